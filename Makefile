@@ -8,7 +8,7 @@ EXTRAS := llm,local-llm,four-bit,finetune,mujoco,box2d,worlds,sb3,plots,video,lo
 # Tests start hundreds of processes, each of which would compile the package and what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-again test-long test-fast test-hydra-next test-lowest lint format bench mutants matrix docs clean
+.PHONY: install demo test test-again test-long test-fast test-hydra-next test-lowest lint format bench mutants matrix docs release clean
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt Makefile
@@ -22,7 +22,7 @@ demo: install  ## the main job: a principal governs a society in Clean Up, and i
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
 	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 300
 
-test: install  ## all but the longest tests: about 18 minutes on two cores
+test: install  ## all but the longest tests: about 45 minutes on two cores
 	$(BIN)/python -m pytest -n 3 --dist worksteal --durations=40 -m "not long"
 
 test-again: install  ## what failed last time, one after the other: what passes now needed a quiet machine, and is to be mended
@@ -43,6 +43,9 @@ test-lowest: install  ## nothing slow, with the lowest versions of direct depend
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/python scripts/naming.py
+	$(BIN)/python scripts/copies.py --check
 	$(BIN)/mypy
 
 format: install
@@ -85,6 +88,11 @@ matrix: install  ## tries every part with every other, and writes docs/matrix.md
 
 docs: install  ## a site in build/docs, links checked
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release: install lint docs  ## builds wheel and source distribution in dist/, and checks them and the site
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m pytest -q tests/test_installation.py tests/test_release_files.py
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

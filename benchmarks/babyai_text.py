@@ -18,22 +18,21 @@ import gymnasium
 import numpy as np
 
 import llmrl.envs.babyai.registration  # noqa: F401
-from llmrl.core.seeding import Seeds
+from llmrl.api.environments import make_env
 from llmrl.envs.babyai.levels import KINDS
-from llmrl.envs.babyai.vec_env import BabyAIEnv
 
 GAMES = 32
 TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
 LEVELS = ("BabyAI-GoToRedBall-v0", "BabyAI-GoToLocal-v0", TRAIN, TEST)
 ACTIONS = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
-COLOURS = ("red", "green", "blue", "purple", "yellow", "grey")
+COLORS = ("red", "green", "blue", "purple", "yellow", "grey")
 TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava")
 STATES = ("open", "closed", "locked")
 
 
 def frames_in_lock_step(level: str, steps: int) -> tuple[float, int]:
-    """CPU-seconds of `steps` steps of 32 games, and how many episodes were begun in them."""
-    env = BabyAIEnv(Seeds(0), level, n_envs=GAMES)
+    """Return CPU-seconds of `steps` steps of 32 games, and the number of episodes that started in them."""
+    env = make_env("babyai_text", level=level, n_envs=GAMES)
     env.provide(["prompt"])
     rng, begun = np.random.default_rng(0), 0
     env.reset(seed=0)
@@ -97,10 +96,10 @@ class OneGame:
                     break
         for x in range(7):
             for y in range(7):
-                kind, colour, state = (int(code) for code in image[x, y])
+                kind, color, state = (int(code) for code in image[x, y])
                 if kind < 3 or (x, y) == (3, 6):
                     continue
-                name = f"{COLOURS[colour]} {TYPES[kind]}"
+                name = f"{COLORS[color]} {TYPES[kind]}"
                 if TYPES[kind] == "door":
                     name = f"{STATES[state]} {name}"
                 side, ahead = abs(x - 3), 6 - y
@@ -114,7 +113,7 @@ class OneGame:
 
 
 def frames_one_at_a_time(level: str, steps: int, episodes: float) -> float:
-    """CPU-seconds of `steps` frames in which a share of `episodes` are begun."""
+    """Return CPU-seconds of `steps` frames in which a share of `episodes` start."""
     import contextlib
     import io
 
@@ -165,7 +164,7 @@ def bot(n: int) -> None:
     print("|---|---|---|---|---|")
     for level in (TRAIN, TEST):
         for kind in KINDS:
-            env = BabyAIEnv(Seeds(0), level, kind=kind, n_envs=n)
+            env = make_env("babyai_text", level=level, kind=kind, n_envs=n)
             env.provide(["expert"])
             observation = env.reset(seed=0)
             won, base, length = np.zeros(n), np.zeros(n), np.zeros(n)

@@ -1,4 +1,4 @@
-"""What societies cost that are computed in one batch (`design.replicates`, `design.candidates`), against one society.
+"""Cost of societies that are computed in one batch (`design.replicates`, `design.candidates`), against one society.
 
     python benchmarks/batched_societies.py [--societies 16] [--rounds 5] [--device cpu] [--threads 1]
 
@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from plain_ppo import NUMBERS, plain_ppo
 
+from llmrl.api.environments import make_env
 from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.loops.compute_requests import PlayEpisode
 from llmrl.loops.executor import Executor
 from llmrl.loops.societies import Societies
@@ -33,8 +33,10 @@ from llmrl.rollout.collector import Collector
 
 
 class Maps:
-    """7 agents that see maps of 11x11 cells of 4 codes, which have nothing to do with what they do: only the learning
-    of agents costs anything here."""
+    """Seven agents that observe random maps of 11 x 11 cells with 4 codes.
+
+    The maps do not depend on the actions, so that only the learning of the agents takes time.
+    """
 
     CODES = (20, 9, 5, 4)
 
@@ -96,7 +98,7 @@ class Setting:
         self.executor = Executor(None)
 
     def round(self) -> tuple[float, float]:
-        """Seconds of playing, and of learning."""
+        """Return seconds of playing, and of learning."""
         nodes, clock = [Seeds(0).child("round")], time.process_time if self.device == "cpu" else time.perf_counter
         start = clock()
         game_seeds, actions = self.societies.game_seeds(nodes), self.societies.action_seeds(nodes)
@@ -117,7 +119,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
 
     def room(n: int) -> VecEnv:
-        return EscapeRoom(Seeds(0), n_envs=n)
+        return make_env("escape_room", n_envs=n)
 
     settings = {
         "escape room, 1 game": (room, 1, True, 256),

@@ -1,4 +1,4 @@
-"""How much of what is sent to a language model a provider could have kept of the request before: by family of prompts.
+"""Share of each request to a language model that a provider could have cached before, by family of prompts.
 
     python benchmarks/cacheable.py [--families principal search planner player]
 
@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from llmrl.llms.call_log import read_calls
-from llmrl.llms.litellm_chat import blocks
+from llmrl.llms.litellm_chat import split_blocks
 
 RUNS = {
     "principal": ("env=escape_room", "principal=llm", "llm=scripted", "design.steps=40", "design.references=0"),
@@ -42,7 +42,7 @@ NEWEST = 64
 
 
 def requests_of(family: str) -> list[list[str]]:
-    """The texts of the messages of each request of a family's run, in the order they were sent."""
+    """Return the texts of the messages of each request of a family's run, in the order in which they were sent."""
     with tempfile.TemporaryDirectory() as folder:
         train = Path(sys.executable).with_name("llmrl-train")
         command = [str(train), *RUNS[family], "hardware=cpu", f"output_root={folder}"]
@@ -57,14 +57,14 @@ def _text(content: str | Sequence[str]) -> str:
 
 
 def shared(one: Sequence[str], other: Sequence[str]) -> tuple[int, int]:
-    """Tokens of the common beginning, and of the whole blocks in it, that Claude has kept."""
+    """Return the number of tokens in the common prefix, and in its complete blocks, which Claude caches."""
     a, b = "".join(one), "".join(other)
     low, high = 0, min(len(a), len(b))
     while low < high:  # the longest equal beginning
         middle = (low + high + 1) // 2
         low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle - 1)
     # All blocks of the earlier request but its last one: there is a mark at the end of what goes before that.
-    pieces, kept = (list(itertools.chain(*map(blocks, each))) for each in (one, other))
+    pieces, kept = (list(itertools.chain(*map(split_blocks, each))) for each in (one, other))
     pairs = zip(pieces, kept[:-1], strict=False)
     whole = sum(len(piece) for piece, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     return low // TOKEN, whole // TOKEN

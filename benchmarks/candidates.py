@@ -1,4 +1,4 @@
-"""What it costs to try proposals side by side (`design.candidates`) instead of one after another.
+"""Cost of proposals that are evaluated side by side (`design.candidates`) instead of one after another.
 
     python benchmarks/candidates.py [--rounds 3]
 
@@ -27,13 +27,13 @@ SETTINGS = {
 
 
 def cpu_seconds() -> float:
-    """Of children that have ended."""
+    """Return CPU-seconds of children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
 
 def measure(preset: str, games: int, candidates: int, proposals: int) -> tuple[float, float]:
-    """Wall seconds by the run's own clock, and CPU-seconds of the command."""
+    """Return wall seconds by the run's own clock, and CPU-seconds of the command."""
     before = cpu_seconds()
     with tempfile.TemporaryDirectory() as folder:
         words = [

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from plain_ppo import NUMBERS, plain_ppo
 
+from llmrl.api.environments import make_env
 from llmrl.core.seeding import Seeds
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.rollout.collector import Collector
 
 PUBLISHED = 0.03  # CPU-seconds per training episode
@@ -26,7 +26,7 @@ class Setting:
     def __init__(self, n_envs: int, minibatch_size: int, freeze: str) -> None:
         seeds = Seeds(0)
         self.seeds, self.n_envs, self.freeze = seeds, n_envs, freeze
-        env = EscapeRoom(seeds.child("env"), n_envs=n_envs)
+        env = make_env("escape_room", n_envs=n_envs)
         ppo = replace(NUMBERS, minibatch_size=minibatch_size)
         self.agent = plain_ppo(env.spec, seeds.child("agent"), ppo, features=64, freeze=freeze)
         self.collector = Collector(env, self.agent.policy, "cpu")

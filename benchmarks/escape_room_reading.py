@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.intervals import mean_interval
-from llmrl.analysis.statistics import standard_error
-from llmrl.analysis.table_format import with_interval
+from llmrl.results.table_format import with_interval
+from llmrl.statistics.estimators import standard_error
+from llmrl.statistics.intervals import mean_interval
 
 TESTS = Path(__file__).parents[1] / "tests"
 SUPPORT = str(TESTS / "support")
@@ -50,7 +50,7 @@ PRINCIPALS: dict[str, Sequence[str]] = {
 
 
 def paid(working: float = 0, other: float = 0, door: float = 0, start: float = 0, rest: float = 0) -> list[float]:
-    """Incentives while lever 0 works: at it, at lever 1, at the door, at the start, and at all other levers."""
+    """Return incentives while lever 0 works: at it, at lever 1, at the door, at the start, and at all other levers."""
     return [working, other, *[rest] * (LEVERS - 2), door, start]
 
 
@@ -80,7 +80,7 @@ LANDSCAPE: dict[str, list[float]] = {
 
 
 def finished(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, Any]]:
-    """Summaries of the preset under `words`, by seed, from runs in `folder`."""
+    """Return summaries of the preset under `words`, by seed, from runs in `folder`."""
     command = [sys.executable, "-m", "llmrl.cli.train", "--config-dir", str(TESTS / "reading_conf"), "--multirun"]
     chosen = ",".join(map(str, range(seeds)))
     words = [
@@ -100,7 +100,7 @@ def finished(folder: Path, words: Sequence[str], seeds: int) -> list[dict[str, A
 
 
 def side_by_side(folder: Path, vectors: Sequence[list[float]], seeds: int, *words: str) -> np.ndarray:
-    """Objectives of `vectors`, a mean over episodes for every society, [vectors, seeds * SOCIETIES]."""
+    """Return objectives of `vectors`, a mean over episodes for every society, [vectors, seeds * SOCIETIES]."""
     n = len(vectors)
     common = (
         "principal=listed",
@@ -152,7 +152,7 @@ def contexts(folder: Path, seeds: int) -> None:
 
 
 def tries(summary: dict[str, Any]) -> list[int | None]:
-    """In each context that came up, how many proposals were made in it until one was good; None where none was."""
+    """Return the number of proposals until the first good one in each context that occurred; None if there was none."""
     by_context: dict[Any, list[float]] = {}
     for row in summary["history"]:
         by_context.setdefault(row["context"], []).append(row["objective"])

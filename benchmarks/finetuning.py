@@ -1,4 +1,4 @@
-"""What fine-tuning makes of a tiny proposer: both methods, before and after, on the task and on another one.
+"""Fine-tuning of a tiny proposer: both methods, before and after, on the training task and on another one.
 
 The model, two layers and 106 thousand weights, is trained from scratch here, on prompts with made-up histories and
 replies with parameters drawn at random: it knows the form of a reply and nothing of any game. Then it is fine-tuned for
@@ -41,14 +41,14 @@ COMMON = [
     "evaluation.transfer_trials=256",
 ]
 METHODS = {
-    "sft": ["method=sft", "method.optimiser.learning_rate=3e-3", "method.optimiser.batch=16"],
+    "sft": ["method=sft", "method.optimizer.learning_rate=3e-3", "method.optimizer.batch=16"],
     # Returns of CartPole are mostly far below the highest: ranks tell proposals apart where scaled returns hardly do.
     "grpo": [
         "method=grpo",
-        "method.optimiser.learning_rate=1e-3",
+        "method.optimizer.learning_rate=1e-3",
         "method.kl=0.02",
         "method.prompts=4",
-        "method.optimiser.batch=32",
+        "method.optimizer.batch=32",
         "rewards.rank=2",
     ],
 }
@@ -56,10 +56,10 @@ MEASURES = ("valid_rate", "return", "improvement_rate", "score")
 
 
 def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Prompts about `env` whose histories are drawn at random, and replies whose numbers are."""
-    from llmrl.experiment.finetune_application import _build_task
+    """Return prompts about `env` with random histories, and replies with random numbers."""
     from llmrl.experiment.models import build_model
     from llmrl.experiment.resources import RunResources
+    from llmrl.finetuning.application import _build_task
     from llmrl.finetuning.proposal_examples import ProposalExample
     from llmrl.finetuning.trials import ParameterTrial
 
@@ -81,10 +81,10 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
 
 def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tuple[dict[str, Any], float]:
-    """The results of a run, and how long it took, seconds (next to nothing where it was finished before)."""
+    """Return the results of a run, and its duration, seconds (almost zero if it was finished before)."""
     from llmrl.experiment.experiment import Experiment
 
-    typed = [*COMMON, *METHODS[method], f"method.optimiser.steps={steps}", f"seed={seed}", f"llm.model={base}"]
+    typed = [*COMMON, *METHODS[method], f"method.optimizer.steps={steps}", f"seed={seed}", f"llm.model={base}"]
     start = time.monotonic()
     config = compose(*typed, f"output_root={root}", "transfer=[mountain_car_continuous]", primary="finetune")
     # The other task's policy is of the same kind.

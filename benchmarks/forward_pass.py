@@ -1,4 +1,4 @@
-"""What acting costs in Harvest on the native engine, one thread: the forward pass of each core, and the rest of a step.
+"""Cost of acting in Harvest on the native engine, one thread: the forward pass of each core, and the rest of a step.
 
     python benchmarks/forward_pass.py [--games 1 16 64 1024] [--rounds 9] [--steps 100] [--no-update]
 
@@ -30,8 +30,8 @@ from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.grid_cores import OneHots
 from llmrl.rollout.collector import Collector
@@ -65,7 +65,7 @@ class ScatteredOneHots(OneHots):
 
 
 def as_before(network: ActorCritic) -> None:
-    """Let the network compute as it did before."""
+    """Make the network compute as it did before."""
     network._piece = 0
     for module in network.modules():
         if type(module) is OneHots:
@@ -89,7 +89,7 @@ def society(spec: EnvSpec, title: str, options: dict[str, Any]) -> PPOAgent:
 
 
 def seen_after(env: NativeEnv, steps: int = 20) -> dict[str, torch.Tensor]:
-    """Observations of games that random players have played for a while, and 15 numbers."""
+    """Return observations of games that random players have played for a while, and 15 numbers."""
     observation: Any = env.reset(seed=1)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -100,7 +100,7 @@ def seen_after(env: NativeEnv, steps: int = 20) -> dict[str, torch.Tensor]:
 
 
 def least(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Processor seconds of each, the least of so many turns."""
+    """Return the processor seconds of each way, the minimum over `rounds` turns."""
     found = {title: float("inf") for title in ways}
     for way in ways.values():
         way()
@@ -184,7 +184,7 @@ class Rollouts:
         return timed
 
     def parts(self, steps: int) -> dict[str, float]:
-        """Microseconds a step of all games."""
+        """Return microseconds per step of all games."""
         self.seconds = {}
         begin = time.thread_time()
         self.collector.collect(steps, self.generator)

@@ -1,4 +1,4 @@
-"""What a GPU does with this platform's work, in one command under ten minutes: games, PPO, societies, local scorers.
+"""Speed of this platform's work on a GPU, in one command under ten minutes: games, PPO, societies, local scorers.
 
     python benchmarks/gpu.py [--parts check games blocks ppo societies scorer] [--games 4096 16384 65536 262144]
     python benchmarks/gpu.py --toy     # the same code without a GPU, in about a minute; measures nothing
@@ -44,7 +44,7 @@ class TimeUp(BaseException):
 
 
 def measure_scorer(part: Part) -> None:
-    """What of it is missing where transformers is not installed concerns no other part."""
+    """Measure the scorer; the import is local because only this part needs transformers."""
     from gpu_scorer import measure_scorer
 
     measure_scorer(part)
@@ -71,7 +71,7 @@ TITLES = {
 
 
 def ended(part: Part) -> bool:
-    """Do a part within its time; whether all went well."""
+    """Compute a part within its time limit; return whether it succeeded."""
 
     def stop(*_: object) -> None:
         raise TimeUp
@@ -98,7 +98,7 @@ def ended(part: Part) -> bool:
 
 
 def about(device: str) -> str:
-    """The machine and what computes on it."""
+    """Return a description of the machine and its device."""
     cores = (
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}, Numba {version('numba')}"
     )

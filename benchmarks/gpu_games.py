@@ -13,11 +13,11 @@ from gpu_part import Part, Sizes, seconds, wait
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native import cuda_kernel
-from llmrl.envs.native.batch import array
 from llmrl.envs.native.compilation import CpuGames, simulated
+from llmrl.envs.native.game_arrays import Inputs, Outputs, array
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 
 PLAYERS = 7
 SUBSTRATES: tuple[Any, ...] = ("cleanup", "harvest")
@@ -30,17 +30,17 @@ class GamesDifferError(Exception):
 
 
 def games_on(device: str, game: SubstrateSettings) -> NativeEnv:
-    """Games on `cuda`; on `simulated`, which is Numba's simulator with painting as on a GPU; or on `cpu`."""
+    """Return games on `cuda`, on `simulated` (Numba's simulator, with painting as on a GPU), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and simulated():
         env.engine.run = CpuGames()
-    if device == "simulated" and env.observer.pixels:
-        env.observer.pictures._compiled = None
+    if device == "simulated" and env.observer.has_pixels:
+        env.observer.renderer._compiled = None
     return env
 
 
 def harvest(device: str, games: int, horizon: int = 1000) -> NativeEnv:
-    """Harvest under a tax, whose players see maps."""
+    """Return games of Harvest under a tax, whose players see maps."""
     game = SubstrateSettings("harvest", games, PLAYERS, horizon, observe=["grid"], mechanism=BracketedTax())
     return games_on(device, game)
 
@@ -88,7 +88,7 @@ class Played:
         self.actions = actions.to("cuda" if device == "cuda" else "cpu")
 
     def first(self) -> float:
-        """Seconds of the first reset and step, compilation included."""
+        """Return the seconds of the first reset and step, including compilation."""
 
         def begin() -> None:
             self.env.reset(seed=1)
@@ -101,24 +101,24 @@ class Played:
             self.env.reset()
 
     def kernel_alone(self) -> Callable[[int], None]:
-        """What does the loops and the painting, with arrays that are made here."""
+        """Return a function that runs the loops and the painting, with its own arrays."""
         env, observer = self.env, self.env.observer
-        chosen = [env._checked(action) for action in self.actions]
-        rooms = [env._room(3, self.games, PLAYERS), env._room(8, self.games)]
+        chosen = [env._check_actions(action) for action in self.actions]
+        rooms = [env._empty(3, self.games, PLAYERS), env._empty(8, self.games)]
         written = [room if env._on_host else array(room) for room in rooms]
 
         def kernel_step(k: int) -> None:
             frame = observer.frame()
-            seen = frame["grid"][1], frame["ids"][1], env.engine.untold
-            given = env._todo, chosen[k], env._source, *written, *seen, *env._fixed
-            env.engine.run(env.threads, self.games, given)
-            if observer.pixels:
-                observer.pictures.expand(frame["ids"][0], out=frame["pixels"][0])
+            outputs = Outputs(*written, frame["grid"][1], frame["ids"][1], env.engine.no_vectors)
+            inputs = Inputs(env._commands, chosen[k], env._device_keys)
+            env.engine.run(env.threads, self.games, (inputs, outputs, *env._fixed))
+            if observer.has_pixels:
+                observer.renderer.expand(frame["ids"][0], out=frame["pixels"][0])
 
         return kernel_step
 
     def rate(self, way: Callable[[int], None], sizes: Sizes) -> float:
-        """Agent steps a second; the device is waited for after each block of steps alone."""
+        """Return agent steps per second; the device is synchronized after each block of steps."""
         way(1)
         wait(self.device)
         done, begin = 0, time.perf_counter()

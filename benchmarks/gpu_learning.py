@@ -12,9 +12,9 @@ from gpu_games import PLAYERS, harvest
 from gpu_part import Part, seconds
 from plain_ppo import NUMBERS, plain_ppo
 
+from llmrl.api.environments import make_env
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.rollout.collector import Collector
 
 
@@ -32,7 +32,7 @@ class Learning:
         self.samples = games * steps * PLAYERS
 
     def round(self) -> tuple[float, float]:
-        """Seconds of playing, and of learning."""
+        """Return seconds of playing, and of learning."""
         rollouts: list[Any] = []
         played = seconds(lambda: rollouts.append(self.collector.collect(self.steps, self.generators[0])), self.device)
         return played, seconds(lambda: self.agent.update(rollouts[0], self.generators[1]), self.device)
@@ -48,8 +48,8 @@ def measure_ppo(part: Part) -> None:
             learning = Learning(device, *sizes)
             first = sum(learning.round())
             rounds = 1 if device == "cpu" else part.sizes.rounds
-            played, learnt = min((learning.round() for _ in range(rounds)), key=sum)
-            rates = [learning.samples / x for x in (played + learnt, played, learnt)]
+            played, learned = min((learning.round() for _ in range(rounds)), key=sum)
+            rates = [learning.samples / x for x in (played + learned, played, learned)]
             if device == "cpu":
                 processor.append(rates[0])
             ratio = f"{rates[0] / processor[0]:.1f}x" if processor else "-"
@@ -60,7 +60,7 @@ def measure_ppo(part: Part) -> None:
 
 @dataclass(frozen=True)
 class Kind:
-    """What societies play: `make(device, games)`, games of each society, samples a minibatch."""
+    """A kind of society: `make(device, games)`, games of each society, samples of a minibatch."""
 
     make: Callable[[str, int], VecEnv]
     games: int
@@ -70,7 +70,7 @@ class Kind:
 def measure_societies(part: Part) -> None:
     steps, games = part.sizes.society_steps, part.sizes.society_games
     kinds = {
-        "escape room, 32 games": Kind(lambda _, n: EscapeRoom(Seeds(0), n_envs=n), 32, 256),
+        "escape room, 32 games": Kind(lambda _, n: make_env("escape_room", n_envs=n), 32, 256),
         f"maps, 1 game of {steps} steps": Kind(lambda _, n: Maps(n, steps), 1, 256),
         f"harvest, {games} games of {steps} steps": Kind(lambda device, n: harvest(device, n, steps), games, 512),
     }

@@ -1,4 +1,4 @@
-"""What the parts of `benchmarks/gpu.py` share: how much is computed, rows of tables, time limits, and clocks."""
+"""Common functions of the parts of `benchmarks/gpu.py`: sizes, rows of tables, time limits, and clocks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = {"check": 120, "games": 150, "blocks": 30, "ppo": 80, "societies": 80, 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything is computed.
+    """The sizes of all computations.
 
     Attributes:
         check: games and steps that are compared with the processor's.
@@ -51,7 +51,7 @@ TOY = Sizes((4, 4), (2, 4), 0.0, 2, ((1, 3, 7), (2, 3, 14)), (1, 2), 1, 2, 1, (6
 
 
 def too_large(error: Exception) -> bool:
-    """Whether it says that something does not fit into memory: before it is allocated, or then, in torch or Numba."""
+    """Return whether an error means that memory is too small, before an allocation or in torch or Numba."""
     told = str(error).lower().replace("_", " ")
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in told or "gib free" in told
 
@@ -69,11 +69,11 @@ class Part:
         return self._end - time.perf_counter()
 
     def row(self, *cells: object) -> None:
-        """One line of the table: the first cell is wide, numbers are aligned to the right."""
+        """Print one line of the table: the first cell is wide, numbers are aligned to the right."""
         print(f"  {cells[0]!s:48}" + "".join(f"{cell!s:>16}" for cell in cells[1:]), flush=True)
 
     def fits(self, title: str, work: Callable[[], None], least: float = 5.0) -> bool:
-        """Do what makes one row, where `least` seconds are left for it; whether it fitted into memory."""
+        """Compute a row if `least` seconds are left for it; return whether it fitted into memory."""
         if self.left < least:
             self.row(title, f"left out: {self.left:.0f} s of this part's {LIMITS[self.name]} s are left")
             return True
@@ -97,18 +97,18 @@ class Part:
             torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> str:
-        """The most since `free`."""
+        """Return the peak memory since `free`."""
         return f"{torch.cuda.max_memory_allocated() / 2**30:.2f} GiB" if self.device == "cuda" else "-"
 
 
 def wait(device: str) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def seconds(work: Callable[[], Any], device: str) -> float:
-    """How long the device takes."""
+    """Return the time that the device takes, seconds."""
     wait(device)
     begin = time.perf_counter()
     work()

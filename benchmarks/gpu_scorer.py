@@ -13,7 +13,7 @@ from gpu_part import Part, seconds
 from llm_scoring import VOCABULARY, candidates, texts
 from random_models import save_t5, save_tokenizer
 
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from llmrl.llms.by_name import build_model
 
 
 def measure_scorer(part: Part) -> None:
@@ -25,7 +25,8 @@ def measure_scorer(part: Part) -> None:
     found: dict[tuple[int, bool], tuple[float, torch.Tensor]] = {}  # on the processor
 
     def measured(folder: str, device: str, dtype: Any, on_processor: bool) -> None:
-        scorer = Seq2SeqScorer(folder, dtype=dtype, weights="random", batch_tokens=65536, device=device)
+        options = {"dtype": dtype, "weights": "random", "batch_tokens": 65536, "device": device}
+        scorer = build_model("local_scorer_seq2seq", model=str(folder), **options)
         drawn = seconds(scorer.load, device)
         size = sum(weight.numel() for weight in scorer.module.parameters())
         where = "CPU" if on_processor else part.device

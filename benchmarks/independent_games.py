@@ -20,31 +20,33 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from llmrl.api.environments import make_env
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from fake_openai_server import FakeOpenAIServer
-from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.core.seeding import Seeds
-from llmrl.envs.gym.vec_env import GymnasiumEnv
-from llmrl.envs.substrates import substrate_env
 from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
 from llmrl.llms.client import ChatClient
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.loops.independent_games import IndependentGames
+from models import openai_model
+from players import llm_player
 
 GAMES, EPISODES, STEPS, PLAYERS = 16, 32, 25, 3
 FAST, SLOW, SHARE = 0.1, 1.0, 0.1
 
 
 def alone() -> Any:
-    """Games of one player."""
-    return GymnasiumEnv(Seeds(0), "MountainCar-v0", n_envs=GAMES, horizon=STEPS, text="mountain_car")
+    """Create games of one player."""
+    return make_env("gymnasium", id="MountainCar-v0", n_envs=GAMES, horizon=STEPS, text="mountain_car")
 
 
 def society() -> Any:
-    """Games of several."""
-    return substrate_env("harvest", GAMES, Seeds(0), "cpu", n_agents=PLAYERS, horizon=STEPS, observe=["text"])
+    """Create games of several players."""
+    return make_env(
+        "harvest", n_envs=GAMES, n_agents=PLAYERS, horizon=STEPS, observe=["text"], rules="upstream", mechanism=None
+    )
 
 
 class Watched(ChatClient):
@@ -56,7 +58,7 @@ class Watched(ChatClient):
         self._watch = threading.Lock()
 
     def fetch(self, requests: Any) -> Any:
-        """Note the longest time that a reply of each episode takes."""
+        """Record the longest time of a reply of each episode."""
         longest: dict[int, float] = {}
         for request in requests:
             [episode] = re.findall(r"^episode (\d+),", request.place)
@@ -68,13 +70,13 @@ class Watched(ChatClient):
 
 
 def seconds_of(messages: Any) -> float:
-    """What a reply takes, a function of the question."""
+    """Return the seconds that a reply takes, a function of the question."""
     drawn = hashlib.sha256(json.dumps(list(messages)).encode()).digest()[0]
     return SLOW if drawn < 256 * SHARE else FAST
 
 
 def reply(messages: list[dict[str, str]]) -> str:
-    """The first action there is, after a while."""
+    """Return the first action, after a delay."""
     time.sleep(seconds_of(messages))
     told = messages[0]["content"].partition("# What you can do")[2]
     [action, *_] = re.findall(r"^- (\w[\w ]*): ", told, re.MULTILINE)
@@ -82,13 +84,13 @@ def reply(messages: list[dict[str, str]]) -> str:
 
 
 def measured(made: Any, apart: bool) -> tuple[float, float]:
-    """Seconds that the episodes took, and would take if only replies took time."""
+    """Return the seconds that the episodes took, and those that they would take if only replies took time."""
     with FakeOpenAIServer(reply=reply) as server:
-        model = OpenAICompatibleChat(server.url, "fake-model", timeout=60.0)
+        model = openai_model(server.url, "fake-model", timeout=60.0)
         env = made()
         env.one_game().reset(seed=0)  # what is compiled once is ready
         client = Watched(model, limits=RateLimit(GAMES * env.spec.n_agents))
-        policy = LLMPlayer(env.spec, client, None, history=STEPS).policy
+        policy = llm_player(env.spec, client, history=STEPS).policy
         how = EpisodeSettings(EPISODES, Seeds(1), exactly=True)
         fits = IndependentGames.fit
         if not apart:

@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
-from llmrl.core.option_files import option
-from llmrl.core.seeding import Seeds
+from llmrl.api.environments import make_env
 from llmrl.envs.gym.evaluator import EpisodeBatch
-from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 HERE = Path(__file__).parent
 POLICIES = json.loads((HERE / "known_policies.json").read_text())
@@ -30,23 +28,19 @@ FIRST_SEED = 10_000
 """Searches use seeds below it."""
 
 
-def environment(entry: dict[str, Any]) -> GymnasiumEnv:
-    """The environment option of an entry, with its own arguments."""
-    chosen = option("env", entry["env"])
-    del chosen["_target_"]
-    kwargs = {**chosen["kwargs"], **entry.get("kwargs", {})}
-    fields = {**chosen, "n_envs": 1, "text": None, "progress": None, "kwargs": kwargs}
-    return GymnasiumEnv(Seeds(0), **fields)
+def environment(entry: dict[str, Any]) -> Any:
+    """Return the environment option of an entry, with its own arguments."""
+    return make_env(entry["env"], n_envs=1, text=None, progress=None, kwargs=entry.get("kwargs", {}))
 
 
-def agent(entry: dict[str, Any], env: GymnasiumEnv, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:
+def agent(entry: dict[str, Any], env: Any, bound: float = 1e9, decimals: int | None = None) -> SearchAgent:
     if entry["agent"] == "tabular":
         return TabularAgent(env.spec)
     return LinearAgent(env.spec, bound=bound, decimals=decimals, clip_actions=entry["clip_actions"])
 
 
 def played(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None = None) -> EpisodeBatch:
-    """`episodes` episodes of a policy, on seeds that no search has used."""
+    """Return `episodes` episodes of a policy, on seeds that no search has used."""
     env = environment(entry)
     controller = agent(entry, env).controller
     with env.evaluator(entry.get("clip_actions", True), workers) as evaluator:
@@ -55,22 +49,22 @@ def played(entry: dict[str, Any], episodes: int = EPISODES, workers: int | None 
 
 
 def search(entry: dict[str, Any], iterations: int, episodes: int, bound: float, decimals: int | None) -> None:
-    """CMA-ES over the parameters; prints the best that was found, judged again on other seeds."""
+    """Run CMA-ES over the parameters; print the best policy, evaluated again on other seeds."""
     from cmaes import CMA
 
     env = environment(entry)
     controller = agent(entry, env, bound, decimals).controller
     space = controller.space
     limits = np.stack((space.low, space.high), axis=1)
-    optimiser = CMA(np.zeros(space.dim), bound / 4, bounds=limits, seed=entry.get("seed", 0))
+    optimizer = CMA(np.zeros(space.dim), bound / 4, bounds=limits, seed=entry.get("seed", 0))
     best, best_value = np.zeros(space.dim), -np.inf
     with env.evaluator(entry["clip_actions"], None) as evaluator:
         for iteration in range(iterations):
-            asked = [optimiser.ask() for _ in range(optimiser.population_size)]
+            asked = [optimizer.ask() for _ in range(optimizer.population_size)]
             vectors = space.rounded(np.array(asked))
             seeds = iteration * episodes + np.arange(episodes)
             values = evaluator.evaluate(controller, vectors, seeds).returns.mean(axis=1)
-            optimiser.tell([(x, -float(value)) for x, value in zip(asked, values, strict=True)])
+            optimizer.tell([(x, -float(value)) for x, value in zip(asked, values, strict=True)])
             if values.max() > best_value:
                 again = evaluator.evaluate(controller, vectors[[values.argmax()]], 9_000 + np.arange(20)).returns.mean()
                 if again > best_value:

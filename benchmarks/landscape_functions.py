@@ -20,11 +20,11 @@ from scipy.stats import qmc
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.core.unit_cube import to_unit
+from llmrl.statistics.estimators import standard_error_of_mean
 from societies import spec
 
 Function = Callable[[np.ndarray], np.ndarray]

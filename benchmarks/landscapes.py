@@ -44,7 +44,7 @@ from llmrl.core.pooling import PooledEstimates
 from llmrl.core.protocols import Proposer
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.models import POLICIES
+from llmrl.experiment.resources import POLICIES
 from llmrl.llms.client import ChatClient
 from llmrl.principals.bandit import BanditPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal

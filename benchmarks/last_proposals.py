@@ -1,4 +1,4 @@
-"""What a bare command ends with, measured again: the last proposals of `llmrl-train env=cleanup principal=llm`.
+"""New measurements of the last proposals of `llmrl-train env=cleanup principal=llm`.
 
     python benchmarks/last_proposals.py [--env cleanup] [--principals llm random] [--seeds 3] [--output DIR]
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.statistics import mean, standard_error
+from llmrl.statistics.estimators import mean, standard_error
 
 EPISODES = 16
 FRESH = 1000
@@ -38,7 +38,7 @@ def summary(folder: Path) -> dict:
 
 
 def again(env: str, principal: str, seed: int, root: Path) -> tuple[list[float], float]:
-    """The objectives of the last proposals of a run and of no mechanism, [n] and one, measured anew."""
+    """Return new objectives of the last proposals of a run, [n], and of no mechanism, one."""
     run(f"env={env}", f"principal={principal}", f"seed={seed}", f"output_root={root}")
     [begun] = (root / env).glob(f"*principal_{principal}-*/s{seed}")
     history = summary(begun)["history"]

@@ -1,4 +1,4 @@
-"""What a launcher costs per run of a local sweep: ours against Hydra's basic and joblib launchers, in turn, in one run.
+"""Cost of launchers per run of a local sweep: ours, and Hydra's basic and joblib launchers, in turns.
 
     python benchmarks/launchers.py [--runs 200] [--rounds 3] [--jobs 2]
 
@@ -79,7 +79,7 @@ class Cost:
 
 
 def launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
-    """By name: runs at once, and the overrides that choose the launcher."""
+    """Return, by name, the number of runs at once, and the overrides that choose the launcher."""
     joblib = ["hydra/launcher=joblib", "hydra/sweeper=basic", f"hydra.launcher.n_jobs={jobs}"]
     return {
         "llmrl": (jobs, ["hardware=local", "hardware.device=cpu", "hardware.gpus=0", f"hardware.parallel={jobs}"]),
@@ -89,12 +89,12 @@ def launchers(jobs: int) -> dict[str, tuple[int, list[str]]]:
 
 
 def environment() -> dict[str, str]:
-    """One thread for each run, whoever launches it."""
+    """Return environment variables that limit each run to one thread with every launcher."""
     return {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
 
 
 def run(command: list[str], cwd: Path) -> tuple[float, float]:
-    """Seconds, and processor seconds of it and of all that it started."""
+    """Return seconds, and processor seconds including those of all children."""
     before, start = children_cpu(), time.perf_counter()
     done = subprocess.run(command, cwd=cwd, env=environment(), capture_output=True, text=True)
     wall = time.perf_counter() - start
@@ -124,7 +124,7 @@ def adopt_and_wait() -> None:
 
 
 def reference(folder: Path) -> tuple[float, float]:
-    """Median seconds and processor seconds of a run by itself."""
+    """Return median seconds and processor seconds of a run by itself."""
     folder.mkdir()
     report = folder / "times.json"
     run([sys.executable, "-c", REFERENCE, str(report), str(REFERENCE_RUNS), *TASK], folder)
@@ -133,7 +133,7 @@ def reference(folder: Path) -> tuple[float, float]:
 
 
 def sweep(folder: Path, chosen: list[str], runs: int) -> tuple[Cost, dict[str, float]]:
-    """What a sweep in a new `folder` costs, and its result by run."""
+    """Return the cost of a sweep in a new `folder`, and its result by run."""
     folder.mkdir()
     started = time.time()
     wall, cpu = run([*TRAIN, "--multirun", *TASK, *chosen, f"seed=range({runs})"], folder)
@@ -147,7 +147,7 @@ def sweep(folder: Path, chosen: list[str], runs: int) -> tuple[Cost, dict[str, f
 def overheads(
     costs: list[Cost], works: list[tuple[float, float]], at_once: int, runs: int
 ) -> list[tuple[float, float]]:
-    """By round: seconds and processor seconds per run beyond the run's own."""
+    """Return, by round, seconds and processor seconds per run beyond the run's own."""
     return [
         (cost.wall / runs - work / at_once, cost.cpu / runs - cpu)
         for cost, (work, cpu) in zip(costs, works, strict=True)
@@ -155,7 +155,7 @@ def overheads(
 
 
 def report(costs: dict[str, list[Cost]], works: list[tuple[float, float]], args: argparse.Namespace) -> None:
-    """Medians over the rounds; ratios are of the same round, because the machine may be busier in another."""
+    """Print medians over the rounds; ratios are of the same round, because the machine may be busier in another."""
     work, work_cpu = (statistics.median(column) for column in zip(*works, strict=True))
     print(
         f"{args.runs} runs, {args.jobs} at once, median of {args.rounds} rounds; "

@@ -1,5 +1,8 @@
-"""Learning curves of learners side by side: returns of the episodes they played while they learned, in equal parts of
-training; printed, written and drawn. For `benchmarks/continuous_ppo.py` and `benchmarks/team_ppo.py`."""
+"""Learning curves of several learners: printed, written and drawn.
+
+A curve has the mean return of the training episodes in equal parts of training. Used by `benchmarks/continuous_ppo.py`
+and `benchmarks/team_ppo.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.run.training_episodes import read_training_episodes
+from llmrl.statistics.estimators import standard_error_of_mean
 
 PARTS = 10
 Episodes = tuple[np.ndarray, np.ndarray]

@@ -1,4 +1,4 @@
-"""What the client around a chat model costs: a call from the cache, a call over the network, many calls at once.
+"""Cost of the client around a chat model: a call from the cache, a call over the network, many calls at once.
 
 Prompts of 8 kB with a schema, the call log on, against servers in a process of their own. Targets: under 1 ms for a
 cached call, and 64 requests to a server that takes 200 ms, 16 at once, within 1.25 times the ideal 0.8 s.
@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx
 from pydantic import BaseModel
 
-from llmrl.core.records import ChatRequest
+from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.llms.by_name import build_model
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog
-from llmrl.llms.client import ChatClient
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.reading.object_parser import parse_json
 from llmrl.llms.structured import json_schema
@@ -65,16 +65,15 @@ class Proposal(BaseModel):
     tax: float
 
 
-def fault(text: str) -> str:
-    parse_json(text, Proposal)
-    return ""
+def read(reply: ChatReply) -> Proposal:
+    return parse_json(reply.text, Proposal)
 
 
 def requests(first: int, n: int) -> list[ChatRequest]:
-    """`n` questions that nobody has asked before."""
+    """Return `n` questions that were not sent before."""
     schema = json_schema(Proposal)
     return [
-        ChatRequest(({"role": "user", "content": f"{PROMPT}Question {i}"},), schema, "benchmark", fault=fault)
+        ChatRequest(({"role": "user", "content": f"{PROMPT}Question {i}"},), schema, "benchmark", read=read)
         for i in range(first, first + n)
     ]
 
@@ -89,13 +88,16 @@ def server(latency: float) -> Iterator[str]:
 
 
 def client(url: str, folder: Path, cached: bool = True) -> ChatClient:
-    provider = OpenAICompatibleChat(url, "benchmark", max_tokens=100, input_price=1.0, output_price=2.0)
+    provider = build_model(
+        "openai_compatible", base_url=url, model="benchmark", max_tokens=100, input_price=1.0, output_price=2.0
+    )
     cache = Cache(folder / "cache", "readwrite" if cached else "off")
-    return ChatClient(provider, cache, CallLog(folder / "llm_calls.jsonl"), limits=RateLimit(CONCURRENCY))
+    policies = ClientPolicies(limits=RateLimit(CONCURRENCY))
+    return ChatClient(provider, cache, CallLog(folder / "llm_calls.jsonl"), policies)
 
 
 def milliseconds(call: Callable[[ChatRequest], object], questions: list[ChatRequest]) -> float:
-    """Median time of a call, one after the other."""
+    """Return the median time of a call, one after the other."""
     times = []
     for question in questions:
         start = time.perf_counter()
@@ -105,7 +107,7 @@ def milliseconds(call: Callable[[ChatRequest], object], questions: list[ChatRequ
 
 
 def bare_httpx(http: httpx.Client, url: str) -> Callable[[ChatRequest], object]:
-    """As little as a program can do to ask the same."""
+    """Return a minimal function that sends the same requests."""
 
     def ask(request: ChatRequest) -> object:
         form = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}

@@ -19,13 +19,13 @@ from pathlib import Path
 import torch
 import transformers
 
-from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
+from llmrl.agents.llm_ppo.agent import LanguagePPOAgent, LanguagePPOSettings
 from llmrl.algorithms.ppo import PPOSettings
+from llmrl.api.environments import make_env
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
-from llmrl.envs.babyai.vec_env import BabyAIEnv
+from llmrl.llms.by_name import build_model
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
 from llmrl.rollout.collector import Collector
 
 SHAPES = {
@@ -37,13 +37,17 @@ PUBLISHED = "published: about 4.2 frames/s on 8 A100 of 80 GB for Flan-T5-large 
 
 
 def make_model(folder: Path, shape: str) -> None:
-    """A T5 of Flan's shape with random weights; its tokenizer knows bytes and words of prompts."""
-    from llmrl.llms.local.small import make_small_model
+    """Write a T5 of Flan's shape with random weights, whose tokenizer has bytes and words of prompts."""
+    from llmrl.llms.local.small import SmallModelShape, make_small_model
 
-    env = BabyAIEnv(Seeds(0), "BabyAI-MixedTrainLocal-v0", n_envs=8)
+    env = make_env("babyai_text", level="BabyAI-MixedTrainLocal-v0", n_envs=8)
     env.provide(("prompt",))
     texts = [str(text) for text in env.reset(seed=0)["prompt"].ravel()]
-    make_small_model(folder, [*texts * 50, *env.spec.action_names * 400], width=32, tokens="words", vocabulary=600)
+    make_small_model(
+        folder,
+        [*texts * 50, *env.spec.action_names * 400],
+        shape=SmallModelShape(width=32, tokens="words", vocabulary=600),
+    )
     config = transformers.T5Config(
         vocab_size=32128,
         d_kv=64,
@@ -79,18 +83,12 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), args.shape)
-        scorer = Seq2SeqScorer(folder, device=args.device)
-        env = BabyAIEnv(Seeds(0), "BabyAI-MixedTrainLocal-v0", n_envs=args.games)
+        scorer = build_model("local_scorer_seq2seq", model=str(folder), device=args.device)
+        env = make_env("babyai_text", level="BabyAI-MixedTrainLocal-v0", n_envs=args.games)
         ppo = PPOSettings(
             1e-6, 1e-5, 0.99, 0.99, args.epochs, args.minibatch, 0.2, None, True, 0.01, 0.5, 0.5, None, True
         )
-        agent = LanguagePPOAgent(
-            env.spec,
-            Seeds(0),
-            args.device,
-            scorer,
-            ProcessGroup(),
-            has_principal=False,
+        settings = LanguagePPOSettings(
             text_channel="prompt",
             actions="scores",
             temperature=1.0,
@@ -102,10 +100,11 @@ def main() -> None:
             recompute=False,
             piece_tokens=args.piece_tokens,
             kl_coefficient=0.0,
-            divided=False,
+            sharded=False,
             init_from=None,
             ppo=ppo,
         )
+        agent = LanguagePPOAgent(env.spec, settings, Seeds(0), args.device, scorer, ProcessGroup(), has_principal=False)
         collector = Collector(env, agent.policy, args.device)
         collector.reset(0)
         collector.collect(1, Seeds(0).torch("warm"))

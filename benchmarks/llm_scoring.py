@@ -23,9 +23,8 @@ import torch
 import transformers
 from random_models import save_llama, save_t5, save_tokenizer
 
+from llmrl.llms.by_name import build_model
 from llmrl.llms.local.candidate_scorer import LocalScorer
-from llmrl.llms.local.causal_scorer import CausalScorer
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
 
 VOCABULARY = 32128
 PROMPT_TOKENS = 230
@@ -37,7 +36,7 @@ def texts(count: int, tokens: int, generator: torch.Generator) -> list[str]:
 
 
 def candidates(count: int, generator: torch.Generator) -> list[str]:
-    """6 texts of 3 tokens; 40 of 4 tokens, 4 first words with 10 continuations each, like actions on objects."""
+    """Return 6 texts of 3 tokens; 40 of 4 tokens, 4 first words with 10 continuations each, like actions on objects."""
     if count == 6:
         return texts(6, 3, generator)
     ends = texts(10, 3, generator)
@@ -53,7 +52,7 @@ class Plain:
         self.tokens = 0
 
     def __call__(self, prompts: Sequence[str], texts: Sequence[str], backward: bool = False) -> torch.Tensor:
-        """Scores [n_prompts, n_texts]; with `backward` also the gradients of their sum."""
+        """Return scores [n_prompts, n_texts]; with `backward`, also compute the gradients of their sum."""
         self.tokens = 0
         size = self.together or len(texts)
         rows = []
@@ -120,7 +119,7 @@ def compare(scorer: LocalScorer, n_candidates: int, n_prompts: int, backward: bo
 
 
 def processor() -> str:
-    """The processor's name where the system tells it."""
+    """Return the processor's name if the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.is_file() else []
     return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
@@ -143,13 +142,13 @@ def main() -> None:
     )
     torch.manual_seed(0)
     llama = partial(save_llama, width=512, inner=1408, layers=12)
-    for cls, save in ((Seq2SeqScorer, save_t5), (CausalScorer, llama)):
+    for kind, save in (("seq2seq", save_t5), ("causal", llama)):
         with tempfile.TemporaryDirectory() as name:
             save_tokenizer(Path(name), VOCABULARY)
             save(Path(name), VOCABULARY)
-            scorer: LocalScorer = cls(name, dtype=args.dtype, device=args.device)
+            scorer: LocalScorer = build_model(f"local_scorer_{kind}", model=name, dtype=args.dtype, device=args.device)
             scorer.load()
-        print(f"{cls.__name__}: {sum(weight.numel() for weight in scorer.module.parameters()) / 1e6:.1f} M parameters")
+        print(f"{kind}: {sum(weight.numel() for weight in scorer.module.parameters()) / 1e6:.1f} M parameters")
         for n_candidates in (6, 40):
             for backward in (False, True):
                 compare(scorer, n_candidates, args.prompts, backward, args.repeats)

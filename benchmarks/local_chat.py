@@ -1,4 +1,4 @@
-"""How much a reply of `llm=local_chat` depends on what shares its batch, and what its random numbers cost.
+"""Dependence of a reply of `llm=local_chat` on its batch, and the cost of its random numbers.
 
 The same 32 questions in one batch and one by one, on a random model: by how much the scores of the next token differ,
 and how many replies do. Random models have closer calls between tokens than trained ones, so this is the high end.
@@ -17,8 +17,8 @@ from random_models import save_llama, save_tokenizer
 
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.chat import LocalChat, pad_left
-from llmrl.llms.local.token_sampling import GumbelNoise
+from llmrl.llms.by_name import build_model
+from llmrl.llms.local.chat import GumbelNoise, LocalChat, pad_left
 
 VOCABULARY, WIDTH, LAYERS = 32_000, 256, 6
 QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48
@@ -35,7 +35,7 @@ def questions() -> list[ChatRequest]:
 
 @torch.no_grad()
 def score_difference(chat: LocalChat) -> tuple[float, float]:
-    """Largest difference between next-token scores in a batch and alone, and the scores' standard deviation."""
+    """Return the largest difference between next-token scores in a batch and alone, and their standard deviation."""
     model, prompts = chat._load_model(), [chat.encode(request.messages) for request in questions()]
     ids, mask = pad_left(prompts, 0)
     positions = (mask.cumsum(1) - 1).clamp(min=0)
@@ -45,10 +45,10 @@ def score_difference(chat: LocalChat) -> tuple[float, float]:
 
 
 def replies(folder: Path, dtype: str, temperature: float, batch_tokens: int) -> list[ChatReply]:
-    chat = LocalChat(
-        str(folder),
-        "cpu",
-        Seeds(0),
+    chat = build_model(
+        "local_chat",
+        model=str(folder),
+        seeds=Seeds(0),
         dtype=dtype,
         temperature=temperature,
         max_tokens=REPLY,
@@ -64,10 +64,10 @@ def main() -> None:
         save_tokenizer(folder, VOCABULARY, TEMPLATE)
         torch.manual_seed(0)
         save_llama(folder, VOCABULARY, WIDTH, 4 * WIDTH, LAYERS, spread=0.08)
-        parameters = LocalChat(str(folder), "cpu", Seeds(0))._load_model().num_parameters()
+        parameters = build_model("local_chat", model=str(folder))._load_model().num_parameters()
         print(f"{parameters / 1e6:.1f} M random parameters, torch {torch.__version__}, {QUESTIONS} questions")
         for dtype in ("float32", "bfloat16"):
-            difference, spread = score_difference(LocalChat(str(folder), "cpu", Seeds(0), dtype=dtype))
+            difference, spread = score_difference(build_model("local_chat", model=str(folder), dtype=dtype))
             line = f"{dtype:8}  scores (standard deviation {spread:.2f}) differ by at most {difference:.2g}"
             for temperature in (0.0, 1.0):
                 batch, alone = (replies(folder, dtype, temperature, tokens) for tokens in (10**6, 1))

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot import install
-from llmrl.envs.melting_pot.dmlab2d_game import Game
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
-from llmrl.envs.melting_pot.memory_layout import MemoryLayout
-from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, SubstrateName
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+from llmrl.envs.melting_pot.worker import Game
+from llmrl.envs.substrate import install
+from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.memory_layout import MemoryLayout
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName
 
 PAUSE_SECONDS = 1.0
 
@@ -75,7 +75,7 @@ class Bare:
 
 
 def episode(env: Official | Bare | MeltingPotEnv, actions: np.ndarray) -> tuple[float, float]:
-    """Seconds for the start of an episode, and for the steps `actions` [T, n_envs, n_agents]."""
+    """Return seconds for the start of an episode, and for the steps `actions` [T, n_envs, n_agents]."""
     start = time.perf_counter()
     env.reset()
     begun = time.perf_counter()

@@ -114,7 +114,7 @@ def _extractor(network: str) -> type:
 
 
 def raw_minigrid(steps: int) -> float:
-    """Environment steps per second of Gymnasium's SyncVectorEnv under random actions."""
+    """Return environment steps per second of Gymnasium's SyncVectorEnv under random actions."""
     env = gymnasium.vector.SyncVectorEnv([lambda: ImgObsWrapper(gymnasium.make(ENV)) for _ in range(GAMES)])
     env.reset(seed=0)
     actions = np.random.default_rng(0).integers(7, size=(steps, GAMES))
@@ -127,7 +127,7 @@ def raw_minigrid(steps: int) -> float:
 
 
 def raw_ours(steps: int) -> float:
-    """The same of our batched rooms."""
+    """Return environment steps per second of our batched rooms."""
     env = RoomsEnv(Seeds(0), DoorKey(8), GAMES, agent_view_size=7, horizon=None, observe=["view"])
     env.reset(seed=0)
     actions = np.random.default_rng(0).integers(7, size=(steps, GAMES, 1))

@@ -26,7 +26,7 @@ SETTINGS = (("InvertedPendulum-v5", 500), ("Swimmer-v5", 500), ("Hopper-v5", 200
 
 
 def stepped(name: str, games: int, steps: int) -> float:
-    """Seconds of `games` games of `steps` steps, one after the other."""
+    """Return seconds of `games` games of `steps` steps, one after the other."""
     env: Any = gymnasium.make(name, disable_env_checker=True)
     size = env.observation_space.shape[0], env.action_space.shape[0]
     weights = np.random.default_rng(0).normal(0, 0.1, size)
@@ -43,7 +43,7 @@ def one_of_two(arguments: tuple[str, int]) -> float:
 
 
 def rolled(name: str, steps: int, threads: int) -> float:
-    """Seconds of 20 games of `steps` steps by `mujoco.rollout`."""
+    """Return seconds of 20 games of `steps` steps by `mujoco.rollout`."""
     import mujoco
     from mujoco import rollout
 
@@ -65,7 +65,7 @@ def rolled(name: str, steps: int, threads: int) -> float:
 
 
 def share(name: str) -> float:
-    """How much of a step is MuJoCo's own."""
+    """Return the share of a step that is MuJoCo's own."""
     import mujoco
 
     env: Any = gymnasium.make(name, disable_env_checker=True).unwrapped

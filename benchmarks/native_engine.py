@@ -34,10 +34,11 @@ from melting_pot import Bare, Official
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
-from llmrl.envs.melting_pot.memory_layout import PIXELS
-from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, SubstrateName
+from llmrl.envs.native.game_arrays import Inputs, Outputs
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
+from llmrl.envs.substrate.memory_layout import PIXELS
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName
 from llmrl.sweeps.machine import Machine
 
 PLAYERS = 7
@@ -82,7 +83,7 @@ def reference_process(kind: str, substrate: SubstrateName, seconds: float, barri
 
 
 def reference(kind: str, substrate: SubstrateName, processes: int, seconds: float) -> float:
-    """Agent steps a second of all processes together."""
+    """Return agent steps per second of all processes together."""
     context = multiprocessing.get_context("fork")
     barrier, rates = context.Barrier(processes), context.SimpleQueue()
     arguments = (kind, substrate, seconds, barrier, rates)
@@ -96,7 +97,7 @@ def reference(kind: str, substrate: SubstrateName, processes: int, seconds: floa
 
 
 class Native:
-    """What is measured of one batch: `rules`, `grid` or `pixels`, as `kernel` or whole `step`."""
+    """The measurement of one batch: `rules`, `grid` or `pixels`, as `kernel` or whole `step`."""
 
     def __init__(self, substrate: SubstrateName, batch: int, what: str) -> None:
         observe = ["vector" if what == "rules" else what]
@@ -106,9 +107,9 @@ class Native:
         generator = torch.Generator().manual_seed(0)
         self.actions = torch.randint(self.env.spec.n_actions, (16, batch, PLAYERS), generator=generator)
         observer, frame = self.env.observer, self.env.observer.frame()
-        room = self.env._room(3, batch, PLAYERS), self.env._room(8, batch)
-        vector = observer.vector()[1] if observer.vectors else self.env.engine.untold
-        self._given = (self.env._source, *room, frame["grid"][1], frame["ids"][1], vector, *self.env._fixed)
+        room = self.env._empty(3, batch, PLAYERS), self.env._empty(8, batch)
+        vector = observer.vector()[1] if observer.has_vectors else self.env.engine.no_vectors
+        self._outputs = Outputs(*room, frame["grid"][1], frame["ids"][1], vector)
         self._frame = frame
         for action in self.actions[:8]:
             self.step(action), self.kernel(action.numpy())
@@ -118,14 +119,15 @@ class Native:
             self.env.reset()
 
     def kernel(self, action: Any) -> None:
-        """The loops, and the painting of pictures."""
+        """Run the loops and the painting of pictures."""
         env = self.env
-        env.engine.run(env.threads, self.batch, (env._todo, action, *self._given))
-        if env.observer.pixels:
-            env.observer.pictures.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
+        inputs = Inputs(env._commands, action, env._device_keys)
+        env.engine.run(env.threads, self.batch, (inputs, self._outputs, *env._fixed))
+        if env.observer.has_pixels:
+            env.observer.renderer.expand(self._frame["ids"][0], out=self._frame["pixels"][0])
 
     def rate(self, seconds: float, way: str = "step") -> float:
-        """Agent steps a second."""
+        """Return agent steps per second."""
         done, step = 0, getattr(self, way)
         actions = list(self.actions if way == "step" else self.actions.numpy())
         begin = CLOCK()
@@ -148,7 +150,7 @@ def native_process(
 
 
 def in_processes(substrate: SubstrateName, batch: int, what: str, processes: int, arguments: Any) -> list[float]:
-    """Agent steps a second of a process a core, all together, in each round."""
+    """Return agent steps per second of one process per core, all together, in each round."""
     context = multiprocessing.get_context("spawn")
     barrier, rates = context.Barrier(processes), context.SimpleQueue()
     given = (substrate, batch, what, arguments.seconds, arguments.rounds, barrier, rates)
@@ -213,7 +215,7 @@ def compare(substrate: SubstrateName, arguments: argparse.Namespace, cores: int)
 
 
 def streaming() -> Callable[[torch.Tensor, int], None] | None:
-    """A loop that writes zeros past the caches; None where there is no compiler for it."""
+    """Return a loop that writes zeros past the caches; None without a compiler for it."""
     with tempfile.TemporaryDirectory() as folder:
         source, built = Path(folder) / "stream.cpp", Path(folder) / "stream.so"
         source.write_text(STREAM)
@@ -228,7 +230,7 @@ def streaming() -> Callable[[torch.Tensor, int], None] | None:
 
 
 def best(work: Callable[[], Any], times: int) -> float:
-    """The least seconds that `work` takes, after it was done once."""
+    """Return the minimum seconds of `work`, after one call to warm up."""
     work()
     seconds = []
     for _ in range(times):

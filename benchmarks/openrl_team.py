@@ -23,7 +23,7 @@ GAMES, LENGTH = 100, 25
 
 
 def episodes(steps: int, seed: int) -> list[tuple[int, float]]:
-    """Learn; environment steps at which episodes ended, and their teams' returns."""
+    """Train; return the environment steps at which episodes ended, and their teams' returns."""
     torch.set_num_threads(1)
     played, plain, made = 0, MultiAgentEnv.step, MultiAgentEnv.__init__
     taken: dict[int, tuple[int, float]] = {}

@@ -62,7 +62,7 @@ RECORDED: Mapping[str, tuple[Condition, int]] = {
 
 
 def played(condition: Condition, rules: str, games: int, steps: int, seed: int) -> tuple[int, list, Counter[str]]:
-    """Steps, mismatches and counts of a replay."""
+    """Return steps, mismatches and counts of a replay."""
     torch.set_num_threads(1)
     rig = Rig(condition.substrate, rules=rules, clean=condition.clean)
     policy = on_engine(condition.script(rig))
@@ -71,7 +71,7 @@ def played(condition: Condition, rules: str, games: int, steps: int, seed: int) 
 
 
 def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
-    """Prints a table; whether there were no mismatches."""
+    """Print a table; return whether there were no mismatches."""
     good, totals = True, {}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         jobs = [
@@ -95,7 +95,7 @@ def print_replay(games: int, steps: int, seed: int, processes: int) -> bool:
 
 
 def print_statistics(games: int, seed: int) -> bool:
-    """Prints a table; whether the samples agree."""
+    """Print a table; return whether the samples agree."""
     scores: list[float] = []
     print("| condition | engine: games, return | native: games, return | compared | largest \\|z\\| | \\|z\\| > 2 |")
     print("|---|---|---|---|---|---|")
@@ -122,7 +122,7 @@ def print_statistics(games: int, seed: int) -> bool:
 
 
 def record(names: Sequence[str], seed: int) -> None:
-    """Plays conditions on the real engine and writes them into the reference."""
+    """Play conditions on the real engine and write them into the reference."""
     known = reference()
     for name in names:
         condition, games = RECORDED[name]

@@ -1,4 +1,4 @@
-"""How well teachers play the particle worlds: random actions, the scripted planner with and without debate, the oracle.
+"""Performance of teachers in the particle worlds: random actions, the planner with and without debate, the oracle.
 
     python benchmarks/particle_teachers.py --games 1000
 
@@ -20,14 +20,13 @@ from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
-from llmrl.llms.client import ChatClient
-from llmrl.llms.scripted import ScriptedChat
+from llmrl.llms.by_name import chat_model
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domain_registry import find_domain
-from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner, Planner
+from llmrl.teachers.teacher_factory import find_domain
 
 SCENARIOS: dict[str, Scenario] = {
     "spread": SimpleSpread(),
@@ -44,13 +43,14 @@ TEACHERS = ("random", "scripted", "scripted+1", "scripted+2", "oracle")
 def planner_of(teacher: str, domain: Domain, names: tuple[str, ...]) -> Planner:
     if teacher == "oracle":
         return OraclePlanner(domain)
-    planner = LLMPlanner(domain, ChatClient(ScriptedChat(Seeds(0))), samples=1)
+    settings = LLMPlannerSettings(samples=1, repair_turns=1, prompt=None, parser="shared")
+    planner = LLMPlanner(settings, domain, chat_model("scripted"))
     rounds = int(teacher.partition("+")[2] or 0)
     return Debate(planner, names, rounds) if rounds else planner
 
 
 def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.ndarray, dict[str, float]]:
-    """Returns [games, n_agents], and metrics of episodes, those of the planner with them."""
+    """Return returns [games, n_agents], and metrics of episodes, including those of the planner."""
     env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
     spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
     domain = find_domain(spec.name, spec=spec)

@@ -38,7 +38,7 @@ EPISODE = 25
 
 
 def drawn(legal: np.ndarray, n_envs: int) -> np.ndarray:
-    """Legal actions of an episode, [25, n_envs, n_agents]."""
+    """Return random legal actions of an episode, [25, n_envs, n_agents]."""
     rng = np.random.default_rng(0)
     return np.stack([rng.choice(np.flatnonzero(row), size=(EPISODE, n_envs)) for row in legal], axis=2)
 

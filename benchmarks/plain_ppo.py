@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.agents.ppo_agent import PPOAgent, PPOAgentSettings
 from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -28,17 +28,8 @@ NUMBERS = PPOSettings(
 """Of a society's learning, as published for Clean Up and Harvest; `dataclasses.replace` changes what is measured."""
 
 PLAIN: dict[str, Any] = {
-    "has_principal": True,
     "share_parameters": True,
-    "observation_channels": None,
-    "features": None,
-    "core": "auto",
-    "encoding": "onehot",
     "core_hidden": [64],
-    "head_hidden": [],
-    "memory": None,
-    "memory_layers": 1,
-    "critic": "own",
     "freeze": "none",
     "init_from": None,
     "init_parts": "all",
@@ -48,4 +39,5 @@ PLAIN: dict[str, Any] = {
 
 def plain_ppo(spec: EnvSpec, seeds: Seeds, ppo: PPOSettings, device: str = "cpu", **changes: Any) -> PPOAgent:
     """Make the agent, with other options than `PLAIN` where `changes` names them."""
-    return PPOAgent(spec, seeds, device, **{**PLAIN, **changes, "ppo": ppo})
+    settings = PPOAgentSettings(**{**PLAIN, **changes, "ppo": ppo})
+    return PPOAgent(spec, settings, seeds, device, has_principal=True)

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llmrl.api.environments import make_env
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium
@@ -29,9 +31,7 @@ import numpy as np
 
 from llmrl.agents.search_agent import LinearAgent, SearchAgent, TabularAgent
 from llmrl.core.option_files import option
-from llmrl.core.seeding import Seeds
 from llmrl.envs.gym import tasks
-from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 HERE = Path(__file__).parent
 EPISODES, CANDIDATES = 20, 8
@@ -55,7 +55,7 @@ Sequential = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def sequential(option: dict[str, Any], clip: bool) -> Sequential:
-    """The loop: returns [q, k] of parameters [q, d] under seeds [k]."""
+    """Return the returns [q, k] of parameters [q, d] under seeds [k], with a loop in Python."""
     limit = {} if option["horizon"] is None else {"max_episode_steps": option["horizon"]}
     env = gymnasium.make(option["id"], **limit, **option["kwargs"])
     space = env.action_space
@@ -97,7 +97,7 @@ def seconds(work: Callable[[], object], times: int) -> float:
 
 
 def policies(known: np.ndarray, table: bool, n_actions: int) -> np.ndarray:
-    """A known policy and others near it, [CANDIDATES, d]: weights 1 % off, or another action in one state."""
+    """Return a known policy and similar ones, [CANDIDATES, d]: weights 1 % off, or another action in one state."""
     rng = np.random.default_rng(0)
     vectors = np.tile(known, (CANDIDATES, 1))
     if table:
@@ -110,8 +110,7 @@ def policies(known: np.ndarray, table: bool, n_actions: int) -> np.ndarray:
 def measure(name: str, engine: str, rounds: int, workers: int) -> str:
     entry = next(entry for entry in json.loads((HERE / "known_policies.json").read_text()) if entry["env"] == name)
     chosen = option("env", name)
-    fields = {key: value for key, value in chosen.items() if key != "_target_"}
-    env = GymnasiumEnv(Seeds(0), **{**fields, "n_envs": 1, "engine": engine, "text": None, "progress": None})
+    env: Any = make_env(name, n_envs=1, engine=engine, text=None, progress=None)
     clip = entry.get("clip_actions", True)
     agent: SearchAgent = (
         TabularAgent(env.spec)

@@ -1,8 +1,8 @@
-"""What finished policy searches found, beside the published numbers of ProPS.
+"""Results of finished policy searches, next to the published numbers of ProPS.
 
-    llmrl-train --multirun name=policy_search seed=0,1,2,3,4 principal=cmaes,cem \
-        experiment=search/linear env=cartpole,mountain_car_continuous,inverted_pendulum,swimmer
-    python benchmarks/policy_search_table.py outputs/policy_search
+    llmrl-train --multirun name=policy_search seed=0,1,2,3,4 principal=cmaes,cem         experiment=search/linear
+    env=cartpole,mountain_car_continuous,inverted_pendulum,swimmer python benchmarks/policy_search_table.py
+    outputs/policy_search
 
 Prints a Markdown table with a row for each config (runs that differ in their seed only are one row; rows that would
 look alike get the hash of their folders' names): on unseen seeds, the mean return of the best proposal of a run (mean
@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.analysis.intervals import describe
-from llmrl.analysis.runs import find_runs, read_run
 from llmrl.core.errors import RunFolderError
+from llmrl.results.run_records import find_runs, read_run
 from llmrl.run.config_hash import config_hash
+from llmrl.statistics.intervals import describe
 
 PUBLISHED = {
     "mountain_car_continuous": ("SAC 86.65 ± 0.84", "87.21 ± 29.28", "89.16 ± 29.72"),
@@ -49,7 +49,7 @@ COLUMNS = ("incumbent_return", "highest_return", "final_return", "area")
 
 
 def method(config: dict[str, dict[str, object]], llm: str) -> str:
-    """How a run searched, in a few words; `llm` is the label of its language model, empty without one."""
+    """Return a short description of a search; `llm` is the label of its language model, empty without one."""
     target = config["principal"].get("_target_")
     if target is None:
         return f"{config['agent'].get('algorithm', 'none')} (Stable-Baselines3)"
@@ -96,14 +96,14 @@ def main() -> None:
 
 
 def cell(values: list[float]) -> str:
-    """Mean and standard deviation over runs."""
+    """Return mean and standard deviation over runs."""
     if len(values) == 1:
         return f"{values[0]:.2f}"
     return f"{np.mean(values):.2f} ± {np.std(values, ddof=1):.2f}"
 
 
 def interval(values: list[float]) -> str:
-    """95 % t interval of the mean over runs; nothing of fewer than five."""
+    """Return the 95 % t interval of the mean over runs; empty for fewer than five."""
     found = describe(np.array(values))
     return "" if found["low"] is None else f" [{found['low']:.4g}, {found['high']:.4g}]"
 

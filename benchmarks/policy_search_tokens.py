@@ -16,18 +16,20 @@ import logging
 import os
 from typing import Any
 
+from llmrl.api.environments import make_env
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
 from llmrl.agents.search_agent import LinearAgent
+from llmrl.config.builder import Builder
+from llmrl.core.option_files import option
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.envs.gym.vec_env import GymnasiumEnv
-from llmrl.llms.client import ChatClient
+from llmrl.core.services import PrincipalServices
+from llmrl.llms.by_name import chat_model
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.scripted import ScriptedChat
-from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.llm_principal import shown_text
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -41,11 +43,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: int, seed: int = 0) -> list[int]:
-    """Estimated tokens of each question of a search."""
-    env = GymnasiumEnv(Seeds(seed), "CartPole-v1", "cartpole", n_envs=1, engine="batched", text="cartpole")
+    """Return the estimated tokens of each prompt of a search."""
+    env = make_env("cartpole", n_envs=1, seed=seed)
     agent = LinearAgent(env.spec)
     seeds = Seeds(seed).child("benchmark")
-    principal = llm_principal(env.spec, ChatClient(ScriptedChat(seeds)), controller=agent.controller, **settings)
+    model = chat_model("scripted", seeds=seeds)
+    services = PrincipalServices(env.spec, seeds, llm=model, controller=agent.controller)
+    principal = Builder(services).build({**option("principal", "llm"), **settings}, "principal")
     principal.on_search_start(iterations, episodes)
     tokens = []
     with env.evaluator(True, 1) as plays:

@@ -1,5 +1,7 @@
-"""CPU-seconds of one principal step on Harvest: five training episodes, each with an update, and one validation episode
-of 1000 steps, seven agents (`experiment=legislative/harvest`), on Melting Pot and on the native engine.
+"""CPU-seconds of one principal step on Harvest, on Melting Pot and on the native engine.
+
+A step has five training episodes, each with an update, and one validation episode of 1,000 steps with seven agents
+(`experiment=legislative/harvest`).
 
     python benchmarks/principal_step.py [--rounds 3] [--societies 16] [overrides ...]       e.g. env.horizon=100
 
@@ -32,7 +34,7 @@ from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from llmrl.envs.melting_pot import install
+from llmrl.envs.substrate import install
 from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.loops.design import DesignLoop
 from llmrl.run.run import Run
@@ -47,7 +49,7 @@ PARTS = (GAMES, "environment", "policy", "update", START)
 
 
 def settings(societies: int) -> dict[str, Sequence[str]]:
-    """What is compared: overrides by title."""
+    """Return the compared overrides by title."""
     frozen = (*GRID, "agent.freeze=core")
     return {
         REFERENCE: (),
@@ -66,7 +68,7 @@ class Clock:
         self._inner = 0.0
 
     def wrap(self, owner: object, method: str, part: str) -> None:
-        """From now on, calls of `owner.method` count for `part`."""
+        """Count calls of `owner.method` for `part` from now on."""
         call: Callable[..., Any] = getattr(owner, method)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +85,7 @@ class Clock:
 
 
 def children() -> float:
-    """CPU-seconds of children that have ended."""
+    """Return CPU-seconds of children that have ended."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 
@@ -100,7 +102,7 @@ def resolved(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def principal_step(overrides: Sequence[str]) -> dict[str, float]:
-    """CPU-seconds of one principal step by part, and its wall-clock seconds (`wall`)."""
+    """Return CPU-seconds of one principal step by part, and its wall-clock seconds (`wall`)."""
     config = resolved(overrides)
     clock, before, wall = Clock(), children(), time.perf_counter()
     start = time.process_time()
@@ -126,7 +128,7 @@ def principal_step(overrides: Sequence[str]) -> dict[str, float]:
 
 
 def command(overrides: Sequence[str]) -> float:
-    """CPU-seconds of the whole command, from the start of Python to its end."""
+    """Return CPU-seconds of the whole command, from the start of Python to its end."""
     before = children()
     with tempfile.TemporaryDirectory() as folder:
         words = [Path(sys.executable).with_name("llmrl-train"), *overrides, f"output_root={folder}"]

@@ -32,7 +32,7 @@ def save_t5(
     heads: int = 6,
     weights: bool = True,
 ) -> None:
-    """The shape of Flan-T5-small if nothing else is said, its untied output layer included.
+    """Write a model of the shape of Flan-T5-small by default, including its untied output layer.
 
     `width` and `inner`: of the residual stream and the feed-forward layers; `layers`: of the encoder, and as many of
     the decoder; without `weights`, `config.json` alone, for `llm.weights=random`.

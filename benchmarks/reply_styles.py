@@ -43,7 +43,7 @@ SMALL = {
 
 
 def measured(name: str, styled: bool, small: bool) -> tuple[float | None, dict[str, float]]:
-    """The run's result, and its counts."""
+    """Return the run's result, and its counts."""
     rule = Styled() if styled else Styled(bad=0.0, styles=["plain"])
     with FakeOpenAIServer(rule, model="rules") as server, tempfile.TemporaryDirectory() as folder:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=rules", "llm.cache=off")

@@ -1,4 +1,4 @@
-"""Whether the rule behind llm=scripted knows which number matters, or which end of a range is the good one.
+"""Test of the rule behind llm=scripted: it must not know which number matters, or which end of a range is good.
 
     python benchmarks/scripted_principal.py [--seeds 20] [--orders 6] [--jobs 1]
 
@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from known_functions import optimize, river
 from llmrl.core.seeding import Seeds
-from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.random_principal import RandomPrincipal
 from models import scripted
+from shipped import llm_principal
 
 STEPS, CANDIDATES = 8, 8
 LAST = STEPS * CANDIDATES // 5
@@ -42,7 +42,7 @@ NAMES = ("eat", "clean", "other")
 
 
 def late(principal: str, order: tuple[int, int, int], mirrored: tuple[bool, bool, bool], seed: int) -> float:
-    """Mean worth of the last fifth of the proposals."""
+    """Return the mean worth of the last fifth of the proposals."""
     logging.getLogger("llmrl").setLevel(logging.ERROR)  # that it is no language model is known here
     society = river(order, mirrored)
     if principal == "random":

@@ -1,4 +1,4 @@
-"""What rules reach in Clean Up, Harvest and the escape room, beside random play: base return of a player an episode.
+"""Base return per player and episode of rules and random play in Clean Up, Harvest and the escape room.
 
     python benchmarks/society_rules.py
 
@@ -14,7 +14,7 @@ import numpy as np
 
 import llmrl
 from llmrl.agents.heuristic_agent import HeuristicAgent
-from llmrl.agents.mixed.mixed_policy import MixedPolicy, Seated
+from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy
 from llmrl.agents.random_agent import RandomAgent
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.seeding import Seeds
@@ -34,7 +34,7 @@ def cleaners(env: VecEnv, n: int) -> MixedPolicy:
     """Return `n` cleaners, and foragers in the other places."""
     places = {"cleaner": tuple(range(n)), "forager": tuple(range(n, env.spec.n_agents))}
     parts = [
-        Seated(role, HeuristicAgent(env.spec.part(seats, False), role=role).policy, seats)  # type: ignore[arg-type]
+        SeatedPolicy(role, HeuristicAgent(env.spec.part(seats, False), role=role).policy, seats)  # type: ignore[arg-type]
         for role, seats in places.items()
     ]
     return MixedPolicy(parts, env.spec.n_agents)

@@ -130,7 +130,7 @@ class Societies:
 
 
 def measured(ways: Sequence[Callable[[], Any]], rounds: int, device: str) -> list[list[float]]:
-    """Milliseconds of each way in each round, [rounds][ways]; the ways take turns."""
+    """Return milliseconds of each way in each round, [rounds][ways]; the ways take turns."""
 
     def once(way: Callable[[], Any]) -> float:
         start = time.perf_counter()

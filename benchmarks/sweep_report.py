@@ -1,4 +1,4 @@
-"""Coverage of the intervals of reports, and the time to summarise a large sweep.
+"""Coverage of the intervals of reports, and the time to summarize a large sweep.
 
     python benchmarks/sweep_report.py [--runs 1000] [--groups 20] [--lines 200]
     python benchmarks/sweep_report.py --coverage
@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.intervals import Band, difference_interval, improvement, mean_interval
 from llmrl.analysis.report_settings import ReportSettings
 from llmrl.run.status import RunProgress, Status
+from llmrl.statistics.intervals import Band, difference_interval, improvement, mean_interval
 
 EXPERIMENTS = 20_000
 NUMBERS = (5, 6, 8, 10, 20, 30)
@@ -30,12 +30,15 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
 def bimodal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Scores of an experiment that fails half of the time: standard deviation 0.25 around -1 and 1."""
+    """Return scores of an experiment that fails half of the time: standard deviation 0.25 around -1 and 1."""
     return rng.choice([-1.0, 1.0], shape) + 0.25 * rng.normal(size=shape)
 
 
 def rare_failures(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Scores of an experiment that fails in one of five runs: standard deviation 0.25 around -1.6 and 0.4."""
+    """Return scores of an experiment that fails in one of five runs.
+
+    They have the standard deviation 0.25 around -1.6 and 0.4.
+    """
     return np.where(rng.random(shape) < 0.2, -1.6, 0.4) + 0.25 * rng.normal(size=shape)
 
 
@@ -106,7 +109,7 @@ def coverage() -> None:
 
 
 def made_up_sweep(root: Path, runs: int, groups: int, lines: int) -> None:
-    """Finished runs of a sweep over `principal.rate`, without computing anything."""
+    """Write finished runs of a sweep over `principal.rate`, without computing anything."""
     rng = np.random.default_rng(0)
     names = ["loss/policy", "loss/value", "loss/entropy", "loss/kl", "train/return", "train/length", "train/paid"]
     for i in range(runs):
@@ -133,9 +136,9 @@ def large_sweep(runs: int, groups: int, lines: int) -> None:
         start = time.perf_counter()
         report = summarize(Path(root), ReportSettings())
         seconds = time.perf_counter() - start
-    assert report.counted == runs
+    assert report.n_scored == runs
     what = f"{runs:,} finished runs in {groups} groups, {lines} lines of metrics each"
-    print(f"{what}: read and summarised in {seconds:.1f} s")
+    print(f"{what}: read and summarized in {seconds:.1f} s")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run of a sweep costs as a process of its own and as a row of one: 8 principals x 4 seeds of Harvest.
+"""Cost of a sweep's run as a process of its own and as a row of one: 8 principals x 4 seeds of Harvest.
 
     python benchmarks/sweep_rows.py [--principals 8] [--seeds 4] [--steps 5] [--rows-only] [--pixels]
 
@@ -37,7 +37,7 @@ PUBLISHED = 190.0
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command.
+    """The cost of one command.
 
     Attributes:
         wall, cpu: seconds.
@@ -48,7 +48,7 @@ class Cost:
 
 
 def measured(*overrides: str) -> Cost:
-    """What a command with these overrides takes, in an empty folder."""
+    """Return the cost of a command with these overrides, in an empty folder."""
     with tempfile.TemporaryDirectory() as folder:
         return Cost(*run([*TRAIN, *overrides], Path(folder)))
 

@@ -1,4 +1,4 @@
-"""How well teachers play the rooms, beside published measurements: frozen plans as published and corrected, the oracle.
+"""Performance of teachers in the rooms, next to published measurements: frozen plans and the oracle.
 
     python benchmarks/teacher_quality.py --episodes 1000
 
@@ -18,10 +18,10 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.minigrid_tasks import UnlockPickup
 from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey, TwoDoor
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner, Planner
+from llmrl.teachers.teacher_factory import find_domain
 
 TASKS: dict[str, tuple[type[RoomTask], int]] = {
     "simple_doorkey": (SimpleDoorKey, 3),
@@ -44,7 +44,7 @@ PUBLISHED = {
 
 
 def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[str, np.ndarray]:
-    """Success, return and length of `episodes` episodes."""
+    """Return success, return and length of `episodes` episodes."""
     layout, view = TASKS[task]
     env = RoomsEnv(Seeds(seed), layout(), n_envs=episodes, agent_view_size=view)
     domain = find_domain(task, parity=teacher == "published")
@@ -74,7 +74,7 @@ def play(task: str, teacher: str, mode: str, episodes: int, seed: int) -> dict[s
 
 
 def interval(x: np.ndarray) -> str:
-    """Mean and half of its 95 % interval."""
+    """Return mean and half of its 95 % interval."""
     return f"{x.mean():8.3f} ± {1.96 * x.std(ddof=1) / len(x) ** 0.5:6.3f}"
 
 

@@ -1,4 +1,4 @@
-"""Multi-agent PPO on a particle world beside OpenRL's, with the published baseline's settings: learning curves.
+r"""Multi-agent PPO on a particle world beside OpenRL's, with the published baseline's settings: learning curves.
 
     python benchmarks/team_ppo.py --openrl <python> [--steps 500000] [--seeds 0 1 2] [--out <folder>]
 
@@ -58,7 +58,7 @@ def ours(steps: int, seed: int) -> Episodes:
             "experiment=teacher/teams",
             "treatment=team_published",
             f"learn.env_steps={steps}",
-            "learn.evaluate_every=0",
+            "learn.evaluation_interval=0",
             "learn.evaluate_episodes=1",
             "loggers=[jsonl]",
             f"seed={seed}",

@@ -27,8 +27,8 @@ from llmrl.algorithms.advantages import generalized_advantages
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.mechanisms import BracketedTax
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.networks import categorical
 from llmrl.rollout.collector import Collector
 
@@ -41,7 +41,7 @@ def make_agent(spec: EnvSpec) -> PPOAgent:
 
 
 def published_episode(engine: Official, agent: PPOAgent) -> None:
-    """One episode the published way, with our networks."""
+    """Play one episode the published way, with our networks."""
     network = agent.policy.members[0]
     generator = torch.Generator().manual_seed(0)
     extras = torch.cat([torch.zeros(PLAYERS, 3), torch.eye(PLAYERS)], dim=1)
@@ -87,20 +87,20 @@ def published_episode(engine: Official, agent: PPOAgent) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of children that have ended."""
+    """Return CPU-seconds of this process and of children that have ended."""
     own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
 def measure(play: Callable[[], None]) -> tuple[float, float]:
-    """CPU and wall seconds."""
+    """Return CPU and wall seconds."""
     cpu, wall = cpu_seconds(), time.perf_counter()
     play()
     return cpu_seconds() - cpu, time.perf_counter() - wall
 
 
 def our_episodes(n_envs: int, rounds: int) -> None:
-    """`rounds` training episodes in each of `n_envs` games, starting and ending the worker processes included."""
+    """Play `rounds` training episodes in each of `n_envs` games, including start and end of worker processes."""
     env = MeltingPotEnv(SubstrateSettings("harvest", n_envs, mechanism=BracketedTax()), Seeds(0))
     agent = make_agent(env.spec)
     collector = Collector(env, agent.policy, "cpu")

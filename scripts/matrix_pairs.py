@@ -15,13 +15,14 @@ from llmrl.config.loop_sections import agent_loop
 from llmrl.core.errors import ConfigError, Incompatible, LlmrlError
 from llmrl.core.option_files import names, option
 from llmrl.core.seeding import Seeds
+from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.composition import plain
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import build_parts
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 
 TABLES: dict[str, tuple[str, str]] = {
     "env-agent": ("env", "agent"),
@@ -40,16 +41,16 @@ STEPS = 3
 SMALL: Settings = {
     "env.n_envs": 2,
     "env.n_agents": 3,  # of an escape room, two of whom hold a lever
-    "env.most": 2,
+    "env.max_catch": 2,
     "env.horizon": STEPS,
     "hardware.cores": 1,
     "learn.env_steps": 1,  # rounded up to one rollout, and so to one update
     "learn.rollout_steps": STEPS,
-    "learn.evaluate_every": 0,
+    "learn.evaluation_interval": 0,
     "learn.evaluate_episodes": 1,
     "play.episodes": 2,
     "clone.epochs": 1,
-    "clone.evaluate_every": 0,
+    "clone.evaluation_interval": 0,
     "clone.evaluate_episodes": 1,
     "principal.nominations": 1,
     "design.steps": 2,
@@ -66,7 +67,7 @@ SMALL: Settings = {
     "search.episodes": 1,
     "search.warmup": 0,
     "search.race": 0,
-    "search.evaluate_every": 0,
+    "search.evaluation_interval": 0,
     "search.evaluate_episodes": 1,
     "agent.rank": 1,
     "agent.q.warmup": 0,
@@ -91,7 +92,7 @@ RUNS, SEARCHES, BUILDS, UNASKED, OMITTED = "runs", "searches", "builds", "unaske
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of two parts together.
+    """The outcome of a pair of parts.
 
     Attributes:
         what: `runs`; `searches`, where a principal has no mechanism and searches a policy; `builds`, where a model
@@ -279,7 +280,12 @@ class Pairs:
         kind: Any = "seq2seq" if "seq2seq" in target.lower() else "causal"
         folder = self.folder / f"tiny_{kind}"
         if not folder.exists():
-            make_small_model(folder, ["a tiny model for a try"], kind, width=8, layers=1, heads=1, longest=4096)
+            make_small_model(
+                folder,
+                ["a tiny model for a try"],
+                kind,
+                shape=SmallModelShape(width=8, layers=1, heads=1, longest=4096),
+            )
             (folder / "chat.jinja").write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
         return folder
 
@@ -318,7 +324,7 @@ def spec_of(env: str, words: bool = False) -> EnvSpec:
         config["env"]["engine"] = "native"
     if words:
         config["env"]["observe"] = [*config["env"]["observe"], "text"]
-    built = build_env(config["env"], {"seeds": Seeds(0), "device": "cpu"}, [])
+    built = build_env(config["env"], Builder(EnvServices(Seeds(0))))
     built.close()
     return built.spec
 

@@ -19,7 +19,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from llmrl.analysis.statistics import proportion
+from llmrl.statistics.estimators import proportion
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
@@ -65,7 +65,7 @@ TARGETS: dict[str, tuple[list[str], list[str]]] = {
         ],
     ),
     "budgets": (
-        ["llms/budget.py", "llms/pricing.py"],
+        ["llms/budget.py", "llms/provider.py"],
         [
             "tests/llms/test_usage.py",
             "tests/llms/test_pricing.py",

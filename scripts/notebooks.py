@@ -34,7 +34,7 @@ LARGEST_IMAGE = 400_000
 
 
 def pages() -> list[Path]:
-    """The tutorials' pages."""
+    """Return the pages of the tutorials."""
     return sorted(path for path in FOLDER.glob("*.md") if path.name != "index.md")
 
 

@@ -28,12 +28,12 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report
 from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.report_tables import slugs
-from llmrl.analysis.runs import read_runs
-from llmrl.analysis.study_settings import StudySettings, settings_from
-from llmrl.analysis.study_tasks import NAME, TasksCompared, tasks_compared
-from llmrl.analysis.table_format import ReportTable
-from llmrl.display.reports import reported
+from llmrl.analysis.study_tasks import NAME, TaskComparison, compare_tasks
+from llmrl.display.reports import create_report
 from llmrl.experiment.composition import plain
+from llmrl.results.run_records import read_runs
+from llmrl.results.study_settings import StudySettings, parse_settings
+from llmrl.results.table_format import ReportTable
 
 ROOT = Path(__file__).parents[1]
 RUNS = "_runs.csv"
@@ -76,10 +76,10 @@ def store_study(folder: Path, results: Path) -> str:
         results: folder of the result pages.
     """
     settings = study_settings(folder)
-    report, page = reported(folder, ReportSettings(study=settings))
+    report, page = create_report(folder, ReportSettings(study=settings))
     for part in ("figures", "data"):
         (results / part).mkdir(parents=True, exist_ok=True)
-    comparison = tasks_compared(report)
+    comparison = compare_tasks(report)
     figure = NAME if comparison is not None else f"{slugs(report)[0]}_study"
     for suffix in ("", "_online"):
         source = page.parent / "figures" / f"{figure}{suffix}.png"
@@ -121,7 +121,7 @@ def table_problems(data: Path) -> list[str]:
 
 def study_tables(report: Report) -> Iterator[tuple[str, ReportTable]]:
     """Yield the tables of a study with the names of their files; those of several tasks have a column `task`."""
-    comparison = tasks_compared(report)
+    comparison = compare_tasks(report)
     if comparison is not None:
         tables = [comparison.table, *_joined(comparison)]
     else:
@@ -140,13 +140,13 @@ def study_settings(folder: Path) -> StudySettings:
         ValueError: the runs belong to several studies with different settings, or to none.
     """
     names = sorted({run.overrides.get("experiment", "none") for run in read_runs(folder)})
-    first, *others = [settings_from(plain("train", f"experiment={name}")["report"], name) for name in names]
+    first, *others = [parse_settings(plain("train", f"experiment={name}")["report"], name) for name in names]
     if first is None or any(other != first for other in others):
         raise ValueError(f"{folder} has runs of {', '.join(names)}; they must be one study with one section `report`")
     return first
 
 
-def _joined(comparison: TasksCompared) -> Iterator[ReportTable]:
+def _joined(comparison: TaskComparison) -> Iterator[ReportTable]:
     """Yield the comparisons and the curves of all tasks, each as one table whose first column is the task."""
     for name in ("study_comparisons", "study_curves"):
         data: list[list[object]] = []

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.groups import tasks_of
-from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, series
-from llmrl.analysis.study_settings import StudySettings, names_of
-from llmrl.analysis.training_curves import common_frames, is_told
+from llmrl.analysis.training_curves import common_frames, is_training_metric
+from llmrl.results.groups import tasks_of
+from llmrl.results.run_records import RunRecord, read_runs
+from llmrl.results.study_settings import StudySettings, short_group_names
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.metrics import FILE_NAME, KIND, X
 from llmrl.run.status import SUMMARY_NAME, Status
@@ -46,7 +46,7 @@ def write_runs(folder: Path, settings: StudySettings, runs: Path, curves: Path) 
     lines: list[dict[str, object]] = []
     points: list[dict[str, object]] = []
     for task in tasks_of(read_runs(folder), folder):
-        names = names_of(task)
+        names = short_group_names(task)
         finished = [run for group in task.groups for run in group.runs if run.state == "finished"]
         common = common_frames([run.folder for run in finished], None, None)
         for group in task.groups:
@@ -115,11 +115,11 @@ def _line(run: RunRecord, task: str, group: str, settings: StudySettings) -> dic
 def _curve_rows(run: RunRecord, settings: StudySettings, width: int | None) -> list[dict[str, Any]]:
     """Return the rows of a run's metrics that the study needs, without other metrics, times and empty values."""
     metrics = [settings.metric] if settings.metric else list(DEFAULT_CURVES)
-    axis = AXES[settings.over][0]
+    axis = AXES[settings.x_axis][0]
     rows = []
     for metric in metrics:
-        if is_told(run.folder, metric):  # binned episodes of training, which have a file of their own
-            for place, value in zip(*series(run.folder, metric, settings.over, width), strict=True):
+        if is_training_metric(run.folder, metric):  # binned episodes of training, which have a file of their own
+            for place, value in zip(*series(run.folder, metric, settings.x_axis, width), strict=True):
                 rows.append({KIND: "training", X: axis, axis: float(place), metric: float(value)})
     path = run.folder / FILE_NAME
     for text in path.read_text().splitlines() if path.exists() else ():

@@ -44,10 +44,13 @@ hypothesis.settings.register_profile(
 
 
 def pytest_collection_modifyitems(items):
-    """The longest module comes first, so that no worker is left alone with it in the end. What may start processes is
-    slow. Tests of the engine are skipped where it cannot run; where it could run and is not installed, they fail."""
+    """Put the longest module first and mark or skip tests.
+
+    Modules that may start processes are marked as slow. Tests of the engine are skipped where it cannot run; where it
+    could run and is not installed, they fail.
+    """
     items.sort(key=lambda item: item.path.name != "test_readme.py")
-    from llmrl.envs.melting_pot.install import unsupported
+    from llmrl.envs.substrate.install import unsupported
 
     for item in items:
         if PROCESSES.intersection(vars(item.module)):
@@ -59,13 +62,13 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """What is imported and collected stays: the garbage collector need not look through it again and again."""
+    """Freeze the objects created by collection, so that the garbage collector does not inspect them repeatedly."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _options_are_kept():
+def _cached_options():
     from kept_options import read_once
 
     read_once()
@@ -73,7 +76,7 @@ def _options_are_kept():
 
 @pytest.fixture
 def signal_game():
-    """A factory of the toy game."""
+    """Return a factory of the toy game."""
     from llmrl.core.seeding import Seeds
     from signal_game.env import SignalGame
 
@@ -85,18 +88,21 @@ def signal_game():
 
 @pytest.fixture(autouse=True)
 def _commands_leave_no_trace(monkeypatch):
-    """A command that runs in a test's process sets up logging anew, which closes what was logged to before (absl's
-    handler closes the very stream that pytest captures), and makes what is created private."""
+    """Restore logging and the umask after each test.
+
+    A command that runs in the process of a test sets up logging anew, which closes earlier handlers (absl's handler
+    closes the very stream that pytest captures), and makes the files that it creates private.
+    """
     monkeypatch.setattr(logging, "_handlerList", [])
     root, factory, umask = logging.getLogger(), logging.getLogRecordFactory(), os.umask(0)
     os.umask(umask)
-    before = root.handlers[:]
+    handlers_before_test = root.handlers[:]
     yield
     os.umask(umask)
     logging.setLogRecordFactory(factory)
-    for handler in {*root.handlers} - {*before}:
+    for handler in {*root.handlers} - {*handlers_before_test}:
         root.removeHandler(handler)
-    for handler in before:
+    for handler in handlers_before_test:
         root.addHandler(handler)
 
 

@@ -17,12 +17,12 @@ def allowed() -> dict[str, set[str]]:
     """Package -> packages it may import, be it at module level, inside functions, or for type checking only."""
     table = PAGE.read_text().partition("## Who may import whom")[2].partition("\n## ")[0]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
-    found: dict[str, set[str]] = {}
-    for package, _, others in rows:
-        named = set(re.findall("`([a-z_]+)`", others))
-        above = set(found) if "all above" in others else set()
-        found[package.strip(" `")] = above - named if above else named
-    return found
+    imports_by_package: dict[str, set[str]] = {}
+    for package, _, description in rows:
+        packages = set(re.findall("`([a-z_]+)`", description))
+        includes_upper = set(imports_by_package) if "all above" in description else set()
+        imports_by_package[package.strip(" `")] = includes_upper - packages if includes_upper else packages
+    return imports_by_package
 
 
 ALLOWED = allowed()
@@ -57,13 +57,13 @@ TORCH_LAYERS = {"networks", "algorithms", "rollout", "agents", "teachers"}
 # Folders of other layers that are torch programs: they are imported when one of their environments is built.
 TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.
-ABOUT_THEM = {
+DESCRIBED_PACKAGES = {
     "envs/babyai/text_wrapper.py",
     "envs/adapters/gymnasium_env.py",
     "envs/adapters/parallel.py",
     "envs/adapters/gymnasium_spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
-    "envs/rooms/room_env.py",
+    "envs/rooms/gymnasium_envs.py",
     "finetuning/checkpoint_callback.py",
     "llms/local/token_tree.py",
     "llms/local/candidate_scorer.py",
@@ -78,7 +78,7 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imports(tree: ast.AST, top_only: bool = False):
-    """Imported module names; `top_only` leaves out those inside functions and those for type checking."""
+    """Return imported module names; `top_only` leaves out those inside functions and those for type checking."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -90,7 +90,7 @@ def imports(tree: ast.AST, top_only: bool = False):
 
 
 def module_files():
-    """Of every module its name, its package, and its file."""
+    """Return the name, package and file of every module."""
     for path in sorted([*ROOT.rglob("*.py"), *(ROOT.parent / "hydra_plugins").rglob("*.py")]):
         parts = path.relative_to(ROOT.parent).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
@@ -105,17 +105,20 @@ def _package(name: str) -> str:
 
 
 def import_graph() -> dict[str, set[str]]:
-    """Module -> modules of ours that it imports anywhere; a package's `__init__` counts where it is named itself."""
+    """Return the modules of ours that each module imports anywhere.
+
+    A package's `__init__` counts where it is named itself.
+    """
     modules = {name: path for name, _, path in module_files()}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
-        named = set()
-        for each in imports(ast.parse(path.read_text())):
-            while each not in modules and "." in each:
-                each = each.rpartition(".")[0]
-            named.add(each)
-        upwards = {each for module, each in EXCEPTIONS if module == name}
-        graph[name] = (named & modules.keys()) - {name, "llmrl"} - upwards
+        packages = set()
+        for module in imports(ast.parse(path.read_text())):
+            while module not in modules and "." in module:
+                module = module.rpartition(".")[0]
+            packages.add(module)
+        upwards = {target for module, target in EXCEPTIONS if module == name}
+        graph[name] = (packages & modules.keys()) - {name, "llmrl"} - upwards
     return graph
 
 
@@ -128,61 +131,61 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-def test_every_folder_is_a_known_package():
+def test_folders_match_package_table():
     assert {package for _, package, _ in module_files()} - {""} == set(ALLOWED)
 
 
-def test_packages_import_only_those_that_they_may():
+def test_packages_respect_import_table():
     packages = {name: package for name, package, _ in module_files()}
     wrong = [
-        f"{name} imports {each}"
-        for name, named in import_graph().items()
-        for each in named
-        if packages[name] and packages[each] not in {packages[name], *ALLOWED[packages[name]]}
+        f"{name} imports {target}"
+        for name, targets in import_graph().items()
+        for target in targets
+        if packages[name] and packages[target] not in {packages[name], *ALLOWED[packages[name]]}
     ]
     assert not wrong, wrong
 
 
-def test_what_packages_may_import_goes_round_in_no_circle():
+def test_package_table_is_acyclic():
     assert not circle(ALLOWED)
 
 
-def test_modules_import_each_other_in_no_circle():
+def test_modules_have_no_import_cycles():
     """Neither at module level nor inside functions nor for type checking: a circle is two modules that are one."""
     assert not circle(import_graph())
 
 
-def test_the_table_says_what_the_page_says():
+def test_table_matches_page():
     assert ALLOWED["core"] == set() and ALLOWED["teachers"] == {"core", "llms"}
     assert ALLOWED["cli"] == set(ALLOWED) - {"cli", "hydra_plugins"} and "evaluation" not in ALLOWED["hydra_plugins"]
 
 
-def test_circles_are_found():
+def test_circle_detection():
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) and not circle({"a": {"b", "c"}, "b": {"c"}, "c": set()})
     code = "if TYPE_CHECKING:\n    import a\ndef f():\n    from b import c\nimport d.e\n"
     assert list(imports(ast.parse(code))) == ["a", "b.c", "d.e"]
     assert list(imports(ast.parse(code), top_only=True)) == ["d.e"]
 
 
-def test_heavy_packages_are_imported_lazily():
+def test_heavy_packages_load_lazily():
     wrong = []
     for name, layer, path in module_files():
-        if path.is_relative_to(ROOT) and path.relative_to(ROOT).as_posix() in ABOUT_THEM:
+        if path.is_relative_to(ROOT) and path.relative_to(ROOT).as_posix() in DESCRIBED_PACKAGES:
             continue
-        for each in imports(ast.parse(path.read_text()), top_only=True):
-            package = each.split(".")[0]
+        for module in imports(ast.parse(path.read_text()), top_only=True):
+            package = module.split(".")[0]
             torch_program = layer in TORCH_LAYERS or name.startswith(TORCH_FOLDERS)
             if package in HEAVY and not (package == "torch" and torch_program):
-                wrong.append(f"{name} imports {each} at module level")
+                wrong.append(f"{name} imports {module} at module level")
     assert not wrong, wrong
 
 
-def test_properties_are_tried_without_a_deadline():
+def test_hypothesis_has_no_deadline():
     """One profile in conftest.py says so; a test with a deadline of its own would fail on a loaded machine."""
     assert hypothesis.settings().deadline is None
     tests = Path(__file__).parent
-    own = [path.name for path in tests.rglob("test_*.py") if "deadline=" in _decorators(path)]
-    assert not own
+    overrides = [path.name for path in tests.rglob("test_*.py") if "deadline=" in _decorators(path)]
+    assert not overrides
 
 
 def _decorators(path: Path) -> str:

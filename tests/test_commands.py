@@ -13,7 +13,7 @@ import pytest
 import commands
 import llmrl
 
-ABOUT = """
+PROBE = """
 import json, logging, os, random, signal, sys, threading
 import __main__
 print(json.dumps({
@@ -40,32 +40,32 @@ def program(code, *arguments):
     return [sys.executable, "-c", code, *arguments]
 
 
-def told(start, tmp_path, **options):
+def probe(start, tmp_path, **options):
     environment = {**os.environ, "ONE": "a=ä", "HOME": "/nowhere"}
     environment.pop("PATH")
     options = {"cwd": tmp_path, "env": environment, "input": "said\n", "capture_output": True, "text": True, **options}
-    done = start(program(ABOUT, "a b", "ä"), **options)
+    done = start(program(PROBE, "a b", "ä"), **options)
     assert (done.returncode, done.stderr) == (0, "")
     return json.loads(done.stdout)
 
 
-def test_it_is_given_what_a_process_is_given(tmp_path, monkeypatch):
+def test_command_receives_process_environment(tmp_path, monkeypatch):
     """Everything but the numbers that are drawn, as by `subprocess`; nothing that the test has changed in itself."""
     monkeypatch.setattr(llmrl, "__version__", "changed")
     previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        ours = told(commands.run, tmp_path, umask=0o27)
+        in_process = probe(commands.run, tmp_path, umask=0o27)
     finally:
         signal.signal(signal.SIGINT, previous)
-    theirs = told(subprocess.run, tmp_path, umask=0o27, start_new_session=True)
-    assert ours.pop("random") != theirs.pop("random")
-    for told_of in (ours, theirs):
-        told_of["environment"].pop("LC_CTYPE", None)
-    assert ours == theirs
-    assert ours["version"] != "changed" and ours["umask"] == 0o27 and ours["input"] == "said\n"
+    in_subprocess = probe(subprocess.run, tmp_path, umask=0o27, start_new_session=True)
+    assert in_process.pop("random") != in_subprocess.pop("random")
+    for report in (in_process, in_subprocess):
+        report["environment"].pop("LC_CTYPE", None)
+    assert in_process == in_subprocess
+    assert in_process["version"] != "changed" and in_process["umask"] == 0o27 and in_process["input"] == "said\n"
 
 
-def test_two_share_nothing():
+def test_commands_do_not_share_state():
     code = "import random, numpy, llmrl\nprint(random.random(), numpy.random.rand(), llmrl.__version__)"
     code += "\nllmrl.__version__ = 0"
     first, second = (commands.run(program(code), capture_output=True, text=True, check=True).stdout for _ in range(2))
@@ -74,7 +74,7 @@ def test_two_share_nothing():
 
 
 @pytest.mark.parametrize(
-    ("code", "returncode", "said"),
+    ("code", "returncode", "message"),
     [
         ("raise SystemExit", 0, ""),
         ("import sys; sys.exit(300)", 300 & 255, ""),
@@ -88,27 +88,27 @@ def test_two_share_nothing():
          "threading.Thread(target=f).start()", 0, "late\n"),
     ],
 )  # fmt: skip
-def test_it_ends_as_a_process_ends(code, returncode, said):
-    printed = []
+def test_command_exit_matches_process(code, returncode, message):
+    outputs = []
     for start in (subprocess.run, commands.run):
         done = start(program(f"print('out', end='')\n{code}"), capture_output=True, text=True)
-        assert done.returncode == returncode and done.stderr.endswith(said) and bool(done.stderr) == bool(said)
-        printed.append(done.stdout)  # or not, where it ends without a word
-    assert printed[0] == printed[1]
+        assert done.returncode == returncode and done.stderr.endswith(message) and bool(done.stderr) == bool(message)
+        outputs.append(done.stdout)  # or not, where it ends without a word
+    assert outputs[0] == outputs[1]
 
 
 def test_modules_and_scripts(tmp_path):
     (tmp_path / "mine.py").write_text("import sys\nprint(__name__, __file__, sys.argv, sys.path[0])")
     for args in ([sys.executable, "-m", "mine", "a"], [sys.executable, tmp_path / "mine.py", "a"]):
-        said = [f(args, cwd=tmp_path, capture_output=True, text=True).stdout for f in (subprocess.run, commands.run)]
-        assert said[0] == said[1] and said[0].startswith("__main__")
+        outputs = [f(args, cwd=tmp_path, capture_output=True, text=True).stdout for f in (subprocess.run, commands.run)]
+        assert outputs[0] == outputs[1] and outputs[0].startswith("__main__")
     script = str(Path(sys.executable).parent / "llmrl-train")
     done = commands.run([script, "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "llmrl" in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_ends_it_and_it_is_gone(number):
+def test_signal_terminates_command(number):
     process = commands.Popen(
         program("print('ready', flush=True)\nwhile True: pass"), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
@@ -121,7 +121,7 @@ def test_a_signal_ends_it_and_it_is_gone(number):
     process.stdout.close()
 
 
-def test_run_kills_what_takes_too_long(tmp_path):
+def test_run_kills_command_on_timeout(tmp_path):
     path = tmp_path / "pid"
     code = f"import os, time; open({str(path)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     with pytest.raises(subprocess.TimeoutExpired):
@@ -130,7 +130,7 @@ def test_run_kills_what_takes_too_long(tmp_path):
         time.sleep(0.01)
 
 
-def test_streams_may_be_one_and_files(tmp_path):
+def test_streams_can_be_files(tmp_path):
     code = "import sys; print('a', flush=True); print('b', file=sys.stderr)"
     done = commands.run(program(code), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.stdout == b"a\nb\n"
@@ -139,7 +139,7 @@ def test_streams_may_be_one_and_files(tmp_path):
     assert (tmp_path / "out").read_text() == "a\n"
 
 
-def test_the_fork_server_of_a_sweep_has_the_environment_of_its_launcher(tmp_path):
+def test_fork_server_inherits_launcher_environment(tmp_path):
     """`multiprocessing` starts it as ever, and it forks processes that know what it knew."""
     (tmp_path / "launch.py").write_text(
         "import multiprocessing, os, sys\n"
@@ -155,21 +155,21 @@ def test_the_fork_server_of_a_sweep_has_the_environment_of_its_launcher(tmp_path
         assert (done.returncode, done.stdout, done.stderr) == (0, f"set late {tmp_path} True\n", "")
 
 
-def test_what_needs_an_interpreter_of_its_own_is_refused():
+def test_interpreter_variables_raise():
     for name in ("PYTHONPATH", "PYTHONHASHSEED", "OMP_NUM_THREADS"):
         with pytest.raises(ValueError, match=f"{name}: read when a process starts"):
             commands.run(program("pass"), env={**os.environ, name: "7"})
-    with pytest.raises(ValueError, match="not handed on"):
+    with pytest.raises(ValueError, match="handed on"):
         commands.run(program("pass"), preexec_fn=print)
     with pytest.raises(FileNotFoundError):
         commands.run(program("pass"), cwd="/no/such/folder")
 
 
-def test_the_end_of_the_tests_is_the_end_of_commands(tmp_path):
+def test_test_exit_terminates_commands(tmp_path):
     """The server is told by its socket, however they end."""
     code = (
         "import commands, os, subprocess, sys\n"
-        "commands.PRELOADED = ()\n"
+        "commands.PRELOADS = ()\n"
         "process = commands.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "print(process.pid, os.getpid(), flush=True)\nos.kill(os.getpid(), 9)"
     )

@@ -16,19 +16,19 @@ LOADED = re.compile(r"""<(?:script|img|iframe)\b[^>]*\bsrc="([^"]+)"|<link\b[^>]
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_it_builds_and_asks_nobody_else(tmp_path):
+def test_site_builds_offline(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
-    told = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=told, capture_output=True, text=True, timeout=600)
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
     assert {"index.html", "options.html", "protocols.html", "govern_a_village.html"} <= {page.name for page in pages}
-    loaded = {one or other for page in pages for one, other in LOADED.findall(page.read_text())}
+    loaded = {quoted or bare for page in pages for quoted, bare in LOADED.findall(page.read_text())}
     assert not [address for address in loaded if address.startswith(("http:", "https:", "//"))]
     assert 'id="llmrl.api.experiments.train"' in (tmp_path / "site" / "reference" / "api.html").read_text()
 
 
-def test_copies_of_files_are_current():
+def test_file_copies_are_current():
     """After a change of a copied file: python scripts/copies.py."""
     pages = copies.pages()
     assert {page.name for page in pages} == {"extending.md", "index.md"}

@@ -28,7 +28,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_wheel_holds_every_config_and_prompt(wheel):
+def test_wheel_includes_configs_prompts(wheel):
     packed = set(zipfile.ZipFile(wheel).namelist())
     assert Path(llmrl.conf.__file__).resolve().parent == ROOT / "conf"
     files = [path for path in (ROOT / "conf").rglob("*") if path.suffix in (".yaml", ".json")]
@@ -43,13 +43,13 @@ def test_wheel_holds_every_config_and_prompt(wheel):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
+def test_wheel_works_in_fresh_environment(wheel, tmp_path):
     """Dependencies are taken from this environment through a path file, llmrl itself only from the wheel."""
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", str(wheel)], check=True)
-    where = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    purelib = Path(subprocess.run([python, "-c", where], check=True, capture_output=True, text=True).stdout.strip())
+    script = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+    purelib = Path(subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip())
     (purelib / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     cwd = tmp_path / "somewhere" / "else"
     cwd.mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert list(cwd.rglob("summary.json"))
-    for hardware in ("cpu", *(["slurm_cpu"] if slurm_is_up() else [])):
+    for hardware in ("cpu", *(["slurm_cpu"] if is_slurm_running() else [])):
         command = [tmp_path / "env" / "bin" / "llmrl-train", "--multirun", *overrides, "design.validate_episodes=2"]
         done = subprocess.run(
             [*command, f"hardware={hardware}", "hardware.memory_gb=1", "principal=ucb,llm", f"name={hardware}"],
@@ -79,7 +79,7 @@ def test_wheel_works_in_a_fresh_environment(wheel, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_editable_installation_is_imported_beside_the_clone(tmp_path):
+def test_editable_install_coexists_with_clone(tmp_path):
     """`git clone <repository> llmrl`: in the folder of that command, `llmrl` is also the name of a folder."""
     clone = tmp_path / "llmrl"
     for name in ("src", "conf"):
@@ -99,23 +99,23 @@ def test_an_editable_installation_is_imported_beside_the_clone(tmp_path):
     assert done.returncode == 0, done.stderr
     program = "import llmrl, llmrl.conf; llmrl.make_env; print(llmrl.__file__, llmrl.conf.__file__)"
     for cwd in (tmp_path, clone, clone / "src"):
-        found = subprocess.run(
+        completed = subprocess.run(
             [python, "-c", program], cwd=cwd, env=environment, capture_output=True, text=True, check=False
         )
-        assert found.returncode == 0, f"in {cwd}: {found.stderr}"
-        package, conf = (Path(word).resolve() for word in found.stdout.split())
+        assert completed.returncode == 0, f"in {cwd}: {completed.stderr}"
+        package, conf = (Path(word).resolve() for word in completed.stdout.split())
         assert package == clone / "src" / "llmrl" / "__init__.py" and conf == clone / "conf" / "__init__.py"
 
 
 @pytest.mark.slow
-def test_an_environment_of_uv_gets_its_packages_by_uv(tmp_path):
+def test_uv_environment_installs_packages_with_uv(tmp_path):
     """It has no pip. The engine itself is 90 MB, so a small one of its requirements stands for it."""
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if uv is None:
         pytest.skip("uv is of the extra dev")
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
-    program = "from llmrl.envs.melting_pot.install import _pip; _pip(['immutabledict'], None); import immutabledict"
+    program = "from llmrl.envs.substrate.install import _pip; _pip(['immutabledict'], None); import immutabledict"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "UV": uv}
     done = subprocess.run([python, "-c", program], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -125,7 +125,7 @@ def test_an_environment_of_uv_gets_its_packages_by_uv(tmp_path):
     assert "has no pip, and no uv is on the path" in done.stderr
 
 
-def slurm_is_up() -> bool:
+def is_slurm_running() -> bool:
     try:
         cluster()
     except NoClusterError:

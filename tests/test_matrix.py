@@ -7,9 +7,9 @@ import matrix_page
 import pytest
 from matrix_pairs import OMITTED, TABLES, Pairs, pairs
 
-KNOWN: set[str] = set()
+EXISTING: set[str] = set()
 """Parts that are refused where they need not be."""
-MOST_WORDS = 600
+MAX_WORDS = 600
 SAMPLE = 12
 """Pairs of each table that are tried again."""
 
@@ -24,34 +24,34 @@ def cells(text):
     return matrix_page.read(text)
 
 
-def test_it_has_every_pair_of_parts(cells):
-    """After a new part: python scripts/matrix.py --missing"""
+def test_matrix_contains_all_pairs(cells):
+    """Run `python scripts/matrix.py --missing` after adding a part."""
     assert list(cells) == [(table, *pair) for table in TABLES for pair in pairs(table)]
 
 
-def test_it_is_what_is_written_of_its_cells(text, cells):
+def test_page_matches_cells(text, cells):
     assert matrix_page.page(cells) == text
 
 
-def test_nothing_is_refused_that_need_not_be(cells):
+def test_refusals_are_necessary(cells):
     omitted = {key for key, outcome in cells.items() if outcome.what == OMITTED}
-    assert not [key for key in omitted if not KNOWN & {*key[1:]}]
+    assert not [key for key in omitted if not EXISTING & {*key[1:]}]
 
 
-def test_it_is_short_beside_its_tables(text):
+def test_text_length_is_limited(text):
     words = itertools.chain(*(line.split() for line in text.splitlines() if not line.startswith(("|", "* `"))))
-    assert len([*words]) < MOST_WORDS
+    assert len([*words]) < MAX_WORDS
 
 
 @pytest.mark.parametrize(
-    ("agent", "what"),
+    ("agent", "status"),
     [("random", "runs"), ("bot", "one_game"), ("cleanup_society", "one_game"), ("projection", "runs")],
 )
-def test_a_pair_is_tried(tmp_path, agent, what):
-    assert Pairs(tmp_path).outcome("env-agent", "nim", agent).what == what
+def test_pair_status(tmp_path, agent, status):
+    assert Pairs(tmp_path).outcome("env-agent", "nim", agent).what == status
 
 
-def test_a_principal_searches_where_there_is_no_mechanism(tmp_path):
+def test_principal_searches_when_mechanism_is_missing(tmp_path):
     tries = Pairs(tmp_path)
     assert tries.outcome("env-principal", "nim", "listed").what == "searches"
     assert tries.outcome("env-principal", "nim", "metagrad").what == "absent"
@@ -61,10 +61,10 @@ def test_a_principal_searches_where_there_is_no_mechanism(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
-def test_some_pairs_are_as_it_says(table, cells, tmp_path):
-    """After a change of what runs: python scripts/matrix.py"""
-    chosen = sorted(pairs(table), key=lambda pair: hashlib.sha256(repr(pair).encode()).digest())[:SAMPLE]
+def test_sampled_pairs_match_page(table, cells, tmp_path):
+    """Run `python scripts/matrix.py` after changing which pairs run."""
+    sample = sorted(pairs(table), key=lambda pair: hashlib.sha256(repr(pair).encode()).digest())[:SAMPLE]
     tries = Pairs(tmp_path, composed=True)
-    assert {pair: tries.outcome(table, *pair).what for pair in chosen} == {
-        pair: cells[table, *pair].what for pair in chosen
+    assert {pair: tries.outcome(table, *pair).what for pair in sample} == {
+        pair: cells[table, *pair].what for pair in sample
     }

@@ -26,10 +26,10 @@ SMALL |= {
     env: ["env.n_envs=2", "learn.rollout_steps=4"] for env in ("simple_doorkey", "unlock_pickup", "simple_spread")
 }
 SMALL |= {env: ["env.n_envs=2", "learn.rollout_steps=4", "env.horizon=8"] for env in ("goto_local", "goto_red_ball")}
-TAUGHT = {"rooms": "simple_doorkey", "teams": "simple_spread"}
+TEACHING = {"rooms": "simple_doorkey", "teams": "simple_spread"}
 """The studies of teachers, and the environment of each."""
 LITTLE = ["learn.rollout_steps=4", "learn.env_steps=8", "learn.evaluate_episodes=2", "play.episodes=2", "env.n_envs=2"]
-WHOLE = {
+FULL_COMMANDS = {
     "studies/harvest_figure": [
         *(*SMALL["harvest"], "agent.init_from=null", "agent.init_from_seed=own", "design.steps=2"),
         *("principal=random,scan", "design.adapt_rounds=1", "design.references=0"),
@@ -51,8 +51,8 @@ BUDGET += [
 ]
 
 
-def lines_of_the_page() -> list[str]:
-    """The lines of the bash blocks of both pages, comments dropped."""
+def page_lines() -> list[str]:
+    """Return the lines of the bash blocks of both pages, comments dropped."""
     pages = "".join(page.read_text() for page in (ROOT / "README.md", ROOT / "docs" / "how_to" / "commands.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -60,11 +60,11 @@ def lines_of_the_page() -> list[str]:
 
 
 def environment(word: str) -> str | None:
-    """The environment that a word of a command line chooses, if that is cut to seconds."""
-    if found := re.match(rf"(?:env=|experiment=(?:legislative|grounding)/)({'|'.join(SMALL)})", word):
-        return found[1]
-    found = re.match(rf"experiment=teacher/({'|'.join(TAUGHT)})", word)
-    return TAUGHT[found[1]] if found else None
+    """Return the environment that a word of a command line chooses, if that is cut to seconds."""
+    if match := re.match(rf"(?:env=|experiment=(?:legislative|grounding)/)({'|'.join(SMALL)})", word):
+        return match[1]
+    match = re.match(rf"experiment=teacher/({'|'.join(TEACHING)})", word)
+    return TEACHING[match[1]] if match else None
 
 
 def run(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -78,20 +78,20 @@ def run(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]
 
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
-    named = set(re.findall(r"(?:^|`)make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
-    assert named >= {"install", "demo", "test", "lint", "bench", "docs"}
-    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)
+    targets = set(re.findall(r"(?:^|`)make (\w+)", (ROOT / "README.md").read_text(), re.MULTILINE))
+    assert targets >= {"install", "demo", "test", "lint", "bench", "docs"}
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
 
 
-def stated_range(page: str, label: str) -> tuple[float, float]:
-    """The range `<low> to <high>` that a page states after a label."""
+def range_in_page(page: str, label: str) -> tuple[float, float]:
+    """Return the range `<low> to <high>` that a page states after a label."""
     low, high = re.search(rf"{label}\D*?(-?\d+) to (-?\d+)", page).groups()
     return float(low), float(high)
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_demo_has_the_stated_numbers(tmp_path):
+def test_demo_reproduces_numbers(tmp_path):
     """About three minutes of a processor. The numbers depend on its type, so the pages state ranges."""
     [line] = re.findall(r"^\t\$\(BIN\)/(llmrl-train .*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     command = [sys.executable, "-m", "llmrl.cli.train", *shlex.split(line)[1:]]
@@ -100,24 +100,24 @@ def test_the_demo_has_the_stated_numbers(tmp_path):
     [path] = (tmp_path / "outputs" / "demo").glob("*/s0/summary.json")
     summary = json.loads(path.read_text())
     [lines] = summary["references"]["contexts"]
-    found = {
+    numbers = {
         "untrained agents": lines["untrained"]["value"],
         "no mechanism": lines["no_mechanism"]["value"],
-        "best of the coarse scan": max(measured["value"] for measured in lines["scan"]),
+        "best of the coarse scan": max(row["value"] for row in lines["scan"]),
         "mean of the last proposals": summary["online_performance"],
         "recommendation": summary["recommendation"],
         "highest single measurement": max(row["objective"] for row in summary["history"]),
     }
     tutorial = (ROOT / "docs" / "learn" / "govern_a_village.md").read_text()
-    for label, value in found.items():
-        low, high = stated_range(tutorial, label)
+    for label, value in numbers.items():
+        low, high = range_in_page(tutorial, label)
         assert low <= value <= high, label
 
 
-def test_readme_and_tutorial_state_the_same_range():
+def test_readme_range_matches_tutorial():
     readme, tutorial = (ROOT / "README.md").read_text(), (ROOT / "docs" / "learn" / "govern_a_village.md").read_text()
-    assert stated_range(readme, "demo's recommendation") == stated_range(tutorial, "recommendation")
-    assert stated_range(readme, "against") == stated_range(tutorial, "no mechanism")
+    assert range_in_page(readme, "demo's recommendation") == range_in_page(tutorial, "recommendation")
+    assert range_in_page(readme, "against") == range_in_page(tutorial, "no mechanism")
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_commands(tmp_path):
     ran = []
     server = FakeOpenAIServer(reply=lambda messages: '{"reasoning": "as told", "eat": 1, "clean": 2, "other": 0}')
     with server:
-        for line in lines_of_the_page():
+        for line in page_lines():
             if line.startswith(("git ", "make ", "podman ")):  # tests/test_containers.py has those of the container
                 continue
             if line.startswith("eval "):
@@ -145,9 +145,9 @@ def test_commands(tmp_path):
                 ran.append(line)
                 continue
             if (
-                study := next((w[11:] for w in words if w.startswith("experiment=") and w[11:] in WHOLE), None)
+                study := next((w[11:] for w in words if w.startswith("experiment=") and w[11:] in FULL_COMMANDS), None)
             ) is not None:
-                done = run([*words, *WHOLE[study], "seed=0"], tmp_path)
+                done = run([*words, *FULL_COMMANDS[study], "seed=0"], tmp_path)
                 assert done.returncode == 0 and "Figure: " in done.stdout, f"{line}\n{done.stdout}\n{done.stderr}"
                 ran.append(line)
                 continue
@@ -171,10 +171,8 @@ def test_commands(tmp_path):
                 assert done.returncode != 0 and "OPENAI_API_KEY" in done.stderr, line
             elif words[:2] == ["llmrl-sweep", "status"]:
                 # Of the runs above, the one that had no key was refused before it had a folder.
-                finished = re.search(r"(\d+) finished", done.stdout)
-                assert done.returncode == 0 and finished and int(finished[1]) >= 9, (
-                    f"{line}\n{done.stdout}\n{done.stderr}"
-                )
+                match = re.search(r"(\d+) finished", done.stdout)
+                assert done.returncode == 0 and match and int(match[1]) >= 9, f"{line}\n{done.stdout}\n{done.stderr}"
             else:
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
             ran.append(line)

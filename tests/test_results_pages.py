@@ -15,7 +15,7 @@ from results_runs import read_rows, restore_runs, write_runs
 
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.study_settings import StudySettings
+from llmrl.results.study_settings import StudySettings
 from llmrl.run.training_episodes import TrainingEpisodes
 from run_folders import SCRIPTED, write_run
 
@@ -23,19 +23,19 @@ TEMPLATES = sorted(path.name for path in (results.ROOT / "docs" / "results" / "t
 SETTINGS = StudySettings(
     question="Which is better?",
     metric="principal/objective",
-    over="proposals",
+    x_axis="proposals",
     smooth=2,
-    last_fraction=None,
-    against=["random"],
+    tail_fraction=None,
+    baselines=["random"],
     best_known=2.0,
 )
-TRAINING = StudySettings(question="Which learns?", metric="train/return", last_fraction=0.2, against=["random"])
+TRAINING = StudySettings(question="Which learns?", metric="train/return", tail_fraction=0.2, baselines=["random"])
 MAP = StudySettings(question="Where?", map=["eat", "clean"], unit="apples")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A copy of the README, the result pages, and the files that they are rendered from."""
+    """Return a copy of the README, the result pages, and the files that they are rendered from."""
     shutil.copy(results.ROOT / "README.md", tmp_path)
     for folder in ("data", "templates"):
         shutil.copytree(results.ROOT / "docs" / "results" / folder, tmp_path / "docs" / "results" / folder)
@@ -44,47 +44,47 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def page_of(root: Path, template: str) -> Path:
+def page_path(root: Path, template: str) -> Path:
     return root / template if template == "README.md" else root / "docs" / "results" / template
 
 
-def with_another_digit(text: str, place: int) -> str:
+def change_digit(text: str, place: int) -> str:
     return text[:place] + str((int(text[place]) + 1) % 10) + text[place + 1 :]
 
 
-def replace_once(path: Path, old: str, new: str) -> None:
+def replace_text(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new, 1))
 
 
-def test_committed_tables_and_pages_equal_the_computed_ones(capsys):
+def test_committed_results_are_current(capsys):
     assert results.main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_every_result_page_has_a_template():
+def test_result_pages_have_templates():
     pages = {path.name for path in (results.ROOT / "docs" / "results").glob("*.md")}
     assert pages | {"README.md"} == set(TEMPLATES)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_changed_digit_of_a_page(root, template):
-    page = page_of(root, template)
+def test_page_digit_change_is_detected(root, template):
+    page = page_path(root, template)
     text = page.read_text()
     start, end = (text.index("results:start"), text.index("results:end")) if template == "README.md" else (0, len(text))
-    digits = [found.start() for found in re.finditer(r"\d", text) if start < found.start() < end]
+    digits = [match.start() for match in re.finditer(r"\d", text) if start < match.start() < end]
     for place in np.random.default_rng(0).choice(digits, size=2):
-        page.write_text(with_another_digit(text, int(place)))
+        page.write_text(change_digit(text, int(place)))
         [problem] = ResultPages(root).problems()
         assert str(page) in problem
 
 
-def test_changed_digit_of_the_table_of_the_readme_gives_exit_code_1(root, capsys, monkeypatch):
+def test_readme_digit_change_exits_with_1(root, capsys, monkeypatch):
     monkeypatch.setattr(results, "computed_tables", lambda data: iter(()))  # the test above computes them
     page = root / "README.md"
     text = page.read_text()
-    digits = [found.start() for found in re.finditer(r"\d", text[: text.rindex("<!-- results:end -->")])]
-    page.write_text(with_another_digit(text, digits[-1]))
+    digits = [match.start() for match in re.finditer(r"\d", text[: text.rindex("<!-- results:end -->")])]
+    page.write_text(change_digit(text, digits[-1]))
     assert results.main(["--check"], root) == 1
     assert str(page) in capsys.readouterr().out
     assert results.main(["--write", "--check"], root) == 0
@@ -92,7 +92,7 @@ def test_changed_digit_of_the_table_of_the_readme_gives_exit_code_1(root, capsys
 
 
 @pytest.mark.parametrize(
-    ("change", "where"),
+    ("change", "location"),
     [
         (("search.md", "{{ run_values(", "{{ 17.5 }} {{ run_values("), "search.md"),
         (("search.md", "# Results: policy search\n", "# Results: policy search\n\nIt is 17.5 better.\n"), "search.md"),
@@ -102,32 +102,32 @@ def test_changed_digit_of_the_table_of_the_readme_gives_exit_code_1(root, capsys
         (("zero_shot.md", 'comparison("first_zero_shot", "heuristic"', 'comparison("first_zero_shot", "x"'), "0 rows"),
     ],
 )
-def test_number_of_a_template_without_a_source(root, change, where):
+def test_template_number_requires_source(root, change, location):
     name, old, new = change
-    replace_once(root / "docs" / "results" / "templates" / name, old, new)
+    replace_text(root / "docs" / "results" / "templates" / name, old, new)
     pages = ResultPages(root)
-    if where in ("search.md", "settings.csv"):
+    if location in ("search.md", "settings.csv"):
         pages.write()  # the page follows its template, and the number has no source still
-    assert any(where in problem for problem in pages.problems())
+    assert any(location in problem for problem in pages.problems())
 
 
-def test_changed_table_of_a_study_without_runs_changes_its_pages(root):
-    replace_once(root / "docs" / "results" / "data" / "grounding_scores.csv", "0.92250", "0.82250")
+def test_table_change_updates_runless_study_pages(root):
+    replace_text(root / "docs" / "results" / "data" / "grounding_scores.csv", "0.92250", "0.82250")
     [problem] = ResultPages(root).problems()
     assert "grounding.md" in problem
 
 
-def test_changed_value_of_a_run_changes_the_tables(root):
+def test_run_change_updates_tables(root):
     data = root / "docs" / "results" / "data"
     for path in data.glob("*_runs.csv"):
         if path.name != "first_zero_shot_runs.csv":
             path.unlink()
     assert not results.table_problems(data)
-    replace_once(data / "first_zero_shot_runs.csv", "{},8.8", "{},8.9")
+    replace_text(data / "first_zero_shot_runs.csv", "{},8.8", "{},8.9")
     assert any("first_zero_shot_scores.csv" in problem for problem in results.table_problems(data))
 
 
-def test_tables_are_those_of_the_original_runs(tmp_path):
+def test_tables_match_original_runs(tmp_path):
     references = {"contexts": [], "warning": ""}
     level = {name: {"value": 1.0, "standard_error": 0.5} for name in ("untrained", "no_mechanism", "scan_best")}
     references["contexts"] = [level]
@@ -152,14 +152,14 @@ def test_tables_are_those_of_the_original_runs(tmp_path):
                     row = {"kind": "recommendation", "x": "measurements", "measurements": n, "env_steps": 100 * n}
                     row |= {"recommendation/objective": values[n - 1], "recommendation/standard_error": 0.1}
                     file.write(json.dumps(row) + "\n")
-    restored, tables = round_trip(tmp_path, SETTINGS)
+    unpacked, tables = round_trip(tmp_path, SETTINGS)
     assert {"scores", "curves", "comparisons", "recommendations"} <= tables
     assert {row["llm"] for row in read_rows(tmp_path / "runs.csv")} == {"", SCRIPTED}
-    summary = json.loads(next(restored.glob("*/s0/summary.json")).read_text())
+    summary = json.loads(next(unpacked.glob("*/s0/summary.json")).read_text())
     assert summary.keys() == {"recommendation", "recommendation_standard_error", "online_performance", "references"}
 
 
-def test_tables_of_metrics_of_training_episodes(tmp_path):
+def test_training_episode_metric_tables(tmp_path):
     rng = np.random.default_rng(2)
     for name in ("taught", "random"):
         for seed in range(3):
@@ -174,7 +174,7 @@ def test_tables_of_metrics_of_training_episodes(tmp_path):
     assert "curves" in tables
 
 
-def test_tables_of_a_landscape(tmp_path):
+def test_landscape_tables(tmp_path):
     for seed in range(3):
         history = [
             {"mechanism": {"eat": float(x), "clean": float(y)}, "objective": x - y + 0.1 * seed, "further": 1}
@@ -192,32 +192,32 @@ def round_trip(tmp_path: Path, settings: StudySettings) -> tuple[Path, set[str]]
     Returns:
         These folders, and the names of the tables.
     """
-    original, restored = tmp_path / "outputs" / "study", tmp_path / "restored" / "study"
+    original, unpacked = tmp_path / "outputs" / "study", tmp_path / "restored" / "study"
     files = tmp_path / "runs.csv", tmp_path / "run_curves.csv"
     write_runs(original, settings, *files)
-    restore_runs(*files, restored)
+    restore_runs(*files, unpacked)
     tables = [
         {name: table.csv() for name, table in results.study_tables(summarize(folder, ReportSettings(study=settings)))}
-        for folder in (original, restored)
+        for folder in (original, unpacked)
     ]
     assert tables[0] == tables[1]
-    return restored, set(tables[0])
+    return unpacked, set(tables[0])
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "numbers"),
     [
         ("41.5 [38.0, 44], 2,500 and .78.", ["41.5", "38.0", "44", "2,500", ".78"]),
         ("\u22120.45 ± 0.06, -3 and 14&nbsp;s", ["\u22120.45", "0.06", "-3", "14"]),
         ("`seed=3` in Walker2d, GPT-4o, [page](a.md#b-2), ![5 runs](x7.png)\n## In 5 minutes\n```\n6\n```\n", []),
     ],
 )
-def test_numbers_in_markdown(text, expected):
-    assert numbers_in(text) == expected
+def test_numbers_in_markdown(text, numbers):
+    assert numbers_in(text) == numbers
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 3))
-def test_number_is_within_half_a_unit_of_the_last_digit(value, digits):
+def test_number_tolerance_is_half_unit(value, digits):
     text = number(value, digits, thousands=True)
     assert abs(float(text.replace(",", "")) - value) <= 0.5 * 10**-digits + 1e-9
     assert not text.startswith("-") or float(text.replace(",", "")) < 0

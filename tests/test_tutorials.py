@@ -35,40 +35,40 @@ SMALL = {
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of a page's bash blocks, comments dropped and continued lines joined."""
+    """Return the lines of a page's bash blocks, comments dropped and continued lines joined."""
     text = page.read_text().replace("\\\n", " ")
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
 
-def shortened(line: str) -> str:
-    """A command that takes seconds."""
+def shorten(line: str) -> str:
+    """Return a command that takes seconds."""
     for word, options in SMALL.items():
         if word in shlex.split(line):
             return shlex.join([*shlex.split(line), *options])
     return line
 
 
-def test_there_are_three():
+def test_tutorial_pages():
     assert [page.stem for page in PAGES] == ["govern_a_village", "play_and_search", "teach_a_student"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_notebook_is_that_of_its_page(page):
+def test_notebook_matches_page(page):
     """After a change of a page: python scripts/notebooks.py."""
     assert page.with_suffix(".ipynb").read_text() == notebooks.written(page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_notebook_has_the_outputs_of_its_cells(page):
+def test_notebook_contains_cell_outputs(page):
     """After a change of a command: python scripts/notebooks.py --execute <name>."""
     cells = [cell for cell in nbformat.read(page.with_suffix(".ipynb"), as_version=4).cells if cell.cell_type == "code"]
-    without = [cell.source for cell in cells if not cell.outputs and notebooks.is_executed(cell.source)]
-    assert without == [notebooks.PATHS]
+    missing = [cell.source for cell in cells if not cell.outputs and notebooks.is_executed(cell.source)]
+    assert missing == [notebooks.PATHS]
     assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
 
 
-def test_outputs_of_unchanged_cells_are_copied():
+def test_outputs_for_unchanged_cells_are_copied():
     old, new = (notebooks.notebook(f"# A\n\n```python\n1 + 1\n```\n\n```python\n{code}\n```\n") for code in "xy")
     for number, cell in enumerate(cell for cell in old.cells if cell.cell_type == "code"):
         cell.outputs = [nbformat.v4.new_output("stream", text=str(number))]
@@ -76,50 +76,52 @@ def test_outputs_of_unchanged_cells_are_copied():
     assert [len(cell.outputs) for cell in new.cells if cell.cell_type == "code"] == [1, 1, 0]
 
 
-def test_stored_outputs_are_joined_and_plain():
+def test_stored_outputs_are_plain_text():
     pieces = [nbformat.v4.new_output("stream", text=text) for text in ("\x1b[1mone", " two\x1b[0m /a/b/c")]
     [output] = notebooks.joined(pieces)
     assert notebooks.shortened(output, Path("/a/b")).text == "one two c"
 
 
-def test_a_notebook_has_text_commands_and_code():
-    made = notebooks.notebook("# A\n\nSee:\n\n```bash\nllmrl-train\n```\n\n```python\n1 + 1\n```\n\n```text\nx\n```\n")
-    assert [cell.cell_type for cell in made.cells] == ["markdown", "code", "code", "code", "markdown"]
-    assert [cell.source for cell in made.cells[2:]] == ["%%bash\nllmrl-train", "1 + 1", "```text\nx\n```"]
+def test_notebook_contains_text_commands_and_code():
+    notebook = notebooks.notebook(
+        "# A\n\nSee:\n\n```bash\nllmrl-train\n```\n\n```python\n1 + 1\n```\n\n```text\nx\n```\n"
+    )
+    assert [cell.cell_type for cell in notebook.cells] == ["markdown", "code", "code", "code", "markdown"]
+    assert [cell.source for cell in notebook.cells[2:]] == ["%%bash\nllmrl-train", "1 + 1", "```text\nx\n```"]
 
 
 @pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
-def test_a_command_composes(line):
+def test_command_composes(line):
     command, *words = shlex.split(line)
     assert command in ("llmrl-train", "llmrl-evaluate", "llmrl-report", "llmrl-llm")
     if command == "llmrl-train":
-        chosen = [w if "[" in w else w.split(",")[0] for w in words if w != "--multirun" and "latest:" not in w]
-        check_values(Experiment.compose(*chosen).config)
+        single_values = [w if "[" in w else w.split(",")[0] for w in words if w != "--multirun" and "latest:" not in w]
+        check_values(Experiment.compose(*single_values).config)
 
 
-def test_a_command_that_does_not_compose_is_found():
+def test_invalid_command_is_detected():
     with pytest.raises(ConfigError):
-        test_a_command_composes("llmrl-train env=village")
+        test_command_composes("llmrl-train env=village")
 
 
-def test_what_is_cut_is_there():
-    told = {word for page in PAGES for line in commands(page) for word in shlex.split(line)}
-    assert not set(SMALL) - told
+def test_short_options_exist_in_tutorials():
+    words = {word for page in PAGES for line in commands(page) for word in shlex.split(line)}
+    assert not set(SMALL) - words
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_notebook_runs(page, tmp_path):
+def test_notebook_runs(page, tmp_path):
     """In a kernel of its own, with commands that take seconds; those for a real model are only composed."""
     nbformat, nbclient = import_module("nbformat"), import_module("nbclient")
-    made = nbformat.reads(page.with_suffix(".ipynb").read_text(), as_version=4)
-    for cell in made.cells:
+    notebook = nbformat.reads(page.with_suffix(".ipynb").read_text(), as_version=4)
+    for cell in notebook.cells:
         if cell.cell_type == "code" and cell.source.startswith("%%bash\n"):
             lines = cell.source.removeprefix("%%bash\n").replace("\\\n", " ").splitlines()
-            kept = [shortened(line.split("  #")[0]) for line in lines if "llm=gpt" not in line]
-            cell.source = "%%bash\nset -e\n" + "\n".join(kept)
+            shortened_lines = [shorten(line.split("  #")[0]) for line in lines if "llm=gpt" not in line]
+            cell.source = "%%bash\nset -e\n" + "\n".join(shortened_lines)
     place = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(made, timeout=600, startup_timeout=300, resources=place).execute()
-    assert not [o for cell in made.cells for o in cell.get("outputs", ()) if o.output_type == "error"]
+    nbclient.NotebookClient(notebook, timeout=600, startup_timeout=300, resources=place).execute()
+    assert not [o for cell in notebook.cells for o in cell.get("outputs", ()) if o.output_type == "error"]
     assert list((tmp_path / "outputs").glob("*/*/s0/summary.json"))

@@ -10,7 +10,7 @@ import pytest
 from llmrl.core import frames
 
 
-def test_gif_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_gif_fallback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     find = importlib.util.find_spec
     absent = "imageio_ffmpeg"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == absent else find(name, *rest))

@@ -1,4 +1,4 @@
-"""An orchard as a world of your own: neighbours pick apples from shared trees, and a planner sets a fee and a bonus.
+"""An orchard as a world of your own: neighbors pick apples from shared trees, and a planner sets a fee and a bonus.
 
 A `ParallelEnv` of PettingZoo that declares a mechanism (docs/worlds.md). llmrl is not imported, and not changed:
 
@@ -12,9 +12,9 @@ from pettingzoo import ParallelEnv
 
 
 class Orchard(ParallelEnv):
-    """Each day every neighbour picks 0 to 3 apples. Trees bear anew what is left times `growth`, up to `most` apples.
+    """Each day every neighbor picks 0 to 3 apples. Trees bear anew what is left times `growth`, up to `most` apples.
 
-    The planner sets a fee for each picked apple and a bonus for a day on which nothing is picked. All neighbours share
+    The planner sets a fee for each picked apple and a bonus for a day on which nothing is picked. All neighbors share
     what the fees bring, less the bonuses, equally.
     """
 
@@ -27,8 +27,8 @@ class Orchard(ParallelEnv):
     # Numbers in infos that are metrics of an episode, added over the agents that report them.
     episode_metrics = {"picked": "sum"}
 
-    def __init__(self, neighbours=3, most=30, growth=1.25, max_cycles=20, render_mode=None):
-        self.possible_agents = [f"neighbour_{i}" for i in range(neighbours)]
+    def __init__(self, neighbors=3, most=30, growth=1.25, max_cycles=20, render_mode=None):
+        self.possible_agents = [f"neighbour_{i}" for i in range(neighbors)]
         self.most, self.growth, self.render_mode = most, growth, render_mode
         self.max_cycles = max_cycles  # the length of an episode, if `env.horizon` sets none
         self.fee = self.bonus = 0.0

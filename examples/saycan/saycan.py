@@ -29,12 +29,15 @@ Likely = Annotated[float, Interval(gt=0, le=1)]
 
 
 def affordances(view: np.ndarray, n_actions: int, unlikely: float) -> np.ndarray:
-    """The chance that each action changes anything, [n, n_actions], for views [n, 7, 7, 3]; `unlikely` where it would
-    not. Actions are MiniGrid's: left, right, forward, pick up, drop, toggle; others always work."""
-    kind, colour, state = (view[:, *AHEAD, i] for i in range(3))
+    """Return the probability that each action changes anything, [n, n_actions], for views [n, 7, 7, 3].
+
+    It is `unlikely` for actions without effect. Actions are MiniGrid's: left, right, forward, pick up, drop, toggle;
+    others always work.
+    """
+    kind, color, state = (view[:, *AHEAD, i] for i in range(3))
     carried = view[:, *OWN]  # on its own cell it sees what it carries
     free_hands = np.isin(carried[:, 0], (UNSEEN, EMPTY))
-    its_key = (carried[:, 0] == KEY) & (carried[:, 1] == colour)
+    its_key = (carried[:, 0] == KEY) & (carried[:, 1] == color)
     thing = np.isin(kind, (KEY, BALL, BOX))
     works = np.ones((len(view), n_actions), dtype=bool)
     possible = (
@@ -65,7 +68,7 @@ class SayCanPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Actions [n_envs, 1]."""
+        """Return actions [n_envs, 1]."""
         prompts = [str(text) for text in np.asarray(observation["prompt"], dtype=object).ravel()]
         said = self.scorer.score(prompts, self.spec.continuations("prompt")).cpu()
         view = observation["view"].cpu().numpy()[:, 0]
@@ -74,7 +77,7 @@ class SayCanPolicy:
         return PolicyOutput(logits.argmax(-1) if greedy else categorical.sample(logits, generator), logits=logits)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: it expects nothing."""
+        """Return zeros, because the policy has no value function."""
         return torch.zeros(self.spec.n_envs, self.spec.n_agents)
 
 

@@ -25,7 +25,7 @@ Trial = Callable[[Path], tuple[bool, str]]
 
 
 class Attack(NamedTuple):
-    """What is tried, what should come of it, and how."""
+    """An attack: its description, the expected outcome, and the function that performs it."""
 
     name: str
     expected: str
@@ -46,7 +46,7 @@ def attack(name: str, expected: str) -> Callable[[Trial], Trial]:
 
 
 def path_with(folder: Path) -> str:
-    """PYTHONPATH for a command: `folder`, before what this process was given, such as another checkout."""
+    """Return PYTHONPATH for a command, with `folder` before the entries of this process."""
     return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 

@@ -133,7 +133,7 @@ class Deaf:
 
 
 class Ended:
-    """What became of a process that was told to stop."""
+    """The end of a process that was signaled to stop."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class Ended:
         self.owned = list(folder.rglob("owner.json"))
 
     def verdict(self, within: float = PROMISED_S, code: int | None = None, states: tuple[str, ...] | None = None):
-        """(whether it held, what was seen)."""
+        """Return whether the process ended as expected, and a description of its end."""
         messages = re.findall(r"(?m)^SIG[A-Z0-9]+: .*$", self.said)
         wanted = {"stopped"} if self.number == signal.SIGINT else {"preempted"}
         held = (
@@ -202,7 +202,7 @@ class Ended:
         return held, f"{early}{words}, {len(messages)} message(s); {told[-1] if told else self.said[-200:]}"
 
     def resumed(self) -> bool:
-        """Whether the same command, with nothing that stalls, goes on to the end."""
+        """Return whether the same command, with nothing that stalls, finishes the run."""
         (self.folder / "no_stall").touch()
         again = subprocess.run(self.command, cwd=self.folder, env=self.environment, capture_output=True, timeout=300)
         states = {json.loads(path.read_text())["state"] for path in self.folder.rglob("status.json")}
@@ -316,7 +316,7 @@ def waiting(folder: Path, server: Deaf, *overrides: str, **options: object) -> E
 
 
 def counted(ended: Ended, n: int):
-    """Held, and the ledger says that `n` calls were spent."""
+    """Return a verdict on whether the ledger records `n` calls as spent."""
     held, seen = ended.verdict()
     lines = [json.loads(line) for path in ended.folder.rglob("llm_calls.jsonl") for line in path.open()]
     spent = max((line["spent"]["calls"] + line["spent"]["unsettled"] for line in lines if "spent" in line), default=0)
@@ -362,7 +362,7 @@ def _(folder: Path):
     config = (run / "config.yaml").read_text()
     start = config.index("llm:\n")
     end = start + re.search(r"\n(?=[a-z])", config[start:]).end()  # type: ignore[union-attr]
-    keys = ("cache", "cache_dir", "cache_across_seeds", "failures", "retry", "limits", "budget")
+    keys = ("cache", "cache_dir", "share_cache", "failures", "retry", "limits", "budget")
     kept = re.findall(rf"(?m)^  (?:{'|'.join(keys)}):.*\n(?:    .*\n)*", config[start:end])
     target = "llmrl.llms.openai_compatible.OpenAICompatibleChat"
     own = f"llm:\n  _target_: {target}\n  base_url: {server.url}\n  model: fake\n"

@@ -49,12 +49,12 @@ class Mine(EscapeRoom):
 
 
 def plain(text: str) -> bool:
-    """Whether a message is one of ours and no traceback."""
+    """Return whether a message is one of llmrl's own and no traceback."""
     return "Traceback" not in text and "llmrl-" in text
 
 
 def command(folder: Path, *arguments: str, name: str = "llmrl-train", **variables: str) -> tuple[int, str]:
-    """A real command in a process of its own: exit code and standard error."""
+    """Run a real command in a process of its own; return exit code and standard error."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path_with(folder), **variables}
     environment.pop("HYDRA_FULL_ERROR", None) if "HYDRA_FULL_ERROR" not in variables else None
     done = subprocess.run(
@@ -69,10 +69,11 @@ def last(text: str) -> str:
 
 
 def toy(root: Path, rows: int = 3, **options: Any) -> Path:
-    """A small finished run."""
+    """Create a small finished run."""
+    from llmrl.run.attempt_options import RunOptions
     from llmrl.run.run import Run
 
-    with Run.open(root, "toys", {"env": "toy"}, ["env=toy"], 0, **options) as run:
+    with Run.open(root, "toys", {"env": "toy"}, ["env=toy"], 0, options=RunOptions(**options)) as run:
         if not run.finished:
             for i in range(run.iteration, rows):
                 run.metrics.log("update", "updates", {"loss": 1.0 / (i + 1)}, updates=i + 1, env_steps=i)
@@ -82,7 +83,7 @@ def toy(root: Path, rows: int = 3, **options: Any) -> Path:
 
 
 def refused(trial: Callable[[], Any]) -> tuple[bool, str]:
-    """Whether something ends in an error that is meant to be read."""
+    """Return whether a call ends in an error that is meant for users."""
     from llmrl.core.errors import LlmrlError
 
     try:
@@ -218,7 +219,7 @@ for word in ("seed=${seed}", "name=${nope}", "env=null", "output_root=${output_r
 
 
 def odd_records(content: dict[str, Any]) -> dict[str, bytes]:
-    """Forms that a record may take in the hands of others."""
+    """Return invalid forms that a record may have after changes by others."""
 
     def changed(**fields: Any) -> bytes:
         return json.dumps({**content, **fields}).encode()
@@ -244,7 +245,7 @@ for name in ("status.json", "owner.json"):
 
     @attack(f"13 odd {name} in turn", "each a clear error, a rerun goes on, the old one is kept aside")
     def _(folder: Path, name: str = name) -> tuple[bool, str]:
-        from llmrl.analysis.runs import read_run
+        from llmrl.results.run_records import read_run
         from llmrl.run import ownership
         from llmrl.run.run import Run
 
@@ -286,7 +287,7 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     run = toy(folder / "outputs")
     with (run / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"spent/llm_cost": "free", "spent/llm_calls": [1], "principal/objective": {"a": 1}}\n')
+        file.write(b'{"usage/llm_cost": "free", "usage/llm_calls": [1], "principal/objective": {"a": 1}}\n')
         file.write(b'"a text"\n[["a", 1]]\n[' + b"[" * 5000 + b"\n\xff\xfe\n")
     code, said = command(folder, "status", "outputs", name="llmrl-sweep")
     return code == 0 and "1 finished" in said and "Traceback" not in said, last(said)
@@ -362,7 +363,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def interrupted(root: Path) -> Path:
-    """A run that stopped after its first checkpoint."""
+    """Create a run that stopped after its first checkpoint."""
     from llmrl.run.run import Run
 
     with contextlib.suppress(ZeroDivisionError), Run.open(root, "toys", {"env": "toy"}, ["env=toy"], 0) as run:
@@ -605,11 +606,11 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.core.records import ChatRequest
     from llmrl.llms.call_log import CallLog
     from llmrl.llms.client import ChatClient
-    from llmrl.llms.openai_compatible import OpenAICompatibleChat
+    from models import openai_model
 
     fake_openai_server.WRONG_USAGE = ({"prompt_tokens": -1_000_000, "completion_tokens": -1_000_000},)
     with fake_openai_server.FakeOpenAIServer() as server:
-        provider = OpenAICompatibleChat(server.url, "fake-model", input_price=1.0, output_price=1.0)
+        provider = openai_model(server.url, "fake-model", input_price=1.0, output_price=1.0)
         client = ChatClient(provider, ledger=CallLog(folder / "calls.jsonl"))
         spent = []
         for i in range(4):

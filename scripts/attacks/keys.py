@@ -37,7 +37,7 @@ GAME = (
         "design.evaluations=0",
         "output_root=outputs",
     ),
-    *("llm.retry.first_delay=0.001", "llm.retry.retries=2"),
+    *("llm.retry.initial_delay=0.001", "llm.retry.retries=2"),
 )
 SERVER = ("llm=openai_compatible", "llm.model=m")
 
@@ -50,7 +50,7 @@ class Ended(NamedTuple):
 
 
 def command(folder: Path, module: str, *arguments: str, **environment: str) -> Ended:
-    """One of our commands, with every detail it can be made to print."""
+    """Run one of llmrl's commands with all detail that it can print."""
     clean = {name: value for name, value in os.environ.items() if not name.endswith("_KEY")}
     done = subprocess.run(
         [sys.executable, "-c", f"from {module} import main; main()", *arguments],
@@ -71,7 +71,7 @@ def train(folder: Path, *arguments: str, **environment: str) -> Ended:
 
 
 def typed(folder: Path, override: str, **environment: str) -> Ended:
-    """`train` in this process: what is refused at once needs none of its own."""
+    """Run `train` in this process, for commands that are refused immediately."""
     from llmrl.cli.train import main as start
 
     before, place, umask, out = (sys.argv, dict(os.environ)), Path.cwd(), os.umask(0o022), io.StringIO()
@@ -94,7 +94,7 @@ def typed(folder: Path, override: str, **environment: str) -> Ended:
 
 
 def leaks(folder: Path, text: str = "", but: str = "conf") -> list[str]:
-    """Where a piece of the canary is, folders that the attacker wrote aside."""
+    """Return the places that contain a piece of the canary, except folders that the attacker wrote."""
     found = ["terminal"] if any(piece in text.encode() for piece in PIECES) else []
     for path in folder.rglob("*"):
         if but in path.relative_to(folder).parts:
@@ -107,7 +107,7 @@ def leaks(folder: Path, text: str = "", but: str = "conf") -> list[str]:
 
 
 def verdict(folder: Path, ended: Ended, says: str, started: bool = False) -> tuple[bool, str]:
-    """Whether a command was refused with these words, leaving nothing."""
+    """Return whether a command was refused with these words and left nothing behind."""
     found = leaks(folder, ended.text)
     left = (folder / "outputs").exists()
     last = next((line for line in ended.text.splitlines() if says in line), ended.text.strip()[-100:])
@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def server(answer: Callable[[_Handler], bytes]) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
-    """Address of a chat server, and the paths and headers of what it was asked."""
+    """Yield the address of a chat server, and the paths and headers of its requests."""
     kind = type("Own", (_Handler,), {"answer": answer, "seen": []})
     http = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     http.daemon_threads = True
@@ -281,8 +281,8 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("a model that says another variable's value, in JSON's and addresses' spelling", "redacted everywhere")
 def _(folder: Path) -> tuple[bool, str]:
     hard = 'correct.horse."battery"/staple'
-    spelt = [hard, json.dumps(hard), "http://h/?q=correct.horse.%22battery%22%2Fstaple"]
-    with server(lambda handler: completion(" ".join(spelt))) as (url, _):
+    spelled = [hard, json.dumps(hard), "http://h/?q=correct.horse.%22battery%22%2Fstaple"]
+    with server(lambda handler: completion(" ".join(spelled))) as (url, _):
         ended = train(folder, *SERVER, f"llm.base_url={url}", "llm.failures=fall_back", THEIR_PASSWORD=hard)
     inside = [path.name for path in folder.rglob("*") if path.is_file() and b"correct.horse" in path.read_bytes()]
     return not inside and "correct.horse" not in ended.text, f"exit {ended.code}, leaks {inside}"

@@ -31,10 +31,10 @@ from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
-from llmrl.llms.client import ChatClient
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
+from models import openai_model
 
 Answer = Callable[["Handler", int], None]
 USAGE = {"prompt_tokens": 11, "completion_tokens": 7}
@@ -80,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def server(answer: Answer) -> Iterator[tuple[str, list[str]]]:
-    """The address of a server, and what it has generated replies for."""
+    """Yield the address of a server, and the requests for which it has generated replies."""
     kind = type("Own", (Handler,), {"answer": answer, "generated": [], "lock": threading.Lock()})
     http = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     http.daemon_threads = True
@@ -97,10 +97,10 @@ def client(
     url: str, folder: Path | None, retries: int = 5, timeout: float = 5.0, cache: Cache | None = None, **limits: Any
 ) -> ChatClient:
     facts = {name: limits.pop(name) for name in ("max_tokens", "input_price", "output_price") if name in limits}
-    provider = OpenAICompatibleChat(url, "m", timeout=timeout, **facts)
+    provider = openai_model(url, "m", timeout=timeout, **facts)
     ledger = None if folder is None else CallLog(folder / FILE_NAME)
-    budget, limit = Budget(**limits), RateLimit(concurrency=8)
-    return ChatClient(provider, cache, ledger, Retry(retries, 0.002, 0.01), limit, budget, failures="fall_back")
+    policies = ClientPolicies(Retry(retries, 0.002, 0.01), RateLimit(concurrency=8), Budget(**limits), "fall_back")
+    return ChatClient(provider, cache, ledger, policies)
 
 
 def ask(i: int) -> ChatRequest:
@@ -320,7 +320,7 @@ def _(folder: Path) -> tuple[bool, str]:
     with server(answer) as (url, _):
         chat = client(url, folder, retries=20, calls=5, unknown="ignore")
         spend(chat, at_once=1)
-        told = chat.metrics()["spent/llm_unsettled_calls"]
+        told = chat.metrics()["usage/llm_unsettled_calls"]
         return (chat.budget.spent.calls, told) == (5, 10), f"{chat.budget.spent.calls} replies, {told:g} told as lost"
 
 

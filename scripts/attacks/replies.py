@@ -95,7 +95,7 @@ def compose(*overrides: str) -> dict[str, Any]:
 
 
 def tried(folder: Path, *overrides: str) -> tuple[str, str]:
-    """How a run ended (finished, or the name of what it raised), and what it printed or said."""
+    """Return how a run ended (finished, or the name of its exception), and its output or error message."""
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import run_and_print
 
@@ -121,7 +121,7 @@ def calls_of(root: Path) -> list[dict[str, Any]]:
 
 
 def writable(root: Path) -> bool:
-    """Whether all text files of a run are UTF-8 without halves of pairs, escaped or not."""
+    """Return whether all text files of a run are UTF-8 without surrogates, escaped or not."""
     for path in run_folder(root).rglob("*.json*"):
         for line in path.read_text(encoding="utf-8").splitlines():
             with contextlib.suppress(ValueError):
@@ -141,7 +141,7 @@ ODD = {
 
 
 def odd_everywhere(text: str) -> Callable[[Path], tuple[bool, str]]:
-    """The same odd reply to a principal, a search, a player and a teacher, each run twice over one cache."""
+    """Send the same invalid reply to a principal, a search, a player and a teacher, each run twice over one cache."""
 
     def trial(folder: Path) -> tuple[bool, str]:
         ends = []
@@ -204,7 +204,7 @@ def readers() -> dict[str, Callable[[str], object]]:
 
 def slow(text: str) -> Callable[[Path], tuple[bool, str]]:
     def trial(folder: Path) -> tuple[bool, str]:
-        from llmrl.llms.structured import InvalidReply
+        from llmrl.llms.invalid_reply import InvalidReply
 
         worst, which = 0.0, ""
         for name, parse in readers().items():
@@ -268,7 +268,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def hopeless(*overrides: str) -> Callable[[Path], tuple[bool, str]]:
-    """A model that says nothing but rubbish: the run ends, the same again, and goes on if it may."""
+    """Run against a model without valid replies: the run ends, ends again, and continues if the limit permits it."""
 
     def trial(folder: Path) -> tuple[bool, str]:
         with Server("I would rather talk about \x1b[2J the weather \u202e.") as server:
@@ -279,7 +279,7 @@ def hopeless(*overrides: str) -> Callable[[Path], tuple[bool, str]]:
             free = server.asked == paid
             allowed, shown = tried(folder, *command, "llm.max_invalid=null")
         quoted = "weather" in said and "\x1b" not in said and "\u202e" not in said
-        warned = "NOTHING THE MODEL SAID WAS UNDERSTOOD" in shown
+        warned = "NO REPLY OF THE MODEL WAS VALID" in shown
         held = first == again == "TooManyInvalid" and quoted and free and allowed == "finished" and warned
         return held, f"{first} after {paid} calls, again {again} for {'nothing' if free else 'money'}, then {allowed}"
 
@@ -326,7 +326,7 @@ def _(folder: Path) -> tuple[bool, str]:
 def _(folder: Path) -> tuple[bool, str]:
     end, shown = tried(folder, *GAME, "llm=scripted", "llm.malformed=1", "design.steps=2")
     return (
-        end == "finished" and "NOTHING THE MODEL SAID WAS UNDERSTOOD" in shown,
+        end == "finished" and "NO REPLY OF THE MODEL WAS VALID" in shown,
         f"{end}, warned: {'WARNING' in shown}",
     )
 
@@ -352,7 +352,7 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("a model that fails after a good beginning, over a resume", "the share goes on counting from the checkpoint")
 def _(folder: Path) -> tuple[bool, str]:
     with Server("?") as server:
-        limit = "llm.max_invalid.after=14"
+        limit = "llm.max_invalid.min_replies=14"
         short = (*GAME, *server.model, limit, "design.steps=20", "checkpoint_seconds=0")
         first, said = tried(folder, *short, "llm.budget.calls=9")
         second, said = tried(folder, *short)
@@ -364,7 +364,7 @@ def _(folder: Path) -> tuple[bool, str]:
 
 @attack("the limit as an override", "the same run folder")
 def _(folder: Path) -> tuple[bool, str]:
-    for more in ("llm.max_invalid=null", "llm.max_invalid.share=0.9", "llm.max_invalid.after=3"):
+    for more in ("llm.max_invalid=null", "llm.max_invalid.share=0.9", "llm.max_invalid.min_replies=3"):
         tried(folder, *GAME, "llm=scripted", "design.steps=1", more)
     found = {path.parent for path in folder.rglob("config.yaml")}
     return len(found) == 1, f"{len(found)} folder(s)"
@@ -394,7 +394,7 @@ def _(folder: Path) -> tuple[bool, str]:
     total = run_totals(run_folder(folder))
     end, _ = tried(folder, *GAME, "llm=scripted", "design.steps=2", "llm.max_invalid=null")
     logging.disable(logging.NOTSET)
-    return (total.calls, total.judged, total.invalid, end) == (2, 2, 0, "finished"), f"{total.calls} calls, {end}"
+    return (total.calls, total.validated, total.invalid, end) == (2, 2, 0, "finished"), f"{total.calls} calls, {end}"
 
 
 @attack("replies in training that cannot be read", "no reward, counted as a group, no error")
@@ -415,8 +415,8 @@ def _(folder: Path) -> tuple[bool, str]:
     question: Any = Shown()
     attempts = judge([question] * 3, ["[" * 9999, HUGE, "\ud800"], "step 1")
     metrics = judge.metrics()
-    held = all(a.vector is None and a.fault for a in attempts) and metrics["train/unread_groups"] == 1
-    return held, f"unread groups {metrics['train/unread_groups']:.0f}, valid {metrics['train/valid_rate']:.0f}"
+    held = all(a.vector is None and a.fault for a in attempts) and metrics["train/skipped_groups"] == 1
+    return held, f"unread groups {metrics['train/skipped_groups']:.0f}, valid {metrics['train/valid_rate']:.0f}"
 
 
 if __name__ == "__main__":

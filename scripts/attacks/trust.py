@@ -38,13 +38,13 @@ def boom(*args, **kwargs): Path({marker!r}).touch()
 ESCAPES = (
     "\x1b]52;c;cm0gLXJmIH4=\x07\x1b]8;;http://evil\x1b\\ok\x1b[1A\x1b[2K\r\x9b31mfinished, result 9.99\u202e\u2028[/]"
 )
-"""Writes the clipboard, links, goes back a line and rewrites it, colours, turns round; closes markup never opened."""
+"""Writes the clipboard, links, goes back a line and rewrites it, colors, turns round; closes markup never opened."""
 Said = tuple[Any, str]
 
 
 @contextlib.contextmanager
 def stranger(folder: Path) -> Iterator[Path]:
-    """Modules `evil` and `llmrl_evil` can be imported; the file is there as soon as one of them has run."""
+    """Yield a file that exists once code of the importable modules `evil` and `llmrl_evil` has run."""
     marker, code = folder / "ran", folder / "code"
     code.mkdir(exist_ok=True)
     for name in ("evil", "llmrl_evil"):
@@ -62,7 +62,7 @@ def stranger(folder: Path) -> Iterator[Path]:
 
 
 def said_by(call: Callable[[], Any]) -> Said:
-    """What a command returned or left with, and all that it wrote."""
+    """Return a command's result or exit, and all its output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
@@ -79,7 +79,7 @@ def last(text: str) -> str:
 
 
 def refused(folder: Path, call: Callable[[], Any], words: str) -> tuple[bool, str]:
-    """Whether a call is refused with such words, and no strange code has run."""
+    """Return whether a call is refused with such words and no untrusted code has run."""
     with stranger(folder) as marker:
         code, out = said_by(call)
         text = f"{out} {code}"
@@ -89,7 +89,7 @@ def refused(folder: Path, call: Callable[[], Any], words: str) -> tuple[bool, st
 
 
 def command(app: str, *words: str) -> Callable[[], Any]:
-    """A console script in this process."""
+    """Return a function that runs a console script in this process."""
 
     def call() -> Any:
         from hydra.core.global_hydra import GlobalHydra
@@ -129,7 +129,7 @@ def trained(*words: str) -> Callable[[], Any]:
 
 @functools.cache
 def finished() -> Path:
-    """A real run, once."""
+    """Return the folder of a real run, computed once."""
     root = Path(tempfile.mkdtemp(prefix="llmrl_real_run_"))
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     code, out = said_by(command("llmrl-train", *PLAIN, f"output_root={root}"))
@@ -138,7 +138,7 @@ def finished() -> Path:
 
 
 def theirs(folder: Path, changes: Mapping[str, Any], state: str = "finished") -> Path:
-    """A stranger's copy of it."""
+    """Create a stranger's copy of the finished run."""
     import yaml
 
     run = folder / "runs" / "theirs" / "run-12345678" / "s0"
@@ -150,7 +150,7 @@ def theirs(folder: Path, changes: Mapping[str, Any], state: str = "finished") ->
 
 
 def options(folder: Path, content: str, file: str = "experiment/nice.yaml") -> tuple[str, ...]:
-    """A stranger's folder of options, and how it is used."""
+    """Create a stranger's folder of options; return the arguments that use it."""
     path = folder / "conf" / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
@@ -212,7 +212,7 @@ def _(folder: Path) -> tuple[bool, str]:
     def call() -> None:
         from llmrl.config.builder import Builder
 
-        Builder().check({**GAME, "trust": {"modules": ["evil"]}}, "env")
+        Builder().validate({**GAME, "trust": {"modules": ["evil"]}}, "env")
 
     return refused(folder, call, "has no option 'trust'")
 
@@ -469,7 +469,7 @@ HOSTED = "_target_: llmrl.llms.litellm_chat.LiteLLMChat"
 
 
 def sent(folder: Path, call: Callable[[str], Callable[[], Any]], words: str = f"{CLOUD}@http") -> tuple[bool, str]:
-    """Whether a call, which is given the address of a stranger's server, is refused before anything reaches it."""
+    """Return whether a call with the address of a stranger's server is refused before any request reaches it."""
     received: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -594,10 +594,10 @@ def _(folder: Path) -> tuple[bool, str]:
 
 
 def asking_run(folder: Path, url: str) -> Path:
-    """A stranger's run whose player asks a model of theirs."""
+    """Create a stranger's run whose player uses a model on their server."""
     from llmrl.core.option_files import option
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.models import POLICIES
+    from llmrl.experiment.resources import POLICIES
     from llmrl.run.config_hash import config_hash
 
     words = ["env=blackjack", "agent=llm_player", "env.n_envs=1", "play.episodes=1"]
@@ -646,7 +646,7 @@ def harmless(call: Callable[[], Any], words: str) -> tuple[bool, str]:
 
 @contextlib.contextmanager
 def serving(status: int, body: bytes) -> Iterator[str]:
-    """A server that gives one answer to everything."""
+    """Yield the address of a server that gives one answer to all requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -10,9 +10,9 @@ import sys
 if "posix" not in sys.builtin_module_names:
     raise ImportError(f"llmrl runs on Linux and macOS, not on {sys.platform}: it needs POSIX file locks and signals")
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
-TYPE_CHECKING = False  # as type checkers know it; `typing` costs more than all else here
+TYPE_CHECKING = False  # recognized by type checkers; the import of `typing` would dominate the import time
 if TYPE_CHECKING:
     from llmrl.api.environments import make_env
     from llmrl.api.evaluations import evaluate
@@ -53,18 +53,18 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # who checks types is to miss a name that is not there
+if not TYPE_CHECKING:  # type checkers must report missing names
 
     def __getattr__(name):
-        """Import a public name when it is first asked for."""
+        """Import a public name at its first access."""
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'llmrl' has no attribute {name!r}")
         from importlib import import_module
 
-        found = getattr(import_module(f"llmrl.api.{home}"), name)
-        globals()[name] = found
-        return found
+        attribute = getattr(import_module(f"llmrl.api.{home}"), name)
+        globals()[name] = attribute
+        return attribute
 
     def __dir__():
         return sorted(__all__)

@@ -1,4 +1,4 @@
-"""`python -m llmrl <command> ...`: the commands of the package where none is on the path."""
+"""`python -m llmrl <command> ...`: the commands of the package, for when they are not on the path."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COMMANDS = {
 
 
 def main() -> None:
-    """Run the command that is named first."""
+    """Run the command that the first argument names."""
     name = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if name == "--version":
         from llmrl import __version__

@@ -1,4 +1,4 @@
-"""From a reply to an action: what is meant is understood, what is not legal is refused, and nothing else happens."""
+"""Conversion of replies into actions: clear replies are parsed, and illegal actions are rejected."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.agents.llm_player.answer_format import PlayerReply, answers_of, read_reply, reply_schema
+from llmrl.agents.llm_player.answer_format import PlayerReply, make_answer_format, read_reply, reply_schema
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
 from llmrl.llms import schema_draw
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.invalid_reply import InvalidReply
 
 ACTIONS = (("go left", "to the left"), ("stay", "nothing"), ("go_right", "to the right"))
 
@@ -24,14 +24,14 @@ def spec(numbers=None, actions=ACTIONS):
     )
 
 
-CHOICES = answers_of(spec(), "name", 2)
-NUMBERED = answers_of(spec(), "number", 2)
-PEDALS = answers_of(
+CHOICES = make_answer_format(spec(), "name", 2)
+NUMBER_ANSWERS = make_answer_format(spec(), "number", 2)
+PEDALS = make_answer_format(
     spec(ContinuousActions(("a", "b"), (-1.0, 0.0), (1.0, 10.0)), (("steer", "left or right"), ("gas", "how much"))),
     "name",
     2,
 )
-DIALS = answers_of(
+DIALS = make_answer_format(
     spec(ContinuousActions(("a", "b"), (0.0, 1.0), (3.0, 5.0), whole=(True, True)), (("one", "x"), ("two", "y"))),
     "name",
     2,
@@ -39,12 +39,12 @@ DIALS = answers_of(
 
 
 def read(answers, answer, legal=None):
-    """The action of a reply with this `action`."""
+    """Return the action of a reply with this `action`."""
     return read_reply(json.dumps({"action": answer}), answers, legal).action
 
 
 class TestAmounts:
-    ANSWERS = answers_of(
+    ANSWERS = make_answer_format(
         EnvSpec(
             *("game", 1, 1, {"text": Channel((), "object")}, 101, tuple(f"take_{n}" for n in range(101)), 10),
             text=EnvDescription(
@@ -56,21 +56,21 @@ class TestAmounts:
         2,
     )
 
-    def test_they_are_one_number_in_prompt_and_schema(self):
-        assert self.ANSWERS.told == (("action", "how many tons to catch (a whole number from 0 to 100)"),)
+    def test_amounts_are_single_number(self):
+        assert self.ANSWERS.descriptions == (("action", "how many tons to catch (a whole number from 0 to 100)"),)
         assert self.ANSWERS.schema() == {"type": "integer", "minimum": 0, "maximum": 100}
-        assert self.ANSWERS.shown(7) == 7 and len(json.dumps(reply_schema(self.ANSWERS, True))) < 300
+        assert self.ANSWERS.as_json(7) == 7 and len(json.dumps(reply_schema(self.ANSWERS, True))) < 300
 
     @pytest.mark.parametrize("answer", [8, 8.0, "8", "8 tons", "take_8", "eight", {"amount": 8}])
-    def test_they_are_understood_with_their_unit(self, answer):
+    def test_units_are_parsed(self, answer):
         assert read(self.ANSWERS, answer) == 8
 
     @pytest.mark.parametrize("answer", [101, -1, 8.5, "8-10", "much"])
-    def test_what_is_no_amount_is_refused(self, answer):
+    def test_rejects_invalid_amounts(self, answer):
         with pytest.raises(InvalidReply, match="0 to 100"):
             read(self.ANSWERS, answer)
 
-    def test_legal_ones_are_a_range(self):
+    def test_legal_amounts_are_range(self):
         legal = [n <= 30 for n in range(101)]
         assert self.ANSWERS.legal_answers(legal) == "0 to 30"
         assert self.ANSWERS.legal_answers([n in (0, 5, 7) for n in range(101)]) == [0, 5, 7]
@@ -102,40 +102,46 @@ class TestChoices:
             ({"stay": True}, 1),
         ],
     )
-    def test_understood(self, answer, action):
+    def test_parses_valid_replies(self, answer, action):
         assert read(CHOICES, answer) == action
 
     @pytest.mark.parametrize(
         "answer",
         ["jump", "", 3, -1, 1.7, True, None, 1e300, "1: go left", "left or right", ["stay", "go left"]],
     )
-    def test_refused(self, answer):
-        with pytest.raises(InvalidReply, match='choose one of "go left", "stay", "go_right"'):
+    def test_rejects_invalid_replies(self, answer):
+        with pytest.raises(InvalidReply, match='"go left", "stay", "go_right"'):
             read(CHOICES, answer)
 
     def test_legal_ones_only(self):
         legal = [True, False, True]
-        with pytest.raises(InvalidReply, match='not legal now; choose one of "go left", "go_right"'):
+        with pytest.raises(InvalidReply, match='"go left", "go_right"'):
             read(CHOICES, "stay", legal)
         assert CHOICES.schema()["enum"] == CHOICES.names, "the same in every state"
 
-    def test_by_number(self):
-        """A name is understood, too, as it can mean nothing else; beside a number it must be the number's."""
-        assert NUMBERED.told[2] == ("2", "go_right: to the right") and NUMBERED.shown(2) == 2
-        assert read(NUMBERED, 1) == read(NUMBERED, "1") == read(NUMBERED, "stay") == read(NUMBERED, "1: stay") == 1
-        assert NUMBERED.schema() == {"type": "integer", "enum": [0, 1, 2]}
-        with pytest.raises(InvalidReply, match="choose one of 0, 1, 2"):
-            read(NUMBERED, "1: go left")
+    def test_parses_number(self):
+        """Accept a name, which is unambiguous; next to a number it must be the name of that number."""
+        assert NUMBER_ANSWERS.descriptions[2] == ("2", "go_right: to the right") and NUMBER_ANSWERS.as_json(2) == 2
+        assert (
+            read(NUMBER_ANSWERS, 1)
+            == read(NUMBER_ANSWERS, "1")
+            == read(NUMBER_ANSWERS, "stay")
+            == read(NUMBER_ANSWERS, "1: stay")
+            == 1
+        )
+        assert NUMBER_ANSWERS.schema() == {"type": "integer", "enum": [0, 1, 2]}
+        with pytest.raises(InvalidReply, match="0, 1, 2"):
+            read(NUMBER_ANSWERS, "1: go left")
 
-    def test_instead(self):
+    def test_parses_alternative_form(self):
         assert CHOICES.fallback(2, None) == 2
         assert CHOICES.fallback(2, [False, True, False]) == 1
         assert CHOICES.fallback(None, [False, False, True]) == 2
         assert CHOICES.fallback(None, [False] * 3) == 0
 
-    def test_a_text_about_other_actions(self):
-        with pytest.raises(ConfigError, match="describes 2 actions, and there are 3"):
-            answers_of(spec(actions=ACTIONS[:2]), "name", 2)
+    def test_text_describes_available_actions(self):
+        with pytest.raises(ConfigError, match=r"2 actions.*3"):
+            make_answer_format(spec(actions=ACTIONS[:2]), "name", 2)
 
 
 class TestNumbers:
@@ -151,17 +157,17 @@ class TestNumbers:
             ("steer=0.5, gas=1", [0.5, 1.0]),
         ],
     )
-    def test_understood(self, answer, action):
+    def test_parses_numbers(self, answer, action):
         assert read(PEDALS, answer) == action
 
     @pytest.mark.parametrize(
         ("answer", "message"),
         [
-            ({"steer": 1.2, "gas": 0}, "steer must be from -1 to 1, got 1.2"),
+            ({"steer": 1.2, "gas": 0}, "steer.*-1.*1.*1.2"),
             ({"steer": 0}, "there is no number for gas"),
             ([1, 2, 3], "holds 3 numbers, 2 are needed"),
             (0.5, "the action has steer .from -1 to 1., gas .from 0 to 10."),
-            ({"steer": None, "gas": 0}, "steer must be a number"),
+            ({"steer": None, "gas": 0}, "steer"),
             ({"steer": True, "gas": 0}, "must be a number"),
             ({"steer": "left", "gas": 0}, "must be a number"),
             ({"steer": "0 to 1", "gas": 0}, "must be a number"),
@@ -169,37 +175,37 @@ class TestNumbers:
             ({"steer": 0, "gas": 10**400}, "must be a number"),
         ],
     )
-    def test_refused(self, answer, message):
+    def test_rejects_invalid_numbers(self, answer, message):
         with pytest.raises(InvalidReply, match=message):
             read(PEDALS, answer)
 
-    def test_whole_ones(self):
+    def test_integers_are_parsed(self):
         assert read(DIALS, [3, 1.0]) == [3.0, 1.0]
-        with pytest.raises(InvalidReply, match=r"two must be a whole number from 1 to 5, got 1\.5"):
+        with pytest.raises(InvalidReply, match=r"two.*1.*5.*1\.5"):
             read(DIALS, [0, 1.5])
         assert DIALS.schema()["properties"]["two"] == {"type": "integer", "minimum": 1, "maximum": 5}
 
-    def test_instead(self):
+    def test_parses_alternative_numbers(self):
         assert PEDALS.fallback([0.5, 2.0], None) == [0.5, 2.0]
         assert PEDALS.fallback(None, None) == [0.0, 0.0] and DIALS.fallback(None, None) == [0.0, 1.0]
 
-    def test_without_bounds(self):
+    def test_parses_unbounded_numbers(self):
         numbers = ContinuousActions(("a", "b"), (-1.0, 0.0), (1.0, float("inf")))
-        with pytest.raises(ConfigError, match="has no bounds"):
-            answers_of(spec(numbers, ACTIONS[:2]), "name", 2)
+        with pytest.raises(ConfigError, match="no bounds"):
+            make_answer_format(spec(numbers, ACTIONS[:2]), "name", 2)
 
 
 class TestReplies:
     @given(st.data())
     @settings(max_examples=100)
-    def test_what_the_schema_allows_is_understood(self, data):
-        answers = data.draw(st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]))
+    def test_replies_that_match_schema_are_parsed(self, data):
+        answers = data.draw(st.sampled_from([CHOICES, NUMBER_ANSWERS, PEDALS, DIALS]))
         legal = None
         schema = reply_schema(answers, reflect=True, plan=data.draw(st.booleans()))
         reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
-        made = read_reply(reply, answers, legal, reflect=True)
-        again = read_reply(json.dumps({"action": answers.shown(made.action)}), answers, legal)
-        assert made.reflection and again == PlayerReply(made.action)
+        parsed_reply = read_reply(reply, answers, legal, reflect=True)
+        reparsed = read_reply(json.dumps({"action": answers.as_json(parsed_reply.action)}), answers, legal)
+        assert parsed_reply.reflection and reparsed == PlayerReply(parsed_reply.action)
 
     @given(
         st.one_of(
@@ -210,32 +216,32 @@ class TestReplies:
                 max_leaves=6,
             ).map(lambda x: json.dumps({"reflection": "r", "action": x})),
         ),
-        st.sampled_from([CHOICES, NUMBERED, PEDALS, DIALS]),
+        st.sampled_from([CHOICES, NUMBER_ANSWERS, PEDALS, DIALS]),
     )
     @settings(max_examples=200)
-    def test_anything_else_is_invalid_and_nothing_worse(self, text, answers):
+    def test_arbitrary_replies_are_invalid(self, text, answers):
         try:
             action = read_reply(text, answers, None).action
         except InvalidReply as fault:
             assert str(fault)
         else:
-            answers.shown(action)
+            answers.as_json(action)
 
     @pytest.mark.parametrize("reply", ['{"action": "stay"}', '{"reflection": " \\n", "action": "stay"}'])
-    def test_a_reflection_that_is_missing(self, reply):
-        with pytest.raises(InvalidReply, match="the reflection is missing"):
+    def test_missing_reflection_is_invalid(self, reply):
+        with pytest.raises(InvalidReply, match="reflection"):
             read_reply(reply, CHOICES, None, reflect=True)
         assert read_reply(reply, CHOICES, None) == PlayerReply(1)
         with pytest.raises(InvalidReply, match='choose one of "go left"'):
             read_reply(reply.replace("stay", "jump"), CHOICES, None, reflect=True)
 
-    def test_the_reflection_comes_first(self):
-        """In what is asked for; what comes is taken in any order."""
+    def test_reflection_comes_first(self):
+        """Request the reflection first; accept any order."""
         assert list(reply_schema(CHOICES, reflect=True)["properties"]) == ["reflection", "action"]
         assert list(reply_schema(CHOICES, reflect=True, plan=True)["required"]) == ["reflection", "plan", "action"]
         assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == PlayerReply(1, "a")
 
-    def test_prose_around_it(self):
+    def test_prose_around_reply_is_ignored(self):
         text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
         assert read_reply(text, CHOICES, None) == PlayerReply(1, "a b")
 
@@ -252,10 +258,10 @@ class TestReplies:
             ('{"reflection": "a", "plan": "' + "far " * 300 + '", "action": "stay"}', ("far " * 300)[:600]),
         ],
     )
-    def test_a_plan_is_no_action(self, reply, plan):
-        """Whatever it names; it is kept as it is written, if it is a text."""
+    def test_plan_is_not_action(self, reply, plan):
+        """Ignore names of actions in a plan; store the plan as written if it is a text."""
         assert read_reply(reply, CHOICES, None, reflect=True) == PlayerReply(1, "a", plan)
 
-    def test_a_plan_beside_numbers(self):
-        made = read_reply('{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}', PEDALS, None)
-        assert (made.action, made.plan) == (PEDALS.action([-0.5, 0.25], None), "steer 1, then 0.5")
+    def test_plan_with_numbers_is_parsed(self):
+        parsed_reply = read_reply('{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}', PEDALS, None)
+        assert (parsed_reply.action, parsed_reply.plan) == (PEDALS.action([-0.5, 0.25], None), "steer 1, then 0.5")

@@ -1,4 +1,4 @@
-"""A player in a loop of one's own: the same player as in a run."""
+"""A player in a custom loop equals the player of a run."""
 
 import json
 
@@ -17,21 +17,21 @@ from road_game import Model, reply
 
 
 def play(env, player, seed):
-    """The loop of the documentation; what was done, and the sum of rewards."""
+    """Play the loop of the documentation; return the actions and the sum of rewards."""
     observation, info = env.reset(seed=seed)
     player.reset()
-    actions, total, over = [], 0.0, False
-    while not over:
+    actions, total, done = [], 0.0, False
+    while not done:
         action = player.act(observation, info)
         observation, reward, terminated, truncated, info = env.step(action)
         player.on_step(reward, terminated, truncated)
         actions.append(player.note["action"])
-        total, over = total + reward, terminated or truncated
+        total, done = total + reward, terminated or truncated
     return actions, total
 
 
-def test_the_same_as_in_a_run(tmp_path):
-    """Observation by observation, reply by reply."""
+def test_player_matches_run(tmp_path):
+    """Compare observations and replies one by one."""
     run("env=taxi", "env.horizon=15", "env.n_envs=1", "play.episodes=1", "agent=llm_player", f"output_root={tmp_path}")
     lines = read_lines(only_run_folder(tmp_path) / "episodes" / "0" / "replies.jsonl")
     from llmrl.core.seeding import Seeds
@@ -46,7 +46,7 @@ def test_the_same_as_in_a_run(tmp_path):
     ("id", "text"),
     [("Blackjack-v1", "blackjack"), ("MountainCarContinuous-v0", "auto"), ("MountainCar-v0", "mountain_car")],
 )
-def test_actions_are_the_environments(id, text):
+def test_actions_belong_to_environment(id, text):
     env = gymnasium.make(id, max_episode_steps=5)
     player = make_player(env, text)
     assert isinstance(player, Player)
@@ -56,7 +56,7 @@ def test_actions_are_the_environments(id, text):
     assert player.note["valid"] and player.note["reflection"]
 
 
-def test_an_environment_that_speaks_for_itself():
+def test_environment_text_is_used():
     class Speaking(gymnasium.Wrapper):
         def get_goal_description(self):
             return "Beat the dealer."
@@ -73,8 +73,8 @@ def test_an_environment_that_speaks_for_itself():
     assert set(actions) <= {0, 1} and "Beat the dealer." in player.policy.system[0].text
 
 
-class Mixed(gymnasium.Env):
-    """Everything at once: named, nested, in words; and an action of several whole numbers."""
+class MixedEnv(gymnasium.Env):
+    """An environment with named, nested and text observations, and an action of several integers."""
 
     observation_space = gymnasium.spaces.Dict(
         {
@@ -95,53 +95,55 @@ class Mixed(gymnasium.Env):
         return self.observation_space.sample(), float(action.sum()), True, False, {}
 
 
-def test_mixed_spaces():
-    player = make_player(Mixed(), "auto")
-    actions, total = play(Mixed(), player, 0)
+def test_plays_mixed_spaces():
+    player = make_player(MixedEnv(), "auto")
+    actions, total = play(MixedEnv(), player, 0)
     assert set(actions[0]) == {"action_0", "action_1"} and total == sum(actions[0].values())
-    asked = player.policy.seats[0][0].turns[0][0]
-    assert '"pair": {"part_0": ' in asked and '"lamps": [' in asked
+    prompts = player.policy.seats[0][0].turns[0][0]
+    assert '"pair": {"part_0": ' in prompts and '"lamps": [' in prompts
 
 
-class TestWithoutBeingTold:
-    """The shortest loop: reset, act, step, and nobody says what an action led to."""
+class TestImplicitEpisodes:
+    """The shortest loop: reset, act and step, without reports of transitions."""
 
-    def asked(self, steps, **options):
-        """What the model was told, message by message, in an episode of so many steps after one that ended."""
+    def first_prompt(self, steps, **options):
+        """Return the messages in an episode of `steps` steps that follows a finished episode."""
         model = Model(lambda messages: reply("north"))
         env = gymnasium.make("Taxi-v4")
-        player = make_player(env, "taxi", ChatClient(model), legal_only=False, **options)
-        for told in (True, False):
+        player = make_player(env, "taxi", ChatClient(model), require_legal=False, **options)
+        for announce in (True, False):
             observation, info = env.reset(seed=0)
             player.reset()
             for _ in range(steps):
                 observation, reward, *_, info = env.step(player.act(observation, info))
-                if told:
+                if announce:
                     player.on_step(reward)
-            if told:
+            if announce:
                 player.on_step(reward, True)
                 model.requests.clear()
-        assert player.note["asked"] == (options.get("action_every", 1) == 1)
+        assert player.note["asked"] == (options.get("action_interval", 1) == 1)
         return [json.loads(request.messages[-1]["content"]) for request in model.requests]
 
-    def test_each_observation_is_asked_about(self):
-        told = self.asked(4, show=["step", "reward", "return", "last_episode"])
-        assert [frame["step"] for frame in told] == [0, 1, 2, 3]
-        assert len({json.dumps(frame["observation"]) for frame in told}) > 1
+    def test_new_observation_triggers_request(self):
+        prompt = self.first_prompt(4, show=["step", "reward", "return", "last_episode"])
+        assert [frame["step"] for frame in prompt] == [0, 1, 2, 3]
+        assert len({json.dumps(frame["observation"]) for frame in prompt}) > 1
         # Rewards that nobody knows are not made up, and the episode before is that of before.
-        assert not any("reward" in frame or "return" in frame for frame in told[1:])
-        assert [("last_episode" in frame, "start" in frame) for frame in told] == [(True, True)] + [(False, False)] * 3
+        assert not any("reward" in frame or "return" in frame for frame in prompt[1:])
+        assert [("last_episode" in frame, "start" in frame) for frame in prompt] == [(True, True)] + [
+            (False, False)
+        ] * 3
 
-    def test_an_action_is_kept_as_long_as_it_should_be(self):
-        told = self.asked(5, action_every=3)
-        assert [frame["step"] for frame in told] == [0, 3]
-        assert [frame["step"] for frame in told[1]["since_your_last_action"]] == [1, 2]
+    def test_action_is_repeated_for_interval(self):
+        prompt = self.first_prompt(5, action_interval=3)
+        assert [frame["step"] for frame in prompt] == [0, 3]
+        assert [frame["step"] for frame in prompt[1]["since_your_last_action"]] == [1, 2]
 
-    def test_an_end_that_nobody_told(self):
-        """The next episode is told nothing of the last one, and no lesson is asked for."""
+    def test_implicit_episode_end_is_detected(self):
+        """Check that no lesson is requested and that the next episode has no summary of the last one."""
         model = Model(lambda messages: reply("north"))
         env = gymnasium.make("Taxi-v4")
-        player = make_player(env, "taxi", ChatClient(model), lessons=1, legal_only=False)
+        player = make_player(env, "taxi", ChatClient(model), lessons=1, require_legal=False)
         for seed in range(2):
             observation, info = env.reset(seed=seed)
             player.reset()
@@ -150,7 +152,7 @@ class TestWithoutBeingTold:
         assert [request.purpose for request in model.requests] == ["player"] * 4
         assert "last_episode" not in model.requests[2].messages[-1]["content"]
 
-    def test_what_is_told_in_between_counts(self):
+    def test_intermediate_rewards_count(self):
         model = Model(lambda messages: reply("north"))
         player = make_player(gymnasium.make("Taxi-v4"), "taxi", ChatClient(model))
         player.reset()
@@ -159,15 +161,15 @@ class TestWithoutBeingTold:
             if reward is not None:
                 player.on_step(reward)
         player.act(0)
-        told = [json.loads(request.messages[-1]["content"]) for request in model.requests]
-        assert [frame.get("reward") for frame in told] == [None, -1, None, -10]
-        assert [frame.get("return") for frame in told] == [0, -1, None, None]
+        observations = [json.loads(request.messages[-1]["content"]) for request in model.requests]
+        assert [frame.get("reward") for frame in observations] == [None, -1, None, -10]
+        assert [frame.get("return") for frame in observations] == [0, -1, None, None]
 
 
-def test_what_a_success_is_can_be_told():
+def test_success_is_reported_explicitly():
     env = gymnasium.make("Taxi-v4")
-    told = make_player(env, "taxi", success="terminated").policy.system[0].text
-    assert "An episode is a success if the passenger is delivered." in told
+    system_text = make_player(env, "taxi", success="terminated").policy.system[0].text
+    assert "An episode is a success if the passenger is delivered." in system_text
     assert "success" not in make_player(env, "taxi").policy.system[0].text
 
 
@@ -179,7 +181,7 @@ def test_lessons_go_from_episode_to_episode():
     assert len(player.policy.seats[0][0].lessons) == 2
 
 
-def test_a_model_of_ones_own():
+def test_custom_model_is_used():
     env = gymnasium.make("Taxi-v4", max_episode_steps=6)
     player = make_player(env, "taxi", scripted(malformed=1.0))
     play(env, player, 0)
@@ -187,7 +189,7 @@ def test_a_model_of_ones_own():
 
 
 class TestRefusals:
-    def test_acting_out_of_turn(self):
+    def test_acting_out_of_turn_raises(self):
         env = gymnasium.make("Taxi-v4")
         player = make_player(env, "taxi")
         with pytest.raises(ValueError, match="call reset"):
@@ -196,27 +198,27 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("llm", "settings", "message"),
         [
-            ("gtp4o", {}, "there is no llm=gtp4o; there are claude_haiku, "),
-            ("none", {}, "llm=none is no model"),
+            ("gtp4o", {}, "llm=gtp4o.*claude_haiku"),
+            ("none", {}, "llm=none"),
             ("local_scorer_causal", {}, "scores texts and does not chat"),
-            ("scripted", {"top_p": 0}, "llm=scripted has no setting 'top_p'; it has malformed, "),
-            ("replay", {}, "llm=replay needs calls="),
+            ("scripted", {"top_p": 0}, "llm=scripted.*'top_p'"),
+            ("replay", {}, "llm=replay"),
         ],
     )
-    def test_of_models(self, llm, settings, message):
+    def test_model_errors_are_raised(self, llm, settings, message):
         with pytest.raises(ConfigError, match=message):
             chat_model(llm, **settings)
 
-    def test_a_missing_key(self, monkeypatch):
+    def test_missing_key_raises(self, monkeypatch):
         monkeypatch.delenv("OPENAI_API_KEY", raising=False)
         with pytest.raises(LLMError, match="OPENAI_API_KEY"):
             make_player(gymnasium.make("Taxi-v4"), "taxi", "gpt4o_mini", temperature=0.0)
 
-    def test_settings_of_a_model_that_is_there(self):
-        with pytest.raises(ConfigError, match="settings are for models that are named"):
+    def test_settings_of_model_object_raise(self):
+        with pytest.raises(ConfigError, match="need its name"):
             make_player(gymnasium.make("Taxi-v4"), "taxi", scripted(), temperature=0.0)
 
-    def test_an_action_without_bounds(self):
+    def test_unbounded_action_raises(self):
         class Free(gymnasium.Env):
             observation_space = gymnasium.spaces.Discrete(2)
             action_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,))
@@ -226,27 +228,27 @@ class TestRefusals:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "arguments",
     [
         {"history": -1},
         {"history": 2.5},
-        {"action_every": 0},
+        {"action_interval": 0},
         {"lessons": -1},
         {"repair_turns": -1},
         {"decimals": -1},
-        {"answer_with": "letters"},
+        {"action_format": "letters"},
         {"show": ["foo"]},
         {"show": "step"},
         {"success": "luck"},
     ],
     ids=str,
 )
-def test_arguments_that_cannot_be_are_refused_when_it_is_made(given):
-    [name] = given
+def test_invalid_arguments_raise_at_construction(arguments):
+    [name] = arguments
     with pytest.raises(ConfigError, match=f"^{name}"):
-        make_player(gymnasium.make("Taxi-v4"), "taxi", **given)
+        make_player(gymnasium.make("Taxi-v4"), "taxi", **arguments)
 
 
-def test_an_id_is_no_environment():
+def test_id_is_not_environment():
     with pytest.raises(ConfigError, match=r"pass gymnasium\.make\('Taxi-v4'\)"):
         make_player("Taxi-v4", "taxi")

@@ -1,4 +1,4 @@
-"""`agent=bot`: it does what the environment's expert would do, and counts where that one had given up."""
+"""`agent=bot`: actions of the environment's expert, and counts of its failures."""
 
 import json
 
@@ -20,20 +20,20 @@ from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
 
 
-def played(agent, game, n=8):
+def play(agent, game, n=8):
     return evaluate_policy(Collector(game, agent.policy, "cpu"), n, Seeds(0), exactly=True)
 
 
-def test_it_plays_what_the_expert_would():
+def test_bot_plays_expert_actions():
     game = FetchGame(4)
     agent = BotAgent(game.spec)
-    assert [e.summaries["won"] for e in played(agent, game)] == [1.0] * 8
-    assert agent.metrics() == {"bot/decisions": 8.0, "bot/gave_up": 0.0} and not agent.learns
-    assert played(RandomAgent(game.spec), game, 64)[0].length == 1
+    assert [e.summaries["won"] for e in play(agent, game)] == [1.0] * 8
+    assert agent.metrics() == {"bot/decisions": 8.0, "bot/failures": 0.0} and not agent.learns
+    assert play(RandomAgent(game.spec), game, 64)[0].length == 1
 
 
 @pytest.mark.parametrize(
-    ("names", "instead"),
+    ("names", "fallback"),
     [
         (("left", "done", "right"), 1),
         (("go forward", "turn left", "done"), 2),
@@ -41,36 +41,36 @@ def test_it_plays_what_the_expert_would():
         (("tourner à gauche", "basculer"), 0),
     ],
 )
-def test_where_the_expert_gave_up_hardly_anything_is_done_and_it_is_counted(names, instead):
-    """Only in games that are played: two of the three of the second round wait."""
+def test_counts_expert_failures(names, fallback):
+    """Count only active games: two of the three games of the second round wait."""
     game = FetchGame(3, names, clueless=[True, True, False])
     agent = BotAgent(game.spec)
-    seen = {"expert": torch.tensor([[-1], [0], [-1]])}
-    assert agent.policy.act(seen).action.tolist() == [[instead], [0], [instead]]
+    advice = {"expert": torch.tensor([[-1], [0], [-1]])}
+    assert agent.policy.act(advice).action.tolist() == [[fallback], [0], [fallback]]
     assert agent.metrics()["bot/decisions"] == 0.0  # nobody has begun to play
-    played(agent, game, 4)
-    assert agent.metrics() == {"bot/decisions": 4.0, "bot/gave_up": 3.0}
+    play(agent, game, 4)
+    assert agent.metrics() == {"bot/decisions": 4.0, "bot/failures": 3.0}
 
 
-def test_its_state_goes_on():
+def test_state_is_resumable():
     game = FetchGame(2, clueless=[True, False])
-    agent, other = BotAgent(game.spec), BotAgent(game.spec)
+    agent, random_agent = BotAgent(game.spec), BotAgent(game.spec)
     agent.policy.on_reset(np.array([True, False]), {})
     agent.policy.act({"expert": torch.tensor([[-1], [-1]])})
-    other.load_state_dict(agent.state_dict())
-    for each in (agent, other):
-        each.policy.act({"expert": torch.tensor([[-1], [-1]])})
-        assert each.metrics() == {"bot/decisions": 2.0, "bot/gave_up": 2.0}
+    random_agent.load_state_dict(agent.state_dict())
+    for bot_agent in (agent, random_agent):
+        bot_agent.policy.act({"expert": torch.tensor([[-1], [-1]])})
+        assert bot_agent.metrics() == {"bot/decisions": 2.0, "bot/failures": 2.0}
 
 
-def test_an_environment_without_an_expert_is_refused():
+def test_environment_needs_expert():
     spec = EnvSpec("plain", 2, 1, {"vector": Channel((3,), "float32")}, 2, ("left", "right"), 5)
-    with pytest.raises(ConfigError, match=r"agent=bot .* env=plain knows none .* use env=babyai_text"):
+    with pytest.raises(ConfigError, match=r"agent=bot.*env=plain.*env=babyai_text"):
         BotAgent(spec)
 
 
 @pytest.mark.parametrize("treatment", ["bot", "random"])
-def test_its_treatments_build(treatment):
+def test_treatments_build(treatment):
     config = compose("experiment=grounding/mixed", f"treatment={treatment}")
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
@@ -81,19 +81,19 @@ def test_its_treatments_build(treatment):
 
 
 @pytest.mark.slow
-def test_both_play_the_same_episodes(tmp_path):
-    """MiniGrid's bot succeeds in all of them, random actions seldom; what the bot gave up is counted."""
+def test_bots_play_equal_episodes(tmp_path):
+    """Compare MiniGrid's bot, which always succeeds, with random actions; failures of the bot are counted."""
     for player in ("bot", "random"):
         words = ("experiment=grounding/mixed", f"treatment={player}", "env.n_envs=5", "play.episodes=10")
         run(*words, f"output_root={tmp_path / player}")
-    bot, other = (only_run_folder(tmp_path / player) for player in ("bot", "random"))
+    bot, random_folder = (only_run_folder(tmp_path / player) for player in ("bot", "random"))
     summary = json.loads((bot / "summary.json").read_text())
-    assert summary["evaluation/success"] == 1.0 and summary["bot/gave_up"] == 0.0
+    assert summary["evaluation/success"] == 1.0 and summary["bot/failures"] == 0.0
     assert summary["bot/decisions"] == summary["env_steps"]
-    assert json.loads((other / "summary.json").read_text())["evaluation/success"] < 0.6
+    assert json.loads((random_folder / "summary.json").read_text())["evaluation/success"] < 0.6
 
 
-def test_random_actions_are_drawn_from_those_there_are():
+def test_random_actions_are_legal():
     agent = RandomAgent(FetchGame(64).spec)
     agent.adapt(FetchGame(64, ("left", "done", "right")).spec)
     actions = agent.policy.act({}, generator=Seeds(0).torch("actions")).action

@@ -1,4 +1,4 @@
-"""Policies as functions of a few numbers: their order, their decisions, their words, and what they refuse."""
+"""Controllers with few parameters: parameter order, actions, descriptions and errors."""
 
 import pickle
 import re
@@ -11,25 +11,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.agents.controllers.tabular import QTableController, TabularController
-from llmrl.agents.search_agent import LinearAgent, MLPAgent, ProjectionAgent, TabularAgent
+from llmrl.agents.search_agent import LinearAgent, TabularAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller, SearchableAgent
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions
 from policies import ARM, LAKE, POLE
+from shipped import search_agent
 
 BINS = [[-1, 1, 3], [0, 2, 2], [0.1, 0.2, 4]]
 AGENTS = {
     "linear": lambda: LinearAgent(POLE),
     "without bias": lambda: LinearAgent(POLE, bias=False),
     "linear, numbers": lambda: LinearAgent(ARM),
-    "mlp": lambda: MLPAgent(ARM, hidden=(5, 3)),
-    "leaky mlp": lambda: MLPAgent(POLE, hidden=(4,), activation="leaky_relu", bias=False),
+    "mlp": lambda: search_agent("mlp_policy", ARM, hidden=[5, 3]),
+    "leaky mlp": lambda: search_agent("mlp_policy", POLE, hidden=[4], activation="leaky_relu", bias=False),
     "table": lambda: TabularAgent(LAKE),
     "q-table": lambda: TabularAgent(LAKE, entries="values"),
     "table of bins": lambda: TabularAgent(POLE, bins=BINS),
     "q-table of bins": lambda: TabularAgent(POLE, entries="values", bins=BINS),
-    "projection": lambda: ProjectionAgent(ARM, Seeds(0), rank=2, hidden=(4,)),
+    "projection": lambda: search_agent("projection", ARM, Seeds(0), rank=2, hidden=[4]),
 }
 
 
@@ -43,13 +44,13 @@ def observations(controller, n, seed=0):
     return rng.normal(size=(n, inner.layers[0][0]))
 
 
-def drawn(controller, n, seed=0):
+def sample_parameters(controller, n, seed=0):
     space = controller.space
     return space.rounded(np.random.default_rng(seed).uniform(space.low, space.high, (n, space.dim)))
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_they_are_what_the_protocols_say(name):
+def test_controllers_satisfy_protocols(name):
     agent = AGENTS[name]()
     controller = agent.controller
     assert isinstance(agent, SearchableAgent) and isinstance(controller, Controller)
@@ -59,19 +60,19 @@ def test_they_are_what_the_protocols_say(name):
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_a_game_s_action_does_not_depend_on_the_games_beside_it(name):
-    """Bit for bit: evaluations share games out over processes as they like."""
+def test_batch_keeps_action(name):
+    """Compare bit for bit, because evaluations distribute games over processes."""
     controller = AGENTS[name]().controller
-    seen, parameters = observations(controller, 50), drawn(controller, 50)
-    together = controller.act(seen, parameters)
+    inputs, parameters = observations(controller, 50), sample_parameters(controller, 50)
+    batch_actions = controller.act(inputs, parameters)
     copied = pickle.loads(pickle.dumps(controller))  # noqa: S301
     for i in range(50):
-        np.testing.assert_array_equal(copied.act(seen[i : i + 1], parameters[i : i + 1])[0], together[i])
-    np.testing.assert_array_equal(controller.act(seen[7:30], parameters[7:30]), together[7:30])
+        np.testing.assert_array_equal(copied.act(inputs[i : i + 1], parameters[i : i + 1])[0], batch_actions[i])
+    np.testing.assert_array_equal(controller.act(inputs[7:30], parameters[7:30]), batch_actions[7:30])
 
 
-def test_linear_weights_lie_row_by_row_and_biases_last():
-    """Number i is the weight of input i div m on output i mod m (the published order)."""
+def test_linear_weights_are_row_major_with_biases_last():
+    """Check the published order: number i is the weight of input i div m on output i mod m."""
     controller = LinearAgent(ARM, clip_actions=False).controller
     weights, biases = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([0.5, -0.5])
     flat = np.concatenate([weights.ravel(), biases])
@@ -82,7 +83,7 @@ def test_linear_weights_lie_row_by_row_and_biases_last():
     assert controller.space.parameters[5].description == "bias of elbow"
 
 
-def test_a_choice_is_the_largest_output_and_of_equal_ones_the_first():
+def test_choice_is_first_maximum():
     controller = LinearAgent(POLE, bias=False).controller
     flat = np.array([[1.0, 0.0, 0.0, 1.0, 0.0, 0.0]])
     for state, action in (([2.0, 1.0, 0.0], 0), ([1.0, 2.0, 0.0], 1), ([1.0, 1.0, 9.0], 0)):
@@ -99,23 +100,25 @@ def test_a_choice_is_the_largest_output_and_of_equal_ones_the_first():
         ({"output": "leaky_relu"}, [1.0, -1.6]),
     ],
 )
-def test_what_outputs_become(settings, expected):
+def test_outputs_map_to_actions(settings, expected):
     controller = LinearAgent(ARM, **settings).controller
     flat = np.array([[4.0, 0.0, 0.0, -8.0, 0.0, 0.0]])
     np.testing.assert_allclose(controller.act(np.ones((1, 2)), flat), [expected])
 
 
-def test_whole_numbers_are_rounded_and_inside_their_bounds():
-    whole = replace(ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=(True, True)))
-    controller = LinearAgent(whole, clip_actions=False).controller
+def test_integers_are_clipped():
+    integer_space = replace(
+        ARM, continuous_actions=ContinuousActions(("a", "b"), (0.0, 1.0), (2.0, 5.0), whole=(True, True))
+    )
+    controller = LinearAgent(integer_space, clip_actions=False).controller
     flat = np.array([[1.4, 6.0, 0.0, 0.0, 0.0, 0.0]])
     assert controller.act(np.ones((1, 2)), flat).tolist() == [[1.0, 5.0]]
 
 
 @pytest.mark.parametrize("activation", ["tanh", "leaky_relu"])
-def test_a_perceptron_is_torch_s(activation):
-    controller = MLPAgent(ARM, hidden=(5, 3), activation=activation, clip_actions=False).controller
-    [flat] = drawn(controller, 1)
+def test_perceptron_matches_torch(activation):
+    controller = search_agent("mlp_policy", ARM, hidden=[5, 3], activation=activation, clip_actions=False).controller
+    [flat] = sample_parameters(controller, 1)
     sizes, layers, at = [(2, 5), (5, 3), (3, 2)], [], 0
     for k, m in sizes:
         layer = torch.nn.Linear(k, m).double()
@@ -124,10 +127,10 @@ def test_a_perceptron_is_torch_s(activation):
         at += k * m + m
         layers += [layer, torch.nn.Tanh() if activation == "tanh" else torch.nn.LeakyReLU(0.2)]
     network = torch.nn.Sequential(*layers[:-1])
-    seen = observations(controller, 9)
+    inputs = observations(controller, 9)
     with torch.no_grad():
-        expected = network(torch.tensor(seen)).numpy()
-    np.testing.assert_allclose(controller.act(seen, np.tile(flat, (9, 1))), expected)
+        expected = network(torch.tensor(inputs)).numpy()
+    np.testing.assert_allclose(controller.act(inputs, np.tile(flat, (9, 1))), expected)
     assert at == controller.space.dim
 
 
@@ -139,42 +142,44 @@ def test_tables():
     table = np.zeros((4, 3))
     table[1, 2] = table[3, 1] = 0.5
     assert values.act(np.arange(4), np.tile(table.ravel(), (4, 1))).tolist() == [0, 2, 0, 1]
-    some = TabularAgent(LAKE, actions=[1, 2]).controller
-    assert {(p.low, p.high) for p in some.space.parameters} == {(1.0, 2.0)} and "1, 2" in some.layout
+    restricted = TabularAgent(LAKE, actions=[1, 2]).controller
+    assert {(p.low, p.high) for p in restricted.space.parameters} == {(1.0, 2.0)} and "1, 2" in restricted.layout
 
 
-def test_directions_are_orthonormal_and_the_run_s_own():
-    agents = [ProjectionAgent(ARM, Seeds(seed), rank=4) for seed in (0, 0, 1)]
-    a, b, c = (agent.controller.basis for agent in agents)
-    np.testing.assert_allclose(a.T @ a, np.eye(4), atol=1e-12)
-    assert np.array_equal(a, b) and not np.allclose(a, c)
+def test_directions_are_orthonormal_and_seed_dependent():
+    agents = [search_agent("projection", ARM, Seeds(seed), rank=4) for seed in (0, 0, 1)]
+    first_basis, second_basis, third_basis = (agent.controller.basis for agent in agents)
+    np.testing.assert_allclose(first_basis.T @ first_basis, np.eye(4), atol=1e-12)
+    assert np.array_equal(first_basis, second_basis) and not np.allclose(first_basis, third_basis)
     controller = agents[0].controller
-    z = drawn(controller, 3)
-    np.testing.assert_allclose(controller.full(z), z @ a.T)
+    z = sample_parameters(controller, 3)
+    np.testing.assert_allclose(controller.full(z), z @ first_basis.T)
     # theta = z Q^T is found again by z = theta Q.
-    np.testing.assert_allclose(controller.full(z) @ a, z)
-    normal = ProjectionAgent(ARM, Seeds(0), rank=4, basis="normal").controller
+    np.testing.assert_allclose(controller.full(z) @ first_basis, z)
+    normal = search_agent("projection", ARM, Seeds(0), rank=4, basis="normal").controller
     assert not np.allclose(normal.basis.T @ normal.basis, np.eye(4))
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 30), st.integers(0, 5))
-def test_rounded_vectors_are_inside_and_have_their_decimals(n, seed):
+def test_rounded_vectors_stay_in_bounds(n, seed):
     for agent in (LinearAgent(POLE), LinearAgent(POLE, bound=0.5, decimals=3), TabularAgent(LAKE)):
         space = agent.controller.space
         wild = np.random.default_rng(seed).normal(0, 10, (n, space.dim))
-        rounded = space.rounded(wild)
-        space.check(rounded)
+        rounding = space.rounded(wild)
+        space.check(rounding)
         digits = space.parameters[0].decimals
-        assert np.array_equal(rounded, np.round(rounded, digits)) and np.array_equal(rounded, space.rounded(rounded))
-        assert not np.signbit(rounded[rounded == 0]).any()
-        inside = (wild >= space.low) & (wild <= space.high)
-        assert np.abs(rounded - wild)[inside].max(initial=0) <= 0.5 * 10.0**-digits + 1e-9
-        assert np.array_equal(space.rounded(wild, clip=False)[~inside], np.round(wild[~inside], digits) + 0.0)
+        assert np.array_equal(rounding, np.round(rounding, digits)) and np.array_equal(
+            rounding, space.rounded(rounding)
+        )
+        assert not np.signbit(rounding[rounding == 0]).any()
+        in_bounds = (wild >= space.low) & (wild <= space.high)
+        assert np.abs(rounding - wild)[in_bounds].max(initial=0) <= 0.5 * 10.0**-digits + 1e-9
+        assert np.array_equal(space.rounded(wild, clip=False)[~in_bounds], np.round(wild[~in_bounds], digits) + 0.0)
 
 
 class TestWords:
-    def test_the_layout_names_every_number_of_a_linear_policy(self):
+    def test_layout_lists_linear_parameters(self):
         layout = LinearAgent(POLE).controller.layout
         assert "params[2 * i + j] + params[6 + j]" in layout
         for line in (
@@ -185,30 +190,30 @@ class TestWords:
         ):
             assert line in layout
 
-    def test_bounds_of_numbers_are_told_as_they_are_used(self):
+    def test_layout_states_effective_bounds(self):
         assert "output[1] is elbow, from -2 to 2; each is put inside these bounds" in LinearAgent(ARM).controller.layout
         raw = LinearAgent(ARM, clip_actions=False).controller.layout
         assert "each is given to the game as it is" in raw
 
-    def test_an_observation_without_names(self):
+    def test_observation_names_are_optional(self):
         bare = replace(ARM, observation={"vector": Channel((2,), "float32")})
         assert "- params[2] and params[3]: weights of observation[1]\n" in LinearAgent(bare).controller.layout
 
-    def test_large_inputs_are_not_written_out(self):
+    def test_large_inputs_are_abbreviated(self):
         wide = replace(ARM, observation={"vector": Channel((100,), "float32")})
         layout = LinearAgent(wide).controller.layout
         assert len(layout) < 1000 and "observation[0], observation[1]" in layout
 
-    def test_what_the_layout_says_is_what_is_done(self):
-        """The formula of the layout of a perceptron, evaluated as it stands there."""
-        controller = MLPAgent(ARM, hidden=(3,), clip_actions=False).controller
+    def test_layout_matches_computation(self):
+        """Evaluate the formula in the layout of a perceptron."""
+        controller = search_agent("mlp_policy", ARM, hidden=[3], clip_actions=False).controller
         first, second = (line for line in controller.layout.splitlines() if "is the sum" in line or "is tanh" in line)
         assert first.startswith("hidden1[j], for j from 0 to 2, is tanh of") and second.startswith("output[j]")
-        [params] = drawn(controller, 1)
+        [params] = sample_parameters(controller, 1)
         observation = np.array([0.3, -0.7])
 
         def value(line, source):
-            """With `params[a * i + j]`, or `params[c + a * i + j]`, and `params[b + j]`."""
+            """Evaluate `params[a * i + j]`, or `params[c + a * i + j]`, and `params[b + j]`."""
             start, row, bias = re.search(
                 r"params\[(?:(\d+) \+ )?(\d+) \* i \+ j\] \+ params\[(\d+) \+ j\]", line
             ).groups()
@@ -223,17 +228,17 @@ class TestWords:
 
 
 class TestAgent:
-    def test_it_plays_what_it_was_given_and_saves_it(self):
+    def test_controller_saves_parameters(self):
         agent = LinearAgent(POLE, bias=False)
-        seen = {"vector": torch.tensor([[[1.0, 0.0, 0.0]]])}
-        assert agent.policy.act(seen).action.tolist() == [[0]]
+        inputs = {"vector": torch.tensor([[[1.0, 0.0, 0.0]]])}
+        assert agent.policy.act(inputs).action.tolist() == [[0]]
         agent.set_parameters(np.array([0.0, 1.0, 0, 0, 0, 0]))
-        assert agent.policy.act(seen).action.tolist() == [[1]]
-        other = LinearAgent(POLE, bias=False)
-        other.load_state_dict(agent.state_dict())
-        assert other.policy.act(seen).action.tolist() == [[1]] and not other.learns
+        assert agent.policy.act(inputs).action.tolist() == [[1]]
+        unbiased_agent = LinearAgent(POLE, bias=False)
+        unbiased_agent.load_state_dict(agent.state_dict())
+        assert unbiased_agent.policy.act(inputs).action.tolist() == [[1]] and not unbiased_agent.learns
 
-    def test_actions_of_several_numbers(self):
+    def test_plays_vector_actions(self):
         agent = LinearAgent(ARM)
         agent.set_parameters(np.array([0.5, 1.0, 0, 0, 0, 0]))
         action = agent.policy.act({"vector": torch.ones(2, 1, 2)}).action
@@ -248,18 +253,21 @@ class TestAgent:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: TabularAgent(POLE), "observation of env=pole is not the number of a state.*use agent=linear"),
-        (lambda: LinearAgent(replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake shows state"),
-        (lambda: TabularAgent(LAKE, actions=[0, 2]), r"agent.actions=\[0, 2\].*without gaps"),
+        (lambda: TabularAgent(POLE), "env=pole.*agent=linear"),
+        (lambda: LinearAgent(replace(LAKE, observation={"state": LAKE.observation["state"]})), "env=lake"),
+        (lambda: TabularAgent(LAKE, actions=[0, 2]), r"agent.actions=\[0, 2\] must be ascending"),
         (lambda: TabularAgent(LAKE, actions=[2, 3]), r"agent.actions=\[2, 3\].*\(0 to 2\)"),
-        (lambda: TabularAgent(LAKE, decimals=1), "agent.decimals=1: a table of actions holds whole numbers"),
+        (lambda: TabularAgent(LAKE, decimals=1), "agent.decimals=1: a table of actions holds integers"),
         (lambda: TabularAgent(LAKE, entries="values", actions=[0]), r"agent.actions=\[0\]: a table of values"),
         (lambda: LinearAgent(POLE, bound=0.25), "agent.bound=0.25 has more digits than agent.decimals=1"),
-        (lambda: LinearAgent(POLE, output="tanh"), "agent.output=tanh is for actions that are numbers"),
-        (lambda: ProjectionAgent(POLE, Seeds(0), rank=9), "agent.rank=9: the linear policy has only 8 numbers"),
+        (lambda: LinearAgent(POLE, output="tanh"), "agent.output=tanh needs numeric actions"),
+        (
+            lambda: search_agent("projection", POLE, Seeds(0), rank=9),
+            "agent.rank=9 exceeds the 8 parameters of the linear policy",
+        ),
         (
             lambda: TabularAgent(replace(LAKE, continuous_actions=ARM.continuous_actions)),
-            "an action of env=lake is 2 real numbers",
+            "env=lake.*2",
         ),
     ],
 )

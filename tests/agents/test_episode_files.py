@@ -1,4 +1,4 @@
-"""Files of episodes that are played: cut back to a checkpoint, videos, and words beside pictures."""
+"""Files of played episodes: truncation to a checkpoint, videos, and texts next to pictures."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ ARM = EnvSpec(
 
 
 class TestEpisodeFiles:
-    def test_cut_back_to_the_checkpoint(self, tmp_path):
+    def test_files_are_truncated_to_checkpoint(self, tmp_path):
         picture = np.zeros((4, 4, 3), dtype=np.uint8)
         files = EpisodeFiles(tmp_path, None)
         files.step(0, {"step": 0})
@@ -31,17 +31,17 @@ class TestEpisodeFiles:
         files.frame(1, picture)
         files.step(2, {"step": 0})
         files.end(2, {"episode": 2}, 2.0)
-        again = EpisodeFiles(tmp_path, state)
-        assert again.finished == [{"episode": 0}] == read_lines(tmp_path / "episodes.jsonl")
+        reopened = EpisodeFiles(tmp_path, state)
+        assert reopened.finished == [{"episode": 0}] == read_lines(tmp_path / "episodes.jsonl")
         assert read_lines(tmp_path / "episodes" / "1" / "replies.jsonl") == [{"step": 0}]
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 1
         assert not (tmp_path / "episodes" / "2").exists()
-        again.frame(1, picture)
+        reopened.frame(1, picture)
         assert len(list((tmp_path / "episodes" / "1" / "frames").iterdir())) == 2
         assert EpisodeFiles(tmp_path, None).finished == [] and not (tmp_path / "episodes" / "0").exists()
 
-    def test_a_film_whose_episode_is_open_again(self, tmp_path):
-        """Ended after the last checkpoint, before the next one: the pictures of the checkpoint are there."""
+    def test_video_of_reopened_episode_is_removed(self, tmp_path):
+        """End the episode after the last checkpoint: the frames of the checkpoint remain."""
         shades = [np.full((64, 64, 3), 30 * i, dtype=np.uint8) for i in range(8)]
         files = EpisodeFiles(tmp_path, None)
         for shade in shades[:5]:
@@ -50,34 +50,34 @@ class TestEpisodeFiles:
         for shade in shades[5:]:
             files.frame(0, shade)
         files.end(0, {"episode": 0}, 2.0)
-        again = EpisodeFiles(tmp_path, state)
+        reopened = EpisodeFiles(tmp_path, state)
         for shade in shades[5:]:
-            again.frame(0, shade)
-        again.end(0, {"episode": 0}, 2.0)
+            reopened.frame(0, shade)
+        reopened.end(0, {"episode": 0}, 2.0)
         film = iio.imread(tmp_path / "episodes" / "0" / "episode.gif", index=None)
         assert [int(picture[0, 0, 0]) for picture in film] == pytest.approx([30 * i for i in range(8)], abs=4)
         # Over at the checkpoint: nobody will need them.
-        EpisodeFiles(tmp_path, again.state_dict())
+        EpisodeFiles(tmp_path, reopened.state_dict())
         assert not (tmp_path / "episodes" / "0" / "frames").exists()
 
-    def test_files_that_were_cut(self, tmp_path):
+    def test_truncated_files_are_readable(self, tmp_path):
         files = EpisodeFiles(tmp_path, None)
         files.end(0, {"episode": 0}, 2.0)
         state = files.state_dict()
         (tmp_path / "episodes.jsonl").write_text("")
-        with pytest.raises(Exception, match="is shorter than at the checkpoint"):
+        with pytest.raises(Exception, match="shorter"):
             EpisodeFiles(tmp_path, state)
 
 
 class TestFrames:
-    def test_words_stay_in_their_column(self):
+    def test_text_stays_in_column(self):
         words = [("observation", "a rather long sentence, " * 80), ("reflection", "x" * 400), ("action", "left")]
         frame = with_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)
         assert frame.shape == (300, 600, 3) and not frame[:, :400].any()
         ink = (frame[:, 400:] < 128).any(2)
         assert ink.any() and not ink[:, -4:].any() and not ink[-4:].any()
 
-    def test_the_action_is_always_there(self):
+    def test_action_is_always_visible(self):
         long, short = ([("observation", "sentence " * n), ("action", "left")] for n in (500, 5))
         frames = [
             with_text_column(np.zeros((30, 40, 3), dtype=np.uint8), words, 300, 200)[:, 400:] for words in (long, short)
@@ -86,39 +86,42 @@ class TestFrames:
         assert blue[0].max() > blue[1].max() > blue[1].min() == blue[0].min()
 
 
-def written(words, height=640):
-    """Rows of the column beside a picture that have ink, [height] bool."""
+def render_texts(words, height=640):
+    """Return which pixel rows of the text column contain ink, [height] bool."""
     frame = with_text_column(np.zeros((8, 8, 3), dtype=np.uint8), words, height, 520)
     return (frame[:, height:] < 128).any(axis=(1, 2))
 
 
 def test_seven_players_with_long_thoughts_all_find_room():
     words = [(f"player {i}: wait", "a thought that is long. " * 20) for i in range(7)]
-    whole, without = written([("episode", "0"), *words]), written([("episode", "0"), *words[:-1]])
-    assert not whole[-2:].any(), "the last line is cut"
+    with_last, no_last = render_texts([("episode", "0"), *words]), render_texts([("episode", "0"), *words[:-1]])
+    assert not with_last[-2:].any(), "the last line is cut"
     # Six get more lines each than seven do, so the panel is used either way.
-    assert whole[500:].any() and without[500:].any()
+    assert with_last[500:].any() and no_last[500:].any()
 
 
 @pytest.mark.parametrize(
-    ("action", "said"),
+    ("action", "text"),
     [
         ({"shoulder": 0.12345678901234567, "elbow": -2.0}, "shoulder 0.123, elbow -2"),
         ([0.5, 3], "[0.5, 3]"),
         (4, "4"),
     ],
 )
-def test_numbers_of_an_action_are_shown_in_short(action, said):
-    assert _short_numbers(action) == said
+def test_action_numbers_are_rounded(action, text):
+    assert _short_numbers(action) == text
 
 
-def test_many_numbers_of_an_observation_share_lines():
+def test_observation_numbers_share_lines():
     assert _readable({"x": 1.5, "map": ["ab", "cd"]}) == "x: 1.5\nmap:\n  ab\n  cd"
-    many = _readable({f"n{i}": i / 4 for i in range(17)} | {"map": ["ab"]})
-    assert many.splitlines()[0].startswith("n0 0.0, n1 0.25, ") and many.splitlines()[1:] == ["map:", "  ab"]
+    lines_text = _readable({f"n{i}": i / 4 for i in range(17)} | {"map": ["ab"]})
+    assert lines_text.splitlines()[0].startswith("n0 0.0, n1 0.25, ") and lines_text.splitlines()[1:] == [
+        "map:",
+        "  ab",
+    ]
 
 
-def test_numbers_of_an_action_have_the_names_of_the_text():
+def test_action_numbers_use_text_names():
     assert ARM.continuous_action_names == ("shoulder", "elbow")
     text = EnvDescription("Reach.", (), (("upper", "turn"), ("lower", "turn")))
     assert replace(ARM, text=text).continuous_action_names == ("upper", "lower")

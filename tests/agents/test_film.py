@@ -1,4 +1,4 @@
-"""The network that looks at a map as a mission tells it to, and the agent that learns with it by PPO."""
+"""The FiLM network, which combines a map with a mission, and its training with PPO."""
 
 import copy
 from dataclasses import replace
@@ -8,7 +8,7 @@ import torch
 
 from experiments import compose
 from fetch_game import FetchGame
-from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.agents.ppo_agent import PPOAgent, PPOAgentSettings
 from llmrl.algorithms.ppo import PPOSettings
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
@@ -41,7 +41,7 @@ SETTINGS = {
     "value_coefficient": 0.5, "max_grad_norm": 0.5, "target_kl": None, "bootstrap_truncation": True,
 }  # fmt: skip
 AGENT = {
-    "device": "cpu", "has_principal": False, "share_parameters": True, "observation_channels": ["view"], "core": "film",
+    "share_parameters": True, "observation_channels": ["view"], "core": "film",
     "encoding": "onehot", "core_hidden": [], "head_hidden": [16], "memory_layers": 1, "critic": "own",
     "freeze": "none", "init_from": None, "init_parts": "all", "keep_optimizer": False,
 }  # fmt: skip
@@ -51,105 +51,102 @@ def core(width=16, codes=CODES, **settings):
     return FilmCore((7, 7, 3), codes, 100, width, FilmSettings(**settings), Seeds(0).torch("weights"))
 
 
-def seen(n, seed=0):
-    """Maps [n, 7, 7, 3] and instructions of 1 to 24 words [n, 24]."""
+def make_inputs(n, seed=0):
+    """Return maps [n, 7, 7, 3] and instructions of 1 to 24 words [n, 24]."""
     generator = Seeds(seed).torch("seen")
     view = torch.stack([torch.randint(k, (n, 7, 7), generator=generator) for k in CODES], -1).to(torch.uint8)
     words = torch.randint(2, 100, (n, 24), generator=generator)
-    until = torch.randint(1, 25, (n, 1), generator=generator)
-    return view, torch.where(torch.arange(24) < until, words, 0)
+    mask_end = torch.randint(1, 25, (n, 1), generator=generator)
+    return view, torch.where(torch.arange(24) < mask_end, words, 0)
 
 
-def agent(spec, features=16, memory=16, seed=0, normalisation="none", **changes):
-    return PPOAgent(
+def agent(spec, features=16, memory=16, seed=0, normalization="none", **changes):
+    settings = PPOAgentSettings(
         **AGENT,
-        spec=spec,
-        seeds=Seeds(seed),
         features=features,
         memory=memory,
         ppo=PPOSettings(**(SETTINGS | changes)),
-        film=FilmSettings(normalisation=normalisation),
+        film=FilmSettings(normalization=normalization),
     )
+    return PPOAgent(spec, settings, Seeds(seed), "cpu", has_principal=False)
 
 
 def learn(learner, game, updates, start=0):
-    """Metrics of the last update, and the share of episodes of the last 5 rollouts that were successes."""
+    """Return the metrics of the last update and the success rate of the last 5 rollouts."""
     collector = Collector(game, learner.policy, "cpu")
     collector.reset(start)
-    won = []
+    wins = []
     for i in range(start, start + updates):
         rollout = collector.collect(8, Seeds(1).child(i).torch("actions"))
         metrics = learner.update(rollout, Seeds(1).child(i).torch("minibatches"))
-        won += [(i, episode.summaries["won"]) for episode in rollout.episodes]
-    last = [x for i, x in won if i >= start + updates - 5]
+        wins += [(i, episode.summaries["won"]) for episode in rollout.episodes]
+    last = [x for i, x in wins if i >= start + updates - 5]
     return metrics, sum(last) / max(len(last), 1)
 
 
-@pytest.mark.parametrize("normalisation", ["none", "group", "batch"])
+@pytest.mark.parametrize("normalization", ["none", "group", "batch"])
 @pytest.mark.parametrize(("output", "n_features"), [("map", 64), ("maximum", 16)])
 @pytest.mark.parametrize("codes", [CODES, ()])
-def test_shapes_and_gradients_of_everything(normalisation, output, n_features, codes):
-    net = core(codes=codes, normalisation=normalisation, output=output, blocks=3)
-    features = net(*seen(32))
+def test_shapes_and_gradients(normalization, output, n_features, codes):
+    net = core(codes=codes, normalization=normalization, output=output, blocks=3)
+    features = net(*make_inputs(32))
     assert features.shape == (32, n_features) == (32, net.n_features)
     assert (features >= 0).all() and features.std() > 0
     features.sum().backward()
     unreached = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum()]
-    # A constant before a normalisation by batch is no constant after it.
-    assert unreached == [] or normalisation == "batch"
+    # A constant before a normalization by batch is no constant after it.
+    assert unreached == [] or normalization == "batch"
     assert all(p.grad is not None for p in net.parameters())
 
 
-def test_as_many_parameters_as_published():
-    """1,068,103 for six actions and a vocabulary of a hundred words (BabyAI's network in GLAM's experiments)."""
-    film = FilmSettings(normalisation="batch", output="maximum")
+def test_parameter_count_matches_publication():
+    """Count 1,068,103 parameters for six actions and 100 words (BabyAI's network in GLAM's experiments)."""
+    film = FilmSettings(normalization="batch", output="maximum")
     network = ActorCritic(
         SPEC, Seeds(0).torch("weights"), NetworkSettings(128, [], [64], ["view"], 128, 1, "own", "film", "codes", film)
     )
     assert sum(p.numel() for p in network.parameters()) == 1_068_103
 
 
-def test_a_mission_is_read_word_by_word_to_its_last():
+def test_mission_is_read_to_last_word():
     net = core()
-    _, words = seen(5)
-    told = net.read(words)
+    _, words = make_inputs(5)
+    embedding = net.read(words)
     longer = torch.nn.functional.pad(words, (0, 7))
-    torch.testing.assert_close(net.read(longer), told)
-    one, other = net.read(torch.tensor([[2, 3, 4, 0], [3, 2, 4, 0]]))
-    assert (one - other).abs().max() > 1e-2
+    torch.testing.assert_close(net.read(longer), embedding)
+    embedding_a, embedding_b = net.read(torch.tensor([[2, 3, 4, 0], [3, 2, 4, 0]]))
+    assert (embedding_a - embedding_b).abs().max() > 1e-2
     for row in range(5):  # with others or alone, once or several times
-        torch.testing.assert_close(net.read(words[row : row + 1])[0], told[row])
-    torch.testing.assert_close(net.read(words[[3, 1, 3, 3]]), told[[3, 1, 3, 3]])
+        torch.testing.assert_close(net.read(words[row : row + 1])[0], embedding[row])
+    torch.testing.assert_close(net.read(words[[3, 1, 3, 3]]), embedding[[3, 1, 3, 3]])
     assert net.read(torch.zeros(2, 24, dtype=torch.int64)).isfinite().all()
 
 
-def test_missions_change_what_is_done():
-    view, words = seen(2)
+def test_mission_changes_actions():
+    view, words = make_inputs(2)
     learner = agent(replace(SPEC, n_envs=2))
-    one = {"view": view[:1].repeat(2, 1, 1, 1)[:, None], "mission": words[:, None]}
-    logits = learner.policy.act(one, generator=Seeds(0).torch("a")).logits
+    inputs = {"view": view[:1].repeat(2, 1, 1, 1)[:, None], "mission": words[:, None]}
+    logits = learner.policy.act(inputs, generator=Seeds(0).torch("a")).logits
     assert (logits[0] - logits[1]).abs().max() > 1e-6
-    same = {**one, "mission": words[:1].repeat(2, 1)[:, None]}
-    logits = learner.policy.act(same, generator=Seeds(0).torch("a")).logits
+    same_inputs = {**inputs, "mission": words[:1].repeat(2, 1)[:, None]}
+    logits = learner.policy.act(same_inputs, generator=Seeds(0).torch("a")).logits
     torch.testing.assert_close(logits[0], logits[1])
 
 
-def test_weights_and_actions_come_from_seeds():
-    one, same, other = (agent(SPEC, seed=seed) for seed in (0, 0, 1))
-    mine, copied = one.policy.state_dict(), same.policy.state_dict()
+def test_actions_follow_seed():
+    first_agent, repeated_agent, different_agent = (agent(SPEC, seed=seed) for seed in (0, 0, 1))
+    mine, copied = first_agent.policy.state_dict(), repeated_agent.policy.state_dict()
     assert all(torch.equal(mine[name], copied[name]) for name in mine)
     weights = [name for name in mine if name.endswith("weight")]
-    assert not any(torch.equal(mine[name], other.policy.state_dict()[name]) for name in weights)
+    assert not any(torch.equal(mine[name], different_agent.policy.state_dict()[name]) for name in weights)
 
 
-def test_a_mission_is_no_number():
-    """Other networks leave it out, and so they do what an expert would do."""
+def test_mission_is_not_numeric():
+    """Check that other networks ignore the mission and act as an expert would."""
     plain = ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], []))
-    assert plain.image == "view" and plain.joined == ()
+    assert plain.image == "view" and plain.vector_channels == ()
     assert agent(SPEC).policy.channels == ("view", "mission")
-    with pytest.raises(
-        ConfigError, match=r"agent.observation_channels: env=told offers no channel 'mission', but view"
-    ):
+    with pytest.raises(ConfigError, match=r"agent.observation_channels.*env=told.*'mission'"):
         ActorCritic(SPEC, Seeds(0).torch("weights"), NetworkSettings(8, [], [], ["view", "mission"]))
 
 
@@ -162,79 +159,81 @@ def test_a_mission_is_no_number():
         {"mission": SPEC.observation["mission"], "pixels": Channel((64, 64, 3), "uint8")},
     ],
 )
-def test_a_map_and_a_mission_are_needed(channels):
-    with pytest.raises(ConfigError, match=r"agent.core=film .* env=told offers only .* use env=babyai_text, or agent"):
+def test_missing_map_raises(channels):
+    with pytest.raises(ConfigError, match=r"agent.core=film.*env=told.*env=babyai_text"):
         ActorCritic(
             replace(SPEC, observation=channels), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
         )
 
 
-def test_a_map_is_read():
-    more = {**SPEC.observation, "vector": Channel((4,), "float32")}
+def test_map_is_encoded():
+    channels = {**SPEC.observation, "vector": Channel((4,), "float32")}
     network = ActorCritic(
-        replace(SPEC, observation=more), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
+        replace(SPEC, observation=channels), Seeds(0).torch("weights"), NetworkSettings(8, [], [], core="film")
     )
-    assert (network.image, network.joined) == ("view", ("vector",))
-    with pytest.raises(ConfigError, match=r"agent.observation_channels=\['vector'\] names none; add 'view'"):
+    assert (network.image, network.vector_channels) == ("view", ("vector",))
+    with pytest.raises(ConfigError, match=r"agent.observation_channels=\['vector'\].*'view'"):
         ActorCritic(
-            replace(SPEC, observation=more),
+            replace(SPEC, observation=channels),
             Seeds(0).torch("weights"),
             NetworkSettings(8, [], [], ["vector"], core="film"),
         )
 
 
-def test_learning_sees_what_acting_saw():
-    """The first minibatch of an update finds the probabilities that were acted with: normalisation does not depend on
-    what is computed together."""
-    for normalisation, ratios in (("none", 0.0), ("group", 0.0), ("batch", 1e-5)):
-        learner = agent(FetchGame(8).spec, normalisation=normalisation, epochs=1, minibatch_size=None)
+def test_training_inputs_equal_rollout_inputs():
+    """Check that the first minibatch reproduces the rollout's probabilities.
+
+    Normalization does not depend on the batch.
+    """
+    for normalization, ratios in (("none", 0.0), ("group", 0.0), ("batch", 1e-5)):
+        learner = agent(FetchGame(8).spec, normalization=normalization, epochs=1, minibatch_size=None)
         metrics, _ = learn(learner, FetchGame(8), 1)
-        assert (abs(metrics["loss/kl"]) < 1e-9) == (ratios == 0.0), normalisation
+        assert (abs(metrics["loss/kl"]) < 1e-9) == (ratios == 0.0), normalization
 
 
 @pytest.mark.long
-def test_it_learns_to_do_what_it_is_told():
-    """Without the mission, one in two is right."""
+def test_agent_learns_to_follow_mission():
+    """Check against 50 % success, the rate without the mission."""
     learner = agent(FetchGame(16).spec, learning_rate=1e-3, epochs=4)
     _, success = learn(learner, FetchGame(16), 30)
     assert success > 0.9
 
 
-def test_it_goes_on_bit_for_bit():
+def test_resume_is_bit_identical():
     learner = agent(FetchGame(8).spec)
     learn(learner, FetchGame(8), 2)
     saved = copy.deepcopy(learner.state_dict())
     expected, _ = learn(learner, FetchGame(8), 2, start=2)
-    resumed = agent(FetchGame(8).spec, seed=5)
-    resumed.load_state_dict(saved)
-    again, _ = learn(resumed, FetchGame(8), 2, start=2)
-    assert again == expected
-    mine, other = learner.state_dict()["policy"], resumed.state_dict()["policy"]
-    assert all(torch.equal(mine[name], other[name]) for name in mine)
+    restart = agent(FetchGame(8).spec, seed=5)
+    restart.load_state_dict(saved)
+    repeated_losses, _ = learn(restart, FetchGame(8), 2, start=2)
+    assert repeated_losses == expected
+    mine, restart_state = learner.state_dict()["policy"], restart.state_dict()["policy"]
+    assert all(torch.equal(mine[name], restart_state[name]) for name in mine)
 
 
 STUDIES = {"goto_red_ball symbolic": 1, "goto_local symbolic": 1, "mixed symbolic": 5, "mixed symbolic_published": 5}
 
 
-@pytest.mark.parametrize("chosen", sorted(STUDIES))
-def test_its_treatments_build(chosen):
-    study, treatment = chosen.split()
+@pytest.mark.parametrize("choice", sorted(STUDIES))
+def test_treatments_build(choice):
+    study, treatment = choice.split()
     config = compose(f"experiment=grounding/{study}", f"treatment={treatment}")
     check_values(config)
     assert config["env"]["n_envs"] * config["learn"]["rollout_steps"] == 2560
-    published = treatment.endswith("published")
+    is_published = treatment.endswith("published")
     # Of half the squared error.
-    assert config["agent"]["ppo"]["value_coefficient"] == (1.0 if published else 0.5)
+    assert config["agent"]["ppo"]["value_coefficient"] == (1.0 if is_published else 0.5)
     config["env"]["n_envs"] = 16
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
         loop = build_loop(config, parts)
         assert isinstance(loop, LearnLoop) and parts.agents[0].policy.channels == ("view", "mission")
         [n_words] = parts.env.spec.observation["mission"].codes
-        known = 1_068_103 - 100 * 128 if published else None
-        counted = parts.agents[0].describe()["parameters"]
-        assert known is None or counted == known + n_words * 128
+        parameter_count = 1_068_103 - 100 * 128 if is_published else None
+        n_parameters = parts.agents[0].describe()["parameters"]
+        assert parameter_count is None or n_parameters == parameter_count + n_words * 128
         kinds = [name for name in parts.env.spec.metrics if name.startswith("success_")]
-        assert len(kinds) in ((1, 2, 3, 4, 5) if published else (5 if STUDIES[chosen] == 5 else 0,))
+        assert len(kinds) in ((1, 2, 3, 4, 5) if is_published else (5 if STUDIES[choice] == 5 else 0,))
     finally:
         parts.close()

@@ -1,4 +1,4 @@
-"""The loop `play`: the same games for everybody, and everything written down as it happens."""
+"""The loop `play`: equal games for all agents, and logs of all steps."""
 
 import json
 
@@ -29,14 +29,14 @@ def play(root, *overrides):
     return result, only_run_folder(root)
 
 
-class TestARun:
+class TestRun:
     @pytest.fixture(scope="class")
     def folder(self, tmp_path_factory):
         root = tmp_path_factory.mktemp("taxi")
         return play(root, *TAXI, "agent=llm_player", "play.videos=1", "llm.malformed=0.2")[1]
 
     @pytest.mark.slow
-    def test_every_step_is_written_down(self, folder):
+    def test_steps_are_logged(self, folder):
         for episode in range(4):
             lines = read_lines(folder / "episodes" / str(episode) / "replies.jsonl")
             assert [line["step"] for line in lines] == list(range(12))
@@ -59,14 +59,14 @@ class TestARun:
             assert results["table"][name]["mean"] == pytest.approx(np.mean(values))
             assert results["table"][name]["standard_error"] == pytest.approx(np.std(values, ddof=1) / 2)
 
-    def test_metrics_have_the_names_of_an_evaluation(self, folder):
+    def test_metrics_use_evaluation_names(self, folder):
         last = comparable_metrics(folder)[-1]
         assert {"evaluation/return", "evaluation/length", "evaluation/success", "evaluation/objective"} <= set(last)
         assert (last["kind"], last["x"], last["episodes"], last["env_steps"]) == ("episode", "episodes", 4, 48)
         calls = last["llm/calls"]
         assert last["player/invalid_rate"] == pytest.approx(last["llm/invalid_replies"] / calls)
 
-    def test_a_film(self, folder):
+    def test_video_is_written(self, folder):
         video = iio.imread(folder / "episodes" / "0" / "episode.mp4")
         animation = iio.imread(folder / "episodes" / "0" / "episode.gif", index=None)
         assert len(video) == len(animation) == 13, "each state that was decided in, and the end"
@@ -74,42 +74,44 @@ class TestARun:
         assert not list(folder.glob("episodes/*/frames")) and not (folder / "episodes" / "1" / "episode.gif").exists()
 
 
-def test_everybody_plays_the_same_games(tmp_path):
-    """Whoever plays, and however many games there are at once."""
+def test_agents_play_equal_games(tmp_path):
+    """Compare different agents and different numbers of parallel games."""
     starts = {}
     for n_envs in (2, 3):
         for agent in ("random", "llm_player"):
             root = tmp_path / f"{agent}{n_envs}"
             overrides = ("env=taxi", f"env.n_envs={n_envs}", "env.horizon=2", "play.episodes=5", "play.records=5")
             _, folder = play(root, *overrides, f"agent={agent}")
-            seen = [read_lines(folder / "episodes" / str(k) / "replies.jsonl")[0]["observation"] for k in range(5)]
-            starts[agent, n_envs] = json.dumps(seen)
+            observations = [
+                read_lines(folder / "episodes" / str(k) / "replies.jsonl")[0]["observation"] for k in range(5)
+            ]
+            starts[agent, n_envs] = json.dumps(observations)
     assert len(set(starts.values())) == 1 and len(set(map(str, json.loads(starts["random", 2])))) > 1
 
 
-def test_words_are_found_only_where_they_are_wanted(tmp_path, monkeypatch):
-    found = []
+def test_text_is_rendered_on_demand(tmp_path, monkeypatch):
+    lines = []
     line = EpisodeLogger._line
-    monkeypatch.setattr(EpisodeLogger, "_line", lambda self, *args: found.append(args) or line(self, *args))
+    monkeypatch.setattr(EpisodeLogger, "_line", lambda self, *args: lines.append(args) or line(self, *args))
     options = ("env=taxi", "env.horizon=3", "env.n_envs=2", "play.episodes=4", "agent=random")
     play(tmp_path / "none", *options, "play.records=0")
-    assert not found
+    assert not lines
     play(tmp_path / "one", *options, "play.records=1")
-    assert len(found) == 3
+    assert len(lines) == 3
 
 
-def test_nobody_is_asked_for_games_that_are_not_needed(tmp_path):
-    """Four episodes in games of three: the second wave has one."""
+def test_surplus_games_need_no_requests(tmp_path):
+    """Play four episodes in batches of three: the second batch has one."""
     _, folder = play(tmp_path, *TAXI, "agent=llm_player")
     assert comparable_metrics(folder)[-1]["llm/calls"] == 4 * 12
 
 
 @pytest.mark.parametrize("game", [("env=taxi",), ("env=frozen_lake", "+env.kwargs.desc=[SFFF,FFFF,FFFF,FFFG]")])
-def test_the_estimate_bounds_what_is_asked(tmp_path, game):
-    """Legal actions, repeated actions and lessons included; and it is no multiple of what is needed."""
+def test_estimate_bounds_requests(tmp_path, game):
+    """Include legal actions, repeated actions and lessons; the bound is tight to a factor."""
     # Six steps are the fewest in which a passenger is delivered, or this lake crossed: no episode ends before its time.
     overrides = (*game, "env.horizon=5", "env.n_envs=2", "play.episodes=6", "agent=llm_player")
-    overrides = (*overrides, "agent.lessons=1", "agent.action_every=3", "agent.history=4")
+    overrides = (*overrides, "agent.lessons=1", "agent.action_interval=3", "agent.history=4")
     config = compose(*overrides)
     parts = build_parts(config, build_llm(config, None))
     estimate = build_loop(config, parts).estimate()
@@ -123,7 +125,7 @@ def test_the_estimate_bounds_what_is_asked(tmp_path, game):
 
 
 @pytest.mark.slow
-def test_which_loop_it_is():
+def test_loop_is_derived():
     for agent, loop in (("random", PlayLoop), ("heuristic", PlayLoop), ("llm_player", PlayLoop), ("ppo", LearnLoop)):
         config = compose("env=taxi", f"agent={agent}")
         parts = build_parts(config, build_llm(config, None))
@@ -133,29 +135,35 @@ def test_which_loop_it_is():
             parts.close()
 
 
-def test_a_trained_agent_plays_them_too(tmp_path):
-    """With its weights frozen, it plays what everybody plays."""
-    trained = ("env=cartpole", "env.n_envs=2", "agent=ppo", "learn.env_steps=64", "learn.rollout_steps=32")
-    _, learnt = play(tmp_path / "learn", *trained, "learn.evaluate_episodes=2")
-    assert json.loads((learnt / "results.json").read_text())["learned"]
-    frozen = (*trained[:3], f"agent.init_from='{learnt}'", "agent.freeze=all", "play.episodes=3", "play.records=3")
-    _, folder = play(tmp_path / "play", *frozen)
-    _, random = play(tmp_path / "random", "env=cartpole", "env.n_envs=2", "agent=random", *frozen[-2:])
+def test_learned_agent_plays(tmp_path):
+    """Play the same episodes as other agents, with frozen weights."""
+    training_options = ("env=cartpole", "env.n_envs=2", "agent=ppo", "learn.env_steps=64", "learn.rollout_steps=32")
+    _, learned_folder = play(tmp_path / "learn", *training_options, "learn.evaluate_episodes=2")
+    assert json.loads((learned_folder / "results.json").read_text())["learned"]
+    frozen_options = (
+        *training_options[:3],
+        f"agent.init_from='{learned_folder}'",
+        "agent.freeze=all",
+        "play.episodes=3",
+        "play.records=3",
+    )
+    _, folder = play(tmp_path / "play", *frozen_options)
+    _, random = play(tmp_path / "random", "env=cartpole", "env.n_envs=2", "agent=random", *frozen_options[-2:])
     starts = [read_lines(f / "episodes" / "2" / "replies.jsonl")[0]["observation"] for f in (folder, random)]
     assert starts[0] == starts[1]
     # Episodes of one run share its weights, whose training might have come out otherwise.
-    learned = [json.loads((f / "results.json").read_text())["learned"] for f in (folder, random)]
-    assert learned == [True, False]
+    learned_flags = [json.loads((f / "results.json").read_text())["learned"] for f in (folder, random)]
+    assert learned_flags == [True, False]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", some(READING[::2], READING))
-def test_the_scripted_model_plays_every_environment(tmp_path, env):
-    """Through the prompts and the parsing of a real one."""
+def test_scripted_model_plays_all_environments(tmp_path, env):
+    """Use the prompts and the parser of a real model."""
     if env in MUJOCO:
         pytest.importorskip("mujoco")
     overrides = (f"env={env}", "env.n_envs=2", "env.horizon=8", "play.episodes=2", "agent=llm_player")
-    _, folder = play(tmp_path, *overrides, "agent.lessons=1", "agent.action_every=2")
+    _, folder = play(tmp_path, *overrides, "agent.lessons=1", "agent.action_interval=2")
     last = comparable_metrics(folder)[-1]
     assert last["player/decisions"] > 0 and last["player/invalid_rate"] == 0
     assert json.loads((folder / "status.json").read_text())["llm"] == "scripted rule (not a language model)"
@@ -164,40 +172,40 @@ def test_the_scripted_model_plays_every_environment(tmp_path, env):
 @pytest.mark.slow
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("env", ["cleanup", "harvest"])
-def test_and_societies(tmp_path, env):
+def test_scripted_model_plays_societies(tmp_path, env):
     overrides = (f"env={env}_pixels", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
     _, folder = play(tmp_path, *overrides, "env.mechanism=null", "agent=llm_player", "play.episodes=1")
     lines = read_lines(folder / "episodes" / "0" / "replies.jsonl")
-    assert [(line["step"], line["agent"]) for line in lines] == [(t, a) for t in range(6) for a in range(3)]
+    assert [(line["step"], line["agent"]) for line in lines] == [(t, agent) for t in range(6) for agent in range(3)]
     assert all(len(line["observation"]["map"]) == 11 for line in lines)
     systems = {call["messages"][0]["content"] for call in read_calls(folder / "llm_calls.jsonl")}
     assert len(systems) == 3
 
 
 class TestRefusals:
-    """Before anything is spent."""
+    """Errors before any cost arises."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [
             (("env=taxi", "env.id=Taxi-v77"), "Taxi-v77"),
-            (("env=taxi", "env.text=taksi"), "env.text=taksi: there are"),
-            (("env=taxi", "env.text=null"), "env=taxi has none: set env.text"),
-            (("env=simple_spread",), "env=simple_spread has none: set env.text"),
+            (("env=taxi", "env.text=taksi"), "env.text=taksi"),
+            (("env=taxi", "env.text=null"), "env=taxi"),
+            (("env=simple_spread",), "env=simple_spread"),
             (("env=taxi", "agent.show=[mood]"), "agent.show"),
             (("env=taxi", "agent.history=-1"), "agent.history=-1"),
             (("env=taxi", "play.episodes=0"), "play.episodes=0"),
             (("env=gymnasium", "env.id=CliffWalking-v1", "env.text=cliff_walking"), "set env.horizon"),
         ],
     )
-    def test_it_says_why(self, tmp_path, overrides, message):
+    def test_error_gives_reason(self, tmp_path, overrides, message):
         with pytest.raises(ConfigError) as error:
             run("agent=llm_player", *overrides, f"output_root={tmp_path}")
         assert message in str(error.value)
         assert not any(log.stat().st_size for log in tmp_path.rglob("llm_calls.jsonl"))
 
-    def test_a_budget_is_an_end_too(self, tmp_path):
+    def test_budget_ends_run(self, tmp_path):
         endless = ("env=gymnasium", "env.id=CliffWalking-v1", "env.text=cliff_walking", "agent=llm_player")
         config = compose(*endless, "llm.budget.calls=5")
         parts = build_parts(config, build_llm(config, None))
@@ -217,7 +225,7 @@ class TestRefusals:
         monkeypatch.setitem(
             gymnasium.registry, "Silent-v0", gymnasium.envs.registration.EnvSpec("Silent-v0", entry_point=Silent)
         )
-        with pytest.raises(ConfigError, match="draws no pictures"):
+        with pytest.raises(ConfigError, match="cannot be rendered as an image"):
             run(
                 *("env=taxi", "env.id=Silent-v0", "env.text=auto", "agent=llm_player", "play.videos=1"),
                 f"output_root={tmp_path}",

@@ -1,4 +1,4 @@
-"""Players that are shown frames: the right one arrives, so that a model that only looks plays well."""
+"""Players with vision: the model receives the current frame and plays well from pictures alone."""
 
 import base64
 import io
@@ -16,22 +16,22 @@ from llmrl.llms.call_log import read_calls
 MAP = ("SFFF", "FHFH", "FFFH", "HFFG")
 WAY = {(0, 0): "down", (1, 0): "down", (2, 0): "right", (2, 1): "down", (3, 1): "right", (3, 2): "right"}
 FACE = (208, 210, 216)
-"""Colour of the walker, and of nothing else in the picture of this map."""
+"""The unique color of the walker in the picture of this map."""
 
 
 def walker(url):
-    """Row and column in which a picture of the lake shows the walker."""
-    seen = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
-    rows, columns = np.nonzero((seen == FACE).all(axis=2))
-    cell = seen.shape[0] // len(MAP)
+    """Return the row and the column of the walker in a picture of the lake."""
+    image = np.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGB"))
+    rows, columns = np.nonzero((image == FACE).all(axis=2))
+    cell = image.shape[0] // len(MAP)
     return int(rows.mean() // cell), int(columns.mean() // cell)
 
 
-def by_sight(messages):
-    """The way to the goal, from the last picture alone."""
-    assert all(isinstance(each["content"], str) for each in messages[:-1])
-    told, *images = messages[-1]["content"]
-    assert "observation" not in json.loads(told["text"]) and 1 <= len(images) <= 2
+def answer_from_image(messages):
+    """Return the direction to the goal, from the last picture alone."""
+    assert all(isinstance(message["content"], str) for message in messages[:-1])
+    prompt, *images = messages[-1]["content"]
+    assert "observation" not in json.loads(prompt["text"]) and 1 <= len(images) <= 2
     return json.dumps({"action": WAY[walker(images[-1]["image_url"]["url"])]})
 
 
@@ -42,8 +42,8 @@ def play(root, *overrides):
 
 
 @pytest.mark.slow
-def test_a_model_that_only_looks_finds_the_way(tmp_path):
-    with FakeOpenAIServer(reply=by_sight) as server:
+def test_vision_model_finds_goal(tmp_path):
+    with FakeOpenAIServer(reply=answer_from_image) as server:
         server_ = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.cache=off")
         folder = play(tmp_path, *server_, "agent.show_text=false", "llm.structured=false")
     results = json.loads((folder / "results.json").read_text())
@@ -56,31 +56,31 @@ def test_a_model_that_only_looks_finds_the_way(tmp_path):
 
 
 @pytest.mark.slow
-def test_replayed_from_the_log_it_is_the_same(tmp_path):
+def test_log_replay_is_identical(tmp_path):
     first = play(tmp_path / "first", "llm=scripted")
-    again = play(tmp_path / "again", "llm=replay", f"llm.calls={first}")
-    scores = [json.loads((folder / "results.json").read_text())["per_episode"] for folder in (first, again)]
+    replay_folder = play(tmp_path / "again", "llm=replay", f"llm.calls={first}")
+    scores = [json.loads((folder / "results.json").read_text())["per_episode"] for folder in (first, replay_folder)]
     assert scores[0] == scores[1]
 
 
-def test_a_model_that_takes_none_is_refused():
+def test_rejects_text_model():
     from road_game import Model, Table, reply
 
-    with pytest.raises(ConfigError, match="takes no pictures"):
+    with pytest.raises(ConfigError, match="accepts no images"):
         Table(Model(lambda messages: reply("stay")), show_frames=1)
-    with pytest.raises(ConfigError, match="would see nothing"):
+    with pytest.raises(ConfigError, match="needs frames"):
         Table(Model(lambda messages: reply("stay")), show_text=False)
 
 
 @pytest.mark.slow
-def test_players_of_a_society_see_their_own_views(tmp_path):
-    """As the environment draws them, which is what they observe in pixels."""
+def test_society_players_see_individual_views(tmp_path):
+    """Compare with the pixels that the environment gives each player."""
     society = ("experiment=zero_shot/cleanup", "env=cleanup", "llm=scripted", "env.horizon=2", "play.videos=0")
-    shown = []
-    for name, more in (("drawn", []), ("observed", ["env.observe=[text,pixels]"])):
-        run(*society, *more, "agent.show_frames=1", "agent.action_every=1", f"output_root={tmp_path / name}")
+    frames = []
+    for name, overrides in (("drawn", []), ("observed", ["env.observe=[text,pixels]"])):
+        run(*society, *overrides, "agent.show_frames=1", "agent.action_interval=1", f"output_root={tmp_path / name}")
         folder = only_run_folder(tmp_path / name)
         calls = list(read_calls(folder / "llm_calls.jsonl"))
-        shown.append({call["place"]: call["messages"][-1]["images"] for call in calls})
-        assert len(calls) == 14 and len({image for [image] in shown[-1].values()}) > 7
-    assert shown[0] == shown[1]
+        frames.append({call["place"]: call["messages"][-1]["images"] for call in calls})
+        assert len(calls) == 14 and len({player_image for [player_image] in frames[-1].values()}) > 7
+    assert frames[0] == frames[1]

@@ -1,4 +1,4 @@
-"""What becomes of a model's replies, whatever they are."""
+"""Parsing and repair of a model's replies."""
 
 import pytest
 
@@ -9,20 +9,20 @@ from road_game import Model, Table, reply
 
 
 class TestBadReplies:
-    def test_a_repair(self):
+    def test_invalid_reply_is_repaired(self):
         answers = iter(["jump", reply("jump"), reply("right")])
         table = Table(Model(lambda messages: next(answers)), repair_turns=2).start()
         act = table.step()
         assert act.action.tolist() == [[2]] and act.notes[0][0]["valid"]
         assert (act.notes[0][0]["replies"], act.notes[0][0]["invalid"]) == (3, 2)
-        asked = table.model.requests[2].messages
-        assert [m["role"] for m in asked] == ["system", "user", "assistant", "user", "assistant", "user"]
-        assert '"left", "stay", "right"' in asked[-1]["content"]
+        request_messages = table.model.requests[2].messages
+        assert [m["role"] for m in request_messages] == ["system", "user", "assistant", "user", "assistant", "user"]
+        assert '"left", "stay", "right"' in request_messages[-1]["content"]
         assert table.agent.metrics()["player/invalid_rate"] == pytest.approx(2 / 3)
         assert act.notes[0][0]["prompt_tokens"] == 30
 
-    def test_a_reflection_that_is_missing(self):
-        """It is asked for again, and counted; where it is not required, the action counts."""
+    def test_missing_reflection_is_invalid(self):
+        """Repair and count the reply; accept the action if no reflection is required."""
         answers = iter(['{"action": "left"}', reply("right")])
         table = Table(Model(lambda messages: next(answers))).start()
         act = table.step()
@@ -33,7 +33,7 @@ class TestBadReplies:
             act = Table(Model(lambda messages: '{"action": "left"}'), **options).start().step()
             assert act.action.tolist() == [[0]] and act.notes[0][0]["valid"] and act.notes[0][0]["replies"] == 1
 
-    def test_the_last_action_is_repeated(self):
+    def test_last_action_is_repeated(self):
         answers = iter([reply("right"), "?", "?"])
         table = Table(Model(lambda messages: next(answers))).start()
         table.step()
@@ -41,20 +41,20 @@ class TestBadReplies:
         assert act.action.tolist() == [[2]] and not act.notes[0][0]["valid"]
         assert table.agent.metrics()["player/fallback_rate"] == 0.5
 
-    def test_unless_it_is_illegal(self):
+    def test_illegal_last_action_is_not_repeated(self):
         answers = iter([reply("right"), reply("right"), "?"])
         table = Table(Model(lambda messages: next(answers)), mask=True).start()
         table.step(mask=[False, True, True])
         act = table.step(mask=[False, True, False])
         assert act.action.tolist() == [[1]]
 
-    def test_illegal_ones_pass_where_nobody_asks_for_legal_ones(self):
-        table = Table(Model(lambda messages: reply("right")), mask=True, legal_only=False).start()
+    def test_illegal_actions_pass_if_allowed(self):
+        table = Table(Model(lambda messages: reply("right")), mask=True, require_legal=False).start()
         assert table.step(mask=[True, True, False]).action.tolist() == [[2]]
         assert "legal" not in table.model.requests[0].messages[0]["content"]
 
-    def test_nothing_but_rubbish(self):
-        """From the first reply on; the history stays a conversation."""
+    def test_unparsable_replies(self):
+        """Check that the history remains a valid conversation from the first reply on."""
         table = Table(Model(lambda messages: "\x00{"), n_envs=2, history=3).start()
         for _ in range(5):
             act = table.step()
@@ -74,13 +74,13 @@ class TestBadReplies:
         assert "speed must be from -1 to 1" in table.model.requests[-1].messages[-1]["content"]
 
     def test_failed_calls_are_no_replies(self):
-        """The second of three calls fails for good, and what is done in its place is counted."""
+        """Fail the second of three calls and count the default action."""
         model = Model()
-        said, model.calls = model.complete, 0
+        reply_function, model.calls = model.complete, 0
 
         def complete(requests):
             model.calls += 1
-            return [ChatReply("", error="down")] if model.calls == 2 else said(requests)
+            return [ChatReply("", error="down")] if model.calls == 2 else reply_function(requests)
 
         model.complete = complete
         table = Table(model, failures="fall_back").start()
@@ -88,14 +88,14 @@ class TestBadReplies:
             act = table.step()
             if model.calls == 2:
                 assert (act.notes[0][0]["replies"], act.notes[0][0]["invalid"], act.notes[0][0]["failed"]) == (0, 0, 1)
-        found = table.policy.metrics()
-        assert (found["player/failed_calls"], found["player/invalid_rate"]) == (1, 0)
-        assert found["player/fallback_rate"] == pytest.approx(1 / 3)
+        metrics = table.policy.metrics()
+        assert (metrics["player/failed_calls"], metrics["player/invalid_rate"]) == (1, 0)
+        assert metrics["player/fallback_rate"] == pytest.approx(1 / 3)
 
-    def test_a_model_that_cannot_be_reached_ends_it(self):
-        class Down(Model):
+    def test_unreachable_model_ends_run(self):
+        class UnreachableModel(Model):
             def complete(self, requests):
                 raise LLMError("down")
 
         with pytest.raises(LLMError, match="down"):
-            Table(Down()).start().step()
+            Table(UnreachableModel()).start().step()

@@ -1,9 +1,9 @@
-"""How agents were trained, from the saved config of their run."""
+"""Facts about the training of agents, from the saved config of their run."""
 
 import pytest
 import yaml
 
-from llmrl.agents.pretraining import pretraining_of
+from llmrl.agents.ppo_agent import pretraining_of
 from llmrl.core.records import Pretraining
 
 BOXES = [
@@ -21,6 +21,6 @@ BOXES = [
         ({"design": {"steps": 3}}, None),
     ],
 )
-def test_ranges_are_those_of_all_boxes(tmp_path, config, expected):
+def test_ranges_match_boxes(tmp_path, config, expected):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     assert pretraining_of(tmp_path) == expected

@@ -8,7 +8,7 @@ from llmrl.algorithms.q_learning import ReplayBuffer, Transitions
 
 
 def transitions(numbers, texts=lambda i: f"text {i}", legal=False):
-    """One for each number, told apart by its reward."""
+    """Return one transition for each number, identified by its reward."""
     n = len(numbers)
     return Transitions(
         prompt=[texts(i).encode() for i in numbers],
@@ -20,45 +20,47 @@ def transitions(numbers, texts=lambda i: f"text {i}", legal=False):
     )
 
 
-def all_of(replay, draws=4000):
+def sample_all(replay, draws=4000):
     return replay.sample(draws, torch.Generator().manual_seed(1))
 
 
 @settings(max_examples=30)
 @given(st.integers(1, 9), st.lists(st.integers(1, 14), min_size=1, max_size=8))
-def test_it_holds_the_newest_transitions_as_they_were(capacity, sizes):
+def test_memory_holds_newest_transitions(capacity, sizes):
     replay, added = ReplayBuffer(capacity), 0
     for size in sizes:
         replay.add(transitions(list(range(added, added + size))))
         added += size
-    found = all_of(replay, 500)
+    samples = sample_all(replay, 500)
     assert len(replay) == min(added, capacity)
-    assert set(found.reward.astype(int)) == set(range(max(0, added - capacity), added))
-    for i, number in enumerate(found.reward.astype(int).tolist()):
-        assert found.prompt[i] == f"text {number}".encode() and found.next_prompt[i] == f"text {number + 1}".encode()
-        assert found.action[i] == number % 3 and found.terminal[i] == (number % 4 == 0)
+    assert set(samples.reward.astype(int)) == set(range(max(0, added - capacity), added))
+    for i, number in enumerate(samples.reward.astype(int).tolist()):
+        assert (
+            samples.prompt[i] == f"text {number}".encode() and samples.next_prompt[i] == f"text {number + 1}".encode()
+        )
+        assert samples.action[i] == number % 3 and samples.terminal[i] == (number % 4 == 0)
 
 
-def test_every_transition_is_drawn_equally_often():
+def test_sampling_is_uniform():
     replay = ReplayBuffer(100)
     for start in range(0, 250, 10):  # it has been full for long, and its newest is not in its last place
         replay.add(transitions(list(range(start, start + 10))))
     n = 40_000
-    counts = np.bincount(all_of(replay, n).reward.astype(int), minlength=250)
+    counts = np.bincount(sample_all(replay, n).reward.astype(int), minlength=250)
     assert counts[:150].sum() == 0
     # Of 100 binomial counts with mean 400 and deviation 19.9 none is further than 4.5 deviations away.
     assert np.abs(counts[150:] - n / 100).max() < 4.5 * np.sqrt(n / 100 * 0.99)
 
 
-def test_draws_are_those_of_the_generator():
+def test_sampling_uses_generator():
     replay = ReplayBuffer(50)
     replay.add(transitions(list(range(30))))
     first, second = (replay.sample(20, torch.Generator().manual_seed(5)).reward for _ in range(2))
-    other = replay.sample(20, torch.Generator().manual_seed(6)).reward
-    assert (first == second).all() and (first != other).any()
+    different_samples = replay.sample(20, torch.Generator().manual_seed(6)).reward
+    assert (first == second).all() and (first != different_samples).any()
 
 
-def test_a_text_is_held_once_and_as_long_as_it_is_needed():
+def test_texts_are_stored_once():
     replay = ReplayBuffer(20)
     replay.add(transitions(list(range(20)), texts=lambda i: f"text {i % 4}"))
     assert len(replay.state_dict()["lengths"]) == 4
@@ -67,18 +69,18 @@ def test_a_text_is_held_once_and_as_long_as_it_is_needed():
 
 
 @pytest.mark.parametrize("added", [7, 23])
-def test_saved_and_loaded_it_goes_on_alike(added):
+def test_state_restores_sampling(added):
     first, second = ReplayBuffer(10), ReplayBuffer(10)
     first.add(transitions(list(range(added)), legal=True))
     second.load_state_dict(first.state_dict())
     for replay in (first, second):
         replay.add(transitions([100, 101, 102], legal=True))
-    a, b = all_of(first), all_of(second)
-    assert list(a.prompt) == list(b.prompt) and list(a.next_prompt) == list(b.next_prompt)
-    assert (a.reward == b.reward).all() and (a.legal == b.legal).all()
+    left, b = sample_all(first), sample_all(second)
+    assert list(left.prompt) == list(b.prompt) and list(left.next_prompt) == list(b.next_prompt)
+    assert (left.reward == b.reward).all() and (left.legal == b.legal).all()
 
 
-def test_its_state_is_far_smaller_than_the_prompts():
+def test_state_is_smaller_than_prompts():
     replay = ReplayBuffer(2000)
     long = "possible action of the agent turn left turn right go forward " * 10
     replay.add(transitions(list(range(2000)), texts=lambda i: f"{long} {i}"))
@@ -86,6 +88,6 @@ def test_its_state_is_far_smaller_than_the_prompts():
     assert state["texts"].nbytes < 0.05 * 2000 * len(long)
 
 
-def test_nothing_can_be_drawn_from_nothing():
-    with pytest.raises(ValueError, match="nothing has been added"):
+def test_empty_memory_rejects_sampling():
+    with pytest.raises(ValueError, match="empty"):
         ReplayBuffer(10).sample(1, torch.Generator())

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 through one adapter, under the budget of the searches."""
+"""The adapter of Stable-Baselines3, with the budget of a search."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ skip_without("stable_baselines3")
 SMALL = ("agent=sb3", "env.horizon=50", "search.iterations=4", "search.episodes=5", "search.evaluate_episodes=6")
 
 
-def trained(tmp_path, *overrides):
+def train(tmp_path, *overrides):
     run(*SMALL, f"output_root={tmp_path}", *overrides)
     folder = only_run_folder(tmp_path)
     return folder, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -36,31 +36,31 @@ def comparable(rows):
     return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
 
 
-def test_its_budget_is_the_search_s(tmp_path):
-    before = (torch.random.get_rng_state(), np.random.get_state()[1].tolist())
-    _, rows = trained(tmp_path / "a", "env=cartpole", "search.evaluate_every=3")
+def test_budget_equals_search_budget(tmp_path):
+    rng_states = (torch.random.get_rng_state(), np.random.get_state()[1].tolist())
+    _, rows = train(tmp_path / "a", "env=cartpole", "search.evaluation_interval=3")
     blocks = [row for row in rows if row["kind"] == "episode"]
     assert [row["episodes"] for row in blocks] == [5, 10, 15, 20] and all(row["x"] == "episodes" for row in rows)
     # CartPole pays 1 a step.
     assert blocks[-1]["env_steps"] == pytest.approx(sum(5 * row["search/return"] for row in blocks))
     assert [row["episodes"] for row in rows if row["kind"] == "evaluation"] == [15, 20]
-    assert torch.equal(before[0], torch.random.get_rng_state()), "the streams of others are as they were"
-    assert before[1] == np.random.get_state()[1].tolist()
-    _, again = trained(tmp_path / "b", "env=cartpole", "search.evaluate_every=3")
-    assert comparable(rows) == comparable(again), "a run is a function of its seed"
+    assert torch.equal(rng_states[0], torch.random.get_rng_state()), "the streams of others are as they were"
+    assert rng_states[1] == np.random.get_state()[1].tolist()
+    _, second_run = train(tmp_path / "b", "env=cartpole", "search.evaluation_interval=3")
+    assert comparable(rows) == comparable(second_run), "a run is a function of its seed"
 
 
 @pytest.mark.slow
-def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
-    folder, rows = trained(tmp_path, "env=cartpole", "agent.algorithm=a2c")
+def test_policy_is_playable(tmp_path):
+    folder, rows = train(tmp_path, "env=cartpole", "agent.algorithm=a2c")
     config = compose(*SMALL, "env=cartpole", "agent.algorithm=a2c")
     parts = build_parts(config, None)
     try:
         parts.agents[0].load_state_dict(saved_state(folder)[1]["agents"][0])
         plays = parts.env.evaluator(True, 1)
         seeds = evaluation_seeds(Seeds(0).child("loop"), 6)
-        found = plays.evaluate(parts.agents[0].controller, np.zeros((1, 0)), seeds)
-        assert rows[-1]["search/incumbent_return"] == pytest.approx(found.returns.mean())
+        returns = plays.evaluate(parts.agents[0].controller, np.zeros((1, 0)), seeds)
+        assert rows[-1]["search/incumbent_return"] == pytest.approx(returns.returns.mean())
         plays.close()
     finally:
         parts.close()
@@ -83,12 +83,12 @@ def test_it_is_measured_in_the_episodes_of_a_search_and_can_be_played(tmp_path):
     ids=lambda overrides: overrides[1],
 )
 def test_algorithms(tmp_path, overrides):
-    _, rows = trained(tmp_path, *overrides, "search.iterations=1", "search.episodes=3")
+    _, rows = train(tmp_path, *overrides, "search.iterations=1", "search.episodes=3")
     assert rows[-1]["episodes"] == 3 and np.isfinite(rows[-1]["search/incumbent_return"])
 
 
 @pytest.mark.parametrize("game", ["counting_game:Counting-v0", "Blackjack-v1", "MiniGrid-Empty-5x5-v0"])
-def test_observations_of_other_kinds_are_flattened(tmp_path, game):
+def test_nested_observations_are_flattened(tmp_path, game):
     small = (
         "search.iterations=1",
         "search.episodes=2",
@@ -102,33 +102,33 @@ def test_observations_of_other_kinds_are_flattened(tmp_path, game):
     assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
 
 
-def test_ars_learns_what_is_measured(tmp_path):
-    """What is evaluated are its weights, not the perturbed ones that it is trying when the episodes are over."""
-    _, rows = trained(tmp_path, "env=cartpole", "agent.algorithm=ars", "search.iterations=30", "env.horizon=200")
+def test_ars_learns_objective(tmp_path):
+    """Evaluate the weights themselves, not the perturbed weights of the current step."""
+    _, rows = train(tmp_path, "env=cartpole", "agent.algorithm=ars", "search.iterations=30", "env.horizon=200")
     assert rows[-1]["search/incumbent_return"] > 60 > rows[0]["search/return"]
 
 
 @pytest.mark.parametrize(("algorithm", "rates"), [("dqn", [1, 0.81, 0.62, 0.43, 0.24, 0.05, 0.05, 0.05, 0.05, 0.05])])
-def test_schedules_go_by_episodes(algorithm, rates):
+def test_schedules_follow_episodes(algorithm, rates):
     config = compose("env=frozen_lake", "agent=sb3")
     parts = build_parts(config, None)
     settings = {"learning_starts": 10**6, "exploration_fraction": 0.5}
     learner = SB3Agent(parts.env.spec, Seeds(0), "cpu", algorithm, arguments=settings)
-    build, models, seen = learner._model, [], []
+    build, models, progress_values = learner._build_model, [], []
 
-    def kept(envs):
+    def stack_envs(envs):
         models.append(build(envs))
         return models[-1]
 
-    def over(value, length):
-        seen.append(models[0].exploration_rate)
-        return len(seen) < 10
+    def limit_length(value, length):
+        progress_values.append(models[0].exploration_rate)
+        return len(progress_values) < 10
 
-    learner._model = kept
-    learner.fit(parts.env.single, over, 10)
+    learner._build_model = stack_envs
+    learner.fit(parts.env.single, limit_length, 10)
     parts.close()
     # The rate that follows from the end of an episode is that of the next step.
-    assert seen == pytest.approx(rates, abs=1e-6)
+    assert progress_values == pytest.approx(rates, abs=1e-6)
 
 
 def agent(spec, **settings):
@@ -138,10 +138,10 @@ def agent(spec, **settings):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: agent(ARM, algorithm="dqn"), "dqn chooses one of several actions.*env=arm is 2 numbers; use sac, td3"),
-        (lambda: agent(POLE, algorithm="sac"), "sac chooses real numbers.*env=pole is one of 2; use dqn, ppo, a2c"),
-        (lambda: agent(POLE, algorithm="td3"), "td3 chooses real numbers"),
-        (lambda: agent(POLE, arguments={"gama": 0.9}), r"agent.arguments=.*of PPO: .*'gama'"),
+        (lambda: agent(ARM, algorithm="dqn"), "env=arm.*2.*sac, td3"),
+        (lambda: agent(POLE, algorithm="sac"), "env=pole.*2.*dqn, ppo, a2c"),
+        (lambda: agent(POLE, algorithm="td3"), "td3 needs real numbers"),
+        (lambda: agent(POLE, arguments={"gama": 0.9}), r"agent.arguments=.* PPO: .*'gama'"),
     ],
 )
 def test_refusals(build, message):
@@ -152,15 +152,15 @@ def test_refusals(build, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("env=cartpole", "principal=cem"), "agent=sb3 learns in a loop of its own.*principal=none"),
-        (("env=cartpole", "search.warmup=3"), "search.warmup is for principals"),
-        (("env=cartpole", "search.warmup_episodes=1"), "search.warmup_episodes is for principals"),
-        (("env=cartpole", "search.warmup_draw=normal3_round1"), "search.warmup_draw is for principals"),
-        (("env=cartpole", "search.extra_rollout=true"), "search.extra_rollout is for principals"),
+        (("env=cartpole", "principal=cem"), "agent=sb3.*principal=none"),
+        (("env=cartpole", "search.warmup=3"), "search.warmup"),
+        (("env=cartpole", "search.warmup_episodes=1"), "search.warmup_episodes"),
+        (("env=cartpole", "search.warmup_draw=normal3_round1"), "search.warmup_draw"),
+        (("env=cartpole", "search.extra_rollout=true"), "search.extra_rollout"),
         (("env=simple_doorkey", "~env.horizon"), "env=simple_doorkey"),
     ],
 )
-def test_combinations_that_cannot_work(overrides, message):
+def test_rejects_invalid_combinations(overrides, message):
     config = compose("agent=sb3", *[x for x in overrides if not x.startswith("~")])
     with pytest.raises(ConfigError, match=message):
         parts = build_parts(config, build_llm(config, None, check=False))
@@ -170,44 +170,44 @@ def test_combinations_that_cannot_work(overrides, message):
             parts.close()
 
 
-def test_its_plan_tells_evaluations_too():
-    config = compose("env=cartpole", "agent=sb3", "search.iterations=9", "search.evaluate_every=4")
+def test_plan_counts_evaluations():
+    config = compose("env=cartpole", "agent=sb3", "search.iterations=9", "search.evaluation_interval=4")
     parts = build_parts(config, None)
     try:
         rows = dict(build_loop(config, parts).plan())
     finally:
         parts.close()
-    assert rows["  learnt so far"] == "played 3 x 100 episodes on unseen seeds" and rows["episodes"] == "180"
+    assert rows["  learned so far"] == "played 3 x 100 episodes on unseen seeds" and rows["episodes"] == "180"
 
 
 @pytest.mark.parametrize(("algorithm", "spec"), [("ppo", POLE), ("a2c", ARM), ("dqn", LAKE), ("sac", ARM)])
-def test_what_it_has_learnt_can_go_to_worker_processes(algorithm, spec):
+def test_learned_policy_is_picklable(algorithm, spec):
     controller = agent(spec, algorithm=algorithm).controller
     copy = pickle.loads(pickle.dumps(controller))  # noqa: S301
-    seen = (
+    inputs = (
         np.arange(4) if spec is LAKE else np.random.default_rng(0).normal(size=(4, *spec.observation["vector"].shape))
     )
-    assert np.array_equal(copy.act(seen, np.zeros((4, 0))), controller.act(seen, np.zeros((4, 0))))
+    assert np.array_equal(copy.act(inputs, np.zeros((4, 0))), controller.act(inputs, np.zeros((4, 0))))
 
 
-def test_evaluations_have_the_cores_of_the_run():
-    """But for a policy that cannot be sent to another process."""
+def test_evaluations_use_run_cores():
+    """Use one core for a policy that cannot be pickled."""
     config = compose(*SMALL, "env=cartpole", "hardware.cores=3")
     parts = build_parts(config, None)
-    asked = []
+    calls = []
     try:
         for hook in (None, lambda: None):
             parts.agents[0].network.hook = hook
             loop = build_loop(config, parts)
             loop.trained = True
             _, evaluation = itertools.islice(loop.requests(SimpleNamespace(restored=None)), 2)
-            asked.append(evaluation.workers)
+            calls.append(evaluation.workers)
     finally:
         parts.close()
-    assert asked == [3, 1]
+    assert calls == [3, 1]
 
 
-def test_weights_are_saved_and_played():
+def test_saved_weights_are_playable():
     first, second = agent(LAKE, algorithm="dqn"), SB3Agent(LAKE, Seeds(1), "cpu", "dqn")
     states = {"state": torch.arange(4)[:, None]}
     second.load_state_dict(first.state_dict())

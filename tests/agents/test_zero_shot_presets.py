@@ -1,4 +1,4 @@
-"""The studies of conf/experiment/zero_shot: every one composes, builds, and is what its name and the page say."""
+"""The studies of conf/experiment/zero_shot: each composes, builds, and matches its name and page."""
 
 import json
 import re
@@ -16,8 +16,28 @@ from llmrl.llms.call_log import read_calls
 from llmrl.loops.play import PlayLoop
 
 ROOT = Path(__file__).parents[2]
-STUDIES = [study.removeprefix("zero_shot/") for study in studies() if study.startswith("zero_shot/")]
-PUBLISHED = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "taxi": (50, 1, 25)}
+GAMES = (
+    "taxi",
+    "acrobot",
+    "babyai",
+    "blackjack",
+    "cartpole",
+    "cliff_walking",
+    "frozen_lake",
+    "lunar_lander",
+    "minigrid",
+    "mountain_car",
+)
+"""Environments of zero_shot/games."""
+STUDIES = [*GAMES, *(study.removeprefix("zero_shot/") for study in studies() if study.startswith("zero_shot/"))]
+STUDIES.remove("games")
+
+
+def read_words(study):
+    return ("experiment=zero_shot/games", f"env={study}") if study in GAMES else (f"experiment=zero_shot/{study}",)
+
+
+PUBLISHED_SETTINGS = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "taxi": (50, 1, 25)}
 """Steps, episodes and exchanges of the published runs."""
 
 
@@ -27,12 +47,12 @@ PUBLISHED = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "taxi": (50
     ("study", "treatment"),
     [
         *((study, "none") for study in STUDIES),
-        *((study, "observation_only") for study in PUBLISHED),
+        *((study, "observation_only") for study in PUBLISHED_SETTINGS),
         ("taxi", "lessons"),
     ],
 )
-def test_it_composes_and_builds(study, treatment):
-    config = compose(f"experiment=zero_shot/{study}", f"treatment={treatment}")
+def test_preset_builds(study, treatment):
+    config = compose(*read_words(study), f"treatment={treatment}")
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
@@ -41,7 +61,7 @@ def test_it_composes_and_builds(study, treatment):
         assert parts.env.spec.name == study
         assert (agent.policy.settings.lessons > 0) == (treatment == "lessons")
         if treatment == "observation_only":
-            assert (parts.env.spec.horizon, loop.episodes, agent.policy.settings.history) == PUBLISHED[study]
+            assert (parts.env.spec.horizon, loop.episodes, agent.policy.settings.history) == PUBLISHED_SETTINGS[study]
             assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
             assert agent.policy.asker.repair_turns == 0 and not agent.policy.must_reflect
             system = agent.policy.system[0].text
@@ -52,22 +72,22 @@ def test_it_composes_and_builds(study, treatment):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("llm", ["scripted", "claude_haiku", "ollama"])
-@pytest.mark.parametrize("study", sorted(PUBLISHED))
-def test_published_ones_take_any_model(study, llm):
-    """As typed: with its temperature and its longest reply."""
-    config = compose(f"experiment=zero_shot/{study}", "treatment=observation_only", f"llm={llm}")
+@pytest.mark.parametrize("study", sorted(PUBLISHED_SETTINGS))
+def test_presets_accept_any_model(study, llm):
+    """Keep the temperature and the maximum reply length that were typed."""
+    config = compose(*read_words(study), "treatment=observation_only", f"llm={llm}")
     check_values(config)
     assert (config["llm"]["temperature"], config["llm"]["max_tokens"]) == (0.0, 256)
 
 
-def test_a_published_one_runs_offline(tmp_path):
-    words = ("experiment=zero_shot/blackjack", "treatment=observation_only", "llm=scripted", "play.videos=0")
+def test_preset_runs_offline(tmp_path):
+    words = (*read_words("blackjack"), "treatment=observation_only", "llm=scripted", "play.videos=0")
     run(*words, f"output_root={tmp_path}")
     replies = [call["reply"] for call in read_calls(only_run_folder(tmp_path) / "llm_calls.jsonl")]
     assert len(replies) >= 10 and all(json.loads(reply)["action"] in (0, 1) for reply in replies)
 
 
-def test_the_page_names_them_all():
+def test_page_lists_all_presets():
     page = (ROOT / "docs" / "zero_shot.md").read_text()
     assert not [study for study in STUDIES if f"`{study}`" not in page]
 
@@ -77,14 +97,14 @@ def blocks(language):
     return re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_pages_program_runs(capsys):
+def test_page_program_runs(capsys):
     [program] = blocks("python")
     exec(compile(program, "zero_shot.md", "exec"), {})
-    printed = capsys.readouterr().out
-    assert printed.count("->") == 100 and "'player/lessons': 1.0" in printed
+    output = capsys.readouterr().out
+    assert output.count("->") == 100 and "'player/lessons': 1.0" in output
 
 
-def test_the_pages_text_fits_its_game(tmp_path):
+def test_page_text_matches_game(tmp_path):
     from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.success import SuccessCriterion
     from llmrl.envs.texts import describer
@@ -103,9 +123,9 @@ def test_the_pages_text_fits_its_game(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for block in blocks("bash") for line in block.splitlines()])
-def test_the_pages_commands_compose(line):
+def test_page_commands_compose(line):
     words = shlex.split(line.split("  #")[0])
     if words[0] == "llmrl-train":
         # Of what is swept, the first of each.
-        chosen = [w if "[" in w or "," not in w else w.split(",")[0] for w in words[1:] if w != "--multirun"]
-        check_values(compose(*chosen))
+        selected_words = [w if "[" in w or "," not in w else w.split(",")[0] for w in words[1:] if w != "--multirun"]
+        check_values(compose(*selected_words))

@@ -1,4 +1,4 @@
-"""Derivatives through the agents' learning: against finite differences, and against an enumerated expectation."""
+"""Derivatives through the agents' learning, compared with finite differences and an enumerated expectation."""
 
 import dataclasses
 import itertools
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from llmrl.agents.ppo_agent import PPOAgent
+from llmrl.agents.ppo_agent import PPOAgent, PPOAgentSettings
 from llmrl.algorithms.meta_gradient import MetaGradient, direct_derivative, step_credits
 from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError
@@ -26,6 +26,7 @@ from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import episode_welfare
 from ppo_settings import PLAIN
+from shipped import settings_of
 from societies import spec, toy
 from some import some
 
@@ -37,10 +38,11 @@ PG = {"epochs": 1, "minibatch_size": None, "clip": None, "value_clip": None, "ma
 
 
 class Pictured(EscapeRoom):
-    """Two agents, one lever; what they see as a picture, beside the incentives."""
+    """An environment with two agents and one lever that is observed as a picture with the incentives."""
 
-    def __init__(self, pixels, shown, n_envs=3, seed=0):
-        super().__init__(Seeds(seed), n_envs, 2, 1, 1, horizon=4, show_mechanism=shown)
+    def __init__(self, pixels, visible, n_envs=3, seed=0):
+        sizes = {"n_envs": n_envs, "n_agents": 2, "n_levers": 1, "min_agents_per_lever": 1, "horizon": 4}
+        super().__init__(settings_of("env/escape_room", **sizes, show_mechanism=visible), Seeds(seed))
         self.pixels = pixels
         if pixels:
             channels = {name: x for name, x in self.spec.observation.items() if name != "vector"}
@@ -57,11 +59,11 @@ class Pictured(EscapeRoom):
         return observation
 
 
-def society(env, frozen=False, share=True, teacher=None, critic="own", normalize=False, **changes):
+def society(env, freeze=False, share=True, teacher=None, critic="own", normalize=False, **changes):
     generator = Seeds(0).torch("weights")
     settings = NetworkSettings(6, [5], [], critic=critic, normalize_observations=normalize)
     members = [ActorCritic(env.spec, generator, settings) for _ in range(1 if share else env.spec.n_agents)]
-    policy = SocietyPolicy(env.spec, members, frozen)
+    policy = SocietyPolicy(env.spec, members, freeze)
     with torch.no_grad():  # policies that prefer something: the score function is not symmetric
         for member in policy.members:
             member.actor[-1].weight.mul_(60)
@@ -69,16 +71,16 @@ def society(env, frozen=False, share=True, teacher=None, critic="own", normalize
 
 
 def doubled(rollout):
-    """A copy in float64, so that differences can be taken."""
+    """Return a copy in float64, for finite differences."""
     names = ("log_prob", "value", "next_value", "reward", "base_reward", "reward_jacobian")
-    kept = rollout.copy()
-    wide = {name: getattr(kept, name).double() for name in names}
-    wide["observation"] = {n: x.double() if x.is_floating_point() else x for n, x in kept.observation.items()}
-    return dataclasses.replace(kept, **wide)
+    rollout_copy = rollout.copy()
+    wide = {name: getattr(rollout_copy, name).double() for name in names}
+    wide["observation"] = {n: x.double() if x.is_floating_point() else x for n, x in rollout_copy.observation.items()}
+    return dataclasses.replace(rollout_copy, **wide)
 
 
-def under(rollout, network, tau):
-    """What was recorded under TAU as it would read under `tau`."""
+def observe_mechanism(rollout, network, tau):
+    """Return the rollout recorded under TAU as observed under `tau`."""
     shift = torch.as_tensor(tau - TAU)
     observation, features = dict(rollout.observation), rollout.features
     if "mechanism" in observation:
@@ -91,7 +93,7 @@ def under(rollout, network, tau):
     )
 
 
-def weights_of(ppo):
+def read_weights(ppo):
     return {name: x.detach().clone() for name, x in ppo.policy.state_dict().items()}
 
 
@@ -110,15 +112,15 @@ CASES = {
     "shared": {},
     "shared, several rounds": {"rounds": 3},
     "independent, several rounds": {"rounds": 2, "share": False},
-    "mechanism seen": {"rounds": 2, "shown": True},
-    "mechanism seen, not counted": {"rounds": 2, "shown": True, "through": False},
-    "frozen core": {"rounds": 2, "frozen": True},
-    "frozen core, pixels, mechanism seen": {"rounds": 2, "frozen": True, "pixels": True, "shown": True},
-    "frozen core, independent, mechanism seen": {"frozen": True, "pixels": True, "shown": True, "share": False},
-    "trained core, pixels, mechanism seen": {"pixels": True, "shown": True},
+    "mechanism seen": {"rounds": 2, "visible": True},
+    "mechanism seen, not counted": {"rounds": 2, "visible": True, "through": False},
+    "frozen core": {"rounds": 2, "freeze": True},
+    "frozen core, pixels, mechanism seen": {"rounds": 2, "freeze": True, "pixels": True, "visible": True},
+    "frozen core, independent, mechanism seen": {"freeze": True, "pixels": True, "visible": True, "share": False},
+    "trained core, pixels, mechanism seen": {"pixels": True, "visible": True},
     "targets counted": {"rounds": 2, "targets": True},
-    "central critic, mechanism seen": {"rounds": 2, "shown": True, "critic": "central"},
-    "central critics, independent, mechanism seen": {"shown": True, "critic": "central", "share": False},
+    "central critic, mechanism seen": {"rounds": 2, "visible": True, "critic": "central"},
+    "central critics, independent, mechanism seen": {"visible": True, "critic": "central", "share": False},
     "policy gradient": {"rounds": 2, "share": False, **PG},
     "policy gradient without critic": {"rounds": 2, "share": False, "baseline": "none", **PG},
     "observations normalized": {"rounds": 2, "share": False, "normalize": True},
@@ -128,26 +130,26 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_gradient_is_the_finite_difference(case):
-    """The weights after ordinary updates with torch's Adam, under slightly other values and with the same data."""
+def test_gradient_matches_finite_difference(case):
+    """Compare with updates by torch's Adam under slightly different values and the same rollouts."""
     options = dict(CASES[case])
-    rounds, pixels, shown = options.pop("rounds", 1), options.pop("pixels", False), options.pop("shown", False)
+    rounds, pixels, visible = options.pop("rounds", 1), options.pop("pixels", False), options.pop("visible", False)
     settings = MetaSettings(
-        through_observation=options.pop("through", True), differentiate_targets=options.pop("targets", False)
+        observation_gradient=options.pop("through", True), differentiate_targets=options.pop("targets", False)
     )
-    env = Pictured(pixels, shown)
+    env = Pictured(pixels, visible)
     env.set_mechanism(TAU)
     ppo = society(env, **options)
-    start = weights_of(ppo)
+    start = read_weights(ppo)
     collector = Collector(env, ppo.policy, "cpu")
     meta = MetaGradient(ppo, TAU, settings)
-    adapted = []
+    adapted_rollouts = []
     for i in range(rounds + 2):
         collector.reset(i)
-        adapted.append(doubled(collector.collect(4, Seeds(i).torch("actions"), keep_reward_jacobian=True)))
+        adapted_rollouts.append(doubled(collector.collect(4, Seeds(i).torch("actions"), keep_reward_jacobian=True)))
         if i < rounds:
-            meta.update(adapted[i], Seeds(i).torch("minibatches"))
-    adapted, validation = adapted[:rounds], adapted[rounds:]
+            meta.update(adapted_rollouts[i], Seeds(i).torch("minibatches"))
+    adapted_rollouts, validation = adapted_rollouts[:rounds], adapted_rollouts[rounds:]
     episodes = [episode for rollout in validation for episode in rollout.episodes]
     values = episode_welfare(episodes, SUM, 0.3)
     outcome = Outcome(TAU, float(values.mean()), values)
@@ -159,18 +161,18 @@ def test_gradient_is_the_finite_difference(case):
     ppo.reset()
     targets = []
     for i in range(rounds):
-        targets.append(ppo.estimate(adapted[i])[1])
+        targets.append(ppo.estimate(adapted_rollouts[i])[1])
 
     def objective(tau):
-        seen = (lambda r: under(r, network, tau)) if settings.through_observation else (lambda r: r)
+        transform = (lambda r: observe_mechanism(r, network, tau)) if settings.observation_gradient else (lambda r: r)
         ppo.policy.load_state_dict(start)
         ppo.reset()
         for i in range(rounds):
-            moved = under(adapted[i], network, tau)
-            advantage, target = ppo.estimate(moved)
+            changed_rollout = observe_mechanism(adapted_rollouts[i], network, tau)
+            advantage, target = ppo.estimate(changed_rollout)
             target = target if settings.differentiate_targets else targets[i]
-            ppo.fit(seen(adapted[i]), advantage, target, Seeds(i).torch("minibatches"), ppo.updaters)
-        return surrogate(ppo, [seen(rollout) for rollout in validation], credits)
+            ppo.fit(transform(adapted_rollouts[i]), advantage, target, Seeds(i).torch("minibatches"), ppo.updaters)
+        return surrogate(ppo, [transform(rollout) for rollout in validation], credits)
 
     h = 1e-6
     slope = [(objective(TAU + h * e) - objective(TAU - h * e)) / (2 * h) for e in np.eye(3)]
@@ -180,7 +182,7 @@ def test_gradient_is_the_finite_difference(case):
 
 
 class FirstAction:
-    """A teacher that counts its rollouts, and of the first of them says that action 0 is good."""
+    """A teacher that counts its rollouts and advises action 0 in the first of them."""
 
     channels, policy = (), None
 
@@ -209,8 +211,8 @@ class FirstAction:
         {"share": False},
         {"baseline": "none"},
         {"share": False, "baseline": "none"},
-        {"clip_apart": True, "max_grad_norm": 0.1},
-        {"clip_apart": True, "baseline": "none"},
+        {"separate_clipping": True, "max_grad_norm": 0.1},
+        {"separate_clipping": True, "baseline": "none"},
         {"final_learning_rate": 1e-4, "decay_updates": 3},
         {"teacher": True},
         {"normalize": True},
@@ -218,9 +220,9 @@ class FirstAction:
     ],
     ids=str,
 )
-def test_updates_are_the_ordinary_ones(changes):
-    """Same weights and moments round after round, also when one kind of update follows the other."""
-    env = Pictured(pixels=False, shown=True)
+def test_updates_match_ppo(changes):
+    """Compare weights and moments in each round, also when the kinds of updates alternate."""
+    env = Pictured(pixels=False, visible=True)
     env.set_mechanism(TAU)
     teachers = [FirstAction() if "teacher" in changes else None for _ in range(2)]
     first, second = (society(env, **changes | {"teacher": teacher}) for teacher in teachers)
@@ -229,20 +231,20 @@ def test_updates_are_the_ordinary_ones(changes):
         collector.reset(i)
         rollout = doubled(collector.collect(4, Seeds(i).torch("actions"), keep_reward_jacobian=True))
         learner = first if i in (0, 3) else MetaGradient(first, TAU, MetaSettings())
-        metrics = [each.update(rollout, Seeds(i).torch("minibatches")) for each in (learner, second)]
+        metrics = [member.update(rollout, Seeds(i).torch("minibatches")) for member in (learner, second)]
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-9, abs=1e-12)
     for name, x in second.policy.state_dict().items():
         torch.testing.assert_close(first.policy.state_dict()[name], x, rtol=1e-10, atol=1e-12)
-    mine, theirs = (p.state_dict()["optimizers"] for p in (first, second))
-    for a, b in zip(mine, theirs, strict=True):
+    mine, second_states = (p.state_dict()["optimizers"] for p in (first, second))
+    for a, b in zip(mine, second_states, strict=True):
         assert a["state"].keys() == b["state"].keys()
         for key, moments in b["state"].items():
             for name, x in moments.items():
                 torch.testing.assert_close(a["state"][key][name], x, rtol=1e-10, atol=1e-14)
 
 
-def test_the_graph_is_gone_after_the_gradient():
-    env = Pictured(pixels=False, shown=True)
+def test_graph_is_released_after_gradient():
+    env = Pictured(pixels=False, visible=True)
     env.set_mechanism(TAU)
     ppo = society(env)
     collector = Collector(env, ppo.policy, "cpu")
@@ -250,27 +252,27 @@ def test_the_graph_is_gone_after_the_gradient():
     rollout = doubled(collector.collect(4, Seeds(0).torch("actions"), keep_reward_jacobian=True))
     meta = MetaGradient(ppo, TAU, MetaSettings())
     meta.update(rollout, Seeds(0).torch("minibatches"))
-    watched = [weakref.ref(x) for x in meta._updaters[0].weights.values()]
+    references = [weakref.ref(x) for x in meta._updaters[0].weights.values()]
     outcome = Outcome(TAU, 0.0, np.zeros(3))
     meta.gradient([rollout], SUM, 0.0, outcome)
-    assert [ref() for ref in watched] == [None] * len(watched)
+    assert [ref() for ref in references] == [None] * len(references)
 
 
-def test_a_core_that_hides_the_mechanism_is_refused():
-    ppo = society(Pictured(pixels=False, shown=True), frozen=True)
-    with pytest.raises(ConfigError, match=r"agent.freeze=none, or principal.through_observation=false"):
+def test_core_must_observe_mechanism():
+    ppo = society(Pictured(pixels=False, visible=True), freeze=True)
+    with pytest.raises(ConfigError, match=r"agent.freeze=none.*principal.observation_gradient=false"):
         MetaGradient(ppo, TAU, MetaSettings())
-    MetaGradient(ppo, TAU, MetaSettings(through_observation=False))
+    MetaGradient(ppo, TAU, MetaSettings(observation_gradient=False))
 
 
 # One step, two agents, two actions: every course of events can be listed.
 PAYOFF = np.array([[[3.0, 1.0], [-2.0, 0.5]], [[1.0, -1.0], [2.0, 4.0]]])  # [action, action, agent]
 KNOBS = np.array([0.5, -0.3])  # paid for action 0 and 1
-ONE_STEP = spec(toy().mechanism, n_agents=2, horizon=1)
+ONE_STEP_SPEC = spec(toy().mechanism, n_agents=2, horizon=1)
 
 
-def one_step(policy, joint_actions):
-    """A game for each pair of actions, as if it had been sampled."""
+def play_single_step(policy, joint_actions):
+    """Return one game for each pair of actions, as if it had been sampled."""
     action = torch.tensor([joint_actions])
     n = len(joint_actions)
     first, second = action[0].T.numpy()
@@ -287,11 +289,11 @@ def one_step(policy, joint_actions):
     value = torch.cat([x.view(1, n, -1) for _, x in outs], dim=2)
     log_prob, _ = categorical.log_prob_entropy(logits, action)
     reward = base + reward_jacobian @ torch.tensor(KNOBS)
-    ended = torch.ones(1, n, dtype=torch.bool)
+    done = torch.ones(1, n, dtype=torch.bool)
     zeros = np.zeros(2)
     episodes = [Episode(reward[0, i].numpy(), base[0, i].numpy(), 1, {}, zeros, zeros, i) for i in range(n)]
     return Rollout(
-        {"vector": vector}, None, action, log_prob, value, reward, base, ended & False, ended, ended,
+        {"vector": vector}, None, action, log_prob, value, reward, base, done & False, done, done,
         torch.zeros(1, n, 2, dtype=torch.float64), {}, episodes, reward_jacobian,
     )  # fmt: skip
 
@@ -302,11 +304,11 @@ PAIRS = list(itertools.product(range(2), repeat=2))
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["mean", "sum", "minimum"])
 @pytest.mark.parametrize("games", some([2], [1, 2]))
-def test_estimator_is_unbiased(objective, games):
-    """Its expectation over all that can happen is the derivative of the expected objective."""
+def test_estimator_has_no_bias(objective, games):
+    """Check that the exact expectation equals the derivative of the expected objective."""
     cost = 0.4
-    ppo = society(type("", (), {"spec": ONE_STEP}), share=False, normalize_advantage=False)
-    start = weights_of(ppo)
+    ppo = society(type("", (), {"spec": ONE_STEP_SPEC}), share=False, normalize_advantage=False)
+    start = read_weights(ppo)
     settings = MetaSettings(past_return=1.7)
 
     def restart():
@@ -317,35 +319,35 @@ def test_estimator_is_unbiased(objective, games):
         return rollout.log_prob.sum(-1).exp()[0].numpy()  # of each game's pair
 
     def value(rollout, knobs):
-        """The objective of each game if the values were `knobs`."""
-        spent = (rollout.reward_jacobian[0].numpy() @ knobs).sum(1)
-        return episode_welfare(rollout.episodes, OBJECTIVES[objective]) - cost * spent
+        """Return the objective of each game if the values were `knobs`."""
+        spending = (rollout.reward_jacobian[0].numpy() @ knobs).sum(1)
+        return episode_welfare(rollout.episodes, OBJECTIVES[objective]) - cost * spending
 
     restart()
-    first = probability(one_step(ppo.policy, PAIRS))
+    first = probability(play_single_step(ppo.policy, PAIRS))
 
     def expected(knobs):
         total = 0.0
         for pair, chance in zip(PAIRS, first, strict=True):
             restart()
-            rollout = one_step(ppo.policy, [pair])
-            moved = dataclasses.replace(
+            rollout = play_single_step(ppo.policy, [pair])
+            perturbed = dataclasses.replace(
                 rollout, reward=rollout.reward + rollout.reward_jacobian @ torch.tensor(knobs - KNOBS)
             )
-            advantage, _ = ppo.estimate(moved)
+            advantage, _ = ppo.estimate(perturbed)
             _, target = ppo.estimate(rollout)
             ppo.fit(rollout, advantage, target, Seeds(0).torch("m"), ppo.updaters)
-            after = one_step(ppo.policy, PAIRS)
+            after = play_single_step(ppo.policy, PAIRS)
             total += chance * (probability(after) * value(after, knobs)).sum()
         return total
 
     mean = np.zeros(2)
     for pair, chance in zip(PAIRS, first, strict=True):
-        for played in itertools.product(PAIRS, repeat=games):
+        for actions_played in itertools.product(PAIRS, repeat=games):
             restart()
             meta = MetaGradient(ppo, KNOBS, settings)
-            meta.update(one_step(ppo.policy, [pair]), Seeds(0).torch("m"))
-            rollout = one_step(ppo.policy, list(played))
+            meta.update(play_single_step(ppo.policy, [pair]), Seeds(0).torch("m"))
+            rollout = play_single_step(ppo.policy, list(actions_played))
             values = value(rollout, KNOBS)
             gradient = meta.gradient(
                 [rollout], OBJECTIVES[objective], cost, Outcome(KNOBS, float(values.mean()), values)
@@ -359,19 +361,12 @@ def test_estimator_is_unbiased(objective, games):
 
 def test_agents_give_meta_learners():
     options = {
-        **{
-            "has_principal": True,
-            "share_parameters": True,
-            "observation_channels": None,
-            "features": 4,
-            "core": "auto",
-        },
-        **{"encoding": "onehot", "core_hidden": [4], "head_hidden": [], "memory": None, "memory_layers": 1},
-        **{"critic": "own", "init_from": None, "init_parts": "all", "keep_optimizer": False, "ppo": PPO_SETTINGS},
+        **{"share_parameters": True, "features": 4},
+        **{"core_hidden": [4], "init_from": None, "init_parts": "all", "keep_optimizer": False, "ppo": PPO_SETTINGS},
     }
-    agent = PPOAgent(ONE_STEP, Seeds(0), "cpu", **options, freeze="none")
+    agent = PPOAgent(ONE_STEP_SPEC, PPOAgentSettings(**options, freeze="none"), Seeds(0), "cpu", has_principal=True)
     assert isinstance(agent, DifferentiableAgent)
     assert isinstance(agent.meta_learner(KNOBS, MetaSettings()), MetaLearner)
-    player = PPOAgent(ONE_STEP, Seeds(0), "cpu", **options, freeze="all")
-    with pytest.raises(ConfigError, match="have no learning to differentiate"):
+    player = PPOAgent(ONE_STEP_SPEC, PPOAgentSettings(**options, freeze="all"), Seeds(0), "cpu", has_principal=True)
+    with pytest.raises(ConfigError, match="no update to differentiate"):
         player.meta_learner(KNOBS, MetaSettings())

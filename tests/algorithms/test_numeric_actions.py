@@ -19,22 +19,22 @@ def train(tmp_path, *overrides, steps=15_000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "how",
+    "algorithm",
     [
         (),
         ("agent.squash_actions=true", "agent.initial_std=0.5"),
         ("agent.state_dependent_std=true", "agent.critic=separate", "agent.activation=tanh"),
         ("agent.normalize_observations=true", "agent.ppo.scale_rewards=true", "agent.ppo.normalize_values=true"),
     ],
-    ids=["parameters", "squashed", "state-dependent", "normalised"],
+    ids=["parameters", "squashed", "state-dependent", "normalized"],
 )
-def test_it_learns_a_number_and_a_choice_at_once(tmp_path, how):
-    """Random play loses 1.3 a step; the spread that is left costs little."""
-    assert train(tmp_path, *how) > -0.25
+def test_agent_learns_number_and_choice(tmp_path, algorithm):
+    """Compare with random play, which loses 1.3 per step; the remaining spread costs little."""
+    assert train(tmp_path, *algorithm) > -0.25
 
 
-def test_actions_of_both_kinds_are_those_of_the_game(tmp_path):
-    """Dicts and tuples arrive as the game's own space says; who does not learn, plays, too."""
+def test_mixed_actions_match_space(tmp_path):
+    """Pass dicts and tuples in the format of the game's action space, also without learning."""
     for name in ("MixedActions-v0", "MixedTuple-v0"):
         common = (
             TRUST,
@@ -47,11 +47,11 @@ def test_actions_of_both_kinds_are_those_of_the_game(tmp_path):
         assert -3 < run.result < 0
     run = llmrl.train(*common, "agent=llm_player", "llm=scripted", "env.text=auto", "env.n_envs=2")
     assert run.state == "finished"
-    with pytest.raises(ConfigError, match="is 2 real and whole numbers"):
+    with pytest.raises(ConfigError, match="2 real"):
         llmrl.train(*common, "agent=sb3", "search.iterations=1", "search.episodes=2")
 
 
-def test_a_search_of_parameters_chooses_both(tmp_path):
+def test_parameter_search_handles_mixed_actions(tmp_path):
     run = llmrl.train(
         *GAME,
         "agent=linear",

@@ -1,14 +1,14 @@
-"""PPO: one gradient step against autograd on the formulas, learning, freezing, independence, teachers."""
+"""PPO: gradient steps compared with autograd, learning, freezing, independent networks and teachers."""
 
 import copy
 import dataclasses
-import re
 
 import pytest
 import torch
 
 from llmrl.algorithms.advantages import RewardScale, generalized_advantages
-from llmrl.algorithms.ppo import PPO, unexplained_variance
+from llmrl.algorithms.losses import unexplained_variance
+from llmrl.algorithms.ppo import PPO
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
@@ -20,11 +20,11 @@ from signal_game.parts import AlwaysZero
 SETTINGS = PLAIN
 
 
-def make(env, core_frozen=False, share=True, teacher=None, **changes):
+def make(env, freeze_core=False, share=True, teacher=None, **changes):
     generator = Seeds(0).torch("weights")
     n = 1 if share else env.spec.n_agents
     policy = SocietyPolicy(
-        env.spec, [ActorCritic(env.spec, generator, NetworkSettings(32, [], [])) for _ in range(n)], core_frozen
+        env.spec, [ActorCritic(env.spec, generator, NetworkSettings(32, [], [])) for _ in range(n)], freeze_core
     )
     collector = Collector(env, policy, "cpu")
     collector.reset(0)
@@ -45,15 +45,15 @@ def final_accuracy(collector):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [True, False])
-def test_learns_the_signal_game(signal_game, share):
+def test_agent_learns_signal_game(signal_game, share):
     _, ppo, collector = make(signal_game(n_envs=8), share=share)
     assert final_accuracy(collector) < 0.5
     train(ppo, collector, 40)
     assert final_accuracy(collector) > 0.9
 
 
-def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
-    """One minibatch, one epoch: the ratio is 1, so the loss is closed; Adam's first step is lr * g / (|g| + eps)."""
+def test_first_update_matches_loss_gradient(signal_game):
+    """Use one minibatch and one epoch: the ratio is 1, so Adam's first step is lr * g / (|g| + eps)."""
     env = signal_game(horizon=4)
     settings = {"epochs": 1, "minibatch_size": 10**6, "max_grad_norm": 1e9, "bootstrap_truncation": False}
     policy, ppo, collector = make(env, **settings)
@@ -68,9 +68,9 @@ def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
     channels = {"vector": rollout.observation["vector"].flatten(0, 2), "player": identity.flatten(0, 2)}
     logits, value = network(channels)
     log_probs = logits.log_softmax(-1)
-    chosen = log_probs.gather(1, rollout.action.flatten()[:, None])[:, 0]
+    action_log_prob = log_probs.gather(1, rollout.action.flatten()[:, None])[:, 0]
     entropy = -(log_probs.exp() * log_probs).sum(1).mean()
-    loss = -(chosen * normal).mean() + 0.5 * 0.5 * (value - target).square().mean() - 0.01 * entropy
+    loss = -(action_log_prob * normal).mean() + 0.5 * 0.5 * (value - target).square().mean() - 0.01 * entropy
     parameters = list(network.parameters())
     gradients = torch.autograd.grad(loss, parameters)
     expected = [p - 3e-3 * g / (g.abs() + 1e-5) for p, g in zip(parameters, gradients, strict=True)]
@@ -82,15 +82,15 @@ def test_first_update_is_the_gradient_of_the_stated_loss(signal_game):
 
 @pytest.mark.parametrize("baseline", ["value", "none"])
 def test_policy_gradient_is_grad_log_pi_times_advantage(signal_game, baseline):
-    """One epoch, one batch, nothing clipped, no entropy: the gradient that reaches Adam is the textbook's."""
+    """Use one epoch, one batch, no clipping and no entropy."""
     settings = {"epochs": 1, "minibatch_size": None, "clip": None, "value_clip": None, "normalize_advantage": False}
     off = {"entropy_coefficient": 0.0, "value_coefficient": 0.0, "max_grad_norm": 1e9}
     policy, ppo, collector = make(signal_game(horizon=4), share=False, baseline=baseline, **settings, **off)
     rollout = collector.collect(8, Seeds(1).torch("actions"))
     steps, games = rollout.reward.shape[:2]
     if baseline == "value":
-        never = rollout.truncated[..., None].expand_as(rollout.value)
-        advantage = generalized_advantages(rollout.reward, rollout.value, rollout.next_value, never, 0.9, 0.95)
+        truncated = rollout.truncated[..., None].expand_as(rollout.value)
+        advantage = generalized_advantages(rollout.reward, rollout.value, rollout.next_value, truncated, 0.9, 0.95)
     else:  # discounted reward to go, by hand
         advantage = torch.zeros_like(rollout.reward)
         for t in range(steps):
@@ -103,40 +103,40 @@ def test_policy_gradient_is_grad_log_pi_times_advantage(signal_game, baseline):
                 vector = rollout.observation["vector"][t, game, agent]
                 features = network.core(torch.cat([vector, torch.eye(2)[agent]])[None])
                 log_prob = network.actor(features).log_softmax(-1)[0, rollout.action[t, game, agent]]
-                own = {n: p for n, p in network.named_parameters() if not n.startswith("critic")}
-                gradients = torch.autograd.grad(log_prob, list(own.values()))
-                for name, g in zip(own, gradients, strict=True):
+                actor_parameters = {n: p for n, p in network.named_parameters() if not n.startswith("critic")}
+                gradients = torch.autograd.grad(log_prob, list(actor_parameters.values()))
+                for name, g in zip(actor_parameters, gradients, strict=True):
                     expected[name] -= g * advantage[t, game, agent] / (steps * games)
         network.expected = expected
     ppo.update(rollout, Seeds(0).torch("minibatches"))
     for network in policy.members:
         for name, p in network.named_parameters():
-            got = torch.zeros_like(p) if p.grad is None else p.grad
-            torch.testing.assert_close(got, network.expected[name], rtol=1e-4, atol=1e-7)
+            gradient = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(gradient, network.expected[name], rtol=1e-4, atol=1e-7)
 
 
-def test_without_baseline_the_critic_stays(signal_game):
+def test_critic_is_unchanged_with_no_baseline(signal_game):
     policy, ppo, collector = make(signal_game(), baseline="none")
-    before = {n: p.clone() for n, p in policy.named_parameters()}
+    initial_parameters = {n: p.clone() for n, p in policy.named_parameters()}
     metrics = train(ppo, collector, 2)
     for name, p in policy.named_parameters():
-        assert torch.equal(p, before[name]) == (".critic." in name), name
+        assert torch.equal(p, initial_parameters[name]) == (".critic." in name), name
     assert metrics["loss/value"] == 0.0 and "loss/explained_variance" not in metrics
 
 
-def test_frozen_core_keeps_its_weights_and_heads_learn(signal_game):
-    policy, ppo, collector = make(signal_game(), core_frozen=True)
-    before = {n: p.clone() for n, p in policy.named_parameters()}
+def test_frozen_core_trains_heads(signal_game):
+    policy, ppo, collector = make(signal_game(), freeze_core=True)
+    initial_parameters = {n: p.clone() for n, p in policy.named_parameters()}
     train(ppo, collector, 2)
     for name, p in policy.named_parameters():
-        assert torch.equal(p, before[name]) == (".core." in name), name
+        assert torch.equal(p, initial_parameters[name]) == (".core." in name), name
 
 
-def test_frozen_features_give_the_same_update_as_encoding_again(signal_game):
-    """Storing features is an optimisation: the heads move exactly as if the core ran on every minibatch."""
+def test_frozen_features_match_full_encoding(signal_game):
+    """Check that stored features give the same heads as a core that runs on each minibatch."""
     env, twin = signal_game(), signal_game()
-    policy, ppo, collector = make(env, core_frozen=True)
-    policy2, ppo2, collector2 = make(twin, core_frozen=True)
+    policy, ppo, collector = make(env, freeze_core=True)
+    policy2, ppo2, collector2 = make(twin, freeze_core=True)
     policy2.core_frozen = False  # encodes every minibatch; its core has no gradient either way
     train(ppo, collector, 2)
     train(ppo2, collector2, 2)
@@ -145,7 +145,7 @@ def test_frozen_features_give_the_same_update_as_encoding_again(signal_game):
 
 
 def test_independent_networks_do_not_share_samples(signal_game):
-    """Agent 1's network ends the same whatever happens to agent 0's rewards."""
+    """Check that rewards of agent 0 do not affect the network of agent 1."""
     env = signal_game()
     policy, ppo, collector = make(env, share=False)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
@@ -164,10 +164,10 @@ def test_independent_networks_do_not_share_samples(signal_game):
 @pytest.mark.parametrize("share", [True, False])
 @pytest.mark.parametrize("size", [None, 16])
 @pytest.mark.parametrize("clip", [0.2, None])
-def test_metrics_are_means_over_all_samples(signal_game, share, size, clip):
-    """Of a policy that stays where it is, and differs from the one that acted."""
-    still = {"learning_rate": 1e-12, "normalize_advantage": False, "value_clip": 0.05, "epochs": 3}
-    policy, ppo, collector = make(signal_game(n_envs=4), share=share, minibatch_size=size, clip=clip, **still)
+def test_metrics_average_all_samples(signal_game, share, size, clip):
+    """Use a policy that does not change and differs from the policy of the rollout."""
+    frozen_options = {"learning_rate": 1e-12, "normalize_advantage": False, "value_clip": 0.05, "epochs": 3}
+    policy, ppo, collector = make(signal_game(n_envs=4), share=share, minibatch_size=size, clip=clip, **frozen_options)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
     shift = 0.3 * torch.randn(rollout.log_prob.shape, generator=Seeds(2).torch("noise"))
     rollout.log_prob += shift
@@ -180,16 +180,16 @@ def test_metrics_are_means_over_all_samples(signal_game, share, size, clip):
             logits, value = network(batch)
         log_probs = logits.log_softmax(-1)
         log_ratio = log_probs.gather(1, batch["action"][:, None])[:, 0] - batch["log_prob"]
-        ratio, own = log_ratio.exp(), advantage[:, :, agents].flatten()
-        within = ratio if clip is None else ratio.clamp(0.8, 1.2)
-        parts["policy"].append(-torch.minimum(ratio * own, within * own))
-        wanted = target[:, :, agents].flatten()
-        near = batch["value"] + (value - batch["value"]).clamp(-0.05, 0.05)
-        parts["value"].append(0.5 * torch.maximum((value - wanted) ** 2, (near - wanted) ** 2))
+        ratio, agent_advantage = log_ratio.exp(), advantage[:, :, agents].flatten()
+        clipped_ratio = ratio if clip is None else ratio.clamp(0.8, 1.2)
+        parts["policy"].append(-torch.minimum(ratio * agent_advantage, clipped_ratio * agent_advantage))
+        targets = target[:, :, agents].flatten()
+        clipped_value = batch["value"] + (value - batch["value"]).clamp(-0.05, 0.05)
+        parts["value"].append(0.5 * torch.maximum((value - targets) ** 2, (clipped_value - targets) ** 2))
         parts["entropy"].append(-(log_probs.exp() * log_probs).sum(-1))
         parts["kl"].append(ratio - 1 - log_ratio)
         parts["clip_fraction"].append(((ratio - 1).abs() > (0.2 if clip else float("inf"))).float())
-    expected = {f"loss/{name}": float(torch.cat(found).mean()) for name, found in parts.items()}
+    expected = {f"loss/{name}": float(torch.cat(terms).mean()) for name, terms in parts.items()}
     assert expected["loss/kl"] > 0.03 and bool(clip) == (expected["loss/clip_fraction"] > 0.3)
     expected["loss/explained_variance"] = 1 - float((target - rollout.value).var() / target.var())
     expected["loss/updates"] = 3 * (8 if size else len(policy.members))
@@ -198,7 +198,7 @@ def test_metrics_are_means_over_all_samples(signal_game, share, size, clip):
     assert metrics == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(signal_game):
+def test_gradient_norm_precedes_clipping(signal_game):
     policy, ppo, collector = make(signal_game(), epochs=1, minibatch_size=None, max_grad_norm=1e9)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
     metrics = ppo.update(rollout, Seeds(0).torch("minibatches"))
@@ -206,37 +206,33 @@ def test_the_norm_of_the_gradient_is_that_before_it_is_clipped(signal_game):
     assert metrics["loss/grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-def test_values_that_explain_nothing_of_targets_that_are_all_alike():
+def test_explained_variance_of_constant_targets():
     target, value = torch.ones(2, 4), torch.tensor([[1.0, 1, 1, 1], [0, 2, 0, 2]])
     assert unexplained_variance(target, value).tolist() == pytest.approx([0.0, 1e8])
     target = torch.tensor([0.0, 2.0, 0.0, 2.0])
     assert float(unexplained_variance(target, target / 2)) == pytest.approx(0.25)
 
 
-def test_losses_that_are_no_numbers_end_it_with_all_of_them(signal_game):
+def test_non_finite_losses_end_run(signal_game):
     _, ppo, collector = make(signal_game())
     train(ppo, collector, 2)
-    said = (
-        "update 2: the losses are no numbers any more (loss/policy 1, loss/value inf, loss/entropy 0.5, loss/kl nan, "
-        "loss/clip_fraction 0, loss/grad_norm 2). What was saved before is intact; begin from there with a smaller "
-        "agent.ppo.learning_rate or agent.ppo.max_grad_norm, and with a wider floating-point type if it is a "
-        "half-precision one"
-    )
-    with pytest.raises(Diverged, match=f"^{re.escape(said)}$"):
-        ppo.report([1.0, float("inf"), 0.5, float("nan"), 0.0, 2.0], 8, 0.5)
+    result = ppo.report([1.0, float("inf"), 0.5, float("nan"), 0.0, 2.0, 0.5], 8)
+    assert isinstance(result, Diverged)
+    phrases = ("update 2", "loss/value inf", "loss/kl nan", "loss/grad_norm 2", "agent.ppo.learning_rate")
+    assert [text for text in phrases if text not in str(result)] == []
 
 
 class Counting(AlwaysZero):
-    """Its advice is what was done, which it looks for in every minibatch."""
+    """A teacher whose advice is the action of each sample, which it checks in every minibatch."""
 
-    resets = seen = 0
+    resets = n_seen = 0
 
     def advise(self, rollout):
         return {"advice": 1 - rollout.action}
 
     def loss(self, minibatch, logits):
         assert (minibatch["advice"] == 1 - minibatch["action"]).all()
-        self.seen += len(minibatch["advice"])
+        self.n_seen += len(minibatch["advice"])
         return super().loss(minibatch, logits)
 
     def reset(self):
@@ -250,55 +246,55 @@ class Counting(AlwaysZero):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_advice_goes_with_its_sample(signal_game, share):
+def test_advice_follows_sample(signal_game, share):
     _, ppo, collector = make(signal_game(n_envs=4), share=share, teacher=Counting(1.0), epochs=2, minibatch_size=30)
     metrics = train(ppo, collector, 1)
-    assert ppo.teacher.seen == 2 * 16 * 4 * 2 and metrics["teacher/weight"] == 1.0
+    assert ppo.teacher.n_seen == 2 * 16 * 4 * 2 and metrics["teacher/weight"] == 1.0
 
 
-def test_what_is_saved_has_the_teacher_and_every_optimizer(signal_game):
+def test_state_includes_teacher_and_optimizers(signal_game):
     _, ppo, collector = make(signal_game(), share=False, teacher=Counting(1.0))
     train(ppo, collector, 1)
     ppo.teacher.resets = 7
     state = copy.deepcopy(ppo.state_dict())
-    _, again, _ = make(signal_game(), share=False, teacher=Counting(1.0))
-    again.load_state_dict(state)
-    assert again.teacher.resets == 7 and again.updates == 1
-    assert str(again.state_dict()) == str(state)
+    _, restored, _ = make(signal_game(), share=False, teacher=Counting(1.0))
+    restored.load_state_dict(state)
+    assert restored.teacher.resets == 7 and restored.updates == 1
+    assert str(restored.state_dict()) == str(state)
     _, shared, _ = make(signal_game(), teacher=Counting(1.0))
     with pytest.raises(ValueError, match="longer"):
         shared.load_state_dict(state)
 
 
-def test_rewards_are_scaled_within_their_episodes(signal_game):
+def test_rewards_are_scaled_within_episodes(signal_game):
     _, ppo, collector = make(signal_game(horizon=5), scale_rewards=True)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
-    ended = rollout.terminated | rollout.truncated
+    episode_end = rollout.terminated | rollout.truncated
     scale = RewardScale(0.9)
-    scale.see(rollout.reward, ended)
+    scale.update(rollout.reward, episode_end)
     ppo.begin(rollout)
     assert str(ppo.reward_scale.state_dict()) == str(scale.state_dict())
     advantage, target = ppo.estimate(rollout)
-    reward, done = rollout.reward / scale.deviation, ended[..., None].expand_as(rollout.reward)
+    reward, done = rollout.reward / scale.deviation, episode_end[..., None].expand_as(rollout.reward)
     expected = generalized_advantages(reward, rollout.value, rollout.next_value, done, 0.9, 0.95)
     torch.testing.assert_close(advantage, expected)
     torch.testing.assert_close(target, expected + rollout.value)
 
 
-def test_what_a_reset_begins_anew(signal_game):
+def test_reset_reinitializes_parts(signal_game):
     _, ppo, collector = make(signal_game(), teacher=Counting(1.0), scale_rewards=True)
     first = ppo.state_dict()["scales"]
     train(ppo, collector, 2)
-    learnt, updaters = ppo.state_dict()["scales"], ppo.updaters
+    scales, updaters = ppo.state_dict()["scales"], ppo.updaters
     ppo.reset(keep_moments=True)
     assert ppo.updaters is updaters and (ppo.updates, ppo.teacher.resets) == (0, 1)
-    assert str(ppo.state_dict()["scales"]) == str(first) != str(learnt)
-    ppo.begin_with(learnt)
-    assert str(ppo.state_dict()["scales"]) == str(learnt)
+    assert str(ppo.state_dict()["scales"]) == str(first) != str(scales)
+    ppo.begin_with(scales)
+    assert str(ppo.state_dict()["scales"]) == str(scales)
     train(ppo, collector, 1)
     ppo.reset()
-    assert str(ppo.state_dict()["scales"]) == str(learnt), "that of loaded weights"
-    assert [each.optimizer.state_dict()["state"] for each in ppo.updaters] == [{}] and ppo.teacher.resets == 2
+    assert str(ppo.state_dict()["scales"]) == str(scales), "that of loaded weights"
+    assert [updater.optimizer.state_dict()["state"] for updater in ppo.updaters] == [{}] and ppo.teacher.resets == 2
 
 
 def test_target_kl_stops_epochs(signal_game):
@@ -307,9 +303,9 @@ def test_target_kl_stops_epochs(signal_game):
     assert metrics["loss/updates"] < 10 * 2
 
 
-def test_it_is_the_last_minibatch_of_an_epoch_that_exceeds_target_kl(signal_game):
-    class Told:
-        """An updater that only tells how far the policy has moved."""
+def test_target_kl_stops_after_epoch(signal_game):
+    class MovingTeacher:
+        """An updater that only reports the change of the policy."""
 
         def __init__(self, moved):
             self.moved = [torch.tensor(kl, dtype=torch.float64) for kl in moved]
@@ -319,11 +315,11 @@ def test_it_is_the_last_minibatch_of_an_epoch_that_exceeds_target_kl(signal_game
 
     _, ppo, _ = make(signal_game(), target_kl=0.25)
     epochs = [[{"advantage": torch.ones(2)}] * 2] * 3
-    records = ppo.epochs(Told([0.9, 0.25, 0.1, 0.5, 0.0, 0.0]), epochs)
+    records = ppo.epochs(MovingTeacher([0.9, 0.25, 0.1, 0.5, 0.0, 0.0]), epochs)
     assert [float(record["kl"]) for record in records] == [0.9, 0.25, 0.1, 0.5]
 
 
-def test_every_network_has_an_updater(signal_game):
+def test_networks_have_updaters(signal_game):
     _, ppo, collector = make(signal_game(), share=False)
     rollout = collector.collect(16, Seeds(1).torch("actions"))
     with pytest.raises(ValueError, match="shorter"):
@@ -331,27 +327,27 @@ def test_every_network_has_an_updater(signal_game):
 
 
 @pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("whole", ["rollout", "game"])
-def test_advantages_normalised_over_the_rollout(signal_game, share, whole):
-    """The update is the one of given normalised advantages, whatever the minibatches; each network has its own."""
+@pytest.mark.parametrize("full_rollout", ["rollout", "game"])
+def test_advantages_are_normalized_over_rollout(signal_game, share, full_rollout):
+    """Compare with given normalized advantages; each network has its own normalization."""
     updated = []
-    for over in (whole, None):
-        changes = {"normalize_over": over} if over else {"normalize_advantage": False}
+    for dim in (full_rollout, None):
+        changes = {"normalization_scope": dim} if dim else {"normalize_advantage": False}
         policy, ppo, collector = make(
             signal_game(n_envs=4), share=share, advantage_eps=0.1, minibatch_size=7, **changes
         )
         rollout = collector.collect(16, Seeds(1).torch("actions"))
         advantage, target = ppo.estimate(rollout)
-        if over is None:
-            axes = (0,) + (() if whole == "game" else (1,)) + ((2,) if share else ())
-            spread = advantage.std(axes, keepdim=True) + 0.1
-            advantage = (advantage - advantage.mean(axes, keepdim=True)) / spread
+        if dim is None:
+            axes = (0,) + (() if full_rollout == "game" else (1,)) + ((2,) if share else ())
+            deviation = advantage.std(axes, keepdim=True) + 0.1
+            advantage = (advantage - advantage.mean(axes, keepdim=True)) / deviation
         ppo.fit(rollout, advantage, target, Seeds(0).torch("minibatches"), ppo.updaters)
         updated.append(torch.nn.utils.parameters_to_vector(policy.parameters()).detach())
     torch.testing.assert_close(*updated, rtol=1e-4, atol=1e-6)
 
 
-def test_full_minibatches_alone(signal_game):
+def test_partial_minibatches_are_dropped(signal_game):
     _, ppo, collector = make(signal_game(n_envs=4), minibatch_size=60, drop_last=True, epochs=3)
     rollout = collector.collect(16, Seeds(1).torch("actions"))  # of two agents: 128 samples
     assert ppo.update(rollout, Seeds(0).torch("minibatches"))["loss/updates"] == 6
@@ -362,12 +358,12 @@ def test_full_minibatches_alone(signal_game):
 
 @pytest.mark.parametrize("changes", [{}, {"share": False}, {"joint_ratio": True}], ids=str)
 @pytest.mark.parametrize("size", [1, 7, 30, 32])
-def test_the_fewest_steps_that_fill_a_minibatch(signal_game, changes, size):
+def test_minimum_steps_fill_minibatch(signal_game, changes, size):
     _, ppo, collector = make(signal_game(n_envs=4), minibatch_size=size, drop_last=True, epochs=1, **changes)
-    needed = ppo.min_rollout_steps(4)
-    for steps in {needed, max(1, needed - 1)}:
+    min_steps = ppo.min_rollout_steps(4)
+    for steps in {min_steps, max(1, min_steps - 1)}:
         rollout = collector.collect(steps, Seeds(1).torch("actions"))
-        if steps == needed:
+        if steps == min_steps:
             assert ppo.update(rollout, Seeds(0).torch("minibatches"))["loss/updates"] >= 1
         else:
             with pytest.raises(ConfigError):
@@ -376,7 +372,7 @@ def test_the_fewest_steps_that_fill_a_minibatch(signal_game, changes, size):
     assert ppo.min_rollout_steps(4) == 1
 
 
-def test_teacher_is_one_more_loss(signal_game):
+def test_teacher_adds_loss(signal_game):
     env = signal_game()
     _, ppo, collector = make(env, teacher=AlwaysZero(weight=50.0))
     metrics = train(ppo, collector, 30)
@@ -394,10 +390,10 @@ def test_resume_mid_training_is_exact(signal_game):
     collector2.load_state_dict(collector.state_dict())
     train(ppo, collector, 2)
     train(ppo2, collector2, 2)
-    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), policy2.parameters(), strict=True))
+    assert all(torch.equal(x, y) for x, y in zip(policy.parameters(), policy2.parameters(), strict=True))
 
 
-def test_the_step_size_decays_in_a_straight_line(signal_game):
+def test_learning_rate_decays_linearly(signal_game):
     env = signal_game(horizon=4)
     _, ppo, collector = make(env, learning_rate=1e-3, final_learning_rate=1e-4, decay_updates=3)
     rates = []

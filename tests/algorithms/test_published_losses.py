@@ -18,35 +18,35 @@ from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
 
 
 @pytest.fixture
-def built():
-    """Parts of composed presets, closed in the end."""
-    opened = []
+def agent_parts():
+    """Return a function that builds parts of composed presets; close them at the end."""
+    segments = []
 
     def build(*overrides):
         config = compose(*overrides)
         parts = build_parts(config, build_llm(config, None, check=False))
-        opened.append(parts)
+        segments.append(parts)
         return config, parts
 
     yield build
-    for parts in opened:
+    for parts in segments:
         parts.close()
 
 
 def collected(config, parts, steps=None, rewards=True):
-    """A rollout of what was built; with rewards drawn, for in real ones there would be next to none."""
+    """Collect a rollout, with random rewards if requested, because real rewards would be rare."""
     channels = getattr(parts.teacher, "channels", ())
     collector = Collector(parts.env, parts.agents[0].policy, "cpu", channels)
     collector.reset(3)
     rollout = collector.collect(steps or config["learn"]["rollout_steps"], Seeds(1).torch("actions"))
     if rewards:
-        drawn = np.random.default_rng(0).normal(size=tuple(rollout.reward.shape)).astype("float32")
-        rollout = dataclasses.replace(rollout, reward=torch.from_numpy(drawn))
+        random_rewards = np.random.default_rng(0).normal(size=tuple(rollout.reward.shape)).astype("float32")
+        rollout = dataclasses.replace(rollout, reward=torch.from_numpy(random_rewards))
     return rollout
 
 
@@ -54,7 +54,7 @@ def minibatches():
     return Seeds(2).torch("minibatches")
 
 
-def scaled_down(gradients, largest):
+def clip_gradients(gradients, largest):
     norm = sum(g.square().sum() for g in gradients) ** 0.5
     return [g * min(1.0, float(largest / (norm + 1e-6))) for g in gradients]
 
@@ -70,10 +70,10 @@ class Watch:
         compared: numbers of the steps that are looked at.
     """
 
-    def __init__(self, network, optimizer, loss, largest, compared=range(100)):
+    def __init__(self, network, optimizer, loss, largest, compared_updates=range(100)):
         self.named = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self.loss, self.largest, self.steps = loss, largest, 0
-        self.compared, self.ratios = compared, []
+        self.compared, self.ratios = compared_updates, []
         optimizer.register_step_pre_hook(self._compare)
 
     def _compare(self, optimizer, *_):
@@ -81,21 +81,21 @@ class Watch:
             self.steps += 1
             return
         parameters = list(self.named.values())
-        found = torch.autograd.grad(self.loss(self.steps), parameters, allow_unused=True)
-        expected = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
-        expected = dict(zip(self.named, scaled_down(expected, self.largest), strict=True))
+        gradients = torch.autograd.grad(self.loss(self.steps), parameters, allow_unused=True)
+        expected = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)]
+        expected = dict(zip(self.named, clip_gradients(expected, self.largest), strict=True))
         applied = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.named.items()}
-        whole = sum(g.square().sum() for g in expected.values())
-        for of_critic in (True, False):
-            own = [name for name in self.named if ("critic" in name) == of_critic]
-            if squares := sum(expected[name].square().sum() for name in own):
-                product = sum((applied[name] * expected[name]).sum() for name in own)
-                self.ratios.append((of_critic, float(product / squares)))
+        squared_norm = sum(g.square().sum() for g in expected.values())
+        for is_critic in (True, False):
+            group_names = [name for name in self.named if ("critic" in name) == is_critic]
+            if squares := sum(expected[name].square().sum() for name in group_names):
+                product = sum((applied[name] * expected[name]).sum() for name in group_names)
+                self.ratios.append((is_critic, float(product / squares)))
         self.steps += 1
-        for of_critic, ratio in self.ratios:
-            assert ratio == pytest.approx(1.0, abs=5e-5), (self.steps, "critic" if of_critic else "policy")
+        for is_critic, ratio in self.ratios:
+            assert ratio == pytest.approx(1.0, abs=5e-5), (self.steps, "critic" if is_critic else "policy")
         gap = sum((applied[name] - expected[name]).square().sum() for name in self.named)
-        assert gap <= 1e-8 * whole, self.steps
+        assert gap <= 1e-8 * squared_norm, self.steps
 
 
 def clipped_surrogate(log_prob, old, advantage, clip):
@@ -104,19 +104,19 @@ def clipped_surrogate(log_prob, old, advantage, clip):
 
 
 def larger_squared_error(value, old, target, clip):
-    """Mean of the larger of the two squared errors: no half."""
+    """Return the mean of the larger of the two squared errors, without the factor 1/2."""
     clipped = old + (value - old).clamp(-clip, clip)
     return torch.maximum((value - target) ** 2, (clipped - target) ** 2).mean()
 
 
-def of_policy(logits, action):
-    """log pi of the actions, and the mean entropy."""
+def policy_loss(logits, action):
+    """Log pi of the actions, and the mean entropy."""
     log_probs = logits.log_softmax(-1)
     return log_probs.gather(-1, action[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1).mean()
 
 
 def monte_carlo(rollout, gamma):
-    """Discounted sums of rewards; V of the last state stands for what a horizon, or the rollout's end, cuts off."""
+    """Return discounted sums of rewards, with V of the last state at a horizon and at the end of the rollout."""
     returns = torch.zeros_like(rollout.reward)
     steps, games, agents = rollout.reward.shape
     for game in range(games):
@@ -132,9 +132,11 @@ def monte_carlo(rollout, gamma):
     return returns
 
 
-def gae_that_ends_at_horizons(rollout, gamma, lam):
-    """Generalised advantages where a time limit is an end like any other, and values of the next step are recorded
-    ones, but for V of the state after the last."""
+def truncated_gae(rollout, gamma, lam):
+    """Compute generalized advantages with a time limit as a normal end.
+
+    Next values are the recorded ones, except for V after the last state.
+    """
     steps = len(rollout.reward)
     advantage = torch.zeros_like(rollout.reward)
     after = torch.zeros_like(rollout.reward[0])
@@ -148,45 +150,49 @@ def gae_that_ends_at_horizons(rollout, gamma, lam):
 
 
 def shuffled(n, size, epochs, keep_last):
-    """Samples of each minibatch of an update."""
-    generator, dealt = minibatches(), []
+    """Return the samples of each minibatch of an update."""
+    generator, minibatch_list = minibatches(), []
     for _ in range(epochs):
         order = torch.randperm(n, generator=generator)
         starts = range(0, n if keep_last else n - size + 1, size)
-        dealt += [{"action": order[start : start + size]} for start in starts]
-    return dealt
+        minibatch_list += [{"action": order[start : start + size]} for start in starts]
+    return minibatch_list
 
 
 def stretches(rollout, size, epochs):
-    """The same for a network that remembers, with where its stretches begin."""
+    """Return the minibatches for a recurrent network, with the starts of their sequences."""
     games, generator = rollout.reward.shape[1], minibatches()
     index = {"action": torch.arange(rollout.reward.numel())}
-    sequences = SequenceMinibatches(index, size, rollout.episode_start, rollout.state.reshape(games, -1))
-    return [batch for _ in range(epochs) for batch in sequences.epoch(generator)]
+    sequences = SequenceMinibatches(
+        index, index["action"], size, rollout.episode_start, rollout.state.reshape(games, -1)
+    )
+    return [
+        batch for _ in range(epochs) for batch in sequences.batches(torch.randperm(sequences.n, generator=generator))
+    ]
 
 
-def outputs(network, inputs, chosen):
-    """Logits and values of some samples."""
-    index = chosen["action"]
-    seen = {name: x[index] for name, x in inputs.items()}
-    return network(seen | {name: x for name, x in chosen.items() if name != "action"})
+def outputs(network, inputs, indices):
+    """Return the logits and values of some samples."""
+    index = indices["action"]
+    inputs_selected = {name: x[index] for name, x in inputs.items()}
+    return network(inputs_selected | {name: x for name, x in indices.items() if name != "action"})
 
 
-def watched_update(agent, rollout, dealt, loss, compared=None):
-    """An update of an agent with one network; `loss(logits, value, index)` of each of its minibatches."""
+def record_update(agent, rollout, minibatch_list, loss, compared_updates=None):
+    """Record an update of an agent with one network, with `loss(logits, value, index)` for each minibatch."""
     learner = agent._ppo
     [(network, agents)] = learner.policy.groups()
     inputs = learner.samples(rollout, agents)
     watch = Watch(
         network,
         learner.updaters[0].optimizer,
-        lambda step: loss(*outputs(network, inputs, dealt[step]), dealt[step]["action"]),
+        lambda step: loss(*outputs(network, inputs, minibatch_list[step]), minibatch_list[step]["action"]),
         0.5,
-        range(len(dealt)) if compared is None else compared,
+        range(len(minibatch_list)) if compared_updates is None else compared_updates,
     )
     metrics = agent.update(rollout, minibatches())
-    assert watch.steps == len(dealt) == metrics["loss/updates"]
-    assert {of_critic for of_critic, _ in watch.ratios} == {True, False}
+    assert watch.steps == len(minibatch_list) == metrics["loss/updates"]
+    assert {is_critic for is_critic, _ in watch.ratios} == {True, False}
 
 
 class TestTeacher:
@@ -200,37 +206,39 @@ class TestTeacher:
         action, old, old_value = (x.flatten() for x in (rollout.action, rollout.log_prob, rollout.value))
         advice = advice.flatten(0, 2)
 
-        def of(logits, value, i):
-            log_prob, entropy = of_policy(logits, action[i])
-            taught = -(advice[i] * logits.log_softmax(-1)).sum(-1).mean()
+        def loss_terms(logits, value, i):
+            log_prob, entropy = policy_loss(logits, action[i])
+            teacher_loss = -(advice[i] * logits.log_softmax(-1)).sum(-1).mean()
             error = larger_squared_error(value, old_value[i], returns[i], 0.2)
             policy = -clipped_surrogate(log_prob, old[i], advantage[i], 0.2)
-            return policy + 0.5 * error - 0.001 * entropy + weight * taught
+            return policy + 0.5 * error - 0.001 * entropy + weight * teacher_loss
 
-        return of
+        return loss_terms
 
     @pytest.mark.slow
     @pytest.mark.parametrize("room", ["simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door"])
-    def test_convolutions(self, built, room):
+    def test_convolutions(self, agent_parts, room):
         words = ("experiment=teacher/rooms", f"env={room}", "treatment=llm4teach")
-        config, parts = built(*words, "env.n_envs=3", "env.horizon=40")
+        config, parts = agent_parts(*words, "env.n_envs=3", "env.horizon=40")
         rollout = collected(config, parts, steps=60)
         assert rollout.truncated.any()
         advice = copy.deepcopy(parts.teacher).advise(rollout)["advice"]
         # 180 samples: one full minibatch of 128 an epoch, and the rest is left out.
-        dealt = shuffled(180, 128, 3, keep_last=False)
-        assert len(dealt) == 3
-        watched_update(parts.agents[0], rollout, dealt, self.loss(rollout, advice, 10.0))
+        minibatch_list = shuffled(180, 128, 3, keep_last=False)
+        assert len(minibatch_list) == 3
+        record_update(parts.agents[0], rollout, minibatch_list, self.loss(rollout, advice, 10.0))
 
     @pytest.mark.slow
-    def test_memory(self, built):
-        """In games as long as these a minibatch is one episode, which the released code does not have to pad."""
-        config, parts = built("experiment=teacher/rooms", "treatment=llm4teach", "agent=student_lstm", "env.n_envs=2")
+    def test_memory(self, agent_parts):
+        """Use games so long that a minibatch is one episode, which the released code does not pad."""
+        config, parts = agent_parts(
+            "experiment=teacher/rooms", "treatment=llm4teach", "agent=student_lstm", "env.n_envs=2"
+        )
         rollout = collected(config, parts, steps=130)
         advice = copy.deepcopy(parts.teacher).advise(rollout)["advice"]
-        dealt = stretches(rollout, 128, 3)
-        assert [len(each["action"]) for each in dealt] == 6 * [130]
-        watched_update(parts.agents[0], rollout, dealt, self.loss(rollout, advice, 10.0))
+        minibatch_list = stretches(rollout, 128, 3)
+        assert [len(minibatch["action"]) for minibatch in minibatch_list] == 6 * [130]
+        record_update(parts.agents[0], rollout, minibatch_list, self.loss(rollout, advice, 10.0))
 
 
 class TestGrounding:
@@ -238,71 +246,73 @@ class TestGrounding:
 
     @staticmethod
     def loss(rollout):
-        advantage = gae_that_ends_at_horizons(rollout, 0.99, 0.99)
+        advantage = truncated_gae(rollout, 0.99, 0.99)
         target = (advantage + rollout.value).flatten()
         advantage = advantage.flatten()
         action, old, old_value = (x.flatten() for x in (rollout.action, rollout.log_prob, rollout.value))
 
-        def of(logits, value, i):
-            log_prob, entropy = of_policy(logits, action[i])
+        def loss_terms(logits, value, i):
+            log_prob, entropy = policy_loss(logits, action[i])
             error = larger_squared_error(value, old_value[i], target[i], 0.2)
             return -clipped_surrogate(log_prob, old[i], advantage[i], 0.2) - 0.01 * entropy + 0.5 * error
 
-        return of
+        return loss_terms
 
     @pytest.fixture(scope="class")
     def model(self, tmp_path_factory):
         texts = ["Goal of the agent: go to the red ball", "turn left, turn right, go forward, pick up, drop, toggle"]
         folder = tmp_path_factory.mktemp("models") / "seq2seq"
-        make_small_model(folder, texts, "seq2seq", width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+        make_small_model(
+            folder, texts, "seq2seq", shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+        )
         return folder
 
     @pytest.mark.slow
     @pytest.mark.parametrize("treatment", ["gflan", "npa"])
-    def test_language_models(self, built, model, treatment):
-        """By scores and by a head; the others differ in where their weights come from."""
+    def test_language_models(self, agent_parts, model, treatment):
+        """Check scores and a head; the other models differ in the source of their weights."""
         words = ("experiment=grounding/mixed", f"treatment={treatment}", f"llm.model={model}")
-        config, parts = built(*words, "env.n_envs=4", "env.history=1", "env.horizon=10")
+        config, parts = agent_parts(*words, "env.n_envs=4", "env.history=1", "env.horizon=10")
         rollout = collected(config, parts, steps=17)
         assert rollout.truncated.any()
         # 68 samples: a minibatch of 64 and one of 4, four times.
-        dealt = shuffled(68, 64, 4, keep_last=True)
-        assert [len(each["action"]) for each in dealt] == 4 * [64, 4]
-        watched_update(parts.agents[0], rollout, dealt, self.loss(rollout), compared=(0, 7))
+        minibatch_list = shuffled(68, 64, 4, keep_last=True)
+        assert [len(minibatch["action"]) for minibatch in minibatch_list] == 4 * [64, 4]
+        record_update(parts.agents[0], rollout, minibatch_list, self.loss(rollout), compared_updates=(0, 7))
 
     @pytest.mark.parametrize("treatment", ["gflan_lora", "aflan", "npae", "npe"])
-    def test_other_language_models_learn_alike(self, treatment):
-        both = [compose("experiment=grounding/mixed", f"treatment={name}") for name in ("gflan", treatment)]
-        ppo = [config["agent"]["ppo"] for config in both]
+    def test_language_model_updates_agree(self, treatment):
+        configs = [compose("experiment=grounding/mixed", f"treatment={name}") for name in ("gflan", treatment)]
+        ppo = [config["agent"]["ppo"] for config in configs]
         assert {name for name, x in ppo[0].items() if x != ppo[1][name]} <= {"learning_rate"}
 
-    def test_symbolic(self, built):
-        config, parts = built(
+    def test_symbolic(self, agent_parts):
+        config, parts = agent_parts(
             "experiment=grounding/mixed", "treatment=symbolic_published", "env.n_envs=4", "env.horizon=25",
             "agent.ppo.minibatch_size=80",
         )  # fmt: skip
         rollout = collected(config, parts)
         assert rollout.truncated.any() and len(rollout.reward) == 40
-        watched_update(parts.agents[0], rollout, stretches(rollout, 80, 4), self.loss(rollout))
+        record_update(parts.agents[0], rollout, stretches(rollout, 80, 4), self.loss(rollout))
 
     @pytest.mark.slow
-    def test_drrn(self, built):
-        """Huber's loss of width 1 on r + 0.9 max Q, from the network itself; norm 5."""
-        config, parts = built("experiment=grounding/mixed", "treatment=drrn_published", "env.horizon=3")
+    def test_drrn(self, agent_parts):
+        """Check Huber's loss of width 1 on r + 0.9 max Q, from the network itself, with gradient norm 5."""
+        config, parts = agent_parts("experiment=grounding/mixed", "treatment=drrn_published", "env.horizon=3")
         agent, rollout = parts.agents[0], collected(config, parts)
         learner, network = agent._learner, agent.policy.network
         assert rollout.truncated.any() and rollout.reward.numel() == 128
 
         def loss(_):
-            from llmrl.networks.vocabulary import padded
+            from llmrl.networks.vocabulary import pad_texts
 
             batch = learner.replay.sample(64, minibatches())
-            actions = padded(agent.policy.actions)
+            actions = pad_texts(agent.policy.actions)
             errors = []
             for k in range(64):
                 with torch.no_grad():
-                    best = 0.0 if batch.terminal[k] else network(padded([batch.next_prompt[k]]), actions).max()
-                q = network(padded([batch.prompt[k]]), actions)[0, batch.action[k]]
+                    best = 0.0 if batch.terminal[k] else network(pad_texts([batch.next_prompt[k]]), actions).max()
+                q = network(pad_texts([batch.prompt[k]]), actions)[0, batch.action[k]]
                 gap = (q - float(batch.reward[k]) - 0.9 * best).abs()
                 errors.append(0.5 * gap**2 if gap < 1 else gap - 0.5)
             return sum(errors) / 64
@@ -317,42 +327,44 @@ class TestMechanismDesign:
 
     @staticmethod
     def loss(rollout):
-        advantage = gae_that_ends_at_horizons(rollout, 0.998, 0.98)
+        advantage = truncated_gae(rollout, 0.998, 0.98)
         target = (advantage + rollout.value).flatten()
         advantage = advantage.flatten()
         action, old, old_value = (x.flatten() for x in (rollout.action, rollout.log_prob, rollout.value))
 
-        def of(logits, value, i):
-            log_prob, entropy = of_policy(logits, action[i])
+        def loss_terms(logits, value, i):
+            log_prob, entropy = policy_loss(logits, action[i])
             normal = (advantage[i] - advantage[i].mean()) / (advantage[i].std() + 1e-8)
             half = 0.5 * larger_squared_error(value, old_value[i], target[i], 0.2)
             return -clipped_surrogate(log_prob, old[i], normal, 0.2) - 0.025 * entropy + 0.5 * half
 
-        return of
+        return loss_terms
 
-    def test_escape_room(self, built):
-        config, parts = built("experiment=legislative/escape_room", "principal=random")
+    def test_escape_room(self, agent_parts):
+        config, parts = agent_parts("experiment=legislative/escape_room", "principal=random")
         rollout = collected(config, parts, steps=5)
         assert rollout.truncated[-1].all()
-        watched_update(parts.agents[0], rollout, shuffled(25, 128, 4, keep_last=True), self.loss(rollout))
+        record_update(parts.agents[0], rollout, shuffled(25, 128, 4, keep_last=True), self.loss(rollout))
 
     @pytest.mark.slow
     @pytest.mark.parametrize("game", ["harvest", "cleanup"])
-    def test_melting_pot(self, built, game):
-        """On the native engine, in short episodes, the smaller last minibatch is learned from, too."""
-        config, parts = built(
+    def test_melting_pot(self, agent_parts, game):
+        """Use the native engine and short episodes; the smaller last minibatch is used, too."""
+        config, parts = agent_parts(
             f"experiment=legislative/{game}", "principal=random", "env.engine=native", "env.horizon=20"
         )
         rollout = collected(config, parts, steps=20)
         assert rollout.truncated[-1].all() and not rollout.truncated[:-1].any()
-        dealt = shuffled(140, 128, 4, keep_last=True)
-        assert [len(each["action"]) for each in dealt] == 4 * [128, 12]
-        watched_update(parts.agents[0], rollout, dealt, self.loss(rollout))
+        minibatch_list = shuffled(140, 128, 4, keep_last=True)
+        assert [len(minibatch["action"]) for minibatch in minibatch_list] == 4 * [128, 12]
+        record_update(parts.agents[0], rollout, minibatch_list, self.loss(rollout))
 
-    def test_vanilla_policy_gradient(self, built):
-        """Of the paper's agents it is known that they are a network each and learn by it: grad log pi times the return.
-        Returns made alike in size, entropy and norm are ours."""
-        config, parts = built("experiment=legislative/escape_room_paper", "principal=random", "env.n_envs=6")
+    def test_vanilla_policy_gradient(self, agent_parts):
+        """Check grad log pi times the return, with one network per agent as in the paper.
+
+        Scaling of returns, entropy and the gradient norm are our choices.
+        """
+        config, parts = agent_parts("experiment=legislative/escape_room_paper", "principal=random", "env.n_envs=6")
         agent, rollout = parts.agents[0], collected(config, parts, steps=5)
         watches = []
         for (network, agents), updater in zip(agent.learner.policy.groups(), agent.learner.updaters, strict=True):
@@ -364,7 +376,7 @@ class TestMechanismDesign:
             weight = ((returns - returns.mean()) / (returns.std() + 1e-8)).flatten()
 
             def loss(_, network=network, inputs=inputs, weight=weight):
-                log_prob, entropy = of_policy(network(inputs)[0], inputs["action"])
+                log_prob, entropy = policy_loss(network(inputs)[0], inputs["action"])
                 return -(log_prob * weight).mean() - 0.025 * entropy
 
             watches.append(Watch(network, updater.optimizer, loss, 0.5))
@@ -372,20 +384,20 @@ class TestMechanismDesign:
         assert [watch.steps for watch in watches] == 5 * [1]
 
     @pytest.mark.parametrize("payoff", [45.0, -5.0])
-    def test_dual_rl(self, built, payoff):
-        _, parts = built("experiment=legislative/escape_room", "treatment=dual_rl")
+    def test_dual_rl(self, agent_parts, payoff):
+        _, parts = agent_parts("experiment=legislative/escape_room", "treatment=dual_rl")
         principal = parts.principal
         principal.ask(context=1, n=1)
-        asked, network = principal.asked, principal.network
+        requests, network = principal.asked, principal.network
 
         def loss(_):
-            logits, value = network(asked["observed"])
+            logits, value = network(requests["observed"])
             log_probs = logits.log_softmax(-1)
-            chosen = log_probs.gather(-1, asked["choice"][0][:, None]).sum()
+            choice_log_prob = log_probs.gather(-1, requests["choice"][0][:, None]).sum()
             entropy = -(log_probs.exp() * log_probs).sum()  # of all heads
-            advantage = payoff - asked["value"]
-            half = 0.5 * larger_squared_error(value, asked["value"], torch.tensor(payoff), 0.2)
-            policy = -clipped_surrogate(chosen, asked["log_prob"][0], advantage, 0.2)
+            advantage = payoff - requests["value"]
+            half = 0.5 * larger_squared_error(value, requests["value"], torch.tensor(payoff), 0.2)
+            policy = -clipped_surrogate(choice_log_prob, requests["log_prob"][0], advantage, 0.2)
             return policy - 0.2 * entropy + 0.5 * half
 
         watch = Watch(network, principal.updater.optimizer, loss, 0.5)
@@ -407,10 +419,12 @@ class TestMechanismDesign:
         assert watch.steps == 4
 
     @pytest.mark.parametrize("past", [0.0, -3.0])
-    def test_metagrad(self, built, past):
-        """Adam on the loss of the actor's head and on that of the critic's, each scaled down by itself; then the sum of
-        all agents' log pi times the discounted payoffs to go less the mean of past ones."""
-        _, parts = built("experiment=legislative/escape_room", "treatment=metagrad")
+    def test_metagrad(self, agent_parts, past):
+        """Check Adam on the losses of actor and critic, each clipped separately.
+
+        The outer loss is the sum of log pi of all agents times the discounted payoffs to go less the mean of past ones.
+        """
+        _, parts = agent_parts("experiment=legislative/escape_room", "treatment=metagrad")
         env, agent, gamma = parts.env, parts.agents[0], 0.998
         tau = parts.principal.ask(context=0)[0]
         collector, rollouts = Collector(env, agent.policy, "cpu"), []
@@ -436,7 +450,7 @@ class TestMechanismDesign:
         zero = values - values.detach()
         reward = adapt.reward + adapt.reward_jacobian.float() @ zero
         adapt = dataclasses.replace(adapt, reward=reward)
-        advantage = gae_that_ends_at_horizons(adapt, gamma, 0.98)
+        advantage = truncated_gae(adapt, gamma, 0.98)
         target = (advantage.detach() + adapt.value).flatten()
         inputs = agent.learner.samples(adapt, agents)
         old, old_value, weight = adapt.log_prob.flatten(), adapt.value.flatten(), advantage.flatten()
@@ -444,14 +458,14 @@ class TestMechanismDesign:
         first, second = ({name: torch.zeros_like(p) for name, p in weights.items()} for _ in range(2))
         for step in range(1, 5):
             logits, value = functional_call(network, weights, (inputs,))
-            log_prob, entropy = of_policy(logits, inputs["action"])
+            log_prob, entropy = policy_loss(logits, inputs["action"])
             actor = -clipped_surrogate(log_prob, old, weight, 0.2) - 0.025 * entropy
             critic = 0.5 * 0.5 * larger_squared_error(value, old_value, target, 0.2)
             for loss, part in ((actor, "actor."), (critic, "critic.")):
-                own = [name for name in weights if name.startswith(part)]
-                found = torch.autograd.grad(loss, [weights[name] for name in own], create_graph=True)
-                norm = sum(g.square().sum() for g in found).sqrt()
-                for name, g in zip(own, found, strict=True):
+                part_names = [name for name in weights if name.startswith(part)]
+                gradients = torch.autograd.grad(loss, [weights[name] for name in part_names], create_graph=True)
+                norm = sum(g.square().sum() for g in gradients).sqrt()
+                for name, g in zip(part_names, gradients, strict=True):
                     g = g * (0.5 / (norm + 1e-6)).clamp(max=1.0)
                     first[name] = 0.9 * first[name] + 0.1 * g
                     second[name] = 0.999 * second[name] + 0.001 * g.square()
@@ -462,7 +476,7 @@ class TestMechanismDesign:
                 torch.testing.assert_close(p, weights[name], rtol=1e-4, atol=1e-6)
 
         logits, _ = functional_call(network, weights, (agent.learner.samples(validate, agents),))
-        log_prob, _ = of_policy(logits, validate.action.flatten())
+        log_prob, _ = policy_loss(logits, validate.action.flatten())
         payoffs, loss = validate.base_reward.sum(-1)[:, 0], 0.0
         for t in range(5):
             to_go = sum(gamma ** (k - t) * payoffs[k] for k in range(t, 5))

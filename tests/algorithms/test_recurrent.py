@@ -1,4 +1,4 @@
-"""Policies that remember: nothing crosses the end of an episode, and learning sees what acting saw."""
+"""Recurrent policies: states reset between episodes, and training reproduces the states of the rollout."""
 
 import itertools
 
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.algorithms.minibatches import SequenceMinibatches
+from llmrl.algorithms.minibatches import SequenceMinibatches, sample_indices
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
@@ -50,7 +50,7 @@ def test_unrolling_is_stepping():
     torch.testing.assert_close(memory.unroll(features, lengths, start), torch.stack(expected))
 
 
-def test_a_state_of_zeros_is_no_state():
+def test_zero_state_equals_no_state():
     memory = RecurrentLayer(3, 5, 2, Seeds(0).torch("weights"))
     row = torch.ones(2, 3)
     torch.testing.assert_close(memory.step(row, None)[0], memory.step(row, torch.zeros(2, memory.state_size))[0])
@@ -63,49 +63,54 @@ def test_a_state_of_zeros_is_no_state():
     size=st.one_of(st.none(), st.integers(1, 40)),
 )
 @settings(max_examples=60)
-def test_sequences_deal_every_sample_once(first, size):
+def test_sequences_cover_samples_once(first, size):
     first = torch.tensor(first)
     steps, rows = first.shape
     place = torch.arange(steps * rows)
     state = torch.arange(1.0, rows + 1)[:, None]
-    dealt = SequenceMinibatches({"action": place, "place": place}, size, first, state)
-    batches = list(dealt.epoch(Seeds(3).torch("order")))
+    minibatches = SequenceMinibatches({"action": place, "place": place}, place, size, first, state)
+    batches = list(minibatches.batches(torch.randperm(minibatches.n, generator=Seeds(3).torch("order"))))
     assert sorted(torch.cat([b["place"] for b in batches]).tolist()) == place.tolist()
     assert all(len(b["place"]) >= (size or steps * rows) for b in batches[:-1])
     assert size is None or all(len(b["place"]) - b["lengths"][-1] < size for b in batches), (
         "one stretch fewer is enough"
     )
     for batch in batches:
-        for stretch, before in zip(torch.split(batch["place"], batch["lengths"].tolist()), batch["state"], strict=True):
+        for stretch, initial_state in zip(
+            torch.split(batch["place"], batch["lengths"].tolist()), batch["state"], strict=True
+        ):
             time, row = stretch // rows, stretch % rows
             assert (row == row[0]).all() and (time.diff() == 1).all()
             assert not first[time[1:], row[0]].any(), "a stretch goes on over the start of an episode"
             assert time[0] == 0 or first[time[0], row[0]]
-            carried = time[0] == 0 and not first[0, row[0]]
-            assert before.item() == (row[0] + 1 if carried else 0)
+            is_carried = time[0] == 0 and not first[0, row[0]]
+            assert initial_state.item() == (row[0] + 1 if is_carried else 0)
 
 
 @pytest.mark.parametrize("share", [True, False], ids=["shared", "separate"])
-def test_learning_sees_what_acting_saw(share):
-    """Log-probabilities and values of the first minibatches are those recorded, over ends of episodes and rollouts."""
+def test_training_states_equal_rollout_states(share):
+    """Compare log-probabilities and values of the first minibatches with the recorded ones."""
     env = RecallGame([3, 5, 7], n_agents=2)
     policy, ppo, collector = make(env, share=share)
     for i in range(3):
         rollout = collector.collect(4, Seeds(i).torch("actions"))
         assert i == 0 or (~rollout.episode_start[0]).any(), "no episode goes on into this rollout"
         advantage, _ = ppo.estimate(rollout)
-        for network, agents in policy.groups():
-            data = ppo.samples(rollout, agents) | {"advantage": advantage[:, :, agents].flatten()}
-            for batch in ppo._minibatches(rollout, agents, data).epoch(Seeds(9).torch("order")):
+        data = ppo.samples(rollout) | {"advantage": advantage.flatten()}
+        groups = policy.groups()
+        indices = sample_indices(rollout.reward.shape, 1, len(groups))
+        for (network, agents), samples in zip(groups, indices, strict=True):
+            minibatches = ppo.minibatches(rollout, data, samples, agents)
+            for batch in minibatches.batches(next(ppo.orders(minibatches.n, Seeds(9).torch("order")))):
                 logits, value = network(batch)
-                recorded = logits.log_softmax(-1).gather(1, batch["action"][:, None])[:, 0]
-                torch.testing.assert_close(recorded, batch["log_prob"])
+                log_prob = logits.log_softmax(-1).gather(1, batch["action"][:, None])[:, 0]
+                torch.testing.assert_close(log_prob, batch["log_prob"])
                 torch.testing.assert_close(value, batch["value"])
         ppo.update(rollout, Seeds(i).torch("minibatches"))
 
 
-def test_no_stretch_is_left_out():
-    """`drop_last` is without effect: minibatches of whole stretches differ in size anyway."""
+def test_all_segments_are_used():
+    """Check that `drop_last` has no effect, because minibatches of sequences differ in size."""
     updated = []
     for drop_last in (False, True):
         policy, ppo, collector = make(RecallGame([3, 5, 4, 6, 2]), minibatch_size=16, drop_last=drop_last)
@@ -114,24 +119,24 @@ def test_no_stretch_is_left_out():
     assert torch.equal(*updated)
 
 
-def test_memory_ends_with_the_episode():
-    """Two games that show the same from one moment on are played alike from there, whatever came before."""
+def test_state_resets_with_episode():
+    """Check that equal observations after a reset give equal actions."""
     env = RecallGame([3, 3])
     _, _, collector = make(env)
     rollout = collector.collect(9, Seeds(0).torch("actions"))
-    shown = rollout.observation["vector"]
+    signals = rollout.observation["vector"]
     at_start = rollout.episode_start[:, :, None]
     assert at_start.sum() == 6
-    by_signal = {}
+    actions_by_signal = {}
     for t, game in itertools.product((0, 3, 6), range(2)):
-        by_signal.setdefault(int(shown[t, game, 0].argmax()), []).append(float(rollout.value[t, game, 0]))
-    assert len(by_signal) == 2, "both signals should have been drawn"
-    for values in by_signal.values():
+        actions_by_signal.setdefault(int(signals[t, game, 0].argmax()), []).append(float(rollout.value[t, game, 0]))
+    assert len(actions_by_signal) == 2, "both signals should have been drawn"
+    for values in actions_by_signal.values():
         np.testing.assert_allclose(values, values[0], rtol=1e-6)
 
 
 @pytest.mark.slow
-def test_only_a_memory_wins_the_recall_game():
+def test_recall_game_requires_memory():
     def score(memory):
         env = RecallGame([4] * 16)
         _, ppo, collector = make(env, memory=memory, layers=1, learning_rate=1e-2)
@@ -144,15 +149,15 @@ def test_only_a_memory_wins_the_recall_game():
     assert score(None) < 0.7
 
 
-def test_resume_in_the_middle_of_an_episode():
+def test_resume_within_episode():
     env = RecallGame([5, 7])
     policy, _, collector = make(env)
     collector.collect(3, Seeds(0).torch("actions"))
     state = collector.state_dict()
     expected = collector.collect(6, Seeds(1).torch("actions"))
     expected = expected.copy()
-    other = Collector(RecallGame([5, 7], seed=5), policy, "cpu")
-    other.load_state_dict(state)
-    resumed = other.collect(6, Seeds(1).torch("actions"))
-    assert torch.equal(resumed.action, expected.action) and torch.equal(resumed.episode_start, expected.episode_start)
-    assert torch.equal(resumed.value, expected.value) and torch.equal(resumed.state, expected.state)
+    second_collector = Collector(RecallGame([5, 7], seed=5), policy, "cpu")
+    second_collector.load_state_dict(state)
+    restart = second_collector.collect(6, Seeds(1).torch("actions"))
+    assert torch.equal(restart.action, expected.action) and torch.equal(restart.episode_start, expected.episode_start)
+    assert torch.equal(restart.value, expected.value) and torch.equal(restart.state, expected.state)

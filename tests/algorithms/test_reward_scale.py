@@ -1,4 +1,4 @@
-"""Rewards in units of how much returns vary."""
+"""Scaling of rewards by the standard deviation of returns."""
 
 from __future__ import annotations
 
@@ -19,67 +19,67 @@ from llmrl.run.artifacts import saved_state
 
 
 @given(st.integers(0, 2**32 - 1), st.floats(0, 1), st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_it_is_the_deviation_of_the_return_so_far(seed, gamma, lengths):
-    """However many rollouts it came in; each game's return begins anew with a rollout and after an end."""
-    rng, scale, seen = np.random.default_rng(seed), RewardScale(gamma), []
+def test_scale_is_running_return_deviation(seed, gamma, lengths):
+    """Split the rewards into different rollouts; returns restart with a rollout and after an episode."""
+    rng, scale, history = np.random.default_rng(seed), RewardScale(gamma), []
     for steps in lengths:
         reward, done = rng.normal(3, 2, (steps, 2, 3)), rng.random((steps, 2)) < 0.3
-        scale.see(torch.from_numpy(reward), torch.from_numpy(done))
+        scale.update(torch.from_numpy(reward), torch.from_numpy(done))
         for game in range(2):
             running = np.zeros(3)
             for t in range(steps):
                 running = reward[t, game] + gamma * running
-                seen.append(running)
+                history.append(running)
                 running = running * (not done[t, game])
-    assert scale.deviation == pytest.approx(np.std(seen), rel=1e-6)
+    assert scale.deviation == pytest.approx(np.std(history), rel=1e-6)
     copy = RewardScale(gamma)
     copy.load_state_dict(scale.state_dict())
-    scale.see(torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.bool))  # the state is a copy
-    assert copy.deviation == pytest.approx(np.std(seen), rel=1e-6)
+    scale.update(torch.ones(1, 1, 1), torch.zeros(1, 1, dtype=torch.bool))  # the state is a copy
+    assert copy.deviation == pytest.approx(np.std(history), rel=1e-6)
 
 
-def test_rewards_that_never_vary_stay_as_they_are():
+def test_constant_rewards_are_unchanged():
     scale = RewardScale(0.9)
     assert scale.deviation == 1
-    scale.see(torch.zeros(4, 2, 1), torch.zeros(4, 2, dtype=torch.bool))
+    scale.update(torch.zeros(4, 2, 1), torch.zeros(4, 2, dtype=torch.bool))
     assert scale.deviation == 1
 
 
-@pytest.mark.parametrize(("scaled", "alike"), [(True, True), (False, False)])
-def test_the_units_of_rewards_do_not_matter_then(signal_game, scaled, alike):
-    """Value clipping, step sizes and gradient clipping do the same to rewards a hundred times as large."""
+@pytest.mark.parametrize(("scaled", "is_equal"), [(True, True), (False, False)])
+def test_reward_units_have_no_effect(signal_game, scaled, is_equal):
+    """Multiply rewards by 100: value clipping, step sizes and gradient clipping are unaffected."""
     weights = []
     for unit in (1.0, 100.0):
         policy, ppo, collector = make(signal_game(n_envs=8), scale_rewards=scaled)
         collect = collector.collect
 
-        def paid(*args, unit=unit, collect=collect, **kwargs):
+        def scale_rewards(*args, unit=unit, collect=collect, **kwargs):
             rollout = collect(*args, **kwargs)
             return dataclasses.replace(rollout, reward=rollout.reward * unit)
 
-        collector.collect = paid
+        collector.collect = scale_rewards
         train(ppo, collector, 4)
         weights.append(torch.nn.utils.parameters_to_vector(policy.parameters()).detach())
-    assert torch.allclose(*weights, rtol=1e-3, atol=1e-5) == alike
+    assert torch.allclose(*weights, rtol=1e-3, atol=1e-5) == is_equal
 
 
-def test_reset_goes_back_to_the_units_it_began_with(signal_game):
+def test_reset_restores_initial_units(signal_game):
     _, ppo, collector = make(signal_game(n_envs=8), scale_rewards=True)
     train(ppo, collector, 2)
-    learned = ppo.state_dict()["scales"]
-    other = PPO(ppo.policy, ppo.settings)
-    other.load_state_dict(ppo.state_dict())
-    assert other.reward_scale.state_dict() == learned["reward"]
+    scales = ppo.state_dict()["scales"]
+    second_ppo = PPO(ppo.policy, ppo.settings)
+    second_ppo.load_state_dict(ppo.state_dict())
+    assert second_ppo.reward_scale.state_dict() == scales["reward"]
     ppo.reset()
     assert ppo.reward_scale.deviation == 1
-    ppo.begin_with(learned)
+    ppo.begin_with(scales)
     train(ppo, collector, 1)
-    assert ppo.reward_scale.state_dict() != learned["reward"]
+    assert ppo.reward_scale.state_dict() != scales["reward"]
     ppo.reset()
-    assert ppo.reward_scale.state_dict() == learned["reward"]
+    assert ppo.reward_scale.state_dict() == scales["reward"]
 
 
-def test_weights_come_with_the_units_of_their_values(tmp_path):
+def test_weights_include_value_units(tmp_path):
     room = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluate_episodes=4")
     run(*room, "agent.ppo.scale_rewards=true", f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)

@@ -1,4 +1,4 @@
-"""Point estimates are those of rliable 1.2.0.
+"""Point estimates equal those of rliable 1.2.0.
 
 `golden/rliable.json` is what `rliable_reference.py` printed, in an environment with rliable 1.2.0, pandas below 3 and
 arch below 8. With LLMRL_RLIABLE_PYTHON, the Python of such an environment, fresh scores are compared as well.
@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmrl.analysis.intervals import estimates, improvement_matrix, performance_profile, probability_of_improvement
+from llmrl.statistics.intervals import estimates, improvement_matrix, performance_profile, probability_of_improvement
 
-HERE = Path(__file__).parent
-GOLDEN = json.loads((HERE / "golden" / "rliable.json").read_text())
+FOLDER = Path(__file__).parent
+GOLDEN = json.loads((FOLDER / "golden" / "rliable.json").read_text())
 
 
 def check(case: dict, thresholds: list[float]) -> None:
@@ -43,7 +43,7 @@ def test_against_stored_numbers(case: dict) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif("LLMRL_RLIABLE_PYTHON" not in os.environ, reason="LLMRL_RLIABLE_PYTHON names no environment")
-def test_against_rliable_itself() -> None:
+def test_matches_rliable() -> None:
     rng = np.random.default_rng()
     cases = [
         {
@@ -53,10 +53,10 @@ def test_against_rliable_itself() -> None:
         }
         for tasks in (1, 4)
     ]
-    given = {"cases": cases, "thresholds": np.linspace(-2, 2, 9).tolist()}
+    cases_input = {"cases": cases, "thresholds": np.linspace(-2, 2, 9).tolist()}
     reference = subprocess.run(
-        [os.environ["LLMRL_RLIABLE_PYTHON"], HERE / "rliable_reference.py", "--cases", "-"],
-        input=json.dumps(given),
+        [os.environ["LLMRL_RLIABLE_PYTHON"], FOLDER / "rliable_reference.py", "--cases", "-"],
+        input=json.dumps(cases_input),
         capture_output=True,
         text=True,
         check=True,

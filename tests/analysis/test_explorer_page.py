@@ -31,34 +31,34 @@ def site(tmp_path_factory):
 def browser():
     with playwright.sync_playwright() as started:
         # A root user, as in a container, has no sandbox.
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+        browser_page = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser_page
+        browser_page.close()
 
 
 @pytest.fixture
 def page(browser, site):
-    """A page that asks for nothing but files of its folder, and whose program raises nothing."""
+    """Open a page that loads only files of its folder and whose program raises nothing."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
-    opened, asked, errors = context.new_page(), [], []
-    opened.on("request", lambda request: asked.append(request.url))
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    opened.goto(f"{site}#/runs")
-    opened.locator("x-runs .row").first.wait_for()
-    yield opened
+    browser_page, requests, errors = context.new_page(), [], []
+    browser_page.on("request", lambda request: requests.append(request.url))
+    browser_page.on("pageerror", lambda error: errors.append(str(error)))
+    browser_page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    browser_page.goto(f"{site}#/runs")
+    browser_page.locator("x-runs .row").first.wait_for()
+    yield browser_page
     folder = site.rpartition("/")[0]
-    assert not [url for url in asked if not url.startswith((folder, "data:"))]
+    assert not [url for url in requests if not url.startswith((folder, "data:"))]
     assert not errors
-    assert opened.evaluate("window.hurt") is None
+    assert browser_page.evaluate("window.hurt") is None
     context.close()
 
 
-def go(page, site, where):
-    page.goto(f"{site}#/{where}")
+def go(page, site, fragment):
+    page.goto(f"{site}#/{fragment}")
 
 
-def test_the_filter_of_runs_leaves_those_that_fit(page):
+def test_run_filter_selects_matches(page):
     assert page.locator("x-runs .row").count() == 3
     page.get_by_label("filter runs").fill("town llm")
     assert page.locator("x-runs .row").count() == 2
@@ -67,7 +67,7 @@ def test_the_filter_of_runs_leaves_those_that_fit(page):
     assert page.locator("x-runs [role=status]").inner_text() == "0 of 3 runs"
 
 
-def test_runs_are_called_what_tells_them_apart_and_empty_columns_are_left_out(browser, site, tmp_path):
+def test_runs_have_distinct_labels(browser, site, tmp_path):
     page = browser.new_page()
     page.goto(f"{site}#/runs")
     names = page.locator("x-runs .row .cell:first-child").all_inner_texts()
@@ -81,7 +81,7 @@ def test_runs_are_called_what_tells_them_apart_and_empty_columns_are_left_out(br
     page.close()
 
 
-def test_a_thousand_episodes_are_a_bounded_page_and_can_be_scrolled(page, site):
+def test_long_pages_are_scrollable(page, site):
     page.locator("x-runs .row", has_text="corridor").click()
     rows = page.locator("x-episodes .row")
     rows.first.wait_for()
@@ -96,25 +96,25 @@ def test_a_thousand_episodes_are_a_bounded_page_and_can_be_scrolled(page, site):
     page.locator("x-episodes .row[aria-rowindex='1']").wait_for()
 
 
-def test_episodes_are_filtered_and_sorted(page, site):
+def test_episodes_are_sortable(page, site):
     go(page, site, "episodes/r0")
     status = page.locator("x-episodes [role=status]")
     page.get_by_label("has invalid replies").check()
     assert status.inner_text() == "500 of 1,000 episodes"
-    page.get_by_label("least return").fill("40")
+    page.get_by_label("minimum return").fill("40")
     assert status.inner_text() == "100 of 1,000 episodes"
     page.get_by_role("columnheader", name="return").click()
     assert page.locator("x-episodes .row").first.locator(".cell").nth(1).inner_text() == "49"
 
 
-def test_scrubbing_changes_the_picture_and_the_words(page, site):
+def test_scrubbing_updates_picture(page, site):
     go(page, site, "episode/r0/1")
     talk, frame = page.locator(".talk"), page.locator(".frame")
     talk.get_by_text("prompt of step 0 for 0").wait_for()
-    before = frame.evaluate("box => getComputedStyle(box).backgroundPosition")
+    background = frame.evaluate("box => getComputedStyle(box).backgroundPosition")
     page.get_by_label("step", exact=True).evaluate("bar => { bar.value = 3; bar.dispatchEvent(new Event('input')) }")
     talk.get_by_text("prompt of step 3 for 0").wait_for()
-    assert frame.evaluate("box => getComputedStyle(box).backgroundPosition") != before
+    assert frame.evaluate("box => getComputedStyle(box).backgroundPosition") != background
     assert "thought 3" in talk.inner_text()
     page.keyboard.press("ArrowLeft")
     talk.get_by_text("prompt of step 2 for 0").wait_for()
@@ -131,7 +131,7 @@ def test_scrubbing_changes_the_picture_and_the_words(page, site):
     )
 
 
-def test_the_next_invalid_reply_is_found_and_says_why(page, site):
+def test_next_invalid_reply_is_highlighted(page, site):
     go(page, site, "episode/r0/1")
     page.get_by_role("button", name="Next invalid").click()
     page.locator(".badges", has_text="invalid: no action in it").wait_for()
@@ -139,14 +139,14 @@ def test_the_next_invalid_reply_is_found_and_says_why(page, site):
     assert page.locator("x-conversation .call").count() == 2
 
 
-def test_hostile_text_is_shown_as_text(page, site):
+def test_hostile_text_is_escaped(page, site):
     go(page, site, "episode/r0/0")
     page.locator(".talk .reply").wait_for()
     assert page.locator(".talk .reply pre").text_content() == f"reply 0 {HOSTILE}"
     assert page.locator(".talk img, .talk script, .talk b").count() == 0
 
 
-def test_a_click_on_a_proposal_opens_the_talk_behind_it(page, site):
+def test_proposal_click_opens_conversation(page, site):
     go(page, site, "timeline")
     # The two runs proposed the same: the mark of the second one lies on top.
     page.get_by_role("button", name="s1, proposal 5, objective 4").first.click()
@@ -161,12 +161,12 @@ def test_a_click_on_a_proposal_opens_the_talk_behind_it(page, site):
     assert side.locator(".call").count() == 2
 
 
-def test_runs_of_the_timeline_are_chosen_and_filtered(page, site):
+def test_timeline_runs_are_selectable(page, site):
     go(page, site, "timeline")
     page.locator(".charts [aria-label=dot] circle").first.wait_for()
-    both = page.locator(".charts .mark").count()
+    n_marks = page.locator(".charts .mark").count()
     page.locator(".check input").nth(1).uncheck()
-    page.wait_for_function(f"document.querySelectorAll('.charts .mark').length < {both}")
+    page.wait_for_function(f"document.querySelectorAll('.charts .mark').length < {n_marks}")
     assert page.locator(".charts figcaption", has_text="apples").count() == 1
     page.get_by_label("filter runs of the timeline").fill("s1")
     assert page.locator(".check").count() == 1

@@ -1,4 +1,4 @@
-"""The means of groups that TensorBoard shows first, and the link to just these."""
+"""Means of groups that TensorBoard shows first, and the link that selects them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from experiments import position_of
 from llmrl.analysis.first_screen import link, write_first_screen
-from llmrl.analysis.runs import find_runs, read_runs
+from llmrl.results.run_records import find_runs, read_runs
 from llmrl.run.metrics import FILE_NAME, MetricLog
 from llmrl.run.run import Run
 from llmrl.run.sinks.tensorboard import TensorBoard
@@ -48,7 +48,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in accumulator.Scalars(tag)]
 
 
-def test_a_group_is_a_run_with_its_mean_and_a_band(sweep: Path) -> None:
+def test_group_has_mean_and_band(sweep: Path) -> None:
     screen = write_first_screen(sweep, read_runs(sweep))
     assert screen is not None and screen.groups == 2 and screen.bands
     assert scalars(sweep / "mean" / "ucb", "Compare/2_online_objective") == [(1, 1.0), (2, 4.0), (3, 7.0)]
@@ -65,41 +65,41 @@ def test_a_group_is_a_run_with_its_mean_and_a_band(sweep: Path) -> None:
     assert len(list((sweep / "mean" / "ucb").glob("events*"))) == 1
 
 
-def test_a_group_that_is_no_more_is_gone_and_single_runs_have_no_mean(tmp_path: Path) -> None:
+def test_stale_groups_are_removed(tmp_path: Path) -> None:
     write(tmp_path, "ucb", 0, [1.0, 2.0])
     assert write_first_screen(tmp_path / "town", read_runs(tmp_path)) is None
-    other = write(tmp_path, "random", 0, [1.0, 2.0])
+    random_run = write(tmp_path, "random", 0, [1.0, 2.0])
     assert write_first_screen(tmp_path / "town", read_runs(tmp_path)) is not None
     assert {path.parent.name for path in (tmp_path / "town" / "mean").rglob("events*")} == {"ucb", "random"}
-    shutil.rmtree(other.parent)
+    shutil.rmtree(random_run.parent)
     write(tmp_path, "ucb", 1, [1.0, 2.0])
     write_first_screen(tmp_path / "town", read_runs(tmp_path))
-    left = {
+    remaining = {
         path.parent.relative_to(tmp_path / "town" / "mean").as_posix() for path in tmp_path.rglob("mean/**/events*")
     }
-    assert left == {"all-runs"}  # two runs have no interval
+    assert remaining == {"all-runs"}  # two runs have no interval
 
 
 @pytest.mark.parametrize("bands", [True, False])
-def test_the_link_selects_means_and_their_colours(bands: bool) -> None:
+def test_link_selects_means(bands: bool) -> None:
     found = urlsplit(link(bands, 7000))
-    asked = {name: values[0] for name, values in parse_qs(found.query).items()}
-    assert (found.netloc, found.fragment, asked["smoothing"]) == ("localhost:7000", "timeseries", "0.6")
+    query = {name: values[0] for name, values in parse_qs(found.query).items()}
+    assert (found.netloc, found.fragment, query["smoothing"]) == ("localhost:7000", "timeseries", "0.6")
     runs = ["mean/ucb", "town/mean/ucb", "mean/ucb/low95", "mean/vs/untrained", "principal_ucb-1a2b3c4d/s0"]
     # TensorBoard searches without regard to case.
-    shown = [run for run in runs if re.search(asked["runFilter"], run, re.I)]
-    assert shown == [run for run in runs if "mean/" in run and (bands or "low95" not in run)]
-    pattern = asked["runColorGroup"].removeprefix("regex:")
+    matches = [run for run in runs if re.search(query["runFilter"], run, re.I)]
+    assert matches == [run for run in runs if "mean/" in run and (bands or "low95" not in run)]
+    pattern = query["runColorGroup"].removeprefix("regex:")
     groups = [found[1] if (found := re.search(pattern, run)) else None for run in runs]
     assert groups == ["ucb", "ucb", "ucb", "vs/untrained", None]
-    assert re.search(asked["tagFilter"], "Compare/2_online_objective") and not re.search(
-        asked["tagFilter"], "train/return"
+    assert re.search(query["tagFilter"], "Compare/2_online_objective") and not re.search(
+        query["tagFilter"], "train/return"
     )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
-def test_tensorboard_opens_the_link_and_shows_just_that(sweep: Path) -> None:
+def test_tensorboard_opens_link(sweep: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (the extra dev)")
     write_first_screen(sweep, read_runs(sweep))
     server = Server(sweep)
@@ -113,9 +113,11 @@ def test_tensorboard_opens_the_link_and_shows_just_that(sweep: Path) -> None:
             page = browser.new_page()
             page.set_default_timeout(120_000)
             page.goto(link(bands=True, port=port).replace("localhost", "127.0.0.1"), wait_until="commit")
-            shown = r"said => document.body.innerText.replace(/\s/g, '').includes(said)"  # a tag has two lines
-            for said in ("mean/random/low95", "Compare/2_online_objective"):
-                page.wait_for_function(shown, arg=said)
+            page_shows_label = (
+                r"said => document.body.innerText.replace(/\s/g, '').includes(said)"  # a tag has two lines
+            )
+            for label in ("mean/random/low95", "Compare/2_online_objective"):
+                page.wait_for_function(page_shows_label, arg=label)
             text = "".join(page.locator("body").inner_text().split())
             browser.close()
         assert "Tagsmatchingfilter" in text and "validation/apples" not in text

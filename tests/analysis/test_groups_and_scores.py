@@ -1,4 +1,4 @@
-"""How runs become groups, scores and curves."""
+"""Formation of groups, scores and curves from runs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.curves import on_common_grid
-from llmrl.analysis.groups import Group, scripted_notes, tasks_of
-from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names, series
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.results.groups import Group, scripted_notes, tasks_of
+from llmrl.results.run_records import RunRecord, read_runs
 from run_folders import write_run
 
 
@@ -23,7 +23,7 @@ def record(root: Path, path: str, seed: int, model: str = "", **overrides: str) 
     return RunRecord(folder, folder.parent.parent.name, folder.parent.name, seed, "finished", overrides=keys, llm=model)
 
 
-def test_labels_are_what_differs_and_the_rest_is_said_once(tmp_path: Path) -> None:
+def test_labels_contain_differences(tmp_path: Path) -> None:
     runs = [record(tmp_path, "game/a-1", s, env="game", principal="ucb", env__n="8") for s in (2, 0, 10)]
     runs += [record(tmp_path, "game/b-2", s, env="game", principal="llm", llm__x="1", env__n="8") for s in (0, 1)]
     runs += [record(tmp_path, "game/c-3", 0, env="game", env__n="8")]
@@ -36,31 +36,31 @@ def test_labels_are_what_differs_and_the_rest_is_said_once(tmp_path: Path) -> No
     assert [group.expected for group in task.groups] == [4, 4, 4]
 
 
-def test_an_only_group_has_everything_in_common(tmp_path: Path) -> None:
+def test_single_group_has_common_overrides(tmp_path: Path) -> None:
     [task] = tasks_of([record(tmp_path, "game/a-1", s, principal="ucb") for s in range(2)], tmp_path)
     assert (task.common, [group.label for group in task.groups]) == ({"principal": "ucb"}, ["all runs"])
 
 
-def test_equal_overrides_in_different_folders_stay_apart(tmp_path: Path) -> None:
-    """A default changed in between: same words, another experiment."""
+def test_folders_separate_equal_overrides(tmp_path: Path) -> None:
+    """Change a default between the runs: equal overrides belong to different experiments."""
     runs = [record(tmp_path, f"game/p-{code}", 0, principal="ucb") for code in ("aa", "bb")]
     [task] = tasks_of(runs, tmp_path)
     assert [group.label for group in task.groups] == ["default (aa)", "default (bb)"]
 
 
-def test_environments_of_one_name_are_tasks_of_their_own(tmp_path: Path) -> None:
+def test_equal_environment_names_are_separate_tasks(tmp_path: Path) -> None:
     runs = [record(tmp_path, f"mine/{e}{p}-1", 0, env=e, principal=p) for e in ("x", "y") for p in ("ucb", "llm")]
     tasks = tasks_of(runs, tmp_path)
     assert [task.title for task in tasks] == ["mine, env=x", "mine, env=y"]
     assert {group.label for task in tasks for group in task.groups} == {"principal=ucb", "principal=llm"}
 
 
-def test_equal_names_in_different_folders_are_told_apart(tmp_path: Path) -> None:
+def test_equal_run_names_get_folder(tmp_path: Path) -> None:
     tasks = tasks_of([record(tmp_path, f"{place}/game/a-1", 0) for place in ("mon", "tue")], tmp_path)
     assert [task.title for task in tasks] == ["mon/game", "tue/game"]
 
 
-def test_a_stand_in_for_a_model_is_marked_for_what_it_is(tmp_path: Path) -> None:
+def test_model_substitute_is_labeled(tmp_path: Path) -> None:
     runs = [record(tmp_path, "g/a-1", 0, "scripted rule (not a language model)", llm="scripted")]
     runs += [record(tmp_path, "g/b-2", 0, "openai/gpt-4o", llm="gpt4o")]
     groups = tasks_of(runs, tmp_path)[0].groups
@@ -69,7 +69,7 @@ def test_a_stand_in_for_a_model_is_marked_for_what_it_is(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("label", "shown"),
+    ("label", "model_label"),
     [
         ("principal=llm", "principal=scripted rule"),
         ("principal=llm, llm=scripted, design.steps=3", "principal=scripted rule, design.steps=3"),
@@ -80,29 +80,29 @@ def test_a_stand_in_for_a_model_is_marked_for_what_it_is(tmp_path: Path) -> None
         ("llm", "scripted rule"),
     ],
 )
-def test_fixed_rules_are_never_called_a_language_model(label: str, shown: str) -> None:
-    assert Group(label, (), "scripted rule (not a language model)").shown == shown
+def test_fixed_rules_are_not_language_models(label: str, model_label: str) -> None:
+    assert Group(label, (), "scripted rule (not a language model)").shown == model_label
     assert Group(label, (), "gpt-4o (litellm)").shown == label
 
 
 def test_scores(tmp_path: Path) -> None:
     write_run(tmp_path, "game", [], 0, [float(i) for i in range(20)])
     write_run(tmp_path, "game", [], 1, [1.0, float("nan")])
-    whole, broken = read_runs(tmp_path)
-    assert ScoreRule().score(whole) == 19
-    assert ScoreRule("other").score(whole) == 38
-    assert ScoreRule("other", 0.1).score(whole) == 37
-    assert ScoreRule("other", 0.11).score(whole) == pytest.approx(36)  # of 20 values, 2.2 are 3
-    assert ScoreRule("other", 1).score(whole) == pytest.approx(19)
-    assert ScoreRule("absent").score(whole) == "logged no absent"
+    complete, broken = read_runs(tmp_path)
+    assert ScoreRule().score(complete) == 19
+    assert ScoreRule("other").score(complete) == 38
+    assert ScoreRule("other", 0.1).score(complete) == 37
+    assert ScoreRule("other", 0.11).score(complete) == pytest.approx(36)  # of 20 values, 2.2 are 3
+    assert ScoreRule("other", 1).score(complete) == pytest.approx(19)
+    assert ScoreRule("absent").score(complete) == "did not log absent"
     assert ScoreRule().score(broken) == "finished without a result"
     assert ScoreRule("other").score(broken) == "other ends in NaN or infinity"
-    assert metric_names([whole]) == ["other", "principal/objective"]
+    assert metric_names([complete]) == ["other", "principal/objective"]
     places, values = series(broken.folder, "other")
     assert (places.tolist(), values.tolist()) == ([100], [2])
 
 
-def test_a_damaged_line_is_a_reason_not_a_crash(tmp_path: Path) -> None:
+def test_corrupt_line_gives_reason(tmp_path: Path) -> None:
     folder = write_run(tmp_path, "game", [], 0, [1.0, 2.0])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "other": 7\n{"step": 4, "other": 8')  # a broken line, and one still being written
@@ -114,14 +114,14 @@ def test_a_damaged_line_is_a_reason_not_a_crash(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("metric", "share"), [("x", -0.1), ("x", 1.5), ("", 0.1)])
-def test_senseless_rules_are_refused(metric: str, share: float) -> None:
-    with pytest.raises(ConfigError, match="last-fraction"):
+def test_rejects_invalid_rules(metric: str, share: float) -> None:
+    with pytest.raises(ConfigError, match="tail-fraction"):
         ScoreRule(metric, share)
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=8, unique=True), min_size=1, max_size=4))
-def test_curves_are_compared_where_all_runs_have_values(places: list[list[int]]) -> None:
-    """Of curves y = 3x + run, which linear interpolation gets right everywhere, and extrapolation would, too."""
+def test_curves_use_common_range(places: list[list[int]]) -> None:
+    """Use curves y = 3x + run, for which linear interpolation is exact."""
     runs = [(np.array(sorted(p), dtype=float), 3.0 * np.array(sorted(p)) + k) for k, p in enumerate(places)]
     common = on_common_grid(runs)
     first, last = max(min(p) for p in places), min(max(p) for p in places)
@@ -134,7 +134,7 @@ def test_curves_are_compared_where_all_runs_have_values(places: list[list[int]])
     assert values == pytest.approx(3 * grid[:, None] + np.arange(len(runs)))
 
 
-def test_shared_places_are_kept_and_thinned() -> None:
+def test_shared_steps_are_subsampled() -> None:
     places = np.arange(1000.0) ** 2
     grid, values = on_common_grid([(places, places), (places, -places)])  # type: ignore[misc]
     assert len(grid) == 200

@@ -1,4 +1,4 @@
-"""Intervals: their coverage in simulations, closed forms by scipy, and when there are none."""
+"""Intervals: coverage in simulations, closed forms from scipy, and cases without an interval."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmrl.analysis.intervals import (
+from llmrl.statistics.estimators import optimality_gap, standard_error
+from llmrl.statistics.intervals import (
     MINIMUM_UNITS,
     Band,
     describe,
@@ -27,7 +28,6 @@ from llmrl.analysis.intervals import (
     performance_profile,
     probability_of_improvement,
 )
-from llmrl.analysis.statistics import optimality_gap, standard_error
 
 SCORES = st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=12)
 EXPERIMENTS = 20_000
@@ -38,38 +38,38 @@ def coverage(band: Band, truth: float) -> float:
     return float(np.mean((band.low <= truth) & (truth <= band.high)))
 
 
-def clustered(rng: np.random.Generator, units: int, runs: int) -> np.ndarray:
-    """Scores [experiments, units * runs] around 0 whose variance is equal between and within units."""
+def sample_clusters(rng: np.random.Generator, units: int, runs: int) -> np.ndarray:
+    """Draw scores [experiments, units * runs] around 0 with equal variance between and within units."""
     noise = rng.normal(size=(EXPERIMENTS, units, runs))
     return (rng.normal(size=(EXPERIMENTS, units, 1)) + noise).reshape(EXPERIMENTS, -1)
 
 
-def of_means(rng: np.random.Generator, n: int) -> float:
+def cover_mean(rng: np.random.Generator, n: int) -> float:
     return coverage(mean_interval(rng.normal(size=(EXPERIMENTS, n))), 0)
 
 
-def of_clustered_means(rng: np.random.Generator, n: int) -> float:
-    return coverage(mean_interval(clustered(rng, n, 3), np.repeat(range(n), 3).tolist()), 0)
+def cover_clustered_mean(rng: np.random.Generator, n: int) -> float:
+    return coverage(mean_interval(sample_clusters(rng, n, 3), np.repeat(range(n), 3).tolist()), 0)
 
 
-def of_unpaired_differences(rng: np.random.Generator, n: int) -> float:
+def cover_unpaired_difference(rng: np.random.Generator, n: int) -> float:
     x, y = rng.normal(2, 1, (EXPERIMENTS, n)), rng.normal(0, 3, (EXPERIMENTS, n + 3))
     return coverage(difference_interval(x, y), 2)
 
 
-def of_paired_differences(rng: np.random.Generator, n: int) -> float:
+def cover_paired_difference(rng: np.random.Generator, n: int) -> float:
     shared, labels = rng.normal(0, 5, (EXPERIMENTS, n)), list(range(n))
     x, y = (shared + rng.normal(level, 1, (EXPERIMENTS, n)) for level in (2, 0))
     return coverage(difference_interval(x, y, labels, labels), 2)
 
 
-def of_clustered_paired_differences(rng: np.random.Generator, n: int) -> float:
+def cover_clustered_difference(rng: np.random.Generator, n: int) -> float:
     shared, labels = np.repeat(rng.normal(0, 5, (EXPERIMENTS, n)), 2, axis=-1), np.repeat(range(n), 2).tolist()
-    x, y = (shared + clustered(rng, n, 2) for _ in range(2))
+    x, y = (shared + sample_clusters(rng, n, 2) for _ in range(2))
     return coverage(difference_interval(x, y, labels, labels), 0)
 
 
-def of_means_over_tasks(rng: np.random.Generator, n: int) -> float:
+def cover_task_mean(rng: np.random.Generator, n: int) -> float:
     tasks = [rng.normal(level, scale, (EXPERIMENTS, n)) for level, scale in ((0, 1), (3, 2), (6, 4))]
     return coverage(mean_over_tasks(tasks, [None] * 3), 3)
 
@@ -78,156 +78,156 @@ def of_means_over_tasks(rng: np.random.Generator, n: int) -> float:
 @pytest.mark.parametrize(
     "simulate",
     [
-        of_means,
-        of_clustered_means,
-        of_unpaired_differences,
-        of_paired_differences,
-        of_clustered_paired_differences,
-        of_means_over_tasks,
+        cover_mean,
+        cover_clustered_mean,
+        cover_unpaired_difference,
+        cover_paired_difference,
+        cover_clustered_difference,
+        cover_task_mean,
     ],
 )
-def test_intervals_of_normal_scores_cover_the_truth(
-    simulate: Callable[[np.random.Generator, int], float], n: int
-) -> None:
+def test_normal_score_intervals_have_coverage(simulate: Callable[[np.random.Generator, int], float], n: int) -> None:
     assert 0.94 <= simulate(np.random.default_rng(n), n) <= 0.97
 
 
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize("shift", [0.0, 1.0, 3.0])
-def test_intervals_of_the_probability_of_improvement_cover_the_truth(n: int, shift: float) -> None:
-    rng, truth, covered = np.random.default_rng(n), stats.norm.cdf(shift / math.sqrt(2)), 0
+def test_improvement_intervals_have_coverage(n: int, shift: float) -> None:
+    rng, truth, n_covered = np.random.default_rng(n), stats.norm.cdf(shift / math.sqrt(2)), 0
     for _ in range(2000):
-        found = improvement([rng.normal(shift, 1, n)], [rng.normal(0, 1, n)], [None], [None])
-        covered += found.low <= truth <= found.high
-    assert covered / 2000 > 0.935  # 94 % less a standard error of 0.5 %
+        interval = improvement([rng.normal(shift, 1, n)], [rng.normal(0, 1, n)], [None], [None])
+        n_covered += interval.low <= truth <= interval.high
+    assert n_covered / 2000 > 0.935  # 94 % less a standard error of 0.5 %
 
 
-def test_runs_of_one_unit_are_not_independent() -> None:
-    scores = clustered(np.random.default_rng(0), 5, 3)
+def test_runs_of_unit_are_dependent() -> None:
+    scores = sample_clusters(np.random.default_rng(0), 5, 3)
     assert coverage(mean_interval(scores), 0) < 0.85
 
 
 @given(st.lists(st.floats(-100, 100), min_size=MINIMUM_UNITS, max_size=12), st.floats(0.5, 0.99))
-def test_an_interval_of_a_mean_is_that_of_a_t_test(scores: list[float], level: float) -> None:
+def test_mean_interval_matches_t_test(scores: list[float], level: float) -> None:
     band = mean_interval(np.array(scores), level=level)
     if np.ptp(scores) > 1e-6:
-        theirs = stats.ttest_1samp(scores, 0).confidence_interval(level)
-        assert (float(band.low), float(band.high)) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+        reference = stats.ttest_1samp(scores, 0).confidence_interval(level)
+        assert (float(band.low), float(band.high)) == pytest.approx((reference.low, reference.high), abs=1e-9)
 
 
 SAMPLES = st.lists(st.floats(-100, 100), min_size=MINIMUM_UNITS, max_size=12)
 
 
 @given(SAMPLES, SAMPLES)
-def test_an_interval_of_an_unpaired_difference_is_welchs(x: list[float], y: list[float]) -> None:
+def test_unpaired_interval_matches_welch(x: list[float], y: list[float]) -> None:
     if min(np.ptp(x), np.ptp(y)) > 1e-3:
         band = difference_interval(np.array(x), np.array(y))
-        theirs = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
-        assert (float(band.low), float(band.high)) == pytest.approx((theirs.low, theirs.high), rel=1e-6, abs=1e-6)
+        reference = stats.ttest_ind(x, y, equal_var=False).confidence_interval()
+        assert (float(band.low), float(band.high)) == pytest.approx((reference.low, reference.high), rel=1e-6, abs=1e-6)
 
 
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 2), min_size=5, max_size=9), st.randoms(use_true_random=False))
-def test_units_are_paired_by_label_in_any_order(pairs: list[tuple[float, float]], random: object) -> None:
+def test_units_are_matched_by_label(pairs: list[tuple[float, float]], random: object) -> None:
     x, y = np.array(pairs).T
     order = list(range(len(pairs)))
     random.shuffle(order)  # type: ignore[attr-defined]
     band = difference_interval(x, y[order], list(range(len(pairs))), order)
     expected = mean_interval(x - y)
-    for own, other in ((band.estimate, expected.estimate), (band.low, expected.low), (band.high, expected.high)):
-        assert float(own) == pytest.approx(float(other), abs=1e-9)
+    for actual, desired in ((band.estimate, expected.estimate), (band.low, expected.low), (band.high, expected.high)):
+        assert float(actual) == pytest.approx(float(desired), abs=1e-9)
 
 
-def test_what_units_share_is_taken_out_of_a_difference() -> None:
+def test_shared_unit_effects_cancel() -> None:
     rng, labels = np.random.default_rng(0), np.repeat(range(5), 2).tolist()
     shared = np.repeat(rng.normal(0, 20, 5), 2)
     x, y = shared + 3 + rng.normal(0, 1, 10), shared + rng.normal(0, 1, 10)
-    paired, unpaired = difference_interval(x, y, labels, labels), difference_interval(x, y)
-    assert paired.estimate == pytest.approx(float(unpaired.estimate))
-    assert unpaired.high - unpaired.low > 4 * (paired.high - paired.low)
+    paired_interval, unpaired_interval = difference_interval(x, y, labels, labels), difference_interval(x, y)
+    assert paired_interval.estimate == pytest.approx(float(unpaired_interval.estimate))
+    assert unpaired_interval.high - unpaired_interval.low > 4 * (paired_interval.high - paired_interval.low)
 
 
-def test_units_count_alike_however_many_runs_they_have() -> None:
+def test_units_have_equal_weight() -> None:
     x, y = np.array([1.0, 1.0, 1.0, 5.0]), np.zeros(3)
     assert difference_of_means(x, y, list("aaab"), list("aab")).estimate == 3.0
     assert mean_interval(x, list("aaab")).estimate == 3.0
 
 
 @pytest.mark.parametrize("units", [1, 2, MINIMUM_UNITS - 1])
-def test_few_units_have_no_interval(units: int) -> None:
-    few, many = np.arange(float(units)), np.arange(10.0)
+def test_small_samples_have_no_interval(units: int) -> None:
+    small, large = np.arange(float(units)), np.arange(10.0)
     labels = np.repeat(range(units), 4).tolist()
     bands = [
-        mean_interval(few),
+        mean_interval(small),
         mean_interval(np.arange(4.0 * units), labels),
-        difference_interval(few, many),
-        difference_interval(many, few),
-        difference_interval(few, few + 1, list(range(units)), list(range(units))),
-        mean_over_tasks([many, few], [None, None]),
-        estimates([few], [None], 0.0)["mean"],
-        performance_profile([many, few], np.array([1.0])),
-        improvement_matrix([[few], [many]]),
+        difference_interval(small, large),
+        difference_interval(large, small),
+        difference_interval(small, small + 1, list(range(units)), list(range(units))),
+        mean_over_tasks([large, small], [None, None]),
+        estimates([small], [None], 0.0)["mean"],
+        performance_profile([large, small], np.array([1.0])),
+        improvement_matrix([[small], [large]]),
     ]
     for band in bands:
         assert np.isfinite(band.estimate).all() and np.isnan(band.low).all() and np.isnan(band.high).all()
-    assert math.isnan(improvement([few], [many], [None], [None]).low)
+    assert math.isnan(improvement([small], [large], [None], [None]).low)
 
 
-def test_points_of_a_curve_have_their_own_intervals() -> None:
+def test_curve_points_have_separate_intervals() -> None:
     scores, labels = np.random.default_rng(1).normal(size=(7, 10)), np.repeat(range(5), 2).tolist()
     curve, point = mean_interval(scores, labels), mean_interval(scores[3], labels)
     assert curve.low.shape == (7,)
-    for own, other in ((curve.estimate, point.estimate), (curve.low, point.low), (curve.high, point.high)):
-        assert own[3] == pytest.approx(float(other))
+    for actual, desired in ((curve.estimate, point.estimate), (curve.low, point.low), (curve.high, point.high)):
+        assert actual[3] == pytest.approx(float(desired))
 
 
-def test_equal_scores_have_an_interval_without_width() -> None:
+def test_equal_scores_have_zero_width() -> None:
     band = difference_interval(np.full(5, 2.0), np.full(6, 1.5))
     assert (float(band.low), float(band.high)) == (0.5, 0.5)
 
 
-def test_estimates_of_tasks() -> None:
+def test_task_estimates() -> None:
     tasks = [np.array([0.0, 2, 0, 2, 1]), np.array([10.0] * 6), np.array([40.0, 60, 50, 45, 55])]
-    found = estimates(tasks, [None] * 3, 50.0)
-    assert found["mean"].estimate == pytest.approx(61 / 3) and found["median"].estimate == 10
-    assert found["gap"].estimate == pytest.approx(optimality_gap(np.concatenate(tasks), 50.0))
-    assert np.isfinite(found["mean"].low)
+    interval = estimates(tasks, [None] * 3, 50.0)
+    assert interval["mean"].estimate == pytest.approx(61 / 3) and interval["median"].estimate == 10
+    assert interval["gap"].estimate == pytest.approx(optimality_gap(np.concatenate(tasks), 50.0))
+    assert np.isfinite(interval["mean"].low)
     for name in ("iqm", "median", "gap"):
-        assert np.isnan(found[name].low)
+        assert np.isnan(interval[name].low)
 
 
 def slow_probability(x: list[float], y: list[float]) -> float:
-    return float(np.mean([1.0 if a > b else 0.5 if a == b else 0.0 for a, b in itertools.product(x, y)]))
+    return float(
+        np.mean([1.0 if left > right else 0.5 if left == right else 0.0 for left, right in itertools.product(x, y)])
+    )
 
 
 @given(SCORES, SCORES)
-def test_probability_of_improvement_is_the_share_of_pairs_won(x: list[float], y: list[float]) -> None:
-    won = probability_of_improvement([np.array(x)], [np.array(y)])
-    assert won == pytest.approx(slow_probability(x, y))
-    assert won + probability_of_improvement([np.array(y)], [np.array(x)]) == pytest.approx(1)
+def test_improvement_counts_pairs(x: list[float], y: list[float]) -> None:
+    share = probability_of_improvement([np.array(x)], [np.array(y)])
+    assert share == pytest.approx(slow_probability(x, y))
+    assert share + probability_of_improvement([np.array(y)], [np.array(x)]) == pytest.approx(1)
 
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=4))
-def test_matrix_agrees_with_single_pairs_and_mirrors_itself(groups: list[tuple[list[float], list[float]]]) -> None:
-    """Two tasks, groups of uneven size."""
+def test_matrix_matches_pairs(groups: list[tuple[list[float], list[float]]]) -> None:
+    """Use two tasks and groups of different sizes."""
     scores = [[np.array(task) for task in group] for group in groups]
     band = improvement_matrix(scores)
     for i, j in itertools.product(range(len(scores)), repeat=2):
         expected = 0.5 if i == j else probability_of_improvement(scores[i], scores[j])
         assert band.estimate[i, j] == pytest.approx(expected)
-        enough = i != j and all(len(task) >= MINIMUM_UNITS for k in (i, j) for task in scores[k])
-        assert np.isfinite(band.low[i, j]) == np.isfinite(band.high[i, j]) == enough
-        if enough:
+        has_units = i != j and all(len(task) >= MINIMUM_UNITS for k in (i, j) for task in scores[k])
+        assert np.isfinite(band.low[i, j]) == np.isfinite(band.high[i, j]) == has_units
+        if has_units:
             assert -1e-9 <= band.low[i, j] <= band.estimate[i, j] <= band.high[i, j] <= 1 + 1e-9
             assert band.low[i, j] == pytest.approx(1 - band.high[j, i])
 
 
 def test_complete_separation_is_not_certainty() -> None:
-    found = improvement([np.arange(5.0) + 10], [np.arange(5.0)], [None], [None])
-    assert found.estimate == found.high == 1 and 0.4 < found.low < 0.8
+    interval = improvement([np.arange(5.0) + 10], [np.arange(5.0)], [None], [None])
+    assert interval.estimate == interval.high == 1 and 0.4 < interval.low < 0.8
 
 
-def test_improvement_is_within_units_that_both_groups_have() -> None:
+def test_improvement_uses_common_units() -> None:
     x, y, labels = np.array([1.1, 1.2, 9.1, 9.2]), np.array([1.0, 1.0, 9.0, 9.0]), list("aabb")
     assert improvement([x], [y], [labels], [labels]).estimate == 1.0
     assert improvement([x], [y], [None], [None]).estimate == 0.75
@@ -235,7 +235,7 @@ def test_improvement_is_within_units_that_both_groups_have() -> None:
 
 @settings(max_examples=40)
 @given(SCORES)
-def test_profile_falls_from_one_to_zero_and_lies_in_its_band(scores: list[float]) -> None:
+def test_profile_decreases_within_band(scores: list[float]) -> None:
     thresholds = np.array([-21.0, *np.unique(scores), 21])
     band = performance_profile([np.array(scores)], thresholds)
     assert band.estimate[0] == 1 and band.estimate[-1] == 0 and (np.diff(band.estimate) <= 0).all()
@@ -247,7 +247,7 @@ def test_profile_falls_from_one_to_zero_and_lies_in_its_band(scores: list[float]
         assert (band.low[1], band.high[1]) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
 
 
-def test_a_profile_of_runs_that_share_units_has_no_band() -> None:
+def test_profile_with_shared_units_has_no_band() -> None:
     scores, labels = np.arange(20.0), np.repeat(range(5), 4).tolist()
     assert np.isnan(performance_profile([scores], np.array([3.0]), [labels]).low).all()
 
@@ -263,34 +263,34 @@ def test_describe() -> None:
         "min": 1,
         "max": 6,
     }
-    few = describe(scores[:4])
-    assert few["standard_error"] is not None and (few["low"], few["high"]) == (None, None)
-    one = describe(np.array([2.0]))
-    assert (one["mean"], one["standard_error"], one["low"], one["max"]) == (2, None, None, 2)
+    small = describe(scores[:4])
+    assert small["standard_error"] is not None and (small["low"], small["high"]) == (None, None)
+    single = describe(np.array([2.0]))
+    assert (single["mean"], single["standard_error"], single["low"], single["max"]) == (2, None, None, 2)
     assert describe(np.repeat(scores, 2), units=np.repeat(range(5), 2).tolist()) == row
 
 
 @given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(-1e3, 1e3)), min_size=5, max_size=30), st.booleans())
-def test_a_difference_is_that_of_the_means_and_turns_with_its_sides(pairs: list[tuple[float, float]], paired: bool):
+def test_difference_is_antisymmetric(pairs: list[tuple[float, float]], is_paired: bool):
     x, y = np.array(pairs).T
-    row, back = describe_difference(x, y, paired), describe_difference(y, x, paired)
+    row, reverse = describe_difference(x, y, is_paired), describe_difference(y, x, is_paired)
     assert row["mean"] == pytest.approx(x.mean() - y.mean(), abs=1e-9)
     assert row["low"] - 1e-9 <= row["mean"] <= row["high"] + 1e-9
-    assert back["mean"] == pytest.approx(-row["mean"], abs=1e-9)
-    assert back["standard_error"] == pytest.approx(row["standard_error"], abs=1e-9)
+    assert reverse["mean"] == pytest.approx(-row["mean"], abs=1e-9)
+    assert reverse["standard_error"] == pytest.approx(row["standard_error"], abs=1e-9)
 
 
-def test_a_difference_that_cannot_be_trusted_has_no_interval() -> None:
-    one, few = np.array([1.0]), np.array([2.0, 4])
+def test_unreliable_difference_has_no_interval() -> None:
+    single, small = np.array([1.0]), np.array([2.0, 4])
     for row in (
-        describe_difference(few, one, False),
-        describe_difference(one, one + 1, True),
-        describe_difference(few, few[::-1], True, independent=False),
-        describe_difference(few, few, False, independent=False),
+        describe_difference(small, single, False),
+        describe_difference(single, single + 1, True),
+        describe_difference(small, small[::-1], True, independent=False),
+        describe_difference(small, small, False, independent=False),
     ):
         assert (row["standard_error"], row["low"], row["high"]) == (None, None, None)
-    assert describe_difference(few, one, False)["mean"] == 2
-    assert describe_difference(few, few + 1, False)["standard_error"] is not None
+    assert describe_difference(small, single, False)["mean"] == 2
+    assert describe_difference(small, small + 1, False)["standard_error"] is not None
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_invalid_input_raises(call: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize(("successes", "low", "high"), [(0, 0.0, 0.194), (15, 0.717, 0.989), (16, 0.806, 1.0)])
-def test_interval_of_a_share_stays_within_its_range(successes, low, high):
+def test_proportion_interval_stays_in_range(successes, low, high):
     scores = np.array([1.0] * successes + [0.0] * (16 - successes))
     row = describe(scores, is_share=True)
     assert row["low"] == pytest.approx(low, abs=1e-3) and row["high"] == pytest.approx(high, abs=1e-3)

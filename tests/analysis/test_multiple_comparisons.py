@@ -8,69 +8,69 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmrl.analysis.multiple_comparisons import holm, p_value
+from llmrl.statistics.multiple_comparisons import holm, p_value
 
 SAMPLES = st.lists(st.floats(-100, 100), min_size=5, max_size=12)
 P_VALUES = st.lists(st.floats(0, 1), max_size=12)
 
 
 @given(SAMPLES, SAMPLES)
-def test_groups_without_shared_units_have_the_p_value_of_welch(x: list[float], y: list[float]) -> None:
+def test_independent_groups_use_welch(x: list[float], y: list[float]) -> None:
     if min(np.ptp(x), np.ptp(y)) > 1e-3:
         expected = stats.ttest_ind(x, y, equal_var=False).pvalue
         assert p_value(np.array(x), np.array(y)) == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 2), min_size=5, max_size=12))
-def test_groups_of_the_same_units_have_the_p_value_of_pairs(pairs: list[tuple[float, float]]) -> None:
+def test_paired_groups_use_paired_test(pairs: list[tuple[float, float]]) -> None:
     x, y = np.array(pairs).T
     labels = list(range(len(x)))
     if np.ptp(x - y) > 1e-3:
         assert p_value(x, y, labels, labels) == pytest.approx(stats.ttest_rel(x, y).pvalue, rel=1e-6, abs=1e-12)
 
 
-def test_runs_of_one_unit_count_once() -> None:
+def test_runs_of_unit_count_once() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=6), rng.normal(1, 2, size=6)
     labels = list(range(6))
     twice = [label for label in labels for _ in range(2)]
-    others = [label + 100 for label in twice]
+    other_labels = [label + 100 for label in twice]
     assert p_value(np.repeat(x, 2), np.repeat(y, 2), twice, twice) == pytest.approx(p_value(x, y, labels, labels))
-    assert p_value(np.repeat(x, 2), np.repeat(y, 2), twice, others) == pytest.approx(p_value(x, y))
+    assert p_value(np.repeat(x, 2), np.repeat(y, 2), twice, other_labels) == pytest.approx(p_value(x, y))
 
 
-def test_few_units_have_no_p_value() -> None:
+def test_small_samples_have_no_p_value() -> None:
     assert np.isnan(p_value(np.arange(4.0), np.arange(9.0)))
     assert np.isnan(p_value(np.arange(8.0), np.arange(8.0), [0, 0, 1, 1] * 2, [0, 0, 1, 1] * 2))
 
 
-def test_scores_without_variation() -> None:
+def test_constant_scores() -> None:
     assert p_value(np.full(5, 2.0), np.full(5, 1.0)) == 0
     assert p_value(np.full(5, 2.0), np.full(5, 2.0)) == 1
 
 
 def test_holm_example() -> None:
-    """By hand: 4 * .005 = .02; 3 * .01 = .03; 2 * .03 = .06; 1 * .04 = .04, raised to the .06 before it."""
+    """Compute by hand: 4 * .005 = .02; 3 * .01 = .03; 2 * .03 = .06; 1 * .04 = .04, raised to .06."""
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.6]) == [1.0, 1.0]
     assert holm([]) == []
 
 
-def test_comparisons_that_could_not_be_tested_do_not_count() -> None:
+def test_untestable_comparisons_are_excluded() -> None:
     adjusted = holm([0.01, float("nan"), 0.04])
     assert np.isnan(adjusted[1]) and [adjusted[0], adjusted[2]] == pytest.approx([0.02, 0.04])
 
 
 @given(P_VALUES)
-def test_holm_lies_between_no_correction_and_bonferroni_and_keeps_the_order(p: list[float]) -> None:
+def test_holm_is_monotone(p: list[float]) -> None:
     adjusted = holm(p)
-    for one, own in zip(p, adjusted, strict=True):
-        assert one <= own <= min(1.0, len(p) * one) + 1e-12
+    for raw_p, adjusted_p in zip(p, adjusted, strict=True):
+        assert raw_p <= adjusted_p <= min(1.0, len(p) * raw_p) + 1e-12
     order = np.argsort(p, kind="stable")
     assert (np.diff(np.array(adjusted)[order]) >= 0).all()
 
 
-def test_holm_keeps_the_rate_of_any_false_finding() -> None:
+def test_holm_controls_familywise_error() -> None:
     rng = np.random.default_rng(1)
     false = [min(holm(list(row))) < 0.05 for row in rng.uniform(size=(4000, 6))]
     assert 0.035 < np.mean(false) < 0.06

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.group_comparison import GroupsCompared
-from llmrl.analysis.principal_scores import SCORES_NOTE
+from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.report_files import write_report
 from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.report_tables import tables_of
-from llmrl.analysis.table_format import ReportTable
 from llmrl.core.errors import RunFolderError
+from llmrl.results.principal_scores import SCORES_NOTE
+from llmrl.results.table_format import ReportTable
 from run_folders import SCRIPTED, write_run
 
 REPORT: dict[str, Any] = {
     "question": "Which principals beat random search?",
     "unit": "apples",
-    "over": "proposals",
-    "last_fraction": None,
-    "against": ["random"],
-    "lines": ["fixed"],
+    "x_axis": "proposals",
+    "tail_fraction": None,
+    "baselines": ["random"],
+    "levels": ["fixed"],
     "best_known": 20.0,
     "published": {"llm": 47.4, "ucb": 49.7},
     "source": "a paper",
@@ -60,14 +60,14 @@ def write_study(root: Path, report: dict[str, Any] | None, anytime: bool = True,
     return root / "toy"
 
 
-def study_of(folder: Path) -> GroupsCompared:
+def analyze_study(folder: Path) -> GroupComparison:
     [section] = summarize(folder, ReportSettings()).sections
-    assert isinstance(section.study, GroupsCompared)
+    assert isinstance(section.study, GroupComparison)
     return section.study
 
 
-def table(study: GroupsCompared, name: str) -> ReportTable:
-    return next(each for each in study.tables if each.name == name)
+def table(study: GroupComparison, name: str) -> ReportTable:
+    return next(study_table for study_table in study.tables if study_table.name == name)
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +76,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def study(folder: Path) -> GroupsCompared:
-    return study_of(folder)
+def study(folder: Path) -> GroupComparison:
+    return analyze_study(folder)
 
 
-def test_recommendations_rank_groups_and_online_performance_is_a_second_column(study: GroupsCompared) -> None:
+def test_recommendations_rank_groups(study: GroupComparison) -> None:
     assert [trace.name for trace in study.traces] == ["gp", "llm", "ucb", "random", "fixed"]
     scores = table(study, "study_scores")
     assert scores.columns == ["group", "runs", "recommendation", "online performance"]
@@ -89,23 +89,25 @@ def test_recommendations_rank_groups_and_online_performance_is_a_second_column(s
     assert rows[1]["group"] == "scripted rule"
 
 
-def test_different_winners_of_the_two_scores_are_explained(study: GroupsCompared) -> None:
+def test_different_winners_are_explained(study: GroupComparison) -> None:
     assert SCORES_NOTE in study.sentences
-    [sentence] = [each for each in study.sentences if "highest recommendation" in each]
+    [sentence] = [
+        sentence_candidate for sentence_candidate in study.sentences if "highest recommendation" in sentence_candidate
+    ]
     assert sentence.startswith("gp ") and "ucb" in sentence
 
 
-def test_curves_are_of_recommendations(study: GroupsCompared) -> None:
+def test_curves_show_recommendations(study: GroupComparison) -> None:
     gp = study.traces[0]
     assert gp.anytime is not None and gp.anytime.places.tolist() == list(PLACES)
     assert gp.anytime.band.estimate == pytest.approx(CURVES["gp"]) and gp.evaluation_error == 0.5
     # At the last measurement it is the score.
     assert gp.anytime.band.estimate[-1] == pytest.approx(float(gp.score.estimate))
-    [ucb] = [each for each in study.comparisons if each.one.name == "ucb"]
+    [ucb] = [comparison for comparison in study.comparisons if comparison.one.name == "ucb"]
     assert ucb.since == 2  # measurements, not proposals, which these runs log four at a time
 
 
-def test_times_to_solution_are_censored_where_the_level_is_not_reached(study: GroupsCompared) -> None:
+def test_unsolved_runs_are_right_censoring(study: GroupComparison) -> None:
     times = table(study, "study_time_to_solution")
     rows = {str(line[0]): line[1:] for line in times.data[1:]}
     # 90 % of the distance from fixed (0) to 20 is 18.
@@ -116,11 +118,15 @@ def test_times_to_solution_are_censored_where_the_level_is_not_reached(study: Gr
     assert times.rows[0][0] == "gp"
 
 
-def test_published_results_have_a_table_of_their_own(study: GroupsCompared) -> None:
-    published = table(study, "study_published")
-    assert published.data[1:] == [["ucb", 49.7], ["llm", 47.4]] and published.notes == ["a paper"]
+def test_reference_results_have_table(study: GroupComparison) -> None:
+    published_table = table(study, "study_published")
+    assert published_table.data[1:] == [["ucb", 49.7], ["llm", 47.4]] and published_table.notes == ["a paper"]
     assert not any(
-        "47.4" in cell for each in study.tables if each is not published for row in each.rows for cell in row
+        "47.4" in cell
+        for study_table in study.tables
+        if study_table is not published_table
+        for row in study_table.rows
+        for cell in row
     )
 
 
@@ -143,21 +149,21 @@ def test_files(folder: Path, tmp_path: Path) -> None:
     assert [float(row["online_performance"]) for row in runs] == pytest.approx(14 + 0.1 * (np.arange(6) - 2.5))
 
 
-def test_without_curves_of_recommendations_there_is_one_figure_and_no_time(tmp_path: Path) -> None:
-    study = study_of(write_study(tmp_path, REPORT, anytime=False, runs=2))
+def test_report_with_no_recommendation_curves(tmp_path: Path) -> None:
+    study = analyze_study(write_study(tmp_path, REPORT, anytime=False, runs=2))
     assert not study.has_anytime and not study.online_caption
-    assert "study_time_to_solution" not in {each.name for each in study.tables}
+    assert "study_time_to_solution" not in {study_table.name for study_table in study.tables}
     assert table(study, "study_scores").columns[2:] == ["recommendation", "online performance"]
 
 
-def test_a_best_known_value_below_no_mechanism_is_refused(tmp_path: Path) -> None:
+def test_rejects_invalid_optimum(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match=r"report\.best_known"):
-        study_of(write_study(tmp_path, {**REPORT, "best_known": -1.0}, runs=1))
+        analyze_study(write_study(tmp_path, {**REPORT, "best_known": -1.0}, runs=1))
 
 
-def test_a_sweep_that_is_no_study_shows_both_scores_and_explains_them(tmp_path: Path) -> None:
+def test_plain_sweep_shows_both_scores(tmp_path: Path) -> None:
     report = summarize(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings())
-    scores = next(each for each in tables_of(report) if each.name == "toy_scores")
+    scores = next(report_table for report_table in tables_of(report) if report_table.name == "toy_scores")
     assert "online performance" in scores.columns and scores.notes[0] == SCORES_NOTE
     lines = [dict(zip(map(str, scores.data[0]), line, strict=True)) for line in scores.data[1:]]
     ucb = next(line for line in lines if line["group"] == "principal=ucb")

@@ -1,4 +1,4 @@
-"""`llmrl-report` on run folders: its numbers, its files, what it says about what is not counted, and bad input."""
+"""`llmrl-report` for run folders: numbers, files, excluded runs, and invalid input."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import pytest
 
 from experiments import run as run_experiment
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.groups import SCRIPTED_NOTE
-from llmrl.analysis.intervals import mean_interval, probability_of_improvement
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.runs import find_runs
 from llmrl.analysis.scores import ScoreRule
-from llmrl.analysis.statistics import interquartile_mean
 from llmrl.cli.sweep_report import main, parser
 from llmrl.core.errors import RunFolderError
+from llmrl.results.groups import SCRIPTED_NOTE
+from llmrl.results.run_records import find_runs
 from llmrl.run.ownership import this_machine
 from llmrl.run.queued import Queued
 from llmrl.run.run import Run
 from llmrl.run.status import RunProgress
+from llmrl.statistics.estimators import interquartile_mean
+from llmrl.statistics.intervals import mean_interval, probability_of_improvement
 from run_folders import write_run
 
 
@@ -36,19 +36,19 @@ def table(folder: Path, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def by_group(folder: Path, name: str) -> dict[str, dict[str, str]]:
+def read_by_group(folder: Path, name: str) -> dict[str, dict[str, str]]:
     return {row["group"]: row for row in table(folder, name)}
 
 
 @pytest.fixture(scope="module")
-def written(sweep: Path) -> Path:
+def report_folder(sweep: Path) -> Path:
     main([str(sweep), "--target", "12"])
     return sweep / "report"
 
 
 @pytest.mark.slow
-def test_numbers_of_a_game(written: Path) -> None:
-    rows = by_group(written, "cleanup_scores")
+def test_single_game_scores(report_folder: Path) -> None:
+    rows = read_by_group(report_folder, "cleanup_scores")
     assert list(rows) == ["principal=fixed", "principal=scripted rule", "principal=random", "principal=ucb"]
     ucb = {
         key: float(value)
@@ -71,8 +71,8 @@ def test_numbers_of_a_game(written: Path) -> None:
     assert rows["principal=random"]["mean"] == ""
 
 
-def test_groups_against_each_other(written: Path) -> None:
-    rows = {(row["group"], row["over"]): row for row in table(written, "cleanup_improvement")}
+def test_pairwise_comparisons(report_folder: Path) -> None:
+    rows = {(row["group"], row["over"]): row for row in table(report_folder, "cleanup_improvement")}
     assert len(rows) == 3 * 2
     row = rows["principal=scripted rule", "principal=ucb"]
     expected = probability_of_improvement([np.array([10.0, 12])], [np.arange(10.0, 16)])
@@ -80,28 +80,28 @@ def test_groups_against_each_other(written: Path) -> None:
     assert row["low"] == rows["principal=fixed", "principal=ucb"]["low"] == ""
 
 
-def test_over_tasks_scores_are_normalised_within_each(written: Path) -> None:
-    rows = by_group(written, "all_tasks_scores")
+def test_scores_are_normalized_within_tasks(report_folder: Path) -> None:
+    rows = read_by_group(report_folder, "all_tasks_scores")
     parts = [(np.arange(10.0, 16) - 2) / 13, (np.arange(100.0, 106) - 2) / 103]
     assert float(rows["principal=ucb"]["iqm"]) == pytest.approx(float(interquartile_mean(np.concatenate(parts))))
     assert float(rows["principal=ucb"]["mean"]) == pytest.approx(np.mean([part.mean() for part in parts]))
     assert float(rows["principal=fixed"]["mean"]) == 0
     assert rows["principal=random"]["remark"] == "no finished run in cleanup, harvest"
-    text = (written / "summary.md").read_text()
+    text = (report_folder / "summary.md").read_text()
     assert "cleanup: 0 is 2, 1 is 15" in text
-    assert "scores are normalised within each task" in text
+    assert "scores are normalized within each task" in text
 
 
-def test_curves_and_profiles_as_data(written: Path) -> None:
-    rows = [row for row in table(written, "harvest_curve_principal_objective") if row["group"] == "principal=ucb"]
+def test_curves_and_profiles_are_exported(report_folder: Path) -> None:
+    rows = [row for row in table(report_folder, "harvest_curve_principal_objective") if row["group"] == "principal=ucb"]
     assert [(row["runs"], row["env_steps"]) for row in rows] == [("6", "100.0"), ("6", "200.0"), ("6", "300.0")]
     assert [float(row["mean"]) for row in rows] == [0, 100, 102.5]
-    profile = [row for row in table(written, "harvest_profile") if row["group"] == "principal=ucb"]
+    profile = [row for row in table(report_folder, "harvest_profile") if row["group"] == "principal=ucb"]
     assert [float(row["share_above"]) for row in profile if float(row["threshold"]) == 102] == [0.5]
 
 
-def test_what_is_not_counted_is_said(written: Path) -> None:
-    rows = [row for row in table(written, "not_in_the_numbers") if row["task"] == "cleanup"]
+def test_reports_excluded_runs(report_folder: Path) -> None:
+    rows = [row for row in table(report_folder, "not_in_the_numbers") if row["task"] == "cleanup"]
     failed = [(row["group"], row["seed"], row["reason"]) for row in rows if row["state"] == "failed"]
     assert failed == [
         ("principal=scripted rule", "2", "ValueError: the reply <b> is 100% {wrong} & a_b"),
@@ -110,29 +110,29 @@ def test_what_is_not_counted_is_said(written: Path) -> None:
     missing = [(row["group"], int(row["seed"])) for row in rows if row["state"] == "missing"]
     assert ("principal=fixed", 5) in missing
     assert len(missing) == 5 + 3 + 5
-    page = (written / "report.html").read_text()
+    page = (report_folder / "report.html").read_text()
     assert "ValueError: the reply &lt;b&gt; is 100% {wrong} &amp; a_b" in page
     assert "18 of 22 runs are in the numbers (4 failed, 18 finished). 26 more have no folder." in page
-    tex = (written / "tables" / "not_in_the_numbers.tex").read_text()
+    tex = (report_folder / "tables" / "not_in_the_numbers.tex").read_text()
     assert r"ValueError: the reply \textless{}b\textgreater{} is 100\% \{wrong\} \& a\_b" in tex
 
 
-def test_stand_ins_are_named_and_unknown_costs_stay_unknown(written: Path) -> None:
+def test_reports_unknown_costs(report_folder: Path) -> None:
     for name in ("report.html", "summary.md"):
-        text = (written / name).read_text()
+        text = (report_folder / name).read_text()
         assert "principal=scripted rule" in text and "principal=llm" not in text and "†" not in text
         assert text.count(SCRIPTED_NOTE) == 1
-    assert "principal=scripted rule" in (written / "tables" / "cleanup_scores.tex").read_text()
-    svg = (written / "figures" / "cleanup_profile.svg").read_text()
+    assert "principal=scripted rule" in (report_folder / "tables" / "cleanup_scores.tex").read_text()
+    svg = (report_folder / "figures" / "cleanup_profile.svg").read_text()
     assert "principal=scripted rule" in svg and "llm=scripted" not in svg  # matplotlib writes texts as comments, too
-    calls = {row["task"]: row for row in table(written, "llm_calls")}
+    calls = {row["task"]: row for row in table(report_folder, "llm_calls")}
     assert (calls["cleanup"]["calls"], calls["cleanup"]["usd"]) == ("6", "0.0")
     assert (calls["harvest"]["calls"], calls["harvest"]["usd"]) == ("6", "")
-    assert "unknown" in (written / "tables" / "llm_calls.tex").read_text()
+    assert "unknown" in (report_folder / "tables" / "llm_calls.tex").read_text()
 
 
-def test_the_page_needs_nothing_else(written: Path) -> None:
-    page = (written / "report.html").read_text()
+def test_page_is_self_contained(report_folder: Path) -> None:
+    page = (report_folder / "report.html").read_text()
     sources = re.findall(r"""(?:src|href)\s*=\s*["']([^"']+)""", page)
     assert sources
     assert all(source.startswith(("data:image/svg+xml;base64,", "#")) for source in sources)
@@ -144,24 +144,24 @@ def test_the_page_needs_nothing_else(written: Path) -> None:
 
 
 @pytest.mark.slow
-def test_files_are_whole_and_repeatable(written: Path, sweep: Path, tmp_path: Path) -> None:
-    names = {path.relative_to(written).as_posix() for path in written.rglob("*") if path.is_file()}
+def test_files_are_reproducible(report_folder: Path, sweep: Path, tmp_path: Path) -> None:
+    names = {path.relative_to(report_folder).as_posix() for path in report_folder.rglob("*") if path.is_file()}
     assert not [name for name in names if name.endswith(".tmp")]
     for section in ("cleanup", "harvest", "all_tasks"):
         kinds = ["scores", "improvement", "profile"] + ["curve_principal_objective"] * (section != "all_tasks")
         assert {f"figures/{section}_{kind}.{form}" for kind in kinds for form in ("png", "svg")} <= names
-    assert (written / "figures" / "cleanup_scores.png").read_bytes().startswith(b"\x89PNG")
+    assert (report_folder / "figures" / "cleanup_scores.png").read_bytes().startswith(b"\x89PNG")
     main([str(sweep), "--target", "12", "--out", str(tmp_path / "again")])
     for name in names - {"report.html", "summary.md"}:  # which tell the time
-        assert (tmp_path / "again" / name).read_bytes() == (written / name).read_bytes(), name
+        assert (tmp_path / "again" / name).read_bytes() == (report_folder / name).read_bytes(), name
 
 
-def test_the_report_is_no_run(written: Path, sweep: Path) -> None:
-    assert written.exists()
+def test_report_is_not_run(report_folder: Path, sweep: Path) -> None:
+    assert report_folder.exists()
     assert len(find_runs(sweep)) == 22
 
 
-def test_the_terminal_shows_scores_what_is_missing_and_where(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_terminal_shows_scores(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(sweep / "cleanup"), "--no-figures"])
     out = capsys.readouterr().out
     assert "cleanup: scores over runs" in out
@@ -171,7 +171,7 @@ def test_the_terminal_shows_scores_what_is_missing_and_where(sweep: Path, capsys
     assert not (sweep / "cleanup" / "report" / "figures").exists()
 
 
-def test_another_metric_and_its_end(sweep: Path) -> None:
+def test_metric_is_configurable(sweep: Path) -> None:
     settings = ReportSettings(ScoreRule("other", 0.5))
     section = summarize(sweep / "harvest", settings).sections[0]
     assert section.numbers[-1].pooled.tolist() == [200 + seed for seed in range(6)]
@@ -179,13 +179,13 @@ def test_another_metric_and_its_end(sweep: Path) -> None:
     assert section.target_source.startswith("the mean of the best group, principal=ucb")
 
 
-def test_every_state_has_a_reason(tmp_path: Path) -> None:
+def test_run_states_have_reasons(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "game", ["principal=ucb"], seed, [1.0])
     write_run(tmp_path, "game", ["principal=ucb"], 2, [1.0], KeyboardInterrupt())
-    killed = write_run(tmp_path, "game", ["principal=ucb"], 3, [1.0], KeyboardInterrupt())
-    text = (killed / "status.json").read_text()
-    (killed / "status.json").write_text(text.replace('"stopped"', '"running"'))  # and nobody owns the folder
+    interrupted_run = write_run(tmp_path, "game", ["principal=ucb"], 3, [1.0], KeyboardInterrupt())
+    text = (interrupted_run / "status.json").read_text()
+    (interrupted_run / "status.json").write_text(text.replace('"stopped"', '"running"'))  # and nobody owns the folder
     corrupt = write_run(tmp_path, "game", ["principal=ucb"], 4, [1.0])
     (corrupt / "status.json").write_text("{")
     waiting = corrupt.with_name("s5")
@@ -206,7 +206,11 @@ def test_every_state_has_a_reason(tmp_path: Path) -> None:
         run.status.progress = RunProgress(4, 10, "steps")
         run.status.write(run.folder)
         report = summarize(tmp_path, ReportSettings())
-    reasons = {seed: (left.state, left.reason) for left in report.excluded for seed in left.seeds}
+    reasons = {
+        seed: (excluded_runs.state, excluded_runs.reason)
+        for excluded_runs in report.excluded
+        for seed in excluded_runs.seeds
+    }
     assert {seed: state for seed, (state, _) in reasons.items()} == {
         2: "stopped",
         3: "lost",
@@ -216,15 +220,15 @@ def test_every_state_has_a_reason(tmp_path: Path) -> None:
         7: "running",
     }
     assert reasons[2][1] == "KeyboardInterrupt"
-    assert "ended without a word" in reasons[3][1]
+    assert "ended without a message" in reasons[3][1]
     assert "cannot be read" in reasons[4][1]
-    assert reasons[5][1] == "waits for its turn"
+    assert reasons[5][1] == "waits in the queue"
     assert reasons[7][1] == "not finished: 4 steps done (40%)"
-    assert report.counted == 2
+    assert report.n_scored == 2
     assert report.sections[0].numbers[0].expected == 8
 
 
-def test_uneven_curves_stay_within_what_all_runs_cover(tmp_path: Path) -> None:
+def test_uneven_curves_use_common_range(tmp_path: Path) -> None:
     write_run(tmp_path, "game", [], 0, [1.0, 2, 3], steps=100)
     write_run(tmp_path, "game", [], 1, [1.0, 2, 3, 4], steps=60)
     write_run(tmp_path, "game", [], 2, [float("nan")])
@@ -234,33 +238,36 @@ def test_uneven_curves_stay_within_what_all_runs_cover(tmp_path: Path) -> None:
     assert not section.notes  # the third run is not in the numbers at all
     (tmp_path / "game").joinpath(find_runs(tmp_path)[1], "metrics.jsonl").write_text("")
     assert summarize(tmp_path, ReportSettings(curves=("other",))).sections[0].notes == (
-        "Curve of other, all runs: seed 1 logged none.",
+        "Curve of other, all runs: seed 1 did not log it.",
     )
 
 
 def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
     for seed, steps in enumerate((100, 60)):
         write_run(tmp_path, "game", [], seed, [1.0, 2, 3], steps=steps)
-    [line] = summarize(tmp_path, ReportSettings(over="proposals")).sections[0].curves[0].lines
+    [line] = summarize(tmp_path, ReportSettings(x_axis="proposals")).sections[0].curves[0].lines
     assert line.places.tolist() == [4, 8, 12] and line.band.estimate.tolist() == [1, 2, 3]
     write_run(tmp_path / "alone", "game", [], 0, [1.0, 2, 3])  # whose seconds need not overlap with another's
-    [curve] = summarize(tmp_path / "alone", ReportSettings(over="seconds")).sections[0].curves
+    [curve] = summarize(tmp_path / "alone", ReportSettings(x_axis="seconds")).sections[0].curves
     assert curve.over == "seconds" and curve.lines[0].places[-1] < 60 and curve.lines[0].band.estimate[-1] == 3
 
 
 @pytest.mark.slow
-def test_many_groups(tmp_path: Path) -> None:
+def test_large_number_of_groups(tmp_path: Path) -> None:
     for group in range(13):
         write_run(tmp_path, "game", [f"rate={group}$\\wrong{{$"], 0, [float(group)])
     main([str(tmp_path)])
     text = (tmp_path / "report" / "summary.md").read_text()
-    assert "The 12 groups of the highest IQM, of 13." in text
+    assert "The 12 groups with the highest IQM, of 13." in text
     assert len(table(tmp_path / "report", "game_scores")) == 13
     assert len(table(tmp_path / "report", "game_improvement")) == 13 * 12
 
 
 def lines(*levels: tuple[float, float | None, float], warning: str | None = None) -> dict[str, Any]:
-    """Reference lines of a summary: no mechanism with its standard error, and the best of the scan, by context."""
+    """Return reference lines of a summary by context.
+
+    They hold no mechanism with its standard error and the best of the scan.
+    """
     contexts = [
         {
             "untrained": {"value": none - 1, "standard_error": error},
@@ -272,35 +279,33 @@ def lines(*levels: tuple[float, float | None, float], warning: str | None = None
     return {"contexts": contexts, "warning": warning}
 
 
-def test_what_a_principal_has_to_beat_stands_beside_the_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = lines((2.0, 0.3, 8.0), (4.0, 0.4, 10.0), warning="this objective does not respond")
+def test_baselines_accompany_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task_lines = lines((2.0, 0.3, 8.0), (4.0, 0.4, 10.0), warning="this objective does not respond")
     for principal, level in (("ucb", 5.0), ("gp", 7.0)):
         for seed in range(3):
-            write_run(tmp_path, "room", [f"principal={principal}"], seed, [level, level + seed], references=told)
+            write_run(tmp_path, "room", [f"principal={principal}"], seed, [level, level + seed], references=task_lines)
     main([str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert "Warning: this objective does not respond." in printed and "best of the coarse scan" in printed
-    found = by_group(tmp_path / "report", "room_scores")
-    assert float(found["no mechanism"]["mean"]) == 3.0 and float(found["untrained agents"]["mean"]) == 2.0
-    assert float(found["best of the coarse scan"]["mean"]) == 9.0
-    assert float(found["no mechanism"]["standard_error"]) == pytest.approx(0.25) and not found["no mechanism"]["iqm"]
-    drawn = (tmp_path / "report" / "figures" / "room_curve_principal_objective.svg").read_text()
-    assert "<!-- no mechanism -->" in drawn and "<!-- best of the coarse scan -->" in drawn
+    output = capsys.readouterr().out
+    assert "Warning: this objective does not respond." in output and "best of the coarse scan" in output
+    scores = read_by_group(tmp_path / "report", "room_scores")
+    assert float(scores["no mechanism"]["mean"]) == 3.0 and float(scores["untrained agents"]["mean"]) == 2.0
+    assert float(scores["best of the coarse scan"]["mean"]) == 9.0
+    assert float(scores["no mechanism"]["standard_error"]) == pytest.approx(0.25) and not scores["no mechanism"]["iqm"]
+    figure_text = (tmp_path / "report" / "figures" / "room_curve_principal_objective.svg").read_text()
+    assert "<!-- no mechanism -->" in figure_text and "<!-- best of the coarse scan -->" in figure_text
     page = (tmp_path / "report" / "report.html").read_text()
     assert '<p class="attention">Warning: this objective does not respond.</p>' in page
     # Of another kind than the scores.
     main([str(tmp_path), "--metric", "other", "--no-figures", "--out", str(tmp_path / "other")])
-    assert set(by_group(tmp_path / "other", "room_scores")) == {"principal=ucb", "principal=gp"}
+    assert set(read_by_group(tmp_path / "other", "room_scores")) == {"principal=ucb", "principal=gp"}
 
 
-def test_groups_with_lines_of_their_own_are_told_apart(tmp_path: Path) -> None:
-    for agent, told in (("a", lines((1.0, None, 2.0), warning="flat")), ("b", lines((3.0, 0.1, 4.0)))):
-        write_run(tmp_path, "room", [f"agent={agent}"], 0, references=told)
+def test_groups_have_distinct_line_styles(tmp_path: Path) -> None:
+    for agent, task_lines in (("a", lines((1.0, None, 2.0), warning="flat")), ("b", lines((3.0, 0.1, 4.0)))):
+        write_run(tmp_path, "room", [f"agent={agent}"], 0, references=task_lines)
     main([str(tmp_path)])
-    found = by_group(tmp_path / "report", "room_scores")
-    first, second = (found[f"no mechanism (agent={agent})"] for agent in "ab")
+    scores = read_by_group(tmp_path / "report", "room_scores")
+    first, second = (scores[f"no mechanism (agent={agent})"] for agent in "ab")
     assert float(first["mean"]) == 1.0 and not first["standard_error"] and float(second["mean"]) == 3.0
     assert "Warning (agent=a): flat." in (tmp_path / "report" / "summary.md").read_text()
     assert "no mechanism" not in (tmp_path / "report" / "figures" / "room_curve_principal_objective.svg").read_text()
@@ -309,11 +314,16 @@ def test_groups_with_lines_of_their_own_are_told_apart(tmp_path: Path) -> None:
 def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for principal in (["principal=ucb"], ["principal=llm", "llm=scripted"]):
         for seed in range(2):
-            few = ["design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2"]
-            run_experiment("env=escape_room", *principal, *few, f"seed={seed}", f"output_root={tmp_path}")
+            small_settings = [
+                "design.evaluations=1",
+                "design.steps=2",
+                "design.adapt_rounds=1",
+                "design.validate_episodes=2",
+            ]
+            run_experiment("env=escape_room", *principal, *small_settings, f"seed={seed}", f"output_root={tmp_path}")
     capsys.readouterr()
     main([str(tmp_path), "--no-figures"])
-    rows = by_group(tmp_path / "report", "escape_room_scores")
+    rows = read_by_group(tmp_path / "report", "escape_room_scores")
     assert {label: row["finished"] for label, row in rows.items()} == {
         "principal=scripted rule": "2",
         "principal=ucb": "2",
@@ -331,13 +341,13 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return capsys.readouterr().err
 
 
-def test_nothing_to_report_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_empty_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no folder" in fails(capsys, tmp_path / "absent")
     assert "there are no runs in" in fails(capsys, tmp_path)
     assert not (tmp_path / "report").exists()
 
 
-def test_no_finished_run_still_gets_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unfinished_sweep_has_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, "game", ["principal=ucb"], 0, [1.0], ValueError("no"))
     assert "the report says why" in fails(capsys, tmp_path)
     page = (tmp_path / "report" / "report.html").read_text()
@@ -346,26 +356,26 @@ def test_no_finished_run_still_gets_a_report(tmp_path: Path, capsys: pytest.Capt
     assert "ValueError: no" in page
 
 
-def test_unknown_metrics_name_those_there_are(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_metrics_list_available_metrics(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--metric", "--curve"):
         error = fails(capsys, sweep, option, "objektive", "--out", sweep / "nowhere")
-        assert "no run has logged objektive; there is other, principal/objective" in error
+        assert "no run has logged objektive; logged metrics: other, principal/objective" in error
     assert not (sweep / "nowhere").exists()
 
 
 def test_senseless_settings(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--last-fraction" in fails(capsys, sweep, "--last-fraction", "0.1")
+    assert "--tail-fraction" in fails(capsys, sweep, "--tail-fraction", "0.1")
     assert "--target=nan" in fails(capsys, sweep, "--target", "nan")
 
 
-def test_a_place_that_cannot_be_written(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_unwritable_folder(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert "cannot write the report" in fails(capsys, sweep, "--no-figures", "--out", tmp_path / "file")
     with pytest.raises(RunFolderError):
         summarize(tmp_path / "file", ReportSettings())
 
 
-def test_without_matplotlib(
+def test_missing_matplotlib(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -375,22 +385,22 @@ def test_without_matplotlib(
     assert (tmp_path / "out" / "report.html").exists()
 
 
-def test_reading_runs_needs_neither_torch_nor_matplotlib() -> None:
+def test_reading_runs_needs_no_heavy_imports() -> None:
     script = "import sys, llmrl.analysis.report_files, llmrl.cli.sweep_report; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split()
     assert not {"torch", "matplotlib", "scipy", "pandas"} & set(loaded)
 
 
-def test_the_page_of_the_documentation_names_every_option() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+def test_documentation_page_lists_all_options() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "comparing_runs.md").read_text()
     options = [option for action in parser()._actions for option in action.option_strings if option.startswith("--")]
     assert [option for option in options if f"`{option}" not in page and option != "--help"] == []
 
 
-def test_a_copied_folder_reads_the_same(sweep: Path, tmp_path: Path) -> None:
+def test_copied_folder_gives_equal_report(sweep: Path, tmp_path: Path) -> None:
     shutil.copytree(sweep, tmp_path / "copy", ignore=shutil.ignore_patterns("report"))
     settings = ReportSettings()
-    ours, theirs = (summarize(folder, settings) for folder in (sweep, tmp_path / "copy"))
-    assert [n.pooled.tolist() for s in ours.sections for n in s.numbers] == [
-        n.pooled.tolist() for s in theirs.sections for n in s.numbers
+    original, copy_report = (summarize(folder, settings) for folder in (sweep, tmp_path / "copy"))
+    assert [n.pooled.tolist() for s in original.sections for n in s.numbers] == [
+        n.pooled.tolist() for s in copy_report.sections for n in s.numbers
     ]

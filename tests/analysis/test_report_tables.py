@@ -1,4 +1,4 @@
-"""Tables in all their forms."""
+"""Tables in all output formats."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.analysis.report_tables import slug
-from llmrl.analysis.table_format import NumberFormat, ReportTable, latex_text, seed_list
+from llmrl.results.table_format import NumberFormat, ReportTable, latex_text, seed_list
 
-ALL_BUT_RETURN = st.characters(exclude_characters="\r", codec="utf-8")
+TEXT_CHARACTERS = st.characters(exclude_characters="\r", codec="utf-8")
 SPECIAL = r"\&%$#_{}~^<>|\"" + "-[]*`"
 
 
 @given(st.text(alphabet=st.sampled_from(SPECIAL + "a1 ="), max_size=20))
 def test_latex_keeps_no_special_character(text: str) -> None:
-    known = r"\\(?:textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|textquotedbl|dag)\{\}"
-    rest = re.sub(known + r"|\\[&%$#_{}]|\$-\$", "", latex_text(text))
+    escapes = r"\\(?:textbackslash|textasciitilde|textasciicircum|textless|textgreater|textbar|textquotedbl|dag)\{\}"
+    rest = re.sub(escapes + r"|\\[&%$#_{}]|\$-\$", "", latex_text(text))
     assert not set(rest) & set(r'\&%$#_{}~^<>|"')
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "rendering"),
     [("-1.50 [-2, 3]", "$-$1.50 [$-$2, 3]"), ("-", "--"), ("a-b_1", r"a-b\_1"), ("x=-.5", "x=$-$.5"), ("50%", r"50\%")],
 )
-def test_latex_text(text: str, shown: str) -> None:
-    assert latex_text(text) == shown
+def test_latex_text(text: str, rendering: str) -> None:
+    assert latex_text(text) == rendering
 
 
-@given(st.lists(st.lists(st.text(ALL_BUT_RETURN, max_size=8), min_size=2, max_size=2), max_size=4))
-def test_csv_reads_back(rows: list[list[str]]) -> None:
+@given(st.lists(st.lists(st.text(TEXT_CHARACTERS, max_size=8), min_size=2, max_size=2), max_size=4))
+def test_csv_round_trip(rows: list[list[str]]) -> None:
     text = ReportTable("t", "c", [["a", "b"], *rows]).csv()
     assert list(csv.reader(io.StringIO(text, newline="")))[1:] == rows
 
 
-def test_csv_has_full_precision_and_no_numbers_that_are_none() -> None:
+def test_csv_has_full_precision() -> None:
     line = [np.float64(0.1) + 0.2, np.array(1.5), 3, None, float("nan"), "x"]
     assert ReportTable("t", "c", [line]).csv() == "0.30000000000000004,1.5,3,,,x\n"
 
 
-def test_markdown_and_latex_of_a_table() -> None:
+def test_markdown_and_latex_tables() -> None:
     table = ReportTable(
         "t_1", "A & B", [], ["g", "n", "why"], [["a|b", "-1", "[x](y)"], ["[c]", "2", ""]], 1, True, ["† so"]
     )
@@ -70,7 +70,7 @@ def test_markdown_and_latex_of_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "value", "shown"),
+    ("values", "value", "rendering"),
     [
         ([-13.3, -6.4], -9.2265, "-9.23"),
         ([0.0, 1.0], 0.12345, "0.12"),
@@ -83,11 +83,11 @@ def test_markdown_and_latex_of_a_table() -> None:
         ([1.0], float("nan"), "-"),
     ],
 )
-def test_numbers_have_the_decimals_that_tell_them_apart(values: list[float], value: float, shown: str) -> None:
-    assert NumberFormat(np.array(values))(value) == shown
+def test_decimals_distinguish_numbers(values: list[float], value: float, rendering: str) -> None:
+    assert NumberFormat(np.array(values))(value) == rendering
 
 
-def test_numbers_are_no_finer_than_their_errors() -> None:
+def test_decimals_follow_errors() -> None:
     close = np.array([0.99236, 1.0])
     assert (
         NumberFormat(close)(0.99236) == "0.99236" and NumberFormat(close, np.array([0.0076, 0.0]))(0.99236) == "0.9924"
@@ -95,9 +95,11 @@ def test_numbers_are_no_finer_than_their_errors() -> None:
     assert NumberFormat(close, np.array([0.0, 0.0]))(1.0) == "1.00000"  # nothing is known of errors of zero
 
 
-@pytest.mark.parametrize(("seeds", "shown"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")])
-def test_seed_list(seeds: list[int], shown: str) -> None:
-    assert seed_list(seeds) == shown
+@pytest.mark.parametrize(
+    ("seeds", "rendering"), [([], ""), ([3], "3"), ([1, 0], "0, 1"), ([0, 2, 3, 4, 9], "0, 2-4, 9")]
+)
+def test_seed_list(seeds: list[int], rendering: str) -> None:
+    assert seed_list(seeds) == rendering
 
 
 @given(st.text())

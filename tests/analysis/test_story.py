@@ -1,4 +1,4 @@
-"""What a report tells beside scores: proposals, society, teachers and players; and nothing twice."""
+"""Sections of a report besides scores: proposals, society, teachers and players."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report
 from llmrl.analysis.report_files import write_report
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.story.society import telling
-from llmrl.analysis.story.talks import LONGEST, end_of
-from llmrl.analysis.table_format import ReportTable
+from llmrl.analysis.story.society import informative_metrics
+from llmrl.analysis.story.talks import MAX_CHARACTERS, truncate_start
 from llmrl.core.frames import save_video
+from llmrl.results.table_format import ReportTable
 from llmrl.run.run import Run
 
-FEW = ReportSettings()
+SETTINGS = ReportSettings()
 
 
 def has_principal(root: Path, principal: str, seed: int, objectives: list[float], agents: int = 3) -> Path:
-    """A run whose proposals are (tax, fine) = (i, 1), and whose society eats as many apples as its objective is."""
+    """Write a run whose proposals are (tax, fine) = (i, 1) and whose number of eaten apples equals the objective."""
     run = Run.open(root, "town", {"of": principal}, [f"principal={principal}", f"seed={seed}"], seed)
     history = []
     with run:
@@ -39,13 +39,13 @@ def has_principal(root: Path, principal: str, seed: int, objectives: list[float]
                 | {"mechanism": vector, "context": None}
             )
         best = max(history, key=lambda row: row["objective"])
-        recommended = {"evaluations": 4, "measurements": 1, "objective": best["objective"] - 2}
+        recommendation = {"evaluations": 4, "measurements": 1, "objective": best["objective"] - 2}
         run.result = best["objective"] - 2
         run.summary = {
             "history": history,
             "recommendation": run.result,
             "online_performance": objectives[-1],
-            "recommendations": [{**best, **recommended}],
+            "recommendations": [{**best, **recommendation}],
         }
     return run.folder
 
@@ -65,8 +65,8 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_the_best_of_each_group_with_the_response_it_got(town: Path) -> None:
-    table = told(summarize(town, FEW), "best")
+def test_shows_best_proposal_per_group(town: Path) -> None:
+    table = told(summarize(town, SETTINGS), "best")
     assert table.columns[:6] == ["group", "run", "tax", "fine", "objective", "evaluations"]
     ucb, random = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
     assert (ucb["group"], ucb["tax"], ucb["objective"], ucb["apples eaten"]) == ("ucb", "2", "7.0 ± 1.0", "90.0")
@@ -75,8 +75,8 @@ def test_the_best_of_each_group_with_the_response_it_got(town: Path) -> None:
     assert random["group"] == "random" and random["tax"] == "4"
 
 
-def test_welfare_stands_beside_the_objective_and_nothing_is_a_column_twice(town: Path) -> None:
-    table = told(summarize(town, FEW), "society")
+def test_welfare_accompanies_objective(town: Path) -> None:
+    table = told(summarize(town, SETTINGS), "society")
     # What is paid is as much as what is eaten, and fills no column of its own; the file has it.
     assert table.columns == ["group", "objective", "worst-off", "equality", "apples eaten", "zaps"]
     assert [row[0] for row in table.rows] == ["ucb", "random"]
@@ -86,18 +86,18 @@ def test_welfare_stands_beside_the_objective_and_nothing_is_a_column_twice(town:
     assert table.bars[0][2] == (0.0, 1.0) and table.bars[1][1] == (0.0, pytest.approx(3 / 7))
 
 
-def test_a_single_agent_has_no_society(tmp_path: Path) -> None:
+def test_single_agent_has_no_society(tmp_path: Path) -> None:
     for principal in ("ucb", "random"):
         has_principal(tmp_path, principal, 0, [1.0, 2.0], agents=1)
-    assert {table.name for table in summarize(tmp_path, FEW).sections[0].story.tables} == {"best"}
+    assert {table.name for table in summarize(tmp_path, SETTINGS).sections[0].story.tables} == {"best"}
 
 
-def test_details_and_equals_are_no_columns_of_their_own() -> None:
+def test_omits_constant_columns() -> None:
     rows = [{"dirt": 1.0, "apples_eaten": 2.0, "apples_eaten_quarter_1": 1.0, "entropy": 1.0, "paid": 2.0, "none": 0.0}]
-    assert telling(rows) == ["apples_eaten", "dirt"]
+    assert informative_metrics(rows) == ["apples_eaten", "dirt"]
 
 
-def test_plans_and_invalid_shares_of_teachers(tmp_path: Path) -> None:
+def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
     for seed, share in ((0, 1.0), (1, 0.5)):
         run = Run.open(tmp_path, "rooms", {"of": "x"}, ["agent=ppo", f"seed={seed}"], seed)
         with run:
@@ -107,67 +107,65 @@ def test_plans_and_invalid_shares_of_teachers(tmp_path: Path) -> None:
             run.result = 1.0
         plans = {"a locked door": {"find the key": share, **({"explore": 0.5} if share < 1 else {})}}
         (run.folder / "plans.json").write_text(json.dumps({"domain": "rooms", "plans": plans}))
-    report = summarize(tmp_path, FEW)
+    report = summarize(tmp_path, SETTINGS)
     teachers = told(report, "teacher")
     assert teachers.columns == ["group", "runs", "states", "invalid replies", "agreement of the student"]
     assert teachers.rows == [["all runs", "2", "18 ± 0", "15.0 ± 5.0 %", "75.0 ± 25.0 %"]]
     assert told(report, "plans").rows == [["all runs", "a locked door", "find the key (75%); explore (25%)"]]
 
 
-def test_a_page_shows_an_exchange_and_a_video_of_a_player_as_text(tmp_path: Path) -> None:
+def test_page_shows_conversation(tmp_path: Path) -> None:
     played(tmp_path, 3, video=True)
-    report = summarize(tmp_path, FEW)
+    report = summarize(tmp_path, SETTINGS)
     [section] = report.sections
     [exchange] = section.story.exchanges
     assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
     page = write_report(report, tmp_path / "report")
     text = page.read_text()
-    assert "What a language model was asked and answered" in text and "data:image/gif;base64," in text
+    assert "Requests and replies of language models" in text and "data:image/gif;base64," in text
     assert "<script>" not in text and "&lt;script&gt;" in text
     assert (page.parent / "figures" / "corridor_video_0.gif").is_file()
     # What these runs have nothing of has no heading.
-    assert not [
-        title for title in ("What was proposed", "How the agents lived", "What the teacher said") if title in text
-    ]
+    assert not [title for title in ("Proposals over time", "Society of agents", "Advice of teachers") if title in text]
 
 
-def test_three_runs_have_one_estimate_and_the_matrix_is_shown_once(tmp_path: Path) -> None:
+def test_three_runs_share_matrix(tmp_path: Path) -> None:
     for seed in range(3):
         has_principal(tmp_path, "ucb", seed, [1.0, 5.0 + seed])
         has_principal(tmp_path, "random", seed, [1.0, 2.0 + 2 * seed * seed])
-    page = write_report(summarize(tmp_path, FEW), tmp_path / "report")
+    page = write_report(summarize(tmp_path, SETTINGS), tmp_path / "report")
     text = page.read_text()
     assert '<th class="r">mean</th>' in text and "IQM</th>" not in text and "optimality gap</th>" not in text
     assert text.count("robability that a run of the row") == 2 and "Performance profiles" not in text  # alt and caption
-    assert "What was proposed" in text and (page.parent / "figures" / "town_proposals.png").is_file()
+    assert "Proposals over time" in text and (page.parent / "figures" / "town_proposals.png").is_file()
     header = (page.parent / "tables" / "town_scores.csv").read_text().splitlines()[0]
     assert "iqm" in header and "gap" in header  # files have all
 
 
-def test_the_end_of_a_long_prompt_says_how_much_is_not_shown() -> None:
+def test_long_prompts_are_truncated() -> None:
     text = "\n".join(f"line {i}" for i in range(1000))
-    shown = end_of(text)
-    assert shown.endswith("line 999") and len(shown) < LONGEST + 60
-    first, rest = shown.split("\n", 1)
+    shortened = truncate_start(text)
+    assert shortened.endswith("line 999") and len(shortened) < MAX_CHARACTERS + 60
+    first, rest = shortened.split("\n", 1)
     assert first == f"[{len(text) - len(rest):,} characters before]" and rest.startswith("line ")
 
 
-def test_a_page_shows_the_words_of_a_principal_and_mechanisms_side_by_side(tmp_path: Path) -> None:
+def test_page_shows_principal_text(tmp_path: Path) -> None:
     folder = has_principal(tmp_path, "llm", 0, [1.0, 2.0])
     call = {"hash": "x", "time": 1.0, "spent": {}, "model": "m", "stream": 0, "repeat": 0, "purpose": "principal"}
     calls = [
         {**call, "messages": [{"role": "user", "content": "Propose a fee."}], "reply": reply}
         for reply in ("fee 1", "fee 2")
     ]
-    (folder / "llm_calls.jsonl").write_text("".join(json.dumps(each) + "\n" for each in calls))
+    (folder / "llm_calls.jsonl").write_text("".join(json.dumps(call_line) + "\n" for call_line in calls))
     frames = [np.full((16, 32, 3), 60 * i, dtype=np.uint8) for i in range(3)]
     videos = folder / "evaluation_mechanism_none-best" / "videos"
     (videos / "best").mkdir(parents=True)
     save_video(frames, videos / "best", "world", 2.0)
     save_video(frames, videos, "side_by_side", 2.0)
-    [section] = summarize(tmp_path, FEW).sections
+    [section] = summarize(tmp_path, SETTINGS).sections
     [exchange] = section.story.exchanges
     assert (exchange.prompt, exchange.reply, exchange.place) == ("Propose a fee.", "fee 2", "principal, call 2")
     [video] = section.story.videos
     assert video.path == videos / "side_by_side.gif" and "side by side" in video.caption
-    assert "fee 2" in write_report(summarize(tmp_path, FEW), tmp_path / "report").read_text()
+    assert "fee 2" in write_report(summarize(tmp_path, SETTINGS), tmp_path / "report").read_text()

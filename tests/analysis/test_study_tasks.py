@@ -9,15 +9,15 @@ import pytest
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report_files import write_report
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.study_tasks import NAME, TasksCompared, tasks_compared
+from llmrl.analysis.study_tasks import NAME, TaskComparison, compare_tasks
 from run_folders import write_run
 
 REPORT = {
     "question": "Which search is best?",
     "metric": "principal/objective",
     "unit": "points",
-    "last_fraction": None,
-    "against": ["random"],
+    "tail_fraction": None,
+    "baselines": ["random"],
 }
 LEVELS = {"pole": {"random": 1.0, "cem": 5.0, "cmaes": 6.0}, "lake": {"random": 5.0, "cem": 1.0, "cmaes": 5.0}}
 
@@ -30,35 +30,35 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if (env, principal) == ("lake", "cmaes"):
                 continue  # a search that was not run there
             for seed in range(5):
-                typed = ["experiment=studies/toy", f"env={env}", f"principal={principal}"]
-                write_run(root, "toy", typed, seed, [0.0, level + 0.1 * seed], report=REPORT)
+                overrides = ["experiment=studies/toy", f"env={env}", f"principal={principal}"]
+                write_run(root, "toy", overrides, seed, [0.0, level + 0.1 * seed], report=REPORT)
     return root / "toy"
 
 
 @pytest.fixture(scope="module")
-def over(study: Path) -> TasksCompared:
-    found = tasks_compared(summarize(study, ReportSettings()))
-    assert found is not None
-    return found
+def comparison(study: Path) -> TaskComparison:
+    tasks_compared = compare_tasks(summarize(study, ReportSettings()))
+    assert tasks_compared is not None
+    return tasks_compared
 
 
-def test_a_line_a_task_and_a_column_a_group(over: TasksCompared) -> None:
-    assert over.titles == ("lake", "pole")
-    assert list(over.table.columns) == ["task", "cem", "cmaes", "random"]  # who is compared with comes last
-    lake, pole = over.table.rows
+def test_table_has_task_rows(comparison: TaskComparison) -> None:
+    assert comparison.titles == ("lake", "pole")
+    assert list(comparison.table.columns) == ["task", "cem", "cmaes", "random"]  # who is compared with comes last
+    lake, pole = comparison.table.rows
     assert lake[0] == "lake" and lake[1].startswith("1.20 [") and lake[2] == "-"
     assert pole[2].startswith("6.20 [")
-    assert len(over.table.data) == 1 + 5
+    assert len(comparison.table.data) == 1 + 5
 
 
-def test_verdicts_are_counted_over_tasks(over: TasksCompared) -> None:
-    [said] = over.sentences
-    assert said.startswith("Against random, of 2 tasks: ")
-    assert "cem above in 1, below in 1, no difference shown in 0" in said
-    assert "cmaes above in 1, below in 0" in said
+def test_verdicts_are_counted_over_tasks(comparison: TaskComparison) -> None:
+    [sentence] = comparison.sentences
+    assert sentence.startswith("Against random, of 2 tasks: ")
+    assert "cem above in 1, below in 1, no difference shown in 0" in sentence
+    assert "cmaes above in 1, below in 0" in sentence
 
 
-def test_it_stands_first_in_the_report(study: Path, tmp_path: Path) -> None:
+def test_table_comes_first_in_report(study: Path, tmp_path: Path) -> None:
     report = summarize(study, ReportSettings())
     page = write_report(report, tmp_path).read_text()
     assert page.index('id="tasks"') < page.index(f'id="{"toy"}')
@@ -67,7 +67,7 @@ def test_it_stands_first_in_the_report(study: Path, tmp_path: Path) -> None:
     assert f"figures/{NAME}.png" in (tmp_path / "summary.md").read_text()
 
 
-def test_a_study_of_one_task_has_none(tmp_path: Path) -> None:
+def test_single_task_study_has_no_table(tmp_path: Path) -> None:
     for seed in range(2):
         write_run(tmp_path, "toy", ["experiment=studies/toy", "principal=cem"], seed, [1.0], report=REPORT)
-    assert tasks_compared(summarize(tmp_path / "toy", ReportSettings())) is None
+    assert compare_tasks(summarize(tmp_path / "toy", ReportSettings())) is None

@@ -1,4 +1,4 @@
-"""Times until a recommendation reaches a level, with runs that never do."""
+"""Times until a recommendation reaches a level, with censored runs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from llmrl.analysis.time_to_solution import kaplan_meier_median, solution_level,
 from llmrl.core.errors import RunFolderError
 
 
-def test_a_run_reaches_the_level_at_the_first_place_above_it_or_is_censored_at_the_last() -> None:
+def test_first_crossing_or_censoring() -> None:
     values = np.array([[0.0, 5.0, 0.0], [9.0, 5.0, 0.0], [3.0, 9.0, 8.9]])
     times = solution_times("gp", np.array([1.0, 5.0, 20.0]), values, 9.0)
     assert times.times.tolist() == [5, 20, 20] and times.reached.tolist() == [True, True, False]
     assert times.median == 20 and times.text == "20 (2 of 3 runs)"
 
 
-def test_the_median_is_unknown_if_fewer_than_half_of_the_runs_reach_the_level() -> None:
+def test_median_needs_half_of_runs() -> None:
     values = np.array([[0.0] * 4 + [2.0], [0.0] * 3 + [2.0, 2.0]])
     times = solution_times("gp", np.array([1.0, 80.0]), values, 1.0)
     assert times.median is None and times.text == "> 80 (2 of 5 runs)"
 
 
-def test_a_run_that_ends_early_leaves_the_risk_set() -> None:
+def test_short_run_leaves_risk_set() -> None:
     # Freireich-style: 3 of 4 at risk survive time 2, one is censored at 3, then 1 of 2 at 4: 3/4 * 1/2.
     times, reached = np.array([2.0, 3.0, 4.0, 9.0]), np.array([True, False, True, False])
     assert kaplan_meier_median(times, reached) == 4
@@ -32,15 +32,15 @@ def test_a_run_that_ends_early_leaves_the_risk_set() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_size=20))
-def test_with_equal_budgets_the_median_is_that_of_the_times(drawn: list[tuple[int, bool]]) -> None:
-    reached = np.array([found for _, found in drawn])
-    times = np.array([time if found else 20 for time, found in drawn], dtype=float)
+def test_equal_budgets_give_sample_median(samples: list[tuple[int, bool]]) -> None:
+    reached = np.array([is_solved for _, is_solved in samples])
+    times = np.array([time if is_solved else 20 for time, is_solved in samples], dtype=float)
     ordered = np.sort(np.where(reached, times, np.inf))
     expected = ordered[(len(ordered) + 1) // 2 - 1]
     assert kaplan_meier_median(times, reached) == (None if np.isinf(expected) else expected)
 
 
-def test_the_level_is_nine_tenths_of_the_way() -> None:
+def test_level_is_ninety_percent() -> None:
     assert solution_level(10.0, 60.0) == pytest.approx(55.0)
     with pytest.raises(RunFolderError, match=r"report\.best_known=10"):
         solution_level(10.0, 10.0)

@@ -1,4 +1,4 @@
-"""`llmrl.load_agent`: the trained agent of a run in the loops of other people."""
+"""`llmrl.load_agent`: the trained agent of a run in external loops."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from llmrl.core.errors import CheckpointError, ConfigError
 
 @pytest.fixture(scope="module")
 def with_memory(tmp_path_factory):
-    """A run of an agent that remembers, alone in its game."""
+    """Train a recurrent agent in a single game."""
     root = tmp_path_factory.mktemp("memory")
     run("env=maze", "env.n_envs=4", "agent=ppo", "agent.memory=8", "agent.features=8", "agent.core_hidden=[8]",
         "learn.env_steps=400", "learn.rollout_steps=50", "learn.evaluate_episodes=4",
@@ -27,8 +27,8 @@ def society(tmp_path_factory):
     return only_run_folder(root)
 
 
-def played(folder, deterministic, steps=60):
-    """States and actions of the agent in a Gymnasium environment."""
+def play(folder, deterministic, steps=60):
+    """Return states and actions of the agent in a Gymnasium environment."""
     agent = llmrl.load_agent(folder, seed=3)
     env = agent.make_env(api="gymnasium")
     observation, _ = env.reset(seed=5)
@@ -44,8 +44,8 @@ def played(folder, deterministic, steps=60):
     return trace
 
 
-def test_it_acts_as_the_run_does(with_memory):
-    """The same observations give the actions that the platform's own rollout takes."""
+def test_agent_matches_run(with_memory):
+    """Compare with the actions of the platform's own rollout for equal observations."""
     from llmrl.evaluation.saved_runs import open_saved
     from llmrl.experiment.parts import build_parts
     from llmrl.rollout.collector import Collector
@@ -65,20 +65,20 @@ def test_it_acts_as_the_run_does(with_memory):
         chosen = agent.act(observation, deterministic=True)
         assert (chosen == actions).all()
         step = env.step(chosen)
-        observation, ended = step.observation, step.terminated | step.truncated
-        if ended.any():
-            observation = env.reset(mask=ended)
-            agent.reset(ended)
+        observation, done = step.observation, step.terminated | step.truncated
+        if done.any():
+            observation = env.reset(mask=done)
+            agent.reset(done)
 
 
-def test_actions_are_a_function_of_the_seed(with_memory):
-    assert played(with_memory, deterministic=False) == played(with_memory, deterministic=False)
-    assert played(with_memory, deterministic=True) != played(with_memory, deterministic=False)
+def test_actions_follow_seed(with_memory):
+    assert play(with_memory, deterministic=False) == play(with_memory, deterministic=False)
+    assert play(with_memory, deterministic=True) != play(with_memory, deterministic=False)
 
 
-def test_what_it_remembers_is_forgotten_by_reset(with_memory):
+def test_reset_clears_memory(with_memory):
     agent = llmrl.load_agent(with_memory, n_envs=2)
-    policy, seen = agent._agent.policy, agent.make_env().reset(seed=0)
+    policy, inputs = agent._agent.policy, agent.make_env().reset(seed=0)
     states = []
 
     def act(observation, state, *rest):
@@ -86,18 +86,18 @@ def test_what_it_remembers_is_forgotten_by_reset(with_memory):
         return type(policy).act(policy, observation, state, *rest)
 
     policy.act = act
-    agent.act(seen)
-    agent.act(seen)
+    agent.act(inputs)
+    agent.act(inputs)
     agent.reset([True, False])
-    agent.act(seen)
+    agent.act(inputs)
     agent.reset()
-    agent.act(seen)
+    agent.act(inputs)
     assert states[0] is None and states[3] is None
     assert states[1].abs().sum() > 0
     assert states[2][0].abs().sum() == 0 and states[2][1].abs().sum() > 0
 
 
-def test_a_vector_environment_is_played(with_memory):
+def test_vector_environment_is_supported(with_memory):
     agent = llmrl.load_agent(with_memory, n_envs=3)
     env = agent.make_env(api="gymnasium", horizon=5)
     observation, _ = env.reset(seed=1)
@@ -107,7 +107,7 @@ def test_a_vector_environment_is_played(with_memory):
         observation, *_ = env.step(action)
 
 
-def test_a_society_is_played_through_pettingzoo_and_as_arrays(society):
+def test_society_supports_pettingzoo_and_arrays(society):
     agent = llmrl.load_agent(society, seed=1)
     env = agent.make_env(api="pettingzoo")
     observations, _ = env.reset(seed=2)
@@ -115,12 +115,12 @@ def test_a_society_is_played_through_pettingzoo_and_as_arrays(society):
     assert list(actions) == env.possible_agents and all(isinstance(action, int) for action in actions.values())
     env.step(actions)
     # The same game as arrays, and the same draws.
-    again = llmrl.load_agent(society, seed=1)
-    chosen = again.act(again.make_env().reset(seed=2))
-    assert chosen.shape == (1, 5) and chosen[0].tolist() == list(actions.values())
+    reloaded = llmrl.load_agent(society, seed=1)
+    array_actions = reloaded.act(reloaded.make_env().reset(seed=2))
+    assert array_actions.shape == (1, 5) and array_actions[0].tolist() == list(actions.values())
 
 
-def test_searched_parameters_are_those_of_the_run(tmp_path):
+def test_search_loads_best_parameters(tmp_path):
     run("env=cartpole", "agent=linear", "principal=random", "search.iterations=2", "search.candidates=2",
         "search.evaluate_episodes=2", f"output_root={tmp_path}")  # fmt: skip
     folder = only_run_folder(tmp_path)
@@ -132,17 +132,17 @@ def test_searched_parameters_are_those_of_the_run(tmp_path):
     assert agent.act(observation) in (0, 1)
 
 
-def test_what_does_not_fit_is_refused(with_memory, society, tmp_path):
+def test_rejects_mismatched_spaces(with_memory, society, tmp_path):
     agent = llmrl.load_agent(with_memory)
-    with pytest.raises(ConfigError, match="vector is not in the observation"):
+    with pytest.raises(ConfigError, match=r"observation.*vector"):
         agent.act({"state": np.int64(0)})
     with pytest.raises(ConfigError, match="n_envs=2"):
         agent.act(llmrl.make_env("maze", n_envs=2).reset(seed=0))
-    with pytest.raises(CheckpointError, match="not a run folder"):
+    with pytest.raises(CheckpointError, match="run folder"):
         llmrl.load_agent(tmp_path)
 
 
-def test_players_that_must_be_told_are_refused(tmp_path):
+def test_rejects_players_needing_text(tmp_path):
     run("env=frozen_lake", "agent=llm_player", "llm=scripted", "play.episodes=1", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match=r"llmrl\.evaluate"):
         llmrl.load_agent(only_run_folder(tmp_path))

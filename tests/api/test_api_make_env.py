@@ -1,4 +1,4 @@
-"""`llmrl.make_env` and the ids of Gymnasium: our environments for other people's code."""
+"""`llmrl.make_env` and the ids of Gymnasium: the package's environments in external code."""
 
 import copy
 import subprocess
@@ -15,7 +15,7 @@ import llmrl
 import llmrl.gym
 from llmrl.core.errors import ConfigError
 
-ALONE = [
+SINGLE_AGENT = [
     ("maze", {}),
     ("navigation", {}),
     ("reacher", {}),
@@ -23,7 +23,7 @@ ALONE = [
     ("simple_doorkey", {"task": {"max_size": 6}}),
     ("babyai_text", {"level": "BabyAI-GoToLocal-v0"}),
 ]
-SEVERAL = [
+MULTI_AGENT = [
     ("escape_room", {"show_mechanism": True}),
     ("tax_economy", {"n_agents": 4}),
     ("simple_speaker_listener", {}),
@@ -36,16 +36,16 @@ def needs_mujoco(name):
         pytest.importorskip("mujoco")
 
 
-def same(a, b):
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(np.array_equal(a, b))
+def arrays_equal(left, right):
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(arrays_equal(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(arrays_equal, left, right))
+    return bool(np.array_equal(left, right))
 
 
-def played(env, observation, seed, steps=8):
-    """What `steps` steps of random legal actions show and pay, and the last observation."""
+def play(env, observation, seed, steps=8):
+    """Return observations and rewards of `steps` steps with random legal actions, and the last observation."""
     rng, spec, rows = np.random.default_rng(seed), env.spec, []
     for _ in range(steps):
         action = rng.random((spec.n_envs, spec.n_agents, spec.n_actions))
@@ -59,7 +59,7 @@ def played(env, observation, seed, steps=8):
     return rows, observation
 
 
-def test_an_environment_as_a_run_would_build_it():
+def test_environment_matches_run():
     env = llmrl.make_env("escape_room", n_envs=3, horizon=7, seed=4)
     assert (env.spec.n_envs, env.spec.horizon, env.spec.n_agents) == (3, 7, 5)
     assert env.reset(seed=1)["vector"].shape == (3, 5, 28)
@@ -67,29 +67,29 @@ def test_an_environment_as_a_run_would_build_it():
 
 
 @pytest.mark.parametrize("api", ["vec", "gymnasium", "pettingzoo"])
-def test_a_deep_copy_is_refused(api):
+def test_rejects_deep_copy(api):
     env = llmrl.make_env("blackjack", n_envs=1, api=api)
     env.reset(seed=1)
     with pytest.raises(TypeError, match="state_dict"):
         copy.deepcopy(env)
 
 
-@pytest.mark.parametrize(("name", "options"), [*ALONE, *SEVERAL])
-def test_another_environment_with_the_same_state_is_independent(name, options):
+@pytest.mark.parametrize(("name", "options"), [*SINGLE_AGENT, *MULTI_AGENT])
+def test_state_copy_is_independent(name, options):
     needs_mujoco(name)
-    env, other = (llmrl.make_env(name, n_envs=2, **options) for _ in range(2))
-    _, observation = played(env, env.reset(seed=1), seed=0, steps=2)
-    other.load_state_dict(env.state_dict())
-    expected, _ = played(env, observation, seed=1)
-    assert same(expected, played(other, observation, seed=1)[0])
+    env, second_env = (llmrl.make_env(name, n_envs=2, **options) for _ in range(2))
+    _, observation = play(env, env.reset(seed=1), seed=0, steps=2)
+    second_env.load_state_dict(env.state_dict())
+    expected, _ = play(env, observation, seed=1)
+    assert arrays_equal(expected, play(second_env, observation, seed=1)[0])
 
 
-def test_any_id_of_gymnasium():
+def test_any_gymnasium_id_is_accepted():
     env = llmrl.make_env("gymnasium", id="Pendulum-v1", kwargs={"g": 9.0}, n_envs=2)
     assert env.reset(seed=0)["vector"].shape == (2, 1, 3)
 
 
-def test_fields_of_a_field_are_set_one_by_one():
+def test_nested_fields_are_set_separately():
     incentives = llmrl.make_env("cleanup", n_envs=1, horizon=5, map="own", mechanism={"max_incentive": 1.5})
     assert incentives.spec.mechanism is not None and set(incentives.spec.mechanism.high) == {1.5}
     plain = llmrl.make_env("cleanup", n_envs=1, horizon=5, map="own", mechanism=None)
@@ -97,23 +97,23 @@ def test_fields_of_a_field_are_set_one_by_one():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ({"env": "cleanupp"}, "cleanup"),
-        ({"env": "maze", "n_games": 2}, "no option 'n_games'"),
+        ({"env": "maze", "n_games": 2}, "'n_games'"),
         ({"env": "maze", "n_envs": 0}, "n_envs"),
         ({"env": "maze", "api": "gym"}, "vec, gymnasium, pettingzoo"),
         ({"env": "maze", "api": "pettingzoo", "n_envs": 2}, "one game"),
         ({"env": "escape_room", "api": "gymnasium"}, "api='pettingzoo'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_words(arguments, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_arguments_give_messages(arguments, message):
+    with pytest.raises(ConfigError, match=message):
         llmrl.make_env(arguments.pop("env"), **arguments)
 
 
-@pytest.mark.parametrize(("name", "options"), ALONE, ids=[name for name, _ in ALONE])
-def test_gymnasium_checks_environments_of_one_agent(name, options):
+@pytest.mark.parametrize(("name", "options"), SINGLE_AGENT, ids=[name for name, _ in SINGLE_AGENT])
+def test_single_agent_environments_pass_gymnasium_checker(name, options):
     needs_mujoco(name)
     env = llmrl.make_env(name, api="gymnasium", **options)
     with warnings.catch_warnings():
@@ -124,8 +124,8 @@ def test_gymnasium_checks_environments_of_one_agent(name, options):
     action = env.action_space.sample()
     after, reward, terminated, truncated, info = env.step(action)
     assert isinstance(reward, float) and isinstance(info["base_reward"], float)
-    again, _ = env.reset(seed=7)
-    assert same(first, again) and same(after, env.step(action)[0])
+    second_observation, _ = env.reset(seed=7)
+    assert arrays_equal(first, second_observation) and arrays_equal(after, env.step(action)[0])
     assert isinstance(terminated, bool) and isinstance(truncated, bool)
     env.close()
 
@@ -139,8 +139,8 @@ def test_pictures(name):
     env.close()
 
 
-@pytest.mark.parametrize(("name", "options"), SEVERAL, ids=[name for name, _ in SEVERAL])
-def test_pettingzoo_checks_environments_of_several_agents(name, options):
+@pytest.mark.parametrize(("name", "options"), MULTI_AGENT, ids=[name for name, _ in MULTI_AGENT])
+def test_multi_agent_environments_pass_pettingzoo_checker(name, options):
     env = llmrl.make_env(name, api="pettingzoo", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -148,13 +148,13 @@ def test_pettingzoo_checks_environments_of_several_agents(name, options):
     env.close()
 
 
-def test_agents_with_roles_keep_their_names():
+def test_agent_roles_keep_names():
     env = llmrl.make_env("simple_speaker_listener", api="pettingzoo")
     assert env.possible_agents == ["speaker_0", "listener_0"]
 
 
 @pytest.mark.parametrize(("name", "n"), [("maze", 3), ("navigation", 2), ("babyai_text", 2)])
-def test_many_games_are_a_vector_environment(name, n):
+def test_vector_environment_has_parallel_games(name, n):
     options = {"level": "BabyAI-GoToLocal-v0"} if name == "babyai_text" else {}
     env = llmrl.make_env(name, api="gymnasium", n_envs=n, horizon=3, **options)
     assert isinstance(env, gymnasium.vector.VectorEnv) and env.num_envs == n
@@ -172,22 +172,22 @@ def test_many_games_are_a_vector_environment(name, n):
     env.close()
 
 
-def test_a_game_of_a_vector_plays_on_as_one_alone_would():
-    """The step after an end gives the first observation of the next episode and no reward."""
+def test_vector_game_matches_single_game():
+    """Check that the step after an end returns the first observation of the next episode and no reward."""
     env = llmrl.make_env("maze", api="gymnasium", n_envs=2, horizon=2)
     start, _ = env.reset(seed=3)
     for _ in range(2):
         *_, truncated, _ = env.step(np.array([0, 0]))
     assert truncated.all()
     after, reward, terminated, truncated, infos = env.step(np.array([1, 1]))
-    assert same(after["state"], start["state"]) and not reward.any() and not (terminated | truncated).any()
+    assert arrays_equal(after["state"], start["state"]) and not reward.any() and not (terminated | truncated).any()
     assert not infos["_base_reward"].any()
-    with pytest.raises(ConfigError, match="one seed"):
+    with pytest.raises(ConfigError, match="seed must be an integer"):
         env.reset(seed=[1, 2])
 
 
 @pytest.mark.parametrize("name", llmrl.gym.IDS)
-def test_gymnasium_makes_every_id(name):
+def test_gymnasium_makes_all_ids(name):
     env = gymnasium.make(name)
     observation, info = env.reset(seed=0)
     assert env.observation_space.contains(observation)
@@ -196,7 +196,7 @@ def test_gymnasium_makes_every_id(name):
     env.close()
 
 
-def test_ids_are_known_without_loading_what_they_stand_for():
+def test_ids_are_registered_lazily():
     code = (
         "import gymnasium, sys, llmrl.gym\n"
         "gymnasium.spec('llmrl/Maze-v0'), gymnasium.spec('llmrl/BabyAIText-v0')\n"

@@ -22,35 +22,35 @@ def cells() -> list[str]:
 
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
-    """The page's code as a notebook that has been run."""
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells()])
+    """Run the page's code as a notebook."""
+    new_notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells()])
     folder = tmp_path_factory.mktemp("notebook")
-    NotebookClient(made, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
-    nbformat.validate(made)
-    return made, folder
+    NotebookClient(new_notebook, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    nbformat.validate(new_notebook)
+    return new_notebook, folder
 
 
-def shown(notebook, code: str, kind: str = "text/plain") -> list[str]:
-    """What the cell with this code has shown."""
+def show_output(notebook, code: str, kind: str = "text/plain") -> list[str]:
+    """Return the output of the cell with this code."""
     (cell,) = [cell for cell in notebook[0].cells if code in cell.source]
     return [output["data"][kind] for output in cell.outputs if kind in output.get("data", {})]
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_page_runs_as_a_notebook(notebook):
+def test_page_runs_as_notebook(notebook):
     _, folder = notebook
     assert len(list(folder.glob("outputs/escape_room/*/s[0-9]*"))) == 4
     assert {path.name for path in (folder / "tables").iterdir()} >= {"runs.parquet", "metrics.parquet"}
-    assert "'finished'" in shown(notebook, "llmrl.sweep(")[-1]
-    assert "player_0" in shown(notebook, 'api="pettingzoo")  # a ParallelEnv')[-1]
-    assert "cleanup: " in shown(notebook, "llmrl.plan(")[-1]
+    assert "'finished'" in show_output(notebook, "llmrl.sweep(")[-1]
+    assert "player_0" in show_output(notebook, 'api="pettingzoo")  # a ParallelEnv')[-1]
+    assert "cleanup: " in show_output(notebook, "llmrl.plan(")[-1]
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_bar_shows_how_far_a_run_is(notebook):
-    """One line that changes in place; no log lines beside it, and warnings once."""
+def test_progress_bar_follows_run(notebook):
+    """Check that one line is updated in place, without log lines, and that warnings appear once."""
     (cell,) = [cell for cell in notebook[0].cells if "llmrl.train(" in cell.source]
     bars = [output for output in cell.outputs if output.output_type == "display_data"]
     assert len(bars) == 1 and "<progress" in bars[0]["data"]["text/html"]
@@ -61,8 +61,8 @@ def test_a_bar_shows_how_far_a_run_is(notebook):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_the_stop_button_leaves_a_run_that_goes_on(tmp_path):
-    """A kernel is interrupted in the middle of a run, and is there for the next cell."""
+def test_stop_button_keeps_resumable_run(tmp_path):
+    """Interrupt a kernel during a run; the next cell still works."""
     kernel, client = start_new_kernel(cwd=str(tmp_path))
     try:
         small = {"env.n_envs": 2, "design.steps": 4000, "design.adapt_rounds": 1, "design.validate_episodes": 2}
@@ -71,8 +71,8 @@ def test_the_stop_button_leaves_a_run_that_goes_on(tmp_path):
         while not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")):
             time.sleep(0.05)
         kernel.interrupt_kernel()
-        ended = reply_to(client, running)
-        assert ended["ename"] == "KeyboardInterrupt" and "everything is saved" in ended["evalue"]
+        reply = reply_to(client, running)
+        assert reply["ename"] == "KeyboardInterrupt" and "everything is saved" in reply["evalue"]
         assert reply_to(client, client.execute("1 + 1"))["status"] == "ok"
     finally:
         kernel.shutdown_kernel(now=True)
@@ -86,21 +86,21 @@ def reply_to(client, message: str) -> dict:
             return reply["content"]
 
 
-def test_every_function_is_on_the_page():
+def test_page_documents_all_functions():
     text = PAGE.read_text()
     functions = [name for name in llmrl.__all__ if name[0].islower()]
     assert len(functions) == 7 and not [name for name in functions if f"llmrl.{name}(" not in text]
 
 
-def test_public_names_are_known_and_found():
+def test_public_names_are_discoverable():
     assert set(llmrl.__all__) == set(dir(llmrl))
     for name in llmrl.__all__:
         assert getattr(llmrl, name).__doc__
-    with pytest.raises(AttributeError, match="no attribute 'trane'"):
+    with pytest.raises(AttributeError, match="'trane'"):
         _ = llmrl.trane
 
 
-def test_importing_the_package_loads_nothing_but_itself():
+def test_package_import_is_lazy():
     code = "import sys; before = set(sys.modules); import llmrl; print(sorted(set(sys.modules) - before))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
@@ -112,9 +112,9 @@ def test_importing_the_package_loads_nothing_but_itself():
     assert done.stdout == "['__future__', 'llmrl']\n"
 
 
-def test_a_type_checker_knows_the_signatures():
-    """The names that editors see are those that are found at run time."""
+def test_type_checker_accepts_signatures():
+    """Compare the names for editors with the names at run time."""
     source = Path(llmrl.__file__).read_text()
-    imported = re.findall(r"^    from (llmrl\.api\.\w+) import (.+)$", source, flags=re.MULTILINE)
-    seen = {name.strip(): home for home, names in imported for name in names.split(",")}
-    assert seen == {name: f"llmrl.api.{home}" for name, home in llmrl._HOMES.items()}
+    imports = re.findall(r"^    from (llmrl\.api\.\w+) import (.+)$", source, flags=re.MULTILINE)
+    homes = {name.strip(): home for home, names in imports for name in names.split(",")}
+    assert homes == {name: f"llmrl.api.{home}" for name, home in llmrl._HOMES.items()}

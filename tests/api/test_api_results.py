@@ -1,4 +1,4 @@
-"""`llmrl.load`: tables of runs in whatever state they are."""
+"""`llmrl.load`: tables of runs in any state."""
 
 import json
 import math
@@ -21,7 +21,7 @@ TABLES = ("runs", "metrics", "proposals", "episodes", "llm_calls")
 
 @pytest.fixture
 def outputs(tmp_path):
-    """Two principals with two seeds each, one of which failed, and a run that waits."""
+    """Write two principals with two seeds each, one of which failed, and a waiting run."""
     root = tmp_path / "outputs"
     write_run(root, "sweep", ["principal=ucb", "design.steps=3"], 0, [1.0, 2.0, 3.0])
     write_run(root, "sweep", ["principal=ucb", "design.steps=3"], 1, [4.0, math.nan])
@@ -30,7 +30,7 @@ def outputs(tmp_path):
     return root
 
 
-def test_one_row_a_run_with_the_overrides_that_differ(outputs):
+def test_runs_table_has_differing_overrides(outputs):
     runs = llmrl.load(outputs).runs.set_index(["principal", "seed"])
     assert runs.state.to_dict() == {
         ("ucb", 0): "finished",
@@ -46,17 +46,31 @@ def test_one_row_a_run_with_the_overrides_that_differ(outputs):
     assert runs.updated.dt.tz is not None and (runs.started <= runs.updated).all()
 
 
-def test_what_all_runs_share_is_no_column(tmp_path):
+def test_omits_shared_overrides(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path, "one", ["principal=ucb"], seed)
     assert "principal" not in llmrl.load(tmp_path).runs
 
 
-def test_an_override_that_a_run_lacks_is_missing(tmp_path):
+def test_absent_override_is_missing(tmp_path):
     write_run(tmp_path, "one", [], 0)
     write_run(tmp_path, "one", ["env.n_envs=8"], 0)
     column = llmrl.load(tmp_path).runs["env.n_envs"]
     assert column.isna().sum() == 1 and column.max() == 8
+
+
+def test_dependency_runs_are_flagged(outputs):
+    pretraining = write_run(outputs, "pretraining", [], 0)
+    dependent = sorted(outputs.glob("sweep/*/s0"))[0]
+    status = json.loads((dependent / "status.json").read_text())
+    status["prerequisites"] = [{"what": "pre-training", "name": "pretraining", "folder": str(pretraining)}]
+    (dependent / "status.json").write_text(json.dumps(status))
+    results = llmrl.load(outputs)
+    assert results.runs.set_index("name").is_prerequisite.groupby("name").sum().to_dict() == {
+        "pretraining": 1,
+        "sweep": 0,
+    }
+    assert len(results.where(is_prerequisite=False)) == 4
 
 
 def test_metrics_are_long_and_typed(outputs):
@@ -69,13 +83,13 @@ def test_metrics_are_long_and_typed(outputs):
     assert not metrics.metric.str.startswith("time/").any()
 
 
-def test_numbers_that_were_not_finite_are_left_out(outputs):
+def test_omits_non_finite_numbers(outputs):
     metrics = llmrl.load(outputs).metrics
     assert np.isfinite(metrics.value).all()
     assert len(metrics[(metrics.metric == "principal/objective") & (metrics.value == 4.0)]) == 1
 
 
-def test_proposals_of_mechanism_design_have_their_numbers_by_name(tmp_path):
+def test_proposals_have_parameter_columns(tmp_path):
     run("env=escape_room", "principal=ucb", "env.n_envs=2", "design.steps=3", "design.adapt_rounds=1",
         "design.validate_episodes=2", "design.confirm_steps=0", f"output_root={tmp_path}")  # fmt: skip
     folder = only_run_folder(tmp_path)
@@ -93,7 +107,7 @@ def test_proposals_of_mechanism_design_have_their_numbers_by_name(tmp_path):
     pd.testing.assert_frame_equal(llmrl.load(folder).proposals, proposals)
 
 
-def test_proposals_and_episodes_of_a_search(tmp_path):
+def test_search_proposals_and_episodes(tmp_path):
     run("env=cartpole", "agent=linear", "principal=random", "search.iterations=2", "search.candidates=3",
         "search.warmup=2", "search.evaluate_episodes=2", f"output_root={tmp_path}")  # fmt: skip
     proposals = llmrl.load(tmp_path).proposals
@@ -103,7 +117,7 @@ def test_proposals_and_episodes_of_a_search(tmp_path):
     assert not proposals.filter(like="parameter.").isna().any().any()
 
 
-def test_training_episodes_and_those_of_an_evaluation(tmp_path):
+def test_training_and_evaluation_episodes(tmp_path):
     folder = write_run(tmp_path, "learned", ["agent=ppo"], 3)
     episodes = TrainingEpisodes(folder, 2, 5, ["return", "base_return", "success"])
     episodes.write([(0, 0, 4), (1, 0, 5)], [[1.0, 0.5, 1.0], [0.0, 0.0, math.nan]])
@@ -127,7 +141,7 @@ def test_training_episodes_and_those_of_an_evaluation(tmp_path):
     assert (table.seed == 3).all()
 
 
-def test_episodes_of_a_player_and_its_calls(tmp_path):
+def test_player_episodes_and_calls(tmp_path):
     run("env=frozen_lake", "agent=llm_player", "llm=scripted", "play.episodes=2", f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     results = llmrl.load(tmp_path)
@@ -140,7 +154,7 @@ def test_episodes_of_a_player_and_its_calls(tmp_path):
     assert str(folder) in results.runs.folder.tolist()
 
 
-def test_what_a_call_cost_is_known_unknown_or_possible(tmp_path):
+def test_call_costs_distinguish_unknown_costs(tmp_path):
     folder = write_run(tmp_path, "paid", [], 0)
     write_calls(folder, "gpt", [0.25, None])
     lines = [
@@ -158,17 +172,17 @@ def test_what_a_call_cost_is_known_unknown_or_possible(tmp_path):
     assert calls.error.tolist()[3] == "no key"
 
 
-def test_a_folder_without_runs_gives_empty_tables_with_the_same_types(tmp_path, outputs):
+def test_empty_folder_gives_typed_tables(tmp_path, outputs):
     (tmp_path / "nothing").mkdir()
     empty, full = llmrl.load(tmp_path / "nothing"), llmrl.load(outputs)
     for name in TABLES:
-        table, other = getattr(empty, name), getattr(full, name)
+        table, full_table = getattr(empty, name), getattr(full, name)
         assert len(table) == 0
-        assert table.dtypes.astype("str").equals(other.dtypes.astype("str")[: table.shape[1]])
+        assert table.dtypes.astype("str").equals(full_table.dtypes.astype("str")[: table.shape[1]])
     assert repr(empty).startswith("Results(0 runs")
 
 
-def test_a_run_that_only_waits_or_is_running_is_there(tmp_path):
+def test_waiting_and_running_runs_are_included(tmp_path):
     with Run.open(tmp_path, "now", {"of": 1}, ["principal=ucb", "seed=0"], 0) as running:
         running.metrics.log("update", "env_steps", {"loss": 1.0}, env_steps=5)
         results = llmrl.load(tmp_path)
@@ -177,7 +191,7 @@ def test_a_run_that_only_waits_or_is_running_is_there(tmp_path):
         assert len(results.proposals) == len(results.episodes) == len(results.llm_calls) == 0
 
 
-def test_a_damaged_file_costs_its_rows_and_is_named(outputs, caplog):
+def test_reports_corrupt_file(outputs, caplog):
     folder = next((outputs / "sweep").glob("*ucb*")) / "s0"
     (folder / "metrics.jsonl").write_text("no json\n")
     metrics = llmrl.load(outputs).metrics
@@ -185,22 +199,22 @@ def test_a_damaged_file_costs_its_rows_and_is_named(outputs, caplog):
     assert str(folder) in caplog.text and "metrics.jsonl" in caplog.text
 
 
-def test_several_folders_and_selections(outputs, tmp_path):
-    other = write_run(tmp_path / "elsewhere", "sweep", ["principal=gp"], 0)
-    results = llmrl.load([outputs / "sweep", other, other])
+def test_multiple_folders_and_filters(outputs, tmp_path):
+    other_folder = write_run(tmp_path / "elsewhere", "sweep", ["principal=gp"], 0)
+    results = llmrl.load([outputs / "sweep", other_folder, other_folder])
     assert len(results) == 5 and results.runs.run.is_unique
     assert len(results.where(state="failed")) == 1
     assert results.where(seed=[0, 1], principal=["ucb", "gp"]).runs.principal.tolist() == ["ucb", "ucb", "gp"]
-    with pytest.raises(ConfigError, match="no such column"):
-        results.where(colour="red")
+    with pytest.raises(ConfigError, match="column"):
+        results.where(color="red")
 
 
-def test_runs_of_one_name_in_two_places_are_told_apart(tmp_path):
-    one, two = (write_run(tmp_path / place, "same", ["principal=ucb"], 0) for place in ("a", "b"))
-    assert llmrl.load([one, two]).metrics.run.nunique() == 2
+def test_equal_names_in_different_folders_are_distinct(tmp_path):
+    first, second = (write_run(tmp_path / place, "same", ["principal=ucb"], 0) for place in ("a", "b"))
+    assert llmrl.load([first, second]).metrics.run.nunique() == 2
 
 
-def test_tables_are_saved_with_their_types(outputs, tmp_path):
+def test_saved_tables_keep_dtypes(outputs, tmp_path):
     results = llmrl.load(outputs)
     files = results.save(tmp_path / "tables")
     assert [file.name for file in files] == [f"{name}.parquet" for name in TABLES]
@@ -208,17 +222,17 @@ def test_tables_are_saved_with_their_types(outputs, tmp_path):
         pd.testing.assert_frame_equal(pd.read_parquet(file), getattr(results, name), check_categorical=False)
 
 
-def test_a_folder_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(LlmrlError, match="there is no folder"):
+def test_missing_folder_raises(tmp_path):
+    with pytest.raises(LlmrlError, match="no folder"):
         llmrl.load(tmp_path / "nowhere")
 
 
-def test_pandas_is_named_where_it_is_missing():
+def test_reports_missing_pandas():
     code = (
         "import sys; sys.modules['pandas'] = None\n"
         "import llmrl\n"
         "try: llmrl.load('.')\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.startswith("ConfigError") and "llmrl[analysis]" in said
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.startswith("ConfigError") and "llmrl[analysis]" in output

@@ -1,4 +1,4 @@
-"""`llmrl.train`, `plan`, `sweep` and `evaluate`: the same runs as from the command line, in any program."""
+"""`llmrl.train`, `plan`, `sweep` and `evaluate`: the runs of the command line, from any program."""
 
 import json
 import logging
@@ -34,15 +34,15 @@ TINY = {
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_lands_where_the_command_line_would_put_it(here, capsys):
+def test_run_folder_matches_command_line(workdir, capsys):
     run = llmrl.train("env=escape_room", "principal=ucb", seed=3, **TINY)
-    assert run.folder.is_relative_to(here / "outputs" / "escape_room") and run.folder.name == "s3"
+    assert run.folder.is_relative_to(workdir / "outputs" / "escape_room") and run.folder.name == "s3"
     assert run.state == "finished" and not run.skipped
     assert run.result == json.loads((run.folder / "status.json").read_text())["result"]
     assert run.summary["principal_steps"] == 2
@@ -50,77 +50,77 @@ def test_a_run_lands_where_the_command_line_would_put_it(here, capsys):
     # The command line finds it finished.
     words = ["env=escape_room", "principal=ucb", "seed=3", *(f"{key}={value}" for key, value in TINY.items())]
     command = f"import sys; sys.argv[1:] = {words!r}; from llmrl.cli.train import main; main()"
-    said = commands.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
-    assert "finished" in said and str(run.folder.name) in said
+    output = commands.run([sys.executable, "-c", command], capture_output=True, text=True, check=True).stdout
+    assert "finished" in output and str(run.folder.name) in output
     assert json.loads((run.folder / "status.json").read_text())["attempt"] == 1
-    again = llmrl.train("env=escape_room", "principal=ucb", seed=3, **TINY)
-    assert again.skipped and again.result == run.result and again.folder == run.folder
+    second_run = llmrl.train("env=escape_room", "principal=ucb", seed=3, **TINY)
+    assert second_run.skipped and second_run.result == run.result and second_run.folder == run.folder
 
 
-def test_numbers_are_those_of_a_run_composed_by_hydra(here):
+def test_metrics_match_hydra_run(workdir):
     from experiments import compose as composed
 
-    one = llmrl.train("env=escape_room", "principal=ucb", name="one", **TINY)
+    single = llmrl.train("env=escape_room", "principal=ucb", name="one", **TINY)
     words = ["env=escape_room", "principal=ucb", "name=two", *(f"{key}={value}" for key, value in TINY.items())]
     run_experiment(composed(*words), words, quiet=True)
-    (two,) = (here / "outputs" / "two").glob("*/s0")
-    assert comparable_metrics(one.folder) == comparable_metrics(two)
+    (two,) = (workdir / "outputs" / "two").glob("*/s0")
+    assert comparable_metrics(single.folder) == comparable_metrics(two)
 
 
-def test_it_works_inside_of_another_hydra_program(here):
-    """Hydra's global state is as it was."""
+def test_train_works_inside_hydra_program(workdir):
+    """Check that Hydra's global state is unchanged."""
     with initialize_config_module("llmrl.conf", version_base="1.3"):
-        before = GlobalHydra.instance().hydra
+        initial = GlobalHydra.instance().hydra
         llmrl.plan("env=escape_room", "principal=ucb", **TINY)
-        assert GlobalHydra.instance().hydra is before
+        assert GlobalHydra.instance().hydra is initial
         assert compose("train", ["env=maze"]).env.id == "llmrl/Maze-v0"
     assert not GlobalHydra.instance().is_initialized()
 
 
-def test_a_plan_runs_nothing(here):
+def test_plan_starts_no_run(workdir):
     plan = llmrl.plan("env=escape_room", "principal=ucb", **TINY)
     assert dict(plan)["loop"] == "DesignLoop" and "DesignLoop" in repr(plan)
-    assert not (here / "outputs").exists()
+    assert not (workdir / "outputs").exists()
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "said"),
+    ("overrides", "options", "message"),
     [
         (["env=escape_roomm"], {}, "escape_room"),
         (["env=escape_room", "env.n_env=3"], {}, "n_envs"),
         (["env=escape_room"], {"seed": -1}, "seed=-1"),
         (["env=escape_room", "principal=cmaes", "env.mechanism=false"], {}, "mechanism"),
         (["env=escape_room"], {"dry_run": True}, r"llmrl\.plan"),
-        (["env=escape_room"], {"env.n_envs": object()}, "object cannot be typed"),
+        (["env=escape_room"], {"env.n_envs": object()}, "object cannot be an override"),
     ],
 )
-def test_what_cannot_be_is_an_error_with_words_and_no_exit(here, overrides, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_arguments_raise_errors(workdir, overrides, options, message):
+    with pytest.raises(ConfigError, match=message):
         llmrl.train(*overrides, **options)
 
 
-def test_a_failed_run_raises_and_is_recorded(here):
+def test_failed_run_raises_and_is_recorded(workdir):
     with pytest.raises(LlmrlError):
-        llmrl.train("env=escape_room", "principal=llm", "llm.refusal=1", **{**TINY, "llm.max_invalid.after": 1})
-    assert llmrl.load(here / "outputs").runs.state.tolist() == ["failed"]
+        llmrl.train("env=escape_room", "principal=llm", "llm.refusal=1", **{**TINY, "llm.max_invalid.min_replies": 1})
+    assert llmrl.load(workdir / "outputs").runs.state.tolist() == ["failed"]
 
 
 @pytest.mark.slow
-def test_an_interrupt_leaves_a_run_that_goes_on(here):
-    """As Ctrl-C, or a notebook's stop button, sends it: while the run is under way."""
+def test_interrupt_keeps_resumable_run(workdir):
+    """Send the signal of Ctrl-C or a notebook's stop button during the run."""
     arguments = {**TINY, "design.steps": 150, "name": "long"}
 
     def interrupt():
-        while not any('"proposal"' in path.read_text() for path in here.rglob("metrics.jsonl")):
+        while not any('"proposal"' in path.read_text() for path in workdir.rglob("metrics.jsonl")):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
-    before = signal.getsignal(signal.SIGINT)
+    initial = signal.getsignal(signal.SIGINT)
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt, match="Repeat the same command"):
         llmrl.train("env=escape_room", "principal=ucb", **arguments)
-    assert signal.getsignal(signal.SIGINT) is before
-    results = llmrl.load(here / "outputs")
+    assert signal.getsignal(signal.SIGINT) is initial
+    results = llmrl.load(workdir / "outputs")
     assert results.runs.state.tolist() == ["stopped"]
     done = len(results.proposals)
     run = llmrl.train("env=escape_room", "principal=ucb", **arguments)
@@ -128,17 +128,17 @@ def test_an_interrupt_leaves_a_run_that_goes_on(here):
     assert run.load().runs.attempts.tolist() == [2]
 
 
-def test_a_run_in_a_thread_leaves_signals_alone(here):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(llmrl.train("env=escape_room", "principal=ucb", **TINY)))
+def test_thread_run_leaves_signal_handlers(workdir):
+    handlers = []
+    thread = threading.Thread(target=lambda: handlers.append(llmrl.train("env=escape_room", "principal=ucb", **TINY)))
     thread.start()
     thread.join()
-    assert found[0].state == "finished"
+    assert handlers[0].state == "finished"
 
 
 @pytest.mark.slow
-def test_warnings_are_shown_once_and_logging_is_left_as_it_was(here):
-    """In a process of its own: pytest sets up logging."""
+def test_warnings_are_shown_once(workdir):
+    """Use a separate process, because pytest configures logging."""
     code = (
         "import llmrl, logging\n"
         f"options = {TINY!r}\n"
@@ -150,14 +150,14 @@ def test_warnings_are_shown_once_and_logging_is_left_as_it_was(here):
     assert done.stderr.count("WARNING: about 0 proposals") == 2  # once a run
 
 
-def test_who_has_set_up_logging_hears_nothing_twice(here, caplog):
+def test_configured_logging_has_no_duplicates(workdir, caplog):
     llmrl.train("env=escape_room", "principal=ucb", **TINY)
     assert len([record for record in caplog.records if "close to a random search" in record.message]) == 1
     assert all("_heard" not in repr(handler) for handler in logging.getLogger().handlers)
 
 
 @pytest.mark.slow
-def test_a_sweep_computes_what_is_missing_side_by_side(here):
+def test_sweep_runs_missing_jobs_in_parallel(workdir):
     first = llmrl.train("env=escape_room", "principal=ucb", seed=0, **TINY)
     runs = llmrl.sweep("env=escape_room", principal=["ucb", "random"], seed=range(2), parallel=2, **TINY)
     assert [run.state for run in runs] == ["finished"] * 4 and [run.seed for run in runs] == [0, 1, 0, 1]
@@ -171,8 +171,8 @@ def test_a_sweep_computes_what_is_missing_side_by_side(here):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_runs_that_fail_says_so(here, caplog):
-    options = {**TINY, "llm.max_invalid.after": 1, "llm.refusal": [1.0, 0.99]}
+def test_sweep_reports_failed_runs(workdir, caplog):
+    options = {**TINY, "llm.max_invalid.min_replies": 1, "llm.refusal": [1.0, 0.99]}
     runs = llmrl.sweep("env=escape_room", "principal=llm", **options)
     assert [run.state for run in runs.unfinished] == ["failed"] * 2
     assert all(run.error for run in runs)
@@ -180,71 +180,79 @@ def test_a_sweep_of_runs_that_fail_says_so(here, caplog):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "options", "said"),
+    ("overrides", "options", "message"),
     [
         (["env=escape_room", "principal=ucb,nobody"], {}, "nobody"),
         (["hydra/sweeper=optuna"], {}, "--multirun"),
-        (["env=escape_room"], {"seed": []}, "nothing to sweep over"),
+        (["env=escape_room"], {"seed": []}, "is an empty list"),
         (["env=escape_room", "seed=0,,1"], {}, "seed=0,,1"),
         (["env=escape_room"], {"parallel": 0}, "parallel"),
         (["env=escape_room"], {"agent.init_from": ["nowhere", "elsewhere"]}, "nowhere"),
     ],
 )
-def test_a_sweep_that_makes_no_sense_starts_nothing(here, overrides, options, said):
-    with pytest.raises(ConfigError, match=said):
+def test_invalid_sweep_starts_nothing(workdir, overrides, options, message):
+    with pytest.raises(ConfigError, match=message):
         llmrl.sweep(*overrides, **options)
-    assert not list(here.rglob("status.json"))
+    assert not list(workdir.rglob("status.json"))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run to be evaluated."""
+def trained_run(tmp_path_factory):
+    """Train a run to evaluate."""
     return llmrl.train("env=escape_room", "principal=ucb", output_root=tmp_path_factory.mktemp("trained"), **TINY)
 
 
-def test_an_evaluation_is_that_of_the_command_line(here, trained):
+def test_evaluation_matches_command_line(workdir, trained_run):
     from llmrl.cli.evaluate import evaluate, parser
 
-    found = llmrl.evaluate(
-        trained, episodes=4, mechanism=[0, 1, 0, 0, 0], context=1, seed=7, policy=["student", "random"]
+    evaluation_results = llmrl.evaluate(
+        trained_run, episodes=4, mechanism=[0, 1, 0, 0, 0], context=1, seed=7, policy=["student", "random"]
     )
-    assert found["out"] == str(trained.folder / "evaluation") and found["context"] == "lever_1_works"
+    assert (
+        evaluation_results["out"] == str(trained_run.folder / "evaluation")
+        and evaluation_results["context"] == "lever_1_works"
+    )
     words = ["--episodes", "4", "--mechanism", "0,1,0,0,0", "--context", "1", "--seed", "7"]
-    words += ["--policy", "student,random", "--out", str(here / "other")]
-    other = evaluate(parser().parse_args([str(trained.folder), *words]))
-    assert [player["per_episode"] for player in found["players"]] == [p["per_episode"] for p in other["players"]]
-    assert set(trained.load().episodes.policy) == {"student", "random"}
+    words += ["--policy", "student,random", "--out", str(workdir / "other")]
+    evaluation = evaluate(parser().parse_args([str(trained_run.folder), *words]))
+    assert [player["per_episode"] for player in evaluation_results["players"]] == [
+        p["per_episode"] for p in evaluation["players"]
+    ]
+    assert set(trained_run.load().episodes.policy) == {"student", "random"}
 
 
-def test_several_mechanisms_are_compared(here, trained):
-    found = llmrl.evaluate(trained, episodes=2, mechanism=["none", [0, 1, 0, 0, 0]], adapt=False)
-    assert [each["name"] for each in found["mechanisms"]] == ["none", "0,1,0,0,0"]
+def test_compares_mechanisms(workdir, trained_run):
+    evaluation_results = llmrl.evaluate(trained_run, episodes=2, mechanism=["none", [0, 1, 0, 0, 0]], adapt=False)
+    assert [mechanism["name"] for mechanism in evaluation_results["mechanisms"]] == ["none", "0,1,0,0,0"]
 
 
-def test_an_evaluation_in_another_environment(here, trained):
-    found = llmrl.evaluate(trained, episodes=2, env={"horizon": 3})
-    assert set(found["per_episode"]["length"]) <= {1, 2, 3} and "evaluation_horizon_3" in found["out"]
+def test_evaluation_with_env_overrides(workdir, trained_run):
+    evaluation_results = llmrl.evaluate(trained_run, episodes=2, env={"horizon": 3})
+    assert (
+        set(evaluation_results["per_episode"]["length"]) <= {1, 2, 3}
+        and "evaluation_horizon_3" in evaluation_results["out"]
+    )
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "message"),
     [
         ({"episodes": 0}, ConfigError, "episodes=0"),
         ({"mode": "greedy"}, ConfigError, "stochastic, deterministic, both"),
-        ({"policy": "nobody"}, ConfigError, "there are student"),
+        ({"policy": "nobody"}, ConfigError, "use student"),
         ({"mechanism": "most"}, ConfigError, "give words"),
         ({"suite_options": {"episodes": 2}}, ConfigError, "need a suite"),
         ({"suite": "nothing"}, ConfigError, "babyai_text"),
     ],
 )
-def test_an_evaluation_that_cannot_be_is_refused(trained, options, error, said):
-    with pytest.raises(error, match=said):
-        llmrl.evaluate(trained, **options)
+def test_rejects_invalid_evaluation(trained_run, options, error, message):
+    with pytest.raises(error, match=message):
+        llmrl.evaluate(trained_run, **options)
 
 
-def test_a_folder_without_a_run_is_refused(here):
-    with pytest.raises(CheckpointError, match="not a run folder"):
-        llmrl.evaluate(here)
+def test_folder_must_contain_run(workdir):
+    with pytest.raises(CheckpointError, match="run folder"):
+        llmrl.evaluate(workdir)
 
 
 texts = st.text(st.characters(codec="ascii", exclude_categories=["C"], exclude_characters="$"))
@@ -257,23 +265,23 @@ plain = st.recursive(
 
 
 def unquoted(value):
-    """What Hydra hands on: texts without the quotes that they were typed in."""
+    """Return the texts of Hydra without the quotes of the command line."""
     if isinstance(value, QuotedString):
         return value.text
     if isinstance(value, list):
-        return [unquoted(each) for each in value]
-    return {unquoted(key): unquoted(each) for key, each in value.items()} if isinstance(value, dict) else value
+        return [unquoted(text) for text in value]
+    return {unquoted(key): unquoted(text) for key, text in value.items()} if isinstance(value, dict) else value
 
 
 @given(plain)
-def test_a_value_of_python_is_read_as_itself(value):
+def test_python_values_are_preserved(value):
     (override,) = OverridesParser.create().parse_overrides([typed("key", value)])
     assert str(unquoted(override.value())) == str(value)
     assert not override.is_sweep_override()
 
 
 @given(st.lists(plain, min_size=2, max_size=3))
-def test_choices_are_swept_over_one_by_one(values):
+def test_choices_are_swept(values):
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
     overrides = OverridesParser.create().parse_overrides([typed_choices("key", values)])

@@ -1,4 +1,4 @@
-"""Modules of benchmarks can be imported by their tests."""
+"""Import path of the modules of benchmarks."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Landscapes with known truth, and principals that search them."""
+"""Landscapes with known optimum, and principals that search them."""
 
 import landscapes
 import numpy as np
@@ -13,61 +13,61 @@ from llmrl.core.unit_cube import from_unit
 
 
 @pytest.mark.parametrize(("name", "columns"), [("harvest", 3), ("cleanup", 3), ("escape_room", 2)])
-def test_interpolation_passes_through_the_measured_settings(name, columns):
-    found = measured_landscape(name)
+def test_interpolation_is_exact_at_measurements(name, columns):
+    sampled = measured_landscape(name)
     table = np.loadtxt(DATA / f"landscape_{name}_landscape.csv", delimiter=",", skiprows=1)
     varied = [i for i in range(table.shape[1] - 3) if np.ptp(table[:, i]) > 0]
-    assert len(varied) == columns == found.space.dim
-    values = [found.value(row[varied]) for row in table]
+    assert len(varied) == columns == sampled.space.dim
+    values = [sampled.value(row[varied]) for row in table]
     assert np.allclose(values, table[:, -3])
-    assert found.score(np.zeros(columns)) == 0
-    assert max(found.score(row[varied]) for row in table) == pytest.approx(1)
+    assert sampled.score(np.zeros(columns)) == 0
+    assert max(sampled.score(row[varied]) for row in table) == pytest.approx(1)
     # No value between the settings is above all of them.
     points = np.random.default_rng(0).random((2000, columns))
-    assert max(found.score(vector) for vector in from_unit(found.space, points)) <= 1
+    assert max(sampled.score(vector) for vector in from_unit(sampled.space, points)) <= 1
 
 
 @settings(max_examples=30)
 @given(family=st.sampled_from(sorted(RANDOM_FAMILIES)), seed=st.integers(0, 2**20))
-def test_random_landscapes_have_the_stated_range_and_noise(family, seed):
-    found = landscape(family, seed)
-    assert found.space.dim == 1 + seed % 4
-    points = np.random.default_rng(seed).random((4000, found.space.dim))
-    scores = (found.mean(points) - found.floor) / (found.best - found.floor)
+def test_random_landscapes_match_range_and_noise(family, seed):
+    sampled = landscape(family, seed)
+    assert sampled.space.dim == 1 + seed % 4
+    points = np.random.default_rng(seed).random((4000, sampled.space.dim))
+    scores = (sampled.mean(points) - sampled.floor) / (sampled.best - sampled.floor)
     # The extremes are found numerically.
     assert scores.min() > -0.02 and scores.max() < 1.02
-    assert found.best - found.floor == SCALE
-    noise = found.noise(points)
+    assert sampled.best - sampled.floor == SCALE
+    noise = sampled.noise(points)
     assert (noise == noise[0]).all() and 0.02 * SCALE <= noise[0] <= 0.15 * SCALE
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_measurements_are_unbiased_and_report_their_error(family):
-    found, rng = landscape(family, 3), np.random.default_rng(0)
-    vector = from_unit(found.space, np.full(found.space.dim, 0.4))
-    outcomes = [found.measure(vector, rng) for _ in range(600)]
-    values = np.array([each.value for each in outcomes])
-    noise = float(found.noise(np.full((1, found.space.dim), 0.4))[0])
-    assert abs(values.mean() - found.value(vector)) <= 4 * noise / np.sqrt(600)
+def test_measurements_have_no_bias_and_report_error(family):
+    sampled, rng = landscape(family, 3), np.random.default_rng(0)
+    vector = from_unit(sampled.space, np.full(sampled.space.dim, 0.4))
+    outcomes = [sampled.measure(vector, rng) for _ in range(600)]
+    values = np.array([outcome.value for outcome in outcomes])
+    noise = float(sampled.noise(np.full((1, sampled.space.dim), 0.4))[0])
+    assert abs(values.mean() - sampled.value(vector)) <= 4 * noise / np.sqrt(600)
     assert values.std() == pytest.approx(noise, rel=0.15)
-    assert np.mean([each.standard_error**2 for each in outcomes]) == pytest.approx(noise**2, rel=0.25)
+    assert np.mean([outcome.standard_error**2 for outcome in outcomes]) == pytest.approx(noise**2, rel=0.25)
 
 
 @pytest.mark.parametrize("family", RANDOM_FAMILIES)
-def test_landscapes_of_a_family_differ_and_are_drawn_again_alike(family):
+def test_landscapes_are_distinct_and_reproducible(family):
     points = np.random.default_rng(0).random((50, 2))
-    first, again, other = (landscape.__wrapped__(family, seed).mean(points) for seed in (1, 1, 5))
-    assert np.array_equal(first, again) and not np.allclose(first, other)
+    first, same_seed, different = (landscape.__wrapped__(family, seed).mean(points) for seed in (1, 1, 5))
+    assert np.array_equal(first, same_seed) and not np.allclose(first, different)
 
 
 class Recommending:
     """A principal that recommends the vector measured first."""
 
     def recommend(self, context, n, estimates):
-        return np.array([sorted(estimates.ranked(context), key=lambda each: each.first)[0].vector])[:n]
+        return np.array([sorted(estimates.ranked(context), key=lambda estimate: estimate.first)[0].vector])[:n]
 
 
-def test_rule_of_the_principal_is_scored_and_else_the_incumbent():
+def test_recommendation_or_incumbent_is_scored():
     estimates = PooledEstimates()
     for vector, value in (((0.0,), 1.0), ((1.0,), 3.0)):
         estimates.add(vector, value, None, 1, 1)
@@ -76,20 +76,20 @@ def test_rule_of_the_principal_is_scored_and_else_the_incumbent():
 
 
 @pytest.mark.parametrize("name", sorted(set(PRINCIPALS) - {"gp", "dual_rl"}))
-def test_every_principal_is_scored_after_5_10_and_20_proposals(name):
+def test_principals_are_scored_at_5_10_20_proposals(name):
     scores, seconds = search(name, "gate", 1, 20, 1, "scripted")
     assert list(scores) == [("gate", 1, n) for n in (5, 10, 20)]
     assert all(-0.02 < score < 1.02 for row in scores.values() for score in row.values()) and seconds > 0
     assert search(name, "gate", 1, 20, 1, "scripted")[0] == scores
 
 
-def test_random_search_finds_more_with_more_proposals():
+def test_random_search_improves_with_proposals():
     rows = [search("random", "cleanup", run, 20, 1, "scripted")[0] for run in range(40)]
     mean = {n: np.mean([row["cleanup", run, n]["random"] for run, row in enumerate(rows)]) for n in (5, 20)}
     assert mean[20] > mean[5] + 0.1
 
 
-def test_scores_are_written_and_read_back(tmp_path):
+def test_scores_round_trip(tmp_path):
     path = tmp_path / "runs.csv"
     scores = {("gate", 1, 5): {"random": 0.25, "gp": 0.5}, ("harvest", 0, 20): {"random": 0.75}}
     landscapes.write_scores(path, scores)

@@ -1,4 +1,4 @@
-"""`llmrl-export`: runs that are over, read back by the programs that they were written for."""
+"""`llmrl-export`: completed runs, read by the programs of the target formats."""
 
 import json
 import subprocess
@@ -10,11 +10,11 @@ from explored import HOSTILE, played, principal_run
 from llmrl.cli.export import export_inspect, main
 from llmrl.core.errors import ConfigError, RunFolderError
 
-WHY = "inspect_ai is not installed: its 0.3.285 needs fsspec <= 2026.6, and constraints.txt has 2026.9"
+REASON = "inspect_ai is not installed: its 0.3.285 needs fsspec <= 2026.6, and constraints.txt has 2026.9"
 
 
 def test_inspect_reads_episodes(tmp_path):
-    log = pytest.importorskip("inspect_ai.log", reason=WHY)
+    log = pytest.importorskip("inspect_ai.log", reason=REASON)
     run = played(tmp_path, episodes=3, recorded=2)
     out, episodes = export_inspect(run)
     assert episodes == 2
@@ -23,17 +23,17 @@ def test_inspect_reads_episodes(tmp_path):
     first, second = read.samples
     assert (first.id, first.scores["return"].value, second.scores["return"].value) == (1, 0.0, 1.0)
     assert read.results.scores[0].metrics["mean"].value == 0.5
-    assert [each.role for each in first.messages[:3]] == ["system", "user", "assistant"]
+    assert [message.role for message in first.messages[:3]] == ["system", "user", "assistant"]
     assert first.messages[2].text == f"reply 0 {HOSTILE}"
     calls = [event for event in second.events if event.event == "model"]
-    assert [each.output.message.metadata["valid"] for each in calls] == [True, True, False, True, True]
+    assert [message.output.message.metadata["valid"] for message in calls] == [True, True, False, True, True]
     assert calls[0].output.message.content[0].reasoning == "thought 0"
     notes = [event.data for event in second.events if event.event == "info"]
     assert (notes[2]["action"], notes[2]["reward"], notes[2]["faults"]) == ("go 2", 1.0, ["no action in it"])
 
 
-def test_the_viewers_command_reads_the_log(tmp_path):
-    pytest.importorskip("inspect_ai", reason=WHY)
+def test_viewer_command_reads_log(tmp_path):
+    pytest.importorskip("inspect_ai", reason=REASON)
     out, _ = export_inspect(played(tmp_path, episodes=1, recorded=1), tmp_path / "log.json")
     command = [sys.executable, "-m", "inspect_ai", "log", "dump", str(out), "--header-only"]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -41,7 +41,7 @@ def test_the_viewers_command_reads_the_log(tmp_path):
     assert json.loads(done.stdout)["eval"]["task"] == "corridor"
 
 
-def test_what_cannot_be_an_inspect_log_is_refused(tmp_path, monkeypatch, capsys):
+def test_rejects_unsupported_runs(tmp_path, monkeypatch, capsys):
     import importlib.util
 
     if importlib.util.find_spec("inspect_ai") is None:
@@ -53,5 +53,5 @@ def test_what_cannot_be_an_inspect_log_is_refused(tmp_path, monkeypatch, capsys)
         return
     with pytest.raises(RunFolderError, match=r"replies\.jsonl"):
         export_inspect(principal_run(tmp_path))
-    with pytest.raises(ConfigError, match=r"must end in"):
+    with pytest.raises(ConfigError, match="end in"):
         export_inspect(played(tmp_path / "b", episodes=1), tmp_path / "log.txt")

@@ -1,4 +1,4 @@
-"""What goes wrong in the world: each failure is a clear message, loses nothing and exits non-zero. Real processes."""
+"""Failures of the environment: each gives a clear message, loses no results and exits non-zero, in real processes."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def interrupt(cwd, number, *overrides, saved=1):
 
 
 def new_checkpoints(cwd, started) -> int:
-    """How many checkpoints were written after `started`; files may vanish while we look."""
+    """Count the checkpoints that were written after `started`; files may vanish meanwhile."""
     try:
         return sum(path.stat().st_mtime > started for path in cwd.rglob("checkpoint_*.pt"))
     except FileNotFoundError:
@@ -58,15 +58,15 @@ def new_checkpoints(cwd, started) -> int:
 
 
 @pytest.fixture
-def unfinished(tmp_path):
-    """A run folder that was stopped half-way, with a checkpoint before the newest."""
+def interrupted_run(tmp_path):
+    """Return the folder of an interrupted run with two checkpoints."""
     done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000", saved=2)
     assert done.returncode == 128 + signal.SIGTERM and "Repeat the same command to resume" in done.stderr
     return only_run_folder(tmp_path / "outputs")
 
 
 @pytest.mark.slow
-def test_signals_stop_safely_and_say_how_to_go_on(tmp_path):
+def test_signals_print_resume_hint(tmp_path):
     done = interrupt(tmp_path, signal.SIGINT, *SMALL, "principal=ucb", "design.steps=3000")
     assert done.returncode == 128 + signal.SIGINT and "Repeat the same command to resume" in done.stderr
     folder = only_run_folder(tmp_path / "outputs")
@@ -74,34 +74,34 @@ def test_signals_stop_safely_and_say_how_to_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_damaged_checkpoint_falls_back_to_the_one_before(unfinished, tmp_path):
-    newest = max((unfinished / "checkpoints").glob("*.pt"))
+def test_corrupt_checkpoint_falls_back_to_previous(interrupted_run, tmp_path):
+    newest = max((interrupted_run / "checkpoints").glob("*.pt"))
     newest.write_bytes(newest.read_bytes()[:-100])
     done = interrupt(tmp_path, signal.SIGTERM, *SMALL, "principal=ucb", "design.steps=3000")
     assert newest.name in done.stdout + done.stderr and "resumed from iteration" in done.stdout + done.stderr
 
 
 @pytest.mark.slow
-def test_no_whole_checkpoint_left_is_an_error_that_says_what_to_do(unfinished, tmp_path):
-    for path in (unfinished / "checkpoints").glob("*.pt"):
+def test_missing_checkpoints_give_advice(interrupted_run, tmp_path):
+    for path in (interrupted_run / "checkpoints").glob("*.pt"):
         path.write_bytes(path.read_bytes()[:-100])
-    rows = (unfinished / "metrics.jsonl").read_bytes()
+    rows = (interrupted_run / "metrics.jsonl").read_bytes()
     done = train(tmp_path, *SMALL, "principal=ucb", "design.steps=3000")
     assert done.returncode == 1 and "checkpoint" in done.stderr and "rerun=true" in done.stderr
-    assert (unfinished / "metrics.jsonl").read_bytes() == rows
+    assert (interrupted_run / "metrics.jsonl").read_bytes() == rows
 
 
 @pytest.mark.slow
-def test_checkpoint_of_another_config_is_refused(unfinished, tmp_path):
+def test_rejects_checkpoint_of_different_config(interrupted_run, tmp_path):
     done = train(tmp_path, *SMALL, "principal=random", "design.steps=1")
     assert done.returncode == 0, done.stderr
-    (other,) = (p for p in (tmp_path / "outputs").rglob("checkpoints") if p.parent != unfinished)
-    for path in (unfinished / "checkpoints").glob("*.pt"):
+    (other_checkpoints,) = (p for p in (tmp_path / "outputs").rglob("checkpoints") if p.parent != interrupted_run)
+    for path in (interrupted_run / "checkpoints").glob("*.pt"):
         path.unlink()
-    shutil.copytree(other, unfinished / "checkpoints", dirs_exist_ok=True)
+    shutil.copytree(other_checkpoints, interrupted_run / "checkpoints", dirs_exist_ok=True)
     done = train(tmp_path, *SMALL, "principal=ucb", "design.steps=3000")
     assert done.returncode == 1 and "config" in done.stderr
-    assert all(p.parent.name.rsplit("-", 1)[1] in done.stderr for p in (unfinished, other.parent))
+    assert all(p.parent.name.rsplit("-", 1)[1] in done.stderr for p in (interrupted_run, other_checkpoints.parent))
 
 
 def test_language_model_server_down(tmp_path):
@@ -114,7 +114,7 @@ def test_language_model_server_down(tmp_path):
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.meltingpot
-def test_engine_killed_in_mid_episode_and_resumed(tmp_path):
+def test_engine_crash_during_episode_is_resumable(tmp_path):
     overrides = (
         "env=harvest_pixels",
         "principal=random",
@@ -142,7 +142,7 @@ def test_engine_killed_in_mid_episode_and_resumed(tmp_path):
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes started by `pid`, directly or not."""
+    """Return all processes started by `pid`, directly or indirectly."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -150,7 +150,7 @@ def descendants(pid: int) -> list[int]:
         except OSError:  # it ended while we looked
             continue
         children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = list(children.get(pid, []))
-    for child in found:
-        found += children.get(child, [])
-    return found
+    process_ids = list(children.get(pid, []))
+    for child in process_ids:
+        process_ids += children.get(child, [])
+    return process_ids

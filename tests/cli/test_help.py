@@ -1,4 +1,4 @@
-"""`--help`, `--list`, `--version` and `python -m llmrl`: short, complete, and true."""
+"""`--help`, `--list`, `--version` and `python -m llmrl`: short, complete and correct."""
 
 import os
 import re
@@ -10,7 +10,7 @@ import commands
 from in_process import call as call_in
 from llmrl import __version__
 from llmrl.cli.finetune import main as finetune
-from llmrl.cli.help import EXAMPLES, GROUPS, families, groups, help_page, listed
+from llmrl.cli.help import EXAMPLES, GROUPS, families, groups, help_page, list_options
 from llmrl.cli.train import main as train
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import names
@@ -21,7 +21,7 @@ def call(main, *words, cwd):
 
 
 @pytest.mark.parametrize("primary", ["train", "finetune"])
-def test_help_has_every_option_and_fits_a_screen(primary):
+def test_help_fits_screen(primary):
     page = help_page(f"llmrl-{primary}", primary, 100)
     assert len(page.splitlines()) < 80 and max(map(len, page.splitlines())) <= 110
     words = set(re.findall(r"[\w/]+", page))
@@ -33,19 +33,19 @@ def test_help_has_every_option_and_fits_a_screen(primary):
 
 
 @pytest.mark.parametrize("group", [*groups(), "experiment/first"])
-def test_a_list_says_what_each_option_is(group):
-    lines = listed(group, 100).splitlines()
+def test_list_describes_options(group):
+    lines = list_options(group, 100).splitlines()
     heads = [line for line in lines if not line.startswith(" ")]
     assert all(re.fullmatch(r"[\w/]+  +\S.*", head) for head in heads), heads
-    own = [head.split()[0] for head in heads]
-    assert own == ([f"first/{name}" for name in names(group)] if "/" in group else own)
+    option_names = [head.split()[0] for head in heads]
+    assert option_names == ([f"first/{name}" for name in names(group)] if "/" in group else option_names)
     if group in GROUPS:
-        assert own == names(group)
+        assert option_names == names(group)
 
 
-def test_an_unknown_group_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(ConfigError, match="no group 'enf'; there are env, agent"):
-        listed("enf", 100)
+def test_unknown_group_lists_available_groups(tmp_path):
+    with pytest.raises(ConfigError, match=r"'enf'.*env, agent"):
+        list_options("enf", 100)
     done = call(train, "llmrl-train", "--list", cwd=tmp_path)
     assert done.returncode == 1 and "--list takes one group: env" in done.stderr
 
@@ -58,7 +58,7 @@ def test_commands_answer(main, tmp_path):
     assert "Clean Up: apples grow only" in call(main, name, "--list", "env", cwd=tmp_path).stdout
 
 
-def test_the_package_runs_as_a_module(tmp_path):
+def test_package_runs_as_module(tmp_path):
     def module(*arguments):
         return commands.run([sys.executable, "-m", "llmrl", *arguments], capture_output=True, text=True, cwd=tmp_path)
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment before a run begins ends a command with one line and no traceback. Real processes."""
+"""Ctrl-C before a run begins ends a command with one line and no traceback, in real processes."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def command(folder, *arguments):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interrupt_before_the_run_ends_the_command_without_a_traceback(moment, tmp_path):
+def test_early_interrupt_prints_no_traceback(moment, tmp_path):
     done = command(tmp_path, "-c", SCRIPT, MOMENTS[moment], "llmrl.cli.train", *RUN)
     assert done.returncode == 130, done.stderr
     assert [line for line in done.stderr.splitlines() if line] == ["llmrl-train: stopped by SIGINT"]
@@ -54,14 +54,14 @@ def test_an_interrupt_before_the_run_ends_the_command_without_a_traceback(moment
         ("import,llmrl.experiment", ["llmrl.cli.sweep_report", "nowhere"]),
     ],
 )
-def test_all_commands_handle_an_interrupt_of_their_imports(moment, words, tmp_path):
+def test_commands_handle_interrupt_during_imports(moment, words, tmp_path):
     done = command(tmp_path, "-c", SCRIPT, moment, *words)
     assert done.returncode == 130, done.stderr
     assert len([line for line in done.stderr.splitlines() if line]) == 1
 
 
-def test_the_server_of_a_sweep_survives_an_interrupt_of_its_imports(tmp_path):
-    """A terminal sends Ctrl-C to it, too; the sweep's process alone decides what to do."""
+def test_sweep_server_survives_interrupt_during_imports(tmp_path):
+    """Ignore Ctrl-C from the terminal, because the process of the sweep decides."""
     (tmp_path / "interrupted.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
     (tmp_path / "sweep.py").write_text(
         "import multiprocessing, signal\n"

@@ -1,4 +1,4 @@
-"""`llmrl-llm`, and what `llmrl-train` says about models before it pays."""
+"""`llmrl-llm`, and the messages of `llmrl-train` about models and costs."""
 
 import pytest
 
@@ -8,21 +8,21 @@ from llmrl.cli.llm import main, totals
 
 
 def call(capsys, *argv):
-    """Exit status, and what was printed, in one line."""
+    """Return the exit status and the output, in one line."""
     code = 0
     try:
         main(argv)
     except SystemExit as stop:
         code = stop.code
-    captured = capsys.readouterr()
-    return code, " ".join((captured.out + captured.err).split())
+    printout = capsys.readouterr()
+    return code, " ".join((printout.out + printout.err).split())
 
 
-def server_options(server, *more):
-    return ("check", "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", *more)
+def server_options(server, *overrides):
+    return ("check", "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", *overrides)
 
 
-def test_check_of_a_server(capsys):
+def test_check_of_server(capsys):
     with FakeOpenAIServer(lambda messages: '{"number": 7, "word": "blue"}') as server:
         code, text = call(capsys, *server_options(server, "llm.input_price=1", "llm.output_price=2"))
     assert code == 0 and len(server.requests) == 1
@@ -30,14 +30,14 @@ def test_check_of_a_server(capsys):
         assert part in text, part
 
 
-def test_check_of_a_server_that_ignores_schemas(capsys):
+def test_check_of_server_ignoring_schemas(capsys):
     with FakeOpenAIServer(lambda messages: '{"number": 1}') as server:
         code, text = call(capsys, *server_options(server))
     assert code == 1 and "ignored" in text and "llm.structured=false" in text
     assert "the number 1 instead of 7" in text
 
 
-def test_check_of_a_server_without_schemas(capsys):
+def test_check_of_server_lacking_schemas(capsys):
     class Simple(FakeOpenAIServer):
         def _begin(self, body):
             self.faults += ["400-echo"] * ("response_format" in body)
@@ -59,20 +59,20 @@ def test_check_of_a_server_without_schemas(capsys):
             ("llm=openai_compatible", "llm.base_url=http://127.0.0.1:9/v1"),
             "no answer from the chat server at http://127",
         ),
-        (("llm=none",), "choose one with llm=<option>"),
-        (("llm=gpt5",), "Available options in 'llm': claude_haiku"),
-        (("llm=replay",), "llm.calls has no default; add llm.calls=<value>"),
+        (("llm=none",), "llm=<option>"),
+        (("llm=gpt5",), "claude_haiku"),
+        (("llm=replay",), "llm.calls=<value>"),
         (("llm=gpt4o", "llm.modle=x"), "modle"),
     ],
 )
-def test_check_says_what_is_missing(capsys, monkeypatch, argv, message):
+def test_check_reports_missing_parts(capsys, monkeypatch, argv, message):
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     code, text = call(capsys, "check", *argv)
     assert code == 1 and message in text and "Traceback" not in text, text
 
 
-def test_check_of_the_scripted_model(capsys):
+def test_check_of_offline_model(capsys):
     code, text = call(capsys, "check", "llm=scripted")
     assert code == 0 and "scripted rule (not a language model)" in text
 
@@ -80,6 +80,7 @@ def test_check_of_the_scripted_model(capsys):
 @pytest.mark.slow
 def test_totals(capsys, tmp_path):
     common = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=3", "design.adapt_rounds=0")
+    common += ("design.validate_episodes=2", "design.evaluations=1")
     for seed in (0, 1):
         run(*common, "llm.empty=0.5", f"seed={seed}", f"output_root={tmp_path}")
     capsys.readouterr()
@@ -94,7 +95,7 @@ def test_totals(capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_dry_run_estimates_what_a_run_would_pay(capsys, monkeypatch, tmp_path):
+def test_dry_run_estimates_cost(capsys, monkeypatch, tmp_path):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     common = ("env=escape_room", "principal=llm", "dry_run=true", f"output_root={tmp_path}")
     run(*common, "llm=gpt4o", "design.steps=20", "llm.budget.usd=3")
@@ -108,7 +109,7 @@ def test_dry_run_estimates_what_a_run_would_pay(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_estimate_is_near_what_a_run_then_uses(capsys, tmp_path):
+def test_estimate_is_close_to_usage(capsys, tmp_path):
     import re
 
     from experiments import comparable_metrics, only_run_folder
@@ -118,6 +119,7 @@ def test_the_estimate_is_near_what_a_run_then_uses(capsys, tmp_path):
         "env.n_envs=2",
         "principal=llm",
         "design.steps=30",
+        "design.validate_episodes=2",
         "design.adapt_rounds=0",
         "design.confirm_steps=0",
         "design.evaluations=0",

@@ -1,4 +1,4 @@
-"""`loggers=` on the command line: which sinks a run has, and one of a user's own, that of examples/my_lab."""
+"""`loggers=` on the command line: the sinks of a run, and the custom sink of examples/my_lab."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ PLAY = ("env=escape_room", "principal=none", "agent=random", "env.n_envs=2", "en
 
 
 @pytest.fixture
-def documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The module with the sink that docs/extending.md names."""
+def sink_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Write the module with the sink of docs/extending.md."""
     (tmp_path / "page_sink.py").write_text(SAMPLE.read_text())
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "page_sink"
     sys.modules.pop("page_sink", None)
 
 
-def test_the_sink_of_the_page_works(tmp_path: Path, documented: str) -> None:
-    own = [f"+loggers.csv._target_={documented}.CsvFile", f"trusted_modules=[{documented}]"]
-    run(*PLAY, f"output_root={tmp_path / 'out'}", *own)
+def test_documented_sink_works(tmp_path: Path, sink_module: str) -> None:
+    sink_options = [f"+loggers.csv._target_={sink_module}.CsvFile", f"trusted_modules=[{sink_module}]"]
+    run(*PLAY, f"output_root={tmp_path / 'out'}", *sink_options)
     folder = only_run_folder(tmp_path / "out")
     with (folder / "loggers" / "csv" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -41,14 +41,14 @@ def test_the_sink_of_the_page_works(tmp_path: Path, documented: str) -> None:
         for name, value in row.items()
         if name not in ("kind", "x", "episodes", "env_steps")
     ]
-    found = [(row["row"], int(row["place"]), row["metric"], float(row["value"])) for row in rows]
-    assert expected and found == expected and {row["axis"] for row in rows} == {"episodes"}
+    logged = [(row["row"], int(row["place"]), row["metric"], float(row["value"])) for row in rows]
+    assert expected and logged == expected and {row["axis"] for row in rows} == {"episodes"}
     assert list(folder.glob("*tfevents*")), "beside TensorBoard"
-    with pytest.raises(ConfigError, match="outside the trusted modules"):
-        check_values(compose(*PLAY, own[0]))
+    with pytest.raises(ConfigError, match="trusted modules"):
+        check_values(compose(*PLAY, sink_options[0]))
 
 
-def test_a_run_without_loggers_keeps_its_record_and_is_the_same_run(tmp_path: Path) -> None:
+def test_loggers_do_not_change_run(tmp_path: Path) -> None:
     root = f"output_root={tmp_path}"
     score = run(*PLAY, root, "loggers=[]")
     folder = only_run_folder(tmp_path)
@@ -58,18 +58,18 @@ def test_a_run_without_loggers_keeps_its_record_and_is_the_same_run(tmp_path: Pa
 
 
 @pytest.mark.parametrize("primary", ["train", "finetune"])
-def test_every_option_can_be_chosen_and_changes_no_hash(primary: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_do_not_change_hash(primary: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     names = sorted(options("loggers"))
     assert names == ["jsonl", "mlflow", "tensorboard", "wandb"]
     plain = compose(primary=primary)
     assert list(build_loggers(plain)) == ["tensorboard"]
-    chosen = compose(f"loggers=[{','.join(names)}]", "loggers.mlflow.experiment=mine", primary=primary)
-    assert list(chosen["loggers"]) == names and chosen["loggers"]["mlflow"]["experiment"] == "mine"
-    assert config_hash(chosen) == config_hash(plain)
+    config = compose(f"loggers=[{','.join(names)}]", "loggers.mlflow.experiment=mine", primary=primary)
+    assert list(config["loggers"]) == names and config["loggers"]["mlflow"]["experiment"] == "mine"
+    assert config_hash(config) == config_hash(plain)
 
 
-def test_an_option_that_cannot_be_is_refused_before_anything_is_built() -> None:
+def test_invalid_option_fails_before_build() -> None:
     with pytest.raises(ConfigError, match=r"loggers\.wandb\.finish_timeout"):
         check_values(compose(*PLAY, "loggers=[wandb]", "loggers.wandb.mode=offline", "loggers.wandb.finish_timeout=-1"))
     with pytest.raises(ConfigError, match=r"loggers\.mine"):
@@ -77,7 +77,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_built() -> None:
 
 
 @pytest.mark.slow
-def test_films_of_agents_that_play_are_told_beside_their_row(tmp_path: Path) -> None:
+def test_videos_are_logged_with_metrics(tmp_path: Path) -> None:
     run("env=unlock_pickup", "agent=random", "env.n_envs=1", "env.horizon=3", "play.episodes=3", "play.videos=2",
         f"output_root={tmp_path}")  # fmt: skip
     folder = only_run_folder(tmp_path)

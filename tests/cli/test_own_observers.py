@@ -1,4 +1,4 @@
-"""Observers of one's own watch a run and change nothing in it."""
+"""Custom observers of a run, which do not change it."""
 
 import json
 from pathlib import Path
@@ -12,13 +12,19 @@ from llmrl.experiment.parts import check_values
 from llmrl.run.config_hash import config_hash
 
 DOCS = Path(__file__).parents[2] / "docs"
-OWN = f"trusted_modules=[{__name__}]"
+TRUSTED = f"trusted_modules=[{__name__}]"
 WATCH = f"observers=[{{_target_: {__name__}.Lengths, name: steps.json}}]"
-LEARN = ("env=escape_room", "env.n_envs=4", "learn.env_steps=40", "learn.evaluate_every=1", "learn.evaluate_episodes=4")
+LEARN = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "learn.env_steps=40",
+    "learn.evaluation_interval=1",
+    "learn.evaluate_episodes=4",
+)
 
 
 def example():
-    """The class of the manual."""
+    """Return the class of the manual."""
     section = (DOCS / "extending.md").read_text().split("## An observer")[1]
     names: dict = {"__name__": __name__}
     exec(section.split("```python\n")[1].split("```")[0], names)
@@ -29,11 +35,11 @@ Lengths = example()
 
 
 class Stranger:
-    """Watches nothing."""
+    """A class that observes nothing."""
 
 
-def test_an_observer_of_a_learner_is_told_training_episodes_alone(tmp_path):
-    run(*LEARN, OWN, WATCH, f"output_root={tmp_path}")
+def test_learner_observer_receives_training_episodes(tmp_path):
+    run(*LEARN, TRUSTED, WATCH, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     lines = (folder / "training_episodes.tsv").read_text().splitlines()
     columns = next(i for i, line in enumerate(lines) if line.startswith("game\t"))
@@ -52,34 +58,34 @@ def test_an_observer_of_a_learner_is_told_training_episodes_alone(tmp_path):
         ),
     ],
 )
-def test_watching_is_no_part_of_the_experiment(tmp_path, overrides):
-    for name, more in (("alone", ()), ("watched", (OWN, WATCH))):
-        run(*overrides, *more, f"output_root={tmp_path / name}")
-    alone, watched = (only_run_folder(tmp_path / name) for name in ("alone", "watched"))
-    assert alone.relative_to(tmp_path / "alone") == watched.relative_to(tmp_path / "watched")
-    assert comparable_metrics(alone) == comparable_metrics(watched)
-    lengths = json.loads((watched / "steps.json").read_text())
-    assert len(lengths) == (4 if "agent=random" in overrides else 8) and not (alone / "steps.json").exists()
+def test_observers_do_not_change_hash(tmp_path, overrides):
+    for name, extra in (("alone", ()), ("watched", (TRUSTED, WATCH))):
+        run(*overrides, *extra, f"output_root={tmp_path / name}")
+    plain_run, observed_run = (only_run_folder(tmp_path / name) for name in ("alone", "watched"))
+    assert plain_run.relative_to(tmp_path / "alone") == observed_run.relative_to(tmp_path / "watched")
+    assert comparable_metrics(plain_run) == comparable_metrics(observed_run)
+    lengths = json.loads((observed_run / "steps.json").read_text())
+    assert len(lengths) == (4 if "agent=random" in overrides else 8) and not (plain_run / "steps.json").exists()
     assert config_hash(compose(*overrides)) == config_hash({**compose(*overrides), "observers": [{"_target_": "x"}]})
 
 
-def test_what_is_no_observer_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"observers\[0\]: Stranger is no observer; derive it from "):
-        run(*LEARN, OWN, f"observers=[{{_target_: {__name__}.Stranger}}]", f"output_root={tmp_path}")
-    with pytest.raises(ConfigError, match=r"observers\[0\] has no option 'colour'"):
-        check_values({**compose(*LEARN, OWN), "observers": [{"_target_": f"{__name__}.Lengths", "colour": 1}]})
+def test_rejects_invalid_observers(tmp_path):
+    with pytest.raises(ConfigError, match=r"observers\[0\]: Stranger"):
+        run(*LEARN, TRUSTED, f"observers=[{{_target_: {__name__}.Stranger}}]", f"output_root={tmp_path}")
+    with pytest.raises(ConfigError, match=r"0.*'color'"):
+        check_values({**compose(*LEARN, TRUSTED), "observers": [{"_target_": f"{__name__}.Lengths", "color": 1}]})
     with pytest.raises(ConfigError, match=r"trusted_modules"):
         check_values({**compose(*LEARN), "observers": [{"_target_": f"{__name__}.Lengths"}]})
 
 
-def test_a_search_has_nothing_to_watch(tmp_path):
+def test_search_has_no_observer_events(tmp_path):
     search = ("env=cartpole", "agent=linear", "principal=random", "search.iterations=1", "search.episodes=1")
-    with pytest.raises(ConfigError, match="this run is a search, whose episodes are played in other processes"):
-        run(*search, OWN, WATCH, f"output_root={tmp_path}")
+    with pytest.raises(ConfigError, match="the loop search"):
+        run(*search, TRUSTED, WATCH, f"output_root={tmp_path}")
 
 
-def test_every_method_does_nothing_by_default():
-    """So that an observer overrides what it needs."""
+def test_observer_methods_default_to_noop():
+    """Check that an observer overrides only the methods that it needs."""
     observer = Observer()
     assert observer.on_reset(None, {}) is observer.on_step(None) is observer.on_episode_end(None) is None
     assert observer.on_rollout(None) is observer.close() is None and observer.channels == ()

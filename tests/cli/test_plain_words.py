@@ -1,8 +1,7 @@
-"""What goes wrong is one message that says what would work, and no traceback."""
+"""Error messages: one message with the remedy and no traceback."""
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,8 @@ from hypothesis import strategies as st
 import commands
 from experiments import compose, only_run_folder, run_experiment
 from faulty_env import Faulty
-from llmrl.analysis.runs import read_run
 from llmrl.cli import command
-from llmrl.config.suggestions import hint, removed, saved_config, ungrammatical
+from llmrl.config.suggestions import hint, is_ungrammatical, removal_error
 from llmrl.core import ram
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
@@ -24,17 +22,20 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.envs.env_errors import guarded
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.run_job import compute as run_reporting
+from llmrl.results.run_records import read_run
 from llmrl.run.command_exit import ending
+from shipped import settings_of
 
 SMALL = (
     "env=escape_room", "env.n_envs=2", "agent=random", "principal=random", "design.steps=2", "design.adapt_rounds=0",
+    "design.evaluations=1",
     "design.validate_episodes=2",
 )  # fmt: skip
 FAULTY = (*SMALL, "trusted_modules=[faulty_env]", "env._target_=faulty_env.Faulty")
 
 
 def end(overrides: Sequence[str]) -> int:
-    """Run an experiment as a command does; its exit code."""
+    """Run an experiment as a command does and return its exit code."""
     try:
         run_reporting(compose(*overrides), list(overrides))
     except SystemExit as stop:
@@ -42,35 +43,35 @@ def end(overrides: Sequence[str]) -> int:
     return 0
 
 
-@pytest.mark.parametrize("where", ["reset", "step", "close"])
-def test_an_environment_that_raises_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], where: str
+@pytest.mark.parametrize("method", ["reset", "step", "close"])
+def test_environment_error_names_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: str
 ) -> None:
-    monkeypatch.setattr(Faulty, "fault", where)
+    monkeypatch.setattr(Faulty, "fault", method)
     overrides = (*FAULTY, f"output_root={tmp_path}")
     assert end(overrides) == 1
-    said = capsys.readouterr().err
+    stderr_text = capsys.readouterr().err
     folder = only_run_folder(tmp_path)
-    told = f"the environment escape_room raised in {where}(): ZeroDivisionError: a defect of mine"
-    assert told in said and f"The whole traceback is in {folder / 'traceback.txt'}" in said
-    assert "Traceback (most recent call last)" not in said
+    phrase = f"the environment escape_room raised in {method}(): ZeroDivisionError: a defect of mine"
+    assert phrase in stderr_text and f"The full traceback is in {folder / 'traceback.txt'}" in stderr_text
+    assert "Traceback (most recent call last)" not in stderr_text
     assert "in _or_fail" in (folder / "traceback.txt").read_text()
     record = read_run(folder)
-    assert record.state == "failed" and record.error == told
+    assert record.state == "failed" and record.error == phrase
     monkeypatch.setattr(Faulty, "fault", "")
     assert end(overrides) == 0 and read_run(folder).state == "finished"
 
 
-def test_the_traceback_is_shown_to_who_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traceback_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Faulty, "fault", "step")
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     overrides = (*FAULTY, f"output_root={tmp_path}")
-    with pytest.raises(EngineError) as caught:
+    with pytest.raises(EngineError) as error:
         run_reporting(compose(*overrides), list(overrides))
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert isinstance(error.value.__cause__, ZeroDivisionError)
 
 
-def test_work_done_before_the_fault_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completed_work_survives_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     overrides = (*FAULTY, f"output_root={tmp_path}", "design.steps=6", "checkpoint_seconds=0")
     steps = 0
     step = Faulty.step
@@ -92,10 +93,10 @@ def test_work_done_before_the_fault_stays(tmp_path: Path, monkeypatch: pytest.Mo
     assert record.state == "finished" and record.attempt == 2
 
 
-def test_an_error_in_closing_does_not_hide_the_one_before(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_error_keeps_original_error(caplog: pytest.LogCaptureFixture) -> None:
     from llmrl.core.seeding import Seeds
 
-    env = Faulty(Seeds(0), n_envs=1)
+    env = Faulty(settings_of("env/escape_room", n_envs=1), Seeds(0))
     Faulty.fault = "close"
     try:
         env = guarded(env)
@@ -112,25 +113,29 @@ def test_an_error_in_closing_does_not_hide_the_one_before(caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_game_that_raises_in_a_worker_or_here_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int
-) -> None:
+def test_worker_error_names_source(tmp_path: Path, capsys: pytest.CaptureFixture[str], workers: int) -> None:
     overrides = (
         "env=gymnasium", "env.id=faulty_env:faulty_env/Game-v0", "trusted_modules=[faulty_env]",
         "agent=linear", "principal=random",
         "search.iterations=1", "search.episodes=2", f"hardware.cores={workers}", f"output_root={tmp_path}",
     )  # fmt: skip
     assert end(overrides) == 1
-    said = capsys.readouterr().err
+    stderr_text = capsys.readouterr().err
     folder = only_run_folder(tmp_path)
-    assert "Game-v0 raised in " in said and "ZeroDivisionError" in said and "Traceback (most" not in said, said
-    assert f"The whole traceback is in {folder / 'traceback.txt'}" in said
+    assert (
+        "Game-v0 raised in " in stderr_text
+        and "ZeroDivisionError" in stderr_text
+        and "Traceback (most" not in stderr_text
+    ), stderr_text
+    assert f"The full traceback is in {folder / 'traceback.txt'}" in stderr_text
     assert "faulty_env.py" in (folder / "traceback.txt").read_text()
 
 
-def test_unforeseen_errors_are_one_message(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_errors_give_single_message(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-    for error, code, told in (
+    for error, code, phrase in (
         (KeyError("spam"), 1, "KeyError: 'spam'"),
         (MemoryError("Unable to allocate 37.3 GiB"), 1, "there is not enough memory"),
         (OSError(28, "No space left on device", "/tmp/x"), 1, "cannot write /tmp/x: No space left on device"),
@@ -140,15 +145,15 @@ def test_unforeseen_errors_are_one_message(capsys: pytest.CaptureFixture[str], m
     ):
         with pytest.raises(SystemExit) as stop, ending("llmrl-test"):
             raise error
-        said = capsys.readouterr().err
-        assert stop.value.code == code and f"llmrl-test: {told}" in said and "Traceback" not in said
+        stderr_text = capsys.readouterr().err
+        assert stop.value.code == code and f"llmrl-test: {phrase}" in stderr_text and "Traceback" not in stderr_text
     with pytest.raises(SystemExit) as stop, ending("llmrl-test"):
         raise KeyboardInterrupt
     assert stop.value.code == 130
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "phrase"),
     [
         ("design.spending_cost=inf", "design.spending_cost=inf: input should be a finite number"),
         ("design.spending_cost=nan", "design.spending_cost=nan: input should be"),
@@ -162,10 +167,10 @@ def test_unforeseen_errors_are_one_message(capsys: pytest.CaptureFixture[str], m
     ],
 )
 @pytest.mark.parametrize("kind", ["principal=ucb", "principal=none"])
-def test_what_cannot_be_computed_with_is_refused_before_anything_is_made(override: str, told: str, kind: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_invalid_numbers_are_rejected_before_start(override: str, phrase: str, kind: str) -> None:
+    with pytest.raises(ConfigError) as error:
         check_values(compose("env=escape_room", kind, override))
-    assert told in str(caught.value)
+    assert phrase in str(error.value)
 
 
 @given(st.sampled_from([float, NonNegativeFloat, PositiveFloat, float | None, list[float], dict[str, float]]))
@@ -177,73 +182,58 @@ def test_no_option_is_infinite(hint: object) -> None:
 
 
 @given(st.integers(1, 10**15))
-def test_a_whole_number_in_scientific_notation_is_told_how_to_be_written(number: int) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_scientific_notation_of_integer_gives_hint(number: int) -> None:
+    with pytest.raises(ConfigError) as error:
         checked(float(number), PositiveInt, "x")
-    assert f"write {number}" in str(caught.value)
+    assert f"write {number}" in str(error.value)
 
 
-def test_memory_is_asked_for_games_before_they_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_game_memory_is_checked_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ram, "free_memory", lambda device: 1 << 20)
     ram.check_games(3000)
-    with pytest.raises(ConfigError, match=r"env\.n_envs=5000: the games need about 0\.0 GiB.*at the very most 3,686"):
+    with pytest.raises(ConfigError, match=r"env\.n_envs=5000.*0\.0.*GiB.*3.*686"):
         ram.check_games(5000)
-    for other in (None, "many"):
-        ram.check_games(other)
+    for limit in (None, "many"):
+        ram.check_games(limit)
 
 
-def test_options_that_are_taken_out_are_told_what_to_write() -> None:
-    assert removed(["~principal"]) == "~principal: an experiment without it is written principal=none"
-    assert removed(["~teacher=llm"]) is not None and "teacher=none" in str(removed(["~teacher=llm"]))
+def test_removed_options_give_replacement() -> None:
+    assert (
+        removal_error(["~principal"])
+        == "~principal: options cannot be removed; use principal=none for an experiment without principal"
+    )
+    assert removal_error(["~teacher=llm"]) is not None and "teacher=none" in str(removal_error(["~teacher=llm"]))
     for part in ("~env", "~agent", "~design", "~design.steps", "~env@x=escape_room"):
-        said = removed(["seed=1", part])
-        assert said is not None and "no option can be taken out" in said and "\n" not in said
-    assert removed(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"]) is None
+        stderr_text = removal_error(["seed=1", part])
+        assert stderr_text is not None and "options cannot be removed" in stderr_text and "\n" not in stderr_text
+    assert (
+        removal_error(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"]) is None
+    )
 
 
-def test_a_slip_of_grammar_is_told_by_hydra_alone() -> None:
+def test_grammar_error_comes_from_hydra() -> None:
     for wrong in (["env.n_envs=[1,2"], ["experiment=search/linear", "env.n_envs=[1,2"], ["a={b"], ["x=)"]):
-        assert ungrammatical(wrong) and hint([*wrong, "env=taxii"], "train") is None
-    assert not ungrammatical(["env=taxi", "experiment=zero_shot/taxi", "--multirun", "~principal", "seed=range(0,3)"])
+        assert is_ungrammatical(wrong) and hint([*wrong, "env=taxii"], "train") is None
+    assert not is_ungrammatical(
+        ["env=taxi", "experiment=zero_shot/games", "--multirun", "~principal", "seed=range(0,3)"]
+    )
     assert hint(["experiment=search/linear", "design.stepz=3"], "train") == (
         hint(["design.stepz=3"], "train")
     ) and "stepz" in str(hint(["design.stepz=3"], "train"))
-
-
-def test_the_saved_config_of_a_run_is_told_how_to_repeat_it(tmp_path: Path) -> None:
-    overrides = (*SMALL, f"output_root={tmp_path}", "seed=3", "name=a b")
-    assert end(overrides) == 0
-    path = only_run_folder(tmp_path) / "config.yaml"
-    for given_ in (
-        [f"--config-name={path}"],
-        ["--config-name", str(path)],
-        ["-cn", str(path.with_suffix(""))],
-        [f"--config-path={path.parent}", "--config-name=config"],
-        ["--config-dir", str(path.parent), "--config-name", "config.yaml"],
-    ):
-        said = saved_config(given_)
-        assert said is not None and str(path) in said and "rerun=true" in said
-        assert shlex.join(overrides) in said
-    (path.parent / "status.json").write_text("[]")
-    assert "Give the options" in str(saved_config([f"--config-name={path}"]))
-    (tmp_path / "mine.yaml").write_text("seed: 1\n")
-    for mine in (["--config-name=mine"], [f"--config-dir={tmp_path}", "--config-name=mine"], ["env=taxi"]):
-        assert saved_config(mine) is None
 
 
 WORDS = {
     "taken out": ["env=escape_room", "~principal"],
     "taken out, composition fails": ["env=escape_room", "~env", "env.n_envs=2"],
     "grammar": ["experiment=search/linear", "env.n_envs=[1,2"],
-    "saved": ["--config-name", "outputs/a/b/s0/config.yaml"],
     "infinite": ["env=escape_room", "design.spending_cost=inf"],
     "too many": ["env=escape_room", "env.n_envs=1000000000000"],
 }
 
 
 @pytest.fixture(scope="module")
-def told_by_commands(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What each of the commands of `WORDS` writes to standard error, all in one process; each must end with 1."""
+def command_messages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the standard error of each command of `WORDS`, run in one process; each exits with 1."""
     program = """
 import sys
 from hydra.core.global_hydra import GlobalHydra
@@ -260,10 +250,10 @@ for line in sys.stdin.read().splitlines():
         code = stop.code
     sys.stderr.write(f"\\nended with {code}\\n")
 """
-    asked = "\n".join("\t".join([name, *arguments]) for name, arguments in WORDS.items())
+    lines_in = "\n".join("\t".join([name, *arguments]) for name, arguments in WORDS.items())
     done = commands.run(
         [sys.executable, "-c", program],
-        input=asked,
+        input=lines_in,
         cwd=tmp_path_factory.mktemp("words"),
         capture_output=True,
         text=True,
@@ -275,24 +265,23 @@ for line in sys.stdin.read().splitlines():
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "phrase"),
     [
-        ("taken out", "llmrl-train: ~principal: an experiment without it is written principal=none"),
-        ("taken out, composition fails", "~env: no option can be taken out"),
+        ("taken out", "llmrl-train: ~principal: options cannot be removed; use principal=none"),
+        ("taken out, composition fails", "~env: options cannot be removed"),
         ("grammar", "no viable alternative at input '[1,2'"),
-        ("saved", "is the config that a run has saved"),
         ("infinite", "design.spending_cost=inf: input should be a finite number"),
         ("too many", "the games need about"),
     ],
 )
-def test_the_command_says_it_and_no_more(told_by_commands: dict[str, str], name: str, told: str) -> None:
-    said = told_by_commands[name]
-    assert told in said and "Traceback" not in said and said.rstrip().endswith("ended with 1")
-    assert "has no option" not in said
+def test_command_prints_only_message(command_messages: dict[str, str], name: str, phrase: str) -> None:
+    stderr_text = command_messages[name]
+    assert phrase in stderr_text and "Traceback" not in stderr_text and stderr_text.rstrip().endswith("ended with 1")
+    assert "has no option" not in stderr_text
 
 
-def test_the_printer_is_the_only_one() -> None:
-    """Commands do not print errors by themselves."""
+def test_printer_is_used_everywhere() -> None:
+    """Check that commands do not print errors themselves."""
     import llmrl
 
     root = Path(llmrl.__file__).parent

@@ -1,4 +1,4 @@
-"""Random combinations of options through the command line: no traceback, no NaN, no run folder after a rejection."""
+"""Random combinations of options: no traceback, no NaN, and no run folder after a rejection."""
 
 import json
 import os
@@ -56,7 +56,7 @@ VALUES = {
     "design.confirm_steps": ("0", "1", "2", "null"),
     "design.objective": ("sum", "mean", "nothing", "5"),
     "design.spending_cost": ("0", "-1", "nan", "x"),
-    "design.validate_at": ("[0]", "[9]", "5", "null"),
+    "design.validation_rounds": ("[0]", "[9]", "5", "null"),
     "search.candidates": ("1", "0", "2"),
     "search.episode_seeds": ("fresh", "common", "x"),
     "play.fps": ("1", "0", "nan"),
@@ -66,7 +66,7 @@ VALUES = {
     "llm.cache": ("readwrite", "of", "true"),
     "llm.failures": ("stop", "go_on"),
     "llm.limits.concurrency": ("1", "0"),
-    "llm.others": ("{}", "5", "null"),
+    "llm.variants": ("{}", "5", "null"),
     "principal": ("ucb", "null", "none", "gp"),
     "teacher": ("none", "null", "nobody"),
     "agent": ("ppo", "null", "heuristic"),
@@ -82,7 +82,7 @@ def _no_keys(monkeypatch):
 
 
 def command(number: int) -> list[str]:
-    """The overrides of a combination: an experiment, up to three options, and one run in six that is not dry."""
+    """Return the overrides of a combination: an experiment, up to three options, and one run in six that is not dry."""
     rng = random.Random(f"options {number}")
     keys = rng.sample(sorted(VALUES), rng.randint(1, 3))
     dry = [] if rng.random() < 1 / 6 else ["dry_run=true"]
@@ -98,7 +98,7 @@ def check(overrides: list[str], folder) -> None:
     done = call(main, "llmrl-train", *overrides, cwd=folder, environment=os.environ)
     text = done.stdout + done.stderr
     assert "Traceback" not in text and "HYDRA_FULL_ERROR=1 before" not in text, text
-    assert "whole traceback is in" not in text, text
+    assert "full traceback is in" not in text, text
     if done.returncode or "dry_run=true" in overrides:
         assert not list(folder.rglob("config.yaml")), text
         assert done.returncode or " nan" not in text.lower(), text
@@ -111,11 +111,11 @@ def check(overrides: list[str], folder) -> None:
 
 
 @pytest.mark.parametrize("number", range(100))
-def test_a_combination_of_options_runs_or_is_rejected(tmp_path, number):
+def test_option_combination_runs_or_raises(tmp_path, number):
     check(command(number), tmp_path)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("number", range(100, 200))
-def test_more_combinations_of_options_run_or_are_rejected(tmp_path, number):
+def test_additional_combinations_run_or_raise(tmp_path, number):
     check(command(number), tmp_path)

@@ -1,4 +1,4 @@
-"""What TensorBoard's own server tells its pages about a sweep."""
+"""Contents of a sweep on the pages of TensorBoard's own server."""
 
 import json
 import re
@@ -15,7 +15,10 @@ TINY = ("env=escape_room", "env.n_envs=4", "design.steps=3", "design.adapt_round
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two principals with two seeds, a scripted model, agents alone, and an evaluation with a video."""
+    """Run a sweep with an evaluation and a video.
+
+    It has two principals with two seeds, a scripted model, and agents without a principal.
+    """
     root = tmp_path_factory.mktemp("outputs")
     for principal in ("ucb", "thompson"):
         for seed in (0, 1):
@@ -38,7 +41,7 @@ def server(sweep):
 
 
 @pytest.mark.slow
-def test_hparams_table_has_a_row_for_each_run_with_its_final_numbers(server, sweep):
+def test_hparams_table_lists_final_metrics(server, sweep):
     experiment = server.json("hparams/experiment", {})
     columns = [info["name"] for info in experiment["hparamInfos"]]
     assert {"principal", "seed", "env", "design.steps"} <= set(columns)
@@ -57,16 +60,16 @@ def test_hparams_table_has_a_row_for_each_run_with_its_final_numbers(server, swe
     ]  # fmt: skip
     for folder in folders:
         row = rows[str(folder.relative_to(sweep))]
-        shown = {
+        tag_values = {
             metric["name"]["tag"]: metric["value"] for metric in row["metricValues"] if not metric["name"]["group"]
         }
-        assert shown["Final/result"] == pytest.approx(json.loads((folder / "status.json").read_text())["result"])
+        assert tag_values["Final/result"] == pytest.approx(json.loads((folder / "status.json").read_text())["result"])
         summary = json.loads((folder / "summary.json").read_text())
-        assert shown.get("Final/recommendation") == pytest.approx(summary.get("recommendation"))
+        assert tag_values.get("Final/recommendation") == pytest.approx(summary.get("recommendation"))
 
 
 @pytest.mark.slow
-def test_principals_share_the_tags_of_their_curves(server):
+def test_principals_share_curve_tags(server):
     tags = server.json("scalars/tags")
     has_principal = [set(tags[run]) for run in tags if re.search(r"principal_(ucb|thompson|llm)[^/]*/s\d$", run)]
     shared = set.intersection(*has_principal)
@@ -75,7 +78,7 @@ def test_principals_share_the_tags_of_their_curves(server):
 
 
 @pytest.mark.slow
-def test_texts_and_pictures_are_listed(server):
+def test_lists_texts_and_images(server):
     (run_,) = (run for run, tags in server.json("text/tags").items() if tags)
     assert "principal_llm" in run_
     entries = server.json("text/text", run=run_, tag="llm/exchange")

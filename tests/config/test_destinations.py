@@ -1,4 +1,4 @@
-"""API keys go to their providers, and to hosts that the user has approved: by typing both, now or before."""
+"""Destinations of API keys: the key's provider, and hosts that the user has approved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import MARK
 from llmrl.core.trust import record_destinations, user_file
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.repeat_run import repeated
+from llmrl.experiment.repeat_run import repeat_arguments
 
 VARIABLE = "AWS_SECRET_ACCESS_KEY"
 GAME = ("env=escape_room", "principal=llm", "design.steps=1", "design.references=0", "design.adapt_rounds=0")
@@ -35,7 +35,7 @@ def _user(tmp_path, monkeypatch):
 
 
 def preset(folder, **llm):
-    """A third party's folder of options, with `experiment=nice`."""
+    """Write a third party's folder of options with `experiment=nice`."""
     path = folder / "conf" / "experiment" / "nice.yaml"
     path.parent.mkdir(parents=True)
     path.write_text(
@@ -58,7 +58,7 @@ def litellm_node(**fields):
     return {"llm": {"_target_": "llmrl.llms.litellm_chat.LiteLLMChat", **fields}, "trusted_modules": []}
 
 
-def test_a_preset_gets_no_key_until_the_user_has_typed_the_pair(tmp_path):
+def test_preset_host_needs_user_approval(tmp_path):
     with FakeOpenAIServer() as server:
         folder = preset(tmp_path, base_url=server.url, api_key_env=VARIABLE)
         words = ["experiment=nice", "llm.model=m"]
@@ -70,7 +70,7 @@ def test_a_preset_gets_no_key_until_the_user_has_typed_the_pair(tmp_path):
     assert user_file().stat().st_mode & 0o077 == 0
 
 
-def test_one_command_approves_it_by_name(tmp_path):
+def test_command_approves_host(tmp_path):
     folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
     words = ("+experiment=nice", f"trusted_modules=[{VARIABLE}@https://lab.example.org]")
     assert compose(*words, config_dirs=[folder]).config["llm"]["api_key_env"] == VARIABLE
@@ -89,24 +89,24 @@ def test_one_command_approves_it_by_name(tmp_path):
         ("llm.model=gpt-4o",),
     ],
 )
-def test_half_a_pair_is_no_approval(tmp_path, overrides):
+def test_partial_pair_is_not_approved(tmp_path, overrides):
     folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
     with pytest.raises(ConfigError):
         compose("+experiment=nice", *overrides, config_dirs=[folder])
 
 
-def test_jobs_have_the_approval_of_the_command_that_submits_them(monkeypatch, tmp_path):
-    typed = compose("llm=openai_compatible", "llm.base_url=https://lab.example.org/v1", f"llm.api_key_env={VARIABLE}")
+def test_jobs_inherit_approval(monkeypatch, tmp_path):
+    config = compose("llm=openai_compatible", "llm.base_url=https://lab.example.org/v1", f"llm.api_key_env={VARIABLE}")
     folder = preset(tmp_path, base_url="https://lab.example.org/v1", api_key_env=VARIABLE)
-    recorded = compose("+experiment=nice", config_dirs=[folder])
+    preset_config = compose("+experiment=nice", config_dirs=[folder])
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "elsewhere"))
-    for experiment in (typed, recorded):
+    for experiment in (config, preset_config):
         assert Experiment(experiment.config).config["llm"] == experiment.config["llm"]
         with pytest.raises(ConfigError):
             Experiment({**experiment.config, "trusted_modules": []})
 
 
-def test_options_of_the_package_need_no_approval():
+def test_package_options_need_no_approval():
     for name in ("gpt4o", "claude_haiku", "gemini_flash", "grok", "mistral_medium", "vllm", "ollama"):
         compose(f"llm={name}", *(["llm.model=m"] if name == "vllm" else []))
     assert not user_file().exists()
@@ -127,18 +127,18 @@ def test_options_of_the_package_need_no_approval():
         ({"loggers": {"mlflow": {"tracking_uri": "https://e.org"}}, "trusted_modules": []}, "https://e.org"),
     ],
 )
-def test_what_a_saved_config_may_not_send(config, entry):
+def test_saved_config_has_restricted_hosts(config, entry):
     with pytest.raises(ConfigError) as error:
         with_approvals(config)
-    [found] = destinations(config)
-    assert entry in (None, found.entry) and found.entry in str(error.value)
-    assert with_approvals({**config, "trusted_modules": [found.entry]})
+    [destination] = destinations(config)
+    assert entry in (None, destination.entry) and destination.entry in str(error.value)
+    assert with_approvals({**config, "trusted_modules": [destination.entry]})
 
 
 @given(st.sampled_from(sorted(ORIGINS)), st.sampled_from(sorted(ORIGINS)))
-def test_a_key_belongs_to_one_provider(provider, other):
-    config = node(base_url=f"{ORIGINS[provider]}/v1", api_key_env=f"{other.upper()}_API_KEY")
-    if provider == other:
+def test_key_belongs_to_single_provider(provider, other_provider):
+    config = node(base_url=f"{ORIGINS[provider]}/v1", api_key_env=f"{other_provider.upper()}_API_KEY")
+    if provider == other_provider:
         assert with_approvals(config) == config
     else:
         with pytest.raises(ConfigError):
@@ -146,19 +146,19 @@ def test_a_key_belongs_to_one_provider(provider, other):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def completed_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     run(*GAME, *SMALL, "llm=scripted", f"output_root={root}")
     return only_run_folder(root)
 
 
 @pytest.fixture
-def theirs(finished, tmp_path):
-    """A third party's run folder that sends a key to their host."""
+def foreign_run(completed_run, tmp_path):
+    """Write a third party's run folder that sends a key to their host."""
     from yaml import safe_dump, safe_load
 
-    folder = tmp_path / "runs" / "theirs" / finished.parent.name / "s0"
-    shutil.copytree(finished, folder)
+    folder = tmp_path / "runs" / "theirs" / completed_run.parent.name / "s0"
+    shutil.copytree(completed_run, folder)
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "failed", "overrides": [*GAME, *SMALL, *EVIL]}))
     config = safe_load((folder / "config.yaml").read_text())
@@ -167,27 +167,27 @@ def theirs(finished, tmp_path):
     return folder
 
 
-def test_a_run_is_not_retried_with_a_key_for_another_host(theirs, capsys):
+def test_retry_rejects_key_for_different_host(foreign_run, capsys):
     with pytest.raises(SystemExit) as stop:
-        sweep(["retry", str(theirs.parents[2])])
+        sweep(["retry", str(foreign_run.parents[2])])
     assert stop.value.code == 1
     assert f"--trust {VARIABLE}@https://evil.example.org" in capsys.readouterr().err
-    assert not (theirs.parents[2] / ".sweeps").exists()
+    assert not (foreign_run.parents[2] / ".sweeps").exists()
 
 
-def test_a_run_is_not_repeated_with_a_key_for_another_host(theirs):
+def test_rerun_rejects_key_for_different_host(foreign_run):
     with pytest.raises(ConfigError, match=VARIABLE):
-        repeated("llmrl-train", ["--again", str(theirs), "seed=3"])
+        repeat_arguments("llmrl-train", ["--again", str(foreign_run), "seed=3"])
     mine = ["llm.base_url=https://mine.example.org/v1", f"llm.api_key_env={VARIABLE}"]
     for words in (mine[:1], mine[1:]):
         with pytest.raises(ConfigError, match=VARIABLE):
-            repeated("llmrl-train", ["--again", str(theirs), *words])
+            repeat_arguments("llmrl-train", ["--again", str(foreign_run), *words])
     for words in (mine, ["llm=gpt4o"], [f"trusted_modules=[{VARIABLE}@https://evil.example.org]"]):
-        assert words[-1] in repeated("llmrl-train", ["--again", str(theirs), *words])
+        assert words[-1] in repeat_arguments("llmrl-train", ["--again", str(foreign_run), *words])
 
 
 @pytest.mark.parametrize("key", ["llm.base_url", "llm.api_base", "++llm.api_key_env", "loggers.mlflow.tracking_uri"])
-def test_a_preset_does_not_type_for_the_user(tmp_path, key):
+def test_preset_is_not_user_input(tmp_path, key):
     path = tmp_path / "experiment" / "nice.yaml"
     path.parent.mkdir()
     path.write_text(f"# @package _global_\nhydra: {{sweeper: {{params: {{{key}: 'https://evil.example.org'}}}}}}\n")
@@ -195,7 +195,7 @@ def test_a_preset_does_not_type_for_the_user(tmp_path, key):
         compose("+experiment=nice", config_dirs=[tmp_path])
 
 
-def test_the_record_keeps_what_the_user_has_written():
+def test_record_keeps_user_text():
     user_file().parent.mkdir(parents=True, mode=0o700)
     user_file().write_text("my_package  # mine")
     user_file().chmod(0o600)
@@ -204,7 +204,7 @@ def test_the_record_keeps_what_the_user_has_written():
     assert user_file().read_text() == "my_package  # mine\nA_KEY@https://a.org\nhttps://b.org:8443\n"
 
 
-def test_a_record_that_cannot_be_written_is_a_warning(caplog):
+def test_unwritable_record_gives_warning(caplog):
     user_file().parent.mkdir(parents=True)
     user_file().mkdir()
     record_destinations(["A_KEY@https://a.org"])
@@ -238,7 +238,7 @@ def test_origins(address, origin):
         "",
     ],
 )
-def test_what_is_no_address(address):
+def test_invalid_addresses(address):
     with pytest.raises(ConfigError):
         origin_of(address, "llm.base_url")
 
@@ -250,7 +250,7 @@ def test_this_machine(host):
 
 
 @pytest.mark.parametrize("host", ["10.0.0.1", "localhost.evil.org", "127.0.0.1.evil.org", "gpu-node", "[fe80::1]"])
-def test_plain_http_beyond_this_machine_is_an_option(host):
+def test_remote_plain_http_is_optional(host):
     assert not is_loopback(f"http://{host}:8000")
     with pytest.raises(ConfigError, match=r"llm\.plain_http=true"):
         check_transport(f"http://{host}:8000/v1", False, "llm.base_url")
@@ -258,17 +258,17 @@ def test_plain_http_beyond_this_machine_is_an_option(host):
     check_transport(f"https://{host}:8000/v1", False, "llm.base_url")
 
 
-def test_a_run_does_not_begin_over_plain_http(tmp_path):
-    typed = (
+def test_rejects_plain_http_run(tmp_path):
+    overrides = (
         "llm=openai_compatible",
         "llm.model=m",
         "llm.base_url=http://gpu-node:8000/v1",
         f"output_root={tmp_path}/o",
     )
     with pytest.raises(ConfigError, match=r"llm\.plain_http"):
-        compose(*typed).check()
+        compose(*overrides).check()
     assert not (tmp_path / "o").exists()
-    assert compose(*typed, "llm.plain_http=true").hash == compose(*typed).hash
+    assert compose(*overrides, "llm.plain_http=true").hash == compose(*overrides).hash
 
 
 @pytest.fixture
@@ -277,7 +277,7 @@ def _resolved(monkeypatch):
 
 
 @pytest.mark.usefixtures("_resolved")
-def test_what_a_preset_reads_from_the_environment_is_redacted(tmp_path, monkeypatch):
+def test_redacts_preset_environment_variables(tmp_path, monkeypatch):
     password = uuid.uuid4().hex
     monkeypatch.setenv("DB_PASS", password)
     path = tmp_path / "conf" / "experiment" / "nice.yaml"
@@ -290,15 +290,15 @@ def test_what_a_preset_reads_from_the_environment_is_redacted(tmp_path, monkeypa
         words = (*SMALL, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.max_invalid=null")
         compose(*words, "+experiment=nice", config_dirs=[tmp_path / "conf"]).run()
     assert {request["model"] for request in server.requests} == {password}
-    written = [each for each in (tmp_path / "o").rglob("*") if each.is_file()]
-    assert any(each.name == "config.yaml" for each in written)
-    assert MARK in next(each for each in written if each.name == "config.yaml").read_text()
-    for each in written:
-        assert password not in str(each) and password.encode() not in each.read_bytes()
+    output_files = [output_path for output_path in (tmp_path / "o").rglob("*") if output_path.is_file()]
+    assert any(output_path.name == "config.yaml" for output_path in output_files)
+    assert MARK in next(output_path for output_path in output_files if output_path.name == "config.yaml").read_text()
+    for output_path in output_files:
+        assert password not in str(output_path) and password.encode() not in output_path.read_bytes()
 
 
 @pytest.mark.usefixtures("_resolved")
-def test_a_short_value_is_not_read_from_the_environment(tmp_path, monkeypatch):
+def test_rejects_short_environment_variables(tmp_path, monkeypatch):
     monkeypatch.setenv("DB_PASS", "hunter2")
     monkeypatch.setenv("TASK", "3")
     path = tmp_path / "experiment" / "nice.yaml"

@@ -1,4 +1,4 @@
-"""Configs and run folders whose author wants to run code: none of it is imported, called or written."""
+"""Malicious configs and run folders: none of their code is imported, called or written."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from experiments import only_run_folder, run
 from llmrl.cli import evaluate, sweep, train
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import option
 from llmrl.core.seeding import Seeds
 
 CODE = """
@@ -37,8 +38,10 @@ def boom(*args, **kwargs):
 
 @pytest.fixture
 def marker(tmp_path, monkeypatch):
-    """A file that is there as soon as code of a stranger has run; the modules `evil`, `evil.parts` and `llmrl_evil`
-    can be imported."""
+    """Return a file that exists once foreign code has run.
+
+    The modules `evil`, `evil.parts` and `llmrl_evil` can be imported.
+    """
     code, touched = tmp_path / "code", tmp_path / "touched"
     (code / "evil").mkdir(parents=True)
     for file in ("evil/__init__.py", "evil/parts.py", "llmrl_evil.py"):
@@ -61,12 +64,12 @@ TARGETS = (
     "llmrl.display.run_summary.json.loads",
     "llmrl.cli.sweep.Path",
     "llmrl.run.files.write_atomic",
-    "llmrl.run.artifacts.set_aside",
+    "llmrl.run.artifacts.move_to_backup",
     "llmrl.sweeps.jobs.write_log_header",
     "llmrl.envs.gym.gymnasium_games.importlib.import_module",
     "llmrl.envs.gym.workers.main",
     "llmrl.llms.local.small.make_small_model",
-    "llmrl.envs.melting_pot.install.install",
+    "llmrl.envs.substrate.install.install",
     "llmrl.agents.ppo_agent.PPOAgent.__init__.__globals__",
     "llmrl_evil.Part",
     "evil.Part",
@@ -76,7 +79,7 @@ TARGETS = (
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=str)
-def test_a_target(target, marker):
+def test_target(target, marker):
     with pytest.raises(ConfigError, match=r"agent\._target_"):
         Builder().locate(target, "agent")
     assert not marker.exists()
@@ -95,20 +98,19 @@ def test_a_target(target, marker):
         "webbrowser:CartPole-v1",
     ],
 )
-@pytest.mark.parametrize("kind", ["gym.vec_env.GymnasiumEnv.id", "babyai.vec_env.BabyAIEnv.level"])
-def test_an_id_that_imports(kind, id, marker, monkeypatch):
+@pytest.mark.parametrize(("env", "key"), [("gymnasium", "id"), ("babyai_text", "level")])
+def test_importing_id(env, key, id, marker, monkeypatch):
     monkeypatch.delitem(sys.modules, "webbrowser", raising=False)  # some libraries import it by themselves
-    module, _, key = kind.rpartition(".")
-    node = {"_target_": f"llmrl.envs.{module}", key: id, "n_envs": 1}
-    with pytest.raises(ConfigError, match=r"is outside the trusted modules|knows no environment"):
+    node = {**option("env", env), key: id, "n_envs": 1}
+    with pytest.raises(ConfigError, match=r"is outside the trusted modules|has no environment"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists() and "webbrowser" not in sys.modules
 
 
-def test_an_id_whose_arguments_name_another(marker):
+def test_nested_id_in_arguments(marker):
     for id in ("GymV21Environment-v0", "GymV26Environment-v0"):
-        node = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": id, "kwargs": {"env_id": "evil:X-v0"}}
-        with pytest.raises(ConfigError, match="makes whatever an argument names"):
+        node = {**option("env", "gymnasium"), "id": id, "kwargs": {"env_id": "evil:X-v0"}}
+        with pytest.raises(ConfigError, match="an argument"):
             Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists()
 
@@ -120,8 +122,8 @@ def test_an_id_whose_arguments_name_another(marker):
         *("llmrl_evil.Words", "llmrl.envs.gym.gymnasium_games.importlib.import_module", "evil..Words", "..evil.Words"),
     ],
 )
-def test_a_text_that_imports(text, marker):
-    node = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": "CartPole-v1", "n_envs": 1, "text": text}
+def test_importing_text(text, marker):
+    node = {**option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": text}
     with pytest.raises(ConfigError, match=r"env\.text"):
         Builder({"seeds": Seeds(0)}).build(node, "env")
     assert not marker.exists()
@@ -156,45 +158,52 @@ OPTIONS = {
 }
 
 
-def commanded(monkeypatch, *words):
-    """The exit code of `llmrl-train <words>` in this process."""
+def run_train(monkeypatch, *words):
+    """Run `llmrl-train` with overrides in this process and return the exit code."""
     monkeypatch.setattr(sys, "argv", ["llmrl-train", *words])
     GlobalHydra.instance().clear()
-    before = dict(os.environ)
+    environment = dict(os.environ)
     try:
         train.main()
     except SystemExit as stop:
         return stop.code
     finally:
-        changed = {k: v for k, v in os.environ.items() if before.get(k) != v}
+        changed = {k: v for k, v in os.environ.items() if environment.get(k) != v}
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(environment)
         assert "PYTHONPATH" not in changed
     return 0
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_file(name, marker, tmp_path, monkeypatch, capfd):
+def test_option_file(name, marker, tmp_path, monkeypatch, capfd):
     file = tmp_path / "conf" / "experiment" / "nice.yaml"
     file.parent.mkdir(parents=True)
     file.write_text("# @package _global_\n" + yaml.safe_dump(OPTIONS[name]))
-    several = ["--multirun"] if "sweeper" in name else []
-    words = [*several, "--config-dir", str(tmp_path / "conf"), "experiment=nice", "env=escape_room", "principal=none"]
-    more = ["seed=0,1"] if several else ["agent=random"]
-    code = commanded(monkeypatch, *words, "play.episodes=1", "env.n_envs=1", "dry_run=true", *more)
+    sweep_options = ["--multirun"] if "sweeper" in name else []
+    words = [
+        *sweep_options,
+        "--config-dir",
+        str(tmp_path / "conf"),
+        "experiment=nice",
+        "env=escape_room",
+        "principal=none",
+    ]
+    overrides = ["seed=0,1"] if sweep_options else ["agent=random"]
+    code = run_train(monkeypatch, *words, "play.episodes=1", "env.n_envs=1", "dry_run=true", *overrides)
     assert code == 1, capfd.readouterr()
     assert not marker.exists()
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def completed_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     run("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2", f"output_root={root}")
     return only_run_folder(root)
 
 
 PART = {"_target_": "evil.Part"}
-WORDY = {"_target_": "llmrl.envs.gym.vec_env.GymnasiumEnv", "id": "CartPole-v1", "n_envs": 1, "text": "evil.Words"}
+WORDY = {**option("env", "gymnasium"), "id": "CartPole-v1", "n_envs": 1, "text": "evil.Words"}
 FOLDERS = {
     "a part": {"agent": PART},
     "that trusts itself": {"agent": PART, "trusted_modules": ["evil"]},
@@ -203,44 +212,44 @@ FOLDERS = {
     "a teacher inside a part": {
         "teacher": {"_target_": "llmrl.teachers.teacher_factory.oracle_teacher", "domain": PART}
     },
-    "a part of llmrl that is none": {"agent": {"_target_": "llmrl.run.artifacts.set_aside", "folder": "/"}},
+    "a part of llmrl that is none": {"agent": {"_target_": "llmrl.run.artifacts.move_to_backup", "folder": "/"}},
     "torch's door": {"agent": {"_target_": "torch.optim.adam.torch.hub.load", "source": "local"}},
 }
 
 
-def hostile(finished: Path, root: Path, changes: dict) -> Path:
-    """A copy of a real run, whose config somebody has changed."""
+def hostile(completed_run: Path, root: Path, changes: dict) -> Path:
+    """Copy a real run and change its config."""
     folder = root / "runs" / "theirs" / "run-12345678" / "s0"
-    shutil.copytree(finished, folder)
+    shutil.copytree(completed_run, folder)
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump({**config, **changes}))
     return folder
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_run_folder_that_is_evaluated(name, finished, marker, tmp_path, capsys):
-    folder = hostile(finished, tmp_path, FOLDERS[name])
+def test_evaluation_of_run_folder(name, completed_run, marker, tmp_path, capsys):
+    folder = hostile(completed_run, tmp_path, FOLDERS[name])
     with pytest.raises(SystemExit) as stop:
         evaluate.main([str(folder), "--episodes", "2"])
-    said = capsys.readouterr().err
+    stderr_text = capsys.readouterr().err
     assert stop.value.code == 1 and not marker.exists()
-    assert ("evil" not in str(FOLDERS[name])) or "--trust evil" in said, said
+    assert ("evil" not in str(FOLDERS[name])) or "--trust evil" in stderr_text, stderr_text
 
 
 @pytest.mark.parametrize("words", [(), ("suite=babyai_text", "--policy", "random")])
-def test_results_are_not_written_behind_a_link(words, finished, tmp_path, capsys):
-    folder, precious = hostile(finished, tmp_path, {}), tmp_path / "precious"
+def test_results_are_not_written_through_links(words, completed_run, tmp_path, capsys):
+    folder, precious = hostile(completed_run, tmp_path, {}), tmp_path / "precious"
     precious.mkdir()
     (precious / "results.json").write_text("years of work")
     (folder / "evaluation").symlink_to(precious)
     with pytest.raises(SystemExit):
         evaluate.main([str(folder), *words, "--episodes", "2"])
-    assert "is a link" in capsys.readouterr().err
+    assert "is a symbolic link" in capsys.readouterr().err
     assert [file.read_text() for file in precious.iterdir()] == ["years of work"]
 
 
-def test_who_trusts_it_may_run_it(finished, marker, tmp_path, capsys):
-    folder = hostile(finished, tmp_path, FOLDERS["a part"])
+def test_explicit_trust_allows_run(completed_run, marker, tmp_path, capsys):
+    folder = hostile(completed_run, tmp_path, FOLDERS["a part"])
     with pytest.raises((AttributeError, TypeError, ConfigError)):  # it is no agent
         evaluate.evaluate(evaluate.parser().parse_args([str(folder), "--episodes", "2", "--trust", "evil"]))
     assert marker.exists()
@@ -260,23 +269,25 @@ def test_who_trusts_it_may_run_it(finished, marker, tmp_path, capsys):
     ],
     ids=str,
 )
-def test_a_run_folder_that_is_retried(changes, finished, marker, tmp_path, capsys):
+def test_retry_of_run_folder(changes, completed_run, marker, tmp_path, capsys):
     if not {"agent", "method"} & set(changes):
-        config = yaml.safe_load((finished / "config.yaml").read_text())
+        config = yaml.safe_load((completed_run / "config.yaml").read_text())
         slurm = {"_target_": "llmrl.sweeps.backends.slurm_submission.Slurm", **changes}
         changes = {"hardware": {**config["hardware"], "backend": slurm}}
     changes = {key: value for key, value in changes.items() if key != "method"}
-    folder = hostile(finished, tmp_path, changes)
+    folder = hostile(completed_run, tmp_path, changes)
     status = folder / "status.json"
     status.write_text(status.read_text().replace('"finished"', '"failed"'))
     with pytest.raises(SystemExit) as stop:
         sweep.main(["retry", str(tmp_path / "runs")])
-    said = capsys.readouterr().err
+    stderr_text = capsys.readouterr().err
     assert stop.value.code == 1 and not marker.exists() and not (tmp_path / "touched").exists()
-    assert "your rights" in said or "on one line" in said or "one line of text" in said, said
+    assert "your rights" in stderr_text or "on one line" in stderr_text or "one line of text" in stderr_text, (
+        stderr_text
+    )
 
 
-def test_a_saved_config_vouches_for_nobody(tmp_path):
+def test_saved_config_grants_no_trust(tmp_path):
     run("env=escape_room", "agent=random", "env.n_envs=2", "play.episodes=2", f"output_root={tmp_path}",
         "trusted_modules=[my_package]")  # fmt: skip
     assert "trusted_modules" not in (only_run_folder(tmp_path) / "config.yaml").read_text()

@@ -1,4 +1,4 @@
-"""What a file outside the config says belongs to the experiment, wherever the file is."""
+"""Contents of input files are part of the hash of an experiment, wherever the files are."""
 
 import shutil
 
@@ -15,37 +15,37 @@ NODES = {"env": "env.text", "transfer": "transfer.maze.env.text"}
 
 
 @pytest.mark.parametrize(("primary", "node"), [("train", "env"), ("finetune", "env"), ("finetune", "transfer")])
-def test_an_edited_text_is_another_experiment(tmp_path, primary, node):
+def test_changed_text_changes_hash(tmp_path, primary, node):
     text = tmp_path / "mine.yaml"
     shutil.copy(FILES / "taxi.yaml", text)
     config = compose(*TASKS[primary], f"{NODES[node]}={text}", primary=primary)
-    before = with_digests(config)
-    assert len(before["text_digest"]) == 12 and before == with_digests(config) == with_digests(before)
+    initial = with_digests(config)
+    assert len(initial["text_digest"]) == 12 and initial == with_digests(config) == with_digests(initial)
     text.write_text(text.read_text() + "# more\n")
-    assert config_hash(with_digests(config)) != config_hash(before)
-    with pytest.raises(ConfigError, match=r"the text .*mine.yaml has changed since this run was submitted"):
-        with_digests(before)
+    assert config_hash(with_digests(config)) != config_hash(initial)
+    with pytest.raises(ConfigError, match=r"mine.yaml"):
+        with_digests(initial)
 
 
-def test_two_texts_count_both(tmp_path):
+def test_both_texts_are_hashed(tmp_path):
     texts = [tmp_path / name for name in ("a.yaml", "b.yaml")]
     for text in texts:
         shutil.copy(FILES / "taxi.yaml", text)
-    chosen = (f"env.text={texts[0]}", f"transfer.maze.env.text={texts[1]}", "transfer=[maze]")
-    config = compose(*chosen, primary="finetune")
-    found = {with_digests(config)["text_digest"]}
+    overrides = (f"env.text={texts[0]}", f"transfer.maze.env.text={texts[1]}", "transfer=[maze]")
+    config = compose(*overrides, primary="finetune")
+    digests = {with_digests(config)["text_digest"]}
     for text in texts:
         text.write_text(text.read_text() + "# more\n")
-        found.add(with_digests(config)["text_digest"])
-    assert len(found) == 3
+        digests.add(with_digests(config)["text_digest"])
+    assert len(digests) == 3
 
 
 @pytest.mark.parametrize("text", ["taxi", "auto", "own", "null", "my_package.Words"])
-def test_nothing_is_added_where_the_text_is_no_file(text):
+def test_inline_text_has_no_digest(text):
     config = compose("env=taxi", f"env.text={text}")
     assert with_digests(config) == config
 
 
-def test_a_text_that_is_not_there():
-    with pytest.raises(ConfigError, match=r"env.text=/nowhere.yaml cannot be read: No such file"):
+def test_missing_text():
+    with pytest.raises(ConfigError, match=r"env.text=/nowhere.yaml"):
         with_digests(compose("env=taxi", "env.text=/nowhere.yaml"))

@@ -1,4 +1,4 @@
-"""Option files that are kept: what is composed of them is what Hydra alone composes."""
+"""Cached option files: compositions equal those of Hydra alone."""
 
 import pytest
 import yaml
@@ -21,45 +21,54 @@ CASES = (
 )
 
 
-def described(node):
-    """A config with all that OmegaConf knows of its nodes."""
-    about = node._metadata
-    found = [type(node), about.key, about.optional, about.ref_type, about.object_type, about.flags]
+def describe(node):
+    """Return a config with all metadata of its OmegaConf nodes."""
+    metadata = node._metadata
+    description = [type(node), metadata.key, metadata.optional, metadata.ref_type, metadata.object_type, metadata.flags]
     if not isinstance(node, Container):
-        return [*found, repr(node._val)]
+        return [*description, repr(node._val)]
     content = node._content
     if isinstance(content, dict):
-        assert all(each._get_parent() is node for each in content.values())
-        return [*found, about.key_type, about.element_type, [(key, described(each)) for key, each in content.items()]]
-    return [*found, about.element_type, [described(e) for e in content] if isinstance(content, list) else content]
+        assert all(child._get_parent() is node for child in content.values())
+        return [
+            *description,
+            metadata.key_type,
+            metadata.element_type,
+            [(key, describe(child)) for key, child in content.items()],
+        ]
+    return [
+        *description,
+        metadata.element_type,
+        [describe(e) for e in content] if isinstance(content, list) else content,
+    ]
 
 
-def whole(primary, *overrides):
+def compose_fully(primary, *overrides):
     with initialize_config_module("llmrl.conf", version_base="1.3"):
-        return described(compose(primary, list(overrides), return_hydra_config=True))
+        return describe(compose(primary, list(overrides), return_hydra_config=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(case[:2]))
-def test_what_is_kept_composes_what_hydra_composes_alone(case, monkeypatch):
+def test_cached_options_compose_like_hydra(case, monkeypatch):
     from hydra._internal import config_loader_impl, defaults_list
 
     read_once()
     source = SourcesRegistry.instance().resolve("pkg")
-    kept = [whole(*case), whole(*case)]
-    with monkeypatch.context() as alone:
+    cached = [compose_fully(*case), compose_fully(*case)]
+    with monkeypatch.context() as context:
         for owner, name in (
             (source, "_read_config"),
             (config_loader_impl, "create_defaults_list"),
             (ConfigLoaderImpl, "_compose_config_from_defaults_list"),
             (defaults_list, "_create_interpolation_map"),
         ):
-            alone.setattr(owner, name, getattr(owner, name).__wrapped__)
-        expected = whole(*case)
-    assert kept == [expected, expected]
+            context.setattr(owner, name, getattr(owner, name).__wrapped__)
+        expected = compose_fully(*case)
+    assert cached == [expected, expected]
 
 
-def test_every_shipped_file_reads_with_libyaml_as_without():
+def test_libyaml_reads_package_files_identically():
     files = sorted(root().rglob("*.yaml"))
     assert len(files) > 200
     for file in files:
@@ -67,36 +76,36 @@ def test_every_shipped_file_reads_with_libyaml_as_without():
         assert repr(yaml.load(text, Loader=loader())) == repr(yaml.load(text, Loader=get_yaml_loader())), file
 
 
-def test_what_is_changed_in_a_config_is_not_in_the_next():
+def test_config_changes_do_not_leak():
     case = ("train", ["env=escape_room", "principal=ucb"])
     with composed(*case) as config:
-        before = plain_config(config)
+        initial = plain_config(config)
         OmegaConf.update(config, "env.horizon", 1)
         config.agent.ppo.learning_rate = 7
     with composed(*case) as config:
-        assert plain_config(config) == before
+        assert plain_config(config) == initial
 
 
-def test_a_file_that_has_changed_is_read_anew(tmp_path):
+def test_changed_file_is_reloaded(tmp_path):
     read_once()
     source, file = SourcesRegistry.instance().resolve("pkg")("main", "pkg://llmrl.conf"), tmp_path / "option.yaml"
     for text, expected in (("# @package _global_\na: 1", 1), ("# @package _global_\na: 2.5", 2.5)):
         file.write_text(text)
         for _ in range(2):
-            found = source._read_config(file)
-            assert (found.config, found.header) == ({"a": expected}, {"package": "_global_"})
+            description = source._read_config(file)
+            assert (description.config, description.header) == ({"a": expected}, {"package": "_global_"})
 
 
-def test_own_files_of_the_same_name_are_read_each_time(tmp_path):
+def test_custom_files_are_reloaded(tmp_path):
     (tmp_path / "env").mkdir()
-    shipped = (root() / "env" / "escape_room.yaml").read_text()
+    package_text = (root() / "env" / "escape_room.yaml").read_text()
     for horizon in (3, 4):
-        (tmp_path / "env" / "own.yaml").write_text(shipped.replace("horizon: 5 ", f"horizon: {horizon} "))
+        (tmp_path / "env" / "own.yaml").write_text(package_text.replace("horizon: 5 ", f"horizon: {horizon} "))
         with composed("train", ["env=own"], [tmp_path]) as config:
             assert config.env.horizon == horizon
 
 
-def test_options_in_hydras_store_are_merged_each_time(monkeypatch):
+def test_config_store_options_are_merged(monkeypatch):
     case = ("train", ["env=escape_room", "principal=stored"])
     for values in ([1.0], [2.0]):
         node = ConfigNode("stored.yaml", OmegaConf.create({"_target_": None, "values": values}), "principal", "", None)
@@ -105,7 +114,7 @@ def test_options_in_hydras_store_are_merged_each_time(monkeypatch):
             assert config["values"] == values
 
 
-def test_what_is_no_yaml_is_said_as_by_hydra(tmp_path):
+def test_invalid_yaml_gives_hydra_error(tmp_path):
     read_once()
     source, file = SourcesRegistry.instance().resolve("pkg")("main", "pkg://llmrl.conf"), tmp_path / "option.yaml"
     file.write_text("a: [1\nb: {")

@@ -1,4 +1,4 @@
-"""Every option is documented once: in the comment of the file that introduces it."""
+"""Documentation of options: once each, in the comment of the file that introduces them."""
 
 import re
 from collections import defaultdict
@@ -6,10 +6,10 @@ from collections import defaultdict
 import pytest
 
 from llmrl.config.builder import Builder
-from llmrl.config.option_docs import composed, documented, entries, header, shown
+from llmrl.config.option_docs import display_path, document_config, document_keys, entries, header
 from llmrl.config.option_schema import groups
 from llmrl.core.option_files import chain, content, is_global, names, option, options, root
-from llmrl.experiment.models import POLICIES
+from llmrl.experiment.resources import POLICIES
 
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
 FILES = sorted(path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), path.name))
@@ -18,11 +18,13 @@ FINETUNING = ("dataset", "method", "transfer")
 OPTIONS = [(group, name) for group in groups() for name in names(group)]
 
 
-def files_of(group, name):
-    """All files that say something about the keys of an option: it may set keys of the commands, and of `llm=` and
-    `principal=` some that only some of their options have."""
-    others = [file for kind in ("dataset", "principal", "llm") for file in chain(kind, COMMON[kind])]
-    return [*COMMANDS, *(others if group == "method" else []), *chain(group, name)]
+def find_files(group, name):
+    """Return all files that document the keys of an option.
+
+    An option may set keys of the commands, and keys of `llm=` and `principal=` that only some of their options have.
+    """
+    other_files = [file for kind in ("dataset", "principal", "llm") for file in chain(kind, COMMON[kind])]
+    return [*COMMANDS, *(other_files if group == "method" else []), *chain(group, name)]
 
 
 COMMON = {"dataset": "random", "principal": "llm", "llm": "local_chat"}
@@ -30,88 +32,94 @@ COMMON = {"dataset": "random", "principal": "llm", "llm": "local_chat"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), OPTIONS, ids=lambda x: x)
-def test_every_key_has_a_meaning(group, name):
-    known = documented(files_of(group, name))
-    own = documented(chain(group, name))
+def test_keys_have_descriptions(group, name):
+    documented_keys = document_keys(find_files(group, name))
+    own_keys = document_keys(chain(group, name))
     # What a preset holds for other options (test_debug_presets) means what it means where they are.
-    theirs = ("debug.at_most.", "debug.instead.")
+    debug_prefixes = ("debug.upper_limits.", "debug.replacements.")
     lacking = [
         key
-        for key in own
-        if known[key].leaf and not known[key].meaning and not key.endswith("_target_") and not key.startswith(theirs)
+        for key in own_keys
+        if documented_keys[key].leaf
+        and not documented_keys[key].meaning
+        and not key.endswith("_target_")
+        and not key.startswith(debug_prefixes)
     ]
-    assert own and not lacking
+    assert own_keys and not lacking
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: shown(path))
-def test_every_file_says_what_it_is(path):
+@pytest.mark.parametrize("path", FILES, ids=lambda path: display_path(path))
+def test_files_have_descriptions(path):
     assert len(header(path)) > 8
 
 
-def test_the_commands_document_their_own_keys():
+def test_command_keys_are_documented():
     for primary in ("train", "finetune"):
         lacking = [
             key
-            for key, each in composed(primary, []).items()
-            if each.leaf and not each.meaning and not key.endswith("_target_")
+            for key, node in document_config(primary, []).items()
+            if node.leaf and not node.meaning and not key.endswith("_target_")
         ]
         assert not lacking
 
 
-def test_a_key_is_documented_in_one_file_of_a_chain():
-    """What a later file says of a key is why it is set so: it names no range, no choices and no meaning of null."""
+def test_inherited_key_is_documented_once():
+    """Check that comments in derived files give only the reason of a setting.
+
+    Range, choices and the meaning of null stand in the base file.
+    """
     for group, name in OPTIONS:
-        for key, each in documented(files_of(group, name)).items():
-            for note, place in each.notes:
+        for key, node in document_keys(find_files(group, name)).items():
+            for note, place in node.notes:
                 assert not re.search(r"[<>]=? ?\d| \| |null =|, \[0, 1\]", note), f"{place} ({key}): {note}"
 
 
 def test_no_comment_is_copied():
-    """Sentences of more than a few words stand in one file."""
-    where = defaultdict(set)
+    """Check that longer sentences occur in one file only."""
+    places = defaultdict(set)
     for path in FILES:
         for entry in entries(path):
             for sentence in re.split(r"[;.:] ", entry.comment):
                 if len(sentence.split()) > 6:
-                    where[sentence.strip().lower()].add(shown(path))
-    copied = {sentence: files for sentence, files in where.items() if len(files) > 1}
-    assert len(where) > 200 and not copied
+                    places[sentence.strip().lower()].add(display_path(path))
+    copied = {sentence: files for sentence, files in places.items() if len(files) > 1}
+    assert len(places) > 200 and not copied
 
 
 def test_no_key_is_dead():
-    """Every key of an option is an argument of what it names, or a policy of asking models."""
+    """Check that each key of an option is an argument of its target or a request policy."""
     for group in groups():
         for name, node in options(group).items():
             if group == "transfer":
                 continue
-            own = {key: value for key, value in node.items() if group != "llm" or key not in POLICIES}
-            check(own, f"{group}={name}")
+            own_keys = {key: value for key, value in node.items() if group != "llm" or key not in POLICIES}
+            check(own_keys, f"{group}={name}")
 
 
-def check(node, where):
-    """As `Builder.check`, where values may still be missing or point to others."""
-    Builder().check(settled(node), where)
+def check(node, places):
+    """Check a node as `Builder.check` does, with missing values and interpolations allowed."""
+    Builder().validate(resolve_node(node), places)
 
 
-def settled(node):
+def resolve_node(node):
     if not isinstance(node, dict):
         return node
-    return {key: settled(value) for key, value in node.items() if not re.match(r"\?\?\?|\$\{", str(value))}
+    return {key: resolve_node(value) for key, value in node.items() if not re.match(r"\?\?\?|\$\{", str(value))}
 
 
-def test_bases_are_composed_from_and_not_chosen():
+def test_base_files_are_not_options():
     bases = {path for path in FILES if path.stem.startswith("_")}
     used = {path for group, name in OPTIONS for path, _ in chain(group, name)}
     assert len(bases) > 15 and bases - {root() / "_run.yaml"} <= used
     assert not any(name.startswith("_") for _, name in OPTIONS)
 
 
-def test_an_option_holds_what_its_bases_say_and_its_own():
+def test_option_merges_base_files():
     assert option("agent", "mappo")["critic"] == "central" and option("agent", "mappo")["ppo"]["gamma"] == 0.99
     assert option("agent", "ppo")["ppo"]["gamma"] == 0.998
     assert option("env", "lava_doorkey")["task"]["_target_"].endswith("LavaDoorKey")
     assert option("env", "lava_doorkey")["task"]["max_size"] == 10 and "learn" not in option("env", "lava_doorkey")
-    assert is_global(root() / "env" / "_rooms.yaml") and "learn" in content(root() / "env" / "_rooms.yaml")
+    assert is_global(root() / "regime" / "rooms.yaml") and "learn" in content(root() / "regime" / "rooms.yaml")
     changed = option("agent", "ppo")
     changed["ppo"]["gamma"] = 2
     assert option("agent", "ppo")["ppo"]["gamma"] == 0.998
@@ -119,16 +127,18 @@ def test_an_option_holds_what_its_bases_say_and_its_own():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g, n in OPTIONS if g not in FINETUNING][::7], ids=lambda x: x)
-def test_an_option_is_what_hydra_composes(group, name):
+def test_option_matches_hydra_composition(group, name):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
-        whole = OmegaConf.to_container(compose("train", [f"{group}={name}"]), resolve=False)
-    own = option(group, name)
+        full_config = OmegaConf.to_container(compose("train", [f"{group}={name}"]), resolve=False)
+    own_keys = option(group, name)
     if group == "llm":
-        whole["llm"] = {key: value for key, value in whole["llm"].items() if key in own}
-        own = {key: value for key, value in own.items() if not isinstance(value, dict)}
-        whole["llm"] = {key: value for key, value in whole["llm"].items() if key in own}
-    inside = {key: value for key, value in whole[group].items() if key in own}  # parts of other groups apart
-    assert inside == own
+        full_config["llm"] = {key: value for key, value in full_config["llm"].items() if key in own_keys}
+        own_keys = {key: value for key, value in own_keys.items() if not isinstance(value, dict)}
+        full_config["llm"] = {key: value for key, value in full_config["llm"].items() if key in own_keys}
+    option_keys = {
+        key: value for key, value in full_config[group].items() if key in own_keys
+    }  # parts of other groups apart
+    assert option_keys == own_keys

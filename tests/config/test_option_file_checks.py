@@ -1,4 +1,4 @@
-"""What is wrong in an option file, or cannot be resolved, is one line that says where."""
+"""Errors in option files and unresolvable overrides are reported in one line with their location."""
 
 import sys
 
@@ -44,7 +44,7 @@ def option(folder, content):
 
 
 @pytest.mark.parametrize("name", INVALID)
-def test_an_invalid_file_is_an_error_with_its_line_and_column(name, tmp_path):
+def test_invalid_file_gives_line(name, tmp_path):
     content, line, column = INVALID[name]
     file = option(tmp_path, content)
     with pytest.raises(ConfigError) as error, composed("train", ["experiment=mine"], [tmp_path]):
@@ -54,7 +54,7 @@ def test_an_invalid_file_is_an_error_with_its_line_and_column(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", UNRESOLVED)
-def test_an_interpolation_that_cannot_be_resolved_is_found_in_its_file(name, tmp_path):
+def test_unresolvable_interpolation_names_file(name, tmp_path):
     content, line, column = UNRESOLVED[name]
     file = option(tmp_path, content)
     with pytest.raises(ConfigError) as error:
@@ -74,7 +74,7 @@ def test_an_interpolation_that_cannot_be_resolved_is_found_in_its_file(name, tmp
         (["agent=random", "env=cartpole,null"], "env=cartpole,null"),
     ],
 )
-def test_an_unresolvable_override_is_named(words, blamed, tmp_path):
+def test_reports_unresolvable_override(words, blamed, tmp_path):
     with pytest.raises(ConfigError) as error:
         plain("train", *words)
     assert str(error.value).startswith(f"{blamed}: ")
@@ -82,23 +82,23 @@ def test_an_unresolvable_override_is_named(words, blamed, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["an alias of itself", "a tab"])
-def test_the_command_prints_no_traceback(name, tmp_path, monkeypatch, capfd):
+def test_command_prints_no_traceback(name, tmp_path, monkeypatch, capfd):
     file = option(tmp_path, INVALID[name][0])
     monkeypatch.setattr(sys, "argv", ["llmrl-train", "--config-dir", str(tmp_path), "experiment=mine"])
     GlobalHydra.instance().clear()
     with pytest.raises(SystemExit) as stop:
         train.main()
-    said = capfd.readouterr().err
-    assert stop.value.code == 1 and str(file) in said and "Traceback" not in said
+    stderr_text = capfd.readouterr().err
+    assert stop.value.code == 1 and str(file) in stderr_text and "Traceback" not in stderr_text
 
 
-def test_aliases_and_comments_of_a_valid_file_are_accepted(tmp_path):
+def test_aliases_and_comments_are_accepted(tmp_path):
     check_option_file(option(tmp_path, b"a: &a [1, 2]\nb: [*a, *a]\nc: ${a}\n"))
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     check_option_file(tmp_path / "empty.yaml")
 
 
-def test_a_file_that_was_changed_is_checked_again(tmp_path):
+def test_changed_file_is_rechecked(tmp_path):
     file = option(tmp_path, b"a: 1\n")
     check_option_file(file)
     file.write_bytes(GLOBAL + b"a: [" + b"1, " * (MAX_NODES + 1) + b"]\n")

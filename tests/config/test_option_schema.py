@@ -1,4 +1,4 @@
-"""The JSON schema of options and experiments, as editors use it."""
+"""The JSON schema of options and experiments for editors."""
 
 import json
 from pathlib import Path
@@ -23,39 +23,30 @@ FILES = sorted(
 
 @pytest.fixture(scope="module")
 def validators():
-    contents = {path.name: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
-    registry = Registry().with_resources([(name, Resource.from_contents(each)) for name, each in contents.items()])
-    return {name: Draft202012Validator(each, registry=registry) for name, each in contents.items()}
+    contents = {name: json.loads(text) for name, text in option_schema.generated().items()}
+    registry = Registry().with_resources([(name, Resource.from_contents(schema)) for name, schema in contents.items()])
+    return {name: Draft202012Validator(schema, registry=registry) for name, schema in contents.items()}
 
 
-def schema_of(path):
+def find_schema(path):
     group = path.relative_to(root()).parts[0]
     return FILE if is_global(path) or group in ("experiment", "treatment", path.name) else f"{group}.schema.json"
 
 
-@pytest.mark.slow
-def test_what_is_shipped_is_what_is_generated():
-    """If this fails: python scripts/options.py"""
-    generated = option_schema.generated()
-    assert {path.name for path in FOLDER.glob("*")} == set(generated)
-    for name, text in generated.items():
-        assert (FOLDER / name).read_text(encoding="utf-8") == text, f"{name}: run python scripts/options.py"
-
-
-def test_the_page_of_options_is_current():
-    """If this fails: python scripts/options.py"""
+def test_options_page_is_current():
+    """Run python scripts/options.py if this test fails."""
     assert (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8") == option_page.page()
 
 
-def test_every_shipped_file_is_accepted(validators):
+def test_package_files_are_accepted(validators):
     assert len(FILES) > 150
     for path in FILES:
-        found = list(validators[schema_of(path)].iter_errors(yaml.safe_load(path.read_text()) or {}))
-        assert not found, f"{path}: {found[0].json_path}: {found[0].message}"
+        errors = list(validators[find_schema(path)].iter_errors(yaml.safe_load(path.read_text()) or {}))
+        assert not errors, f"{path}: {errors[0].json_path}: {errors[0].message}"
 
 
 @pytest.mark.parametrize(
-    ("content", "named"),
+    ("content", "phrase"),
     [
         ("design: {stepz: 3}", "stepz"),
         ("design: {steps: 0}", "minimum"),
@@ -71,9 +62,9 @@ def test_every_shipped_file_is_accepted(validators):
         ("learn: {mechanism: nothing}", "nothing"),
     ],
 )
-def test_what_no_run_could_read_is_rejected(validators, content, named):
-    found = list(validators[FILE].iter_errors(yaml.safe_load(content)))
-    assert found and named in best_match(found).message
+def test_rejects_invalid_files(validators, content, phrase):
+    errors = list(validators[FILE].iter_errors(yaml.safe_load(content)))
+    assert errors and phrase in best_match(errors).message
 
 
 @pytest.mark.parametrize(
@@ -89,22 +80,50 @@ def test_what_no_run_could_read_is_rejected(validators, content, named):
         "agent: {init_from: 'preset:regimes/cleanup_pretrain', ppo: {clip: null}}",
     ],
 )
-def test_what_a_run_reads_is_accepted(validators, content):
+def test_valid_files_are_accepted(validators, content):
     assert not list(validators[FILE].iter_errors(yaml.safe_load(content)))
 
 
-def test_an_option_of_ones_own_is_checked_by_its_group(validators):
+def test_custom_option_uses_group_schema(validators):
     option = {"defaults": ["ppo", "_self_"], "memory": 64, "ppo": {"epochs": 2}}
     assert validators["agent.schema.json"].is_valid(option)
     assert not validators["agent.schema.json"].is_valid(option | {"memry": 64})
     assert not validators["agent.schema.json"].is_valid(option | {"memory": 0})
 
 
-def test_the_line_for_editors_names_a_file_that_is_there(capsys, monkeypatch):
+@pytest.mark.slow
+def test_editor_comment_names_built_file(capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["option_schema", "agent"])
     option_schema.main()
-    said = capsys.readouterr().out.strip()
-    assert (
-        said == f"# yaml-language-server: $schema={FOLDER / 'agent.schema.json'}"
-        and (FOLDER / "agent.schema.json").is_file()
-    )
+    path = FOLDER / "agent.schema.json"
+    assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"
+    assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{FILE}#/$defs/agent"
+    assert option_schema.load() == json.loads(option_schema.generated()[FILE])
+
+
+@pytest.mark.slow
+def test_missing_schema_is_built(tmp_path, monkeypatch):
+    generated_schema = option_schema.generated()
+    monkeypatch.setattr(option_schema, "FOLDER", str(tmp_path / "schema"))
+    monkeypatch.setattr(option_schema, "generated", lambda: generated_schema)
+    schema = option_schema.load()
+    monkeypatch.setattr(option_schema, "generated", lambda: pytest.fail("built twice"))
+    assert option_schema.load() == schema
+
+
+def test_changed_files_rebuild_schema(tmp_path, monkeypatch):
+    builds = []
+
+    def generated():
+        builds.append(1)
+        return {FILE: json.dumps({"$comment": option_schema._sources_digest()})}
+
+    monkeypatch.setattr(option_schema, "root", lambda: tmp_path)
+    monkeypatch.setattr(option_schema, "generated", generated)
+    (tmp_path / "option.yaml").write_text("key: 1")
+    option_schema.load()
+    option_schema.load()
+    assert len(builds) == 1
+    (tmp_path / "option.yaml").write_text("key: 10")
+    option_schema.load()
+    assert len(builds) == 2

@@ -18,27 +18,27 @@ SPEC = ParameterSpace(
 
 
 @given(st.integers(0, 2**32), st.text(min_size=1), st.text(min_size=1))
-def test_streams_are_named_and_repeatable(seed, one, other):
-    assert Seeds(seed).integer(one) == Seeds(seed).integer(one)
-    assert Seeds(seed).child(one).integer(other) == Seeds(seed).child(one).integer(other)
-    assert (Seeds(seed).numpy(one).random(4) == Seeds(seed).numpy(one).random(4)).all()
-    assert Seeds(seed).torch(one).initial_seed() == Seeds(seed).integer(one)
-    if one != other:
-        first, second = (Seeds(seed).numpy(name).random(4) for name in (one, other))
+def test_streams_are_reproducible(seed, first_pair, second_pair):
+    assert Seeds(seed).integer(first_pair) == Seeds(seed).integer(first_pair)
+    assert Seeds(seed).child(first_pair).integer(second_pair) == Seeds(seed).child(first_pair).integer(second_pair)
+    assert (Seeds(seed).numpy(first_pair).random(4) == Seeds(seed).numpy(first_pair).random(4)).all()
+    assert Seeds(seed).torch(first_pair).initial_seed() == Seeds(seed).integer(first_pair)
+    if first_pair != second_pair:
+        first, second = (Seeds(seed).numpy(name).random(4) for name in (first_pair, second_pair))
         assert (first != second).any()
 
 
-def test_streams_are_those_that_runs_had_before():
-    """A change of these makes every run another one."""
+def test_streams_match_stored_runs():
+    """Check fixed numbers: a change would alter every run."""
     assert Seeds(3).child("loop").child(2).integer("env") == 1904692474
     assert Seeds(3).replicates(2)[1].integer("env") == 891335952
 
 
-def test_children_do_not_collide_with_streams_of_the_parent():
+def test_child_streams_are_distinct_from_parent():
     seeds = Seeds(0)
-    drawn = [seeds.integer("a"), seeds.child("a").integer("a"), seeds.child("b").integer("a"), seeds.integer(0)]
-    drawn += [seeds.child(i).integer("a") for i in range(50)]
-    assert len(set(drawn)) == len(drawn)
+    draws = [seeds.integer("a"), seeds.child("a").integer("a"), seeds.child("b").integer("a"), seeds.integer(0)]
+    draws += [seeds.child(i).integer("a") for i in range(50)]
+    assert len(set(draws)) == len(draws)
 
 
 NODES = st.tuples(
@@ -48,8 +48,8 @@ NODES = st.tuples(
 
 
 @given(NODES, NODES)
-def test_different_nodes_have_different_streams(one, other):
-    """Also where one path is the other with zeros at its end."""
+def test_different_nodes_have_different_streams(first_pair, second_pair):
+    """Include paths that differ only by trailing zeros."""
 
     def stream(seed, path):
         node = Seeds(seed)
@@ -57,11 +57,11 @@ def test_different_nodes_have_different_streams(one, other):
             node = node.child(name)
         return node.sequence(path[-1]).generate_state(4).tolist()
 
-    assert (stream(*one) == stream(*other)) == (one == other)
+    assert (stream(*first_pair) == stream(*second_pair)) == (first_pair == second_pair)
 
 
-def test_indices_and_seeds_that_need_more_words_are_refused():
-    """As NumPy divides them into words, 2**32 would have the stream of 0/1, and seed 2**128 the one of 1 in seed 0."""
+def test_rejects_large_seeds():
+    """Check limits: NumPy would map index 2**32 to the stream of 0/1 and seed 2**128 to index 1 of seed 0."""
     for index in (-1, 2**32):
         with pytest.raises(ValueError, match=str(index)):
             Seeds(0).child(index)
@@ -72,8 +72,8 @@ def test_indices_and_seeds_that_need_more_words_are_refused():
             Seeds(seed)
 
 
-def test_no_two_replicates_of_a_sweep_draw_alike():
-    """Whatever they draw, at whatever place of the tree; the first replicate is the run itself."""
+def test_sweep_replicates_have_distinct_streams():
+    """Compare all draws at all nodes of the tree; the first replicate is the run itself."""
     sweep = [tree for seed in range(20) for tree in Seeds(seed).replicates(16)]
     for node in (sweep, [tree.child("loop").child("step").child(3).child("adapt").child(0) for tree in sweep]):
         for name in ("env", "actions", "minibatches", "weights", 0):
@@ -85,32 +85,32 @@ def test_no_two_replicates_of_a_sweep_draw_alike():
     assert loop.replicates(2)[1].integer("env") == Seeds(3).replicates(2)[1].child("loop").integer("env")
 
 
-def test_consecutive_replicates_are_the_runs_of_the_next_seeds():
+def test_consecutive_replicates_use_next_seeds():
     first, second = Seeds(3).child("loop").replicates(2, consecutive=True)
     assert [first.integer("env"), second.integer("env")] == [Seeds(s).child("loop").integer("env") for s in (3, 4)]
     assert (first.root, second.root) == ("3", "4")
 
 
-def test_generators_of_equal_seeds_are_one_or_draw_alike():
-    apart, shared = generators([3, 3, 4]), generators([3, 3, 4], shared=True)
-    drawn = [torch.rand(1, generator=each).item() for each in apart]
-    assert drawn[0] == drawn[1] != drawn[2] and len(set(map(id, apart))) == 3
+def test_equal_seeds_give_equal_generators():
+    separate, shared = generators([3, 3, 4]), generators([3, 3, 4], shared=True)
+    draws = [torch.rand(1, generator=generator).item() for generator in separate]
+    assert draws[0] == draws[1] != draws[2] and len(set(map(id, separate))) == 3
     assert shared[0] is shared[1] is not shared[2]
-    again = [torch.rand(1, generator=each).item() for each in shared]
-    assert (again[0], again[2]) == (drawn[0], drawn[2]) and again[1] != again[0]
+    shared_draws = [torch.rand(1, generator=generator).item() for generator in shared]
+    assert (shared_draws[0], shared_draws[2]) == (draws[0], draws[2]) and shared_draws[1] != shared_draws[0]
 
 
 @given(st.lists(st.floats(allow_nan=True, width=32), min_size=2, max_size=2))
-def test_check_accepts_exactly_what_is_inside_the_bounds(values):
-    inside = all(low <= v <= high for v, low, high in zip(values, SPEC.low, SPEC.high, strict=True))
-    if inside:
+def test_check_accepts_bounds(values):
+    in_bounds = all(low <= v <= high for v, low, high in zip(values, SPEC.low, SPEC.high, strict=True))
+    if in_bounds:
         assert SPEC.check(values).tolist() == values
     else:
         with pytest.raises(ConfigError, match="is outside"):
             SPEC.check(values)
 
 
-def test_check_names_the_parameter_its_bounds_and_unit():
+def test_check_message_gives_bounds():
     with pytest.raises(ConfigError, match=r"high=4 is outside \[-2, 3\] \(rate\)"):
         SPEC.check([0.5, 4])
     with pytest.raises(ConfigError, match="takes 2 numbers"):
@@ -120,13 +120,13 @@ def test_check_names_the_parameter_its_bounds_and_unit():
     assert SPEC.check([[0.5, 3], [1, -2]]).shape == (2, 2)
 
 
-def test_sampling_follows_the_distribution_and_the_mask():
+def test_sampling_follows_distribution_and_mask():
     logits = torch.log(torch.tensor([0.1, 0.2, 0.3, 0.4])).expand(40_000, 4)
-    drawn = categorical.sample(logits, Seeds(0).torch("x"))
-    shares = np.bincount(drawn.numpy(), minlength=4) / len(drawn)
+    draws = categorical.sample(logits, Seeds(0).torch("x"))
+    shares = np.bincount(draws.numpy(), minlength=4) / len(draws)
     np.testing.assert_allclose(shares, [0.1, 0.2, 0.3, 0.4], atol=0.01)
     masked = categorical.mask_logits(logits, torch.tensor([True, False, True, False]))
-    shares = np.bincount(categorical.sample(masked, Seeds(0).torch("x")).numpy(), minlength=4) / len(drawn)
+    shares = np.bincount(categorical.sample(masked, Seeds(0).torch("x")).numpy(), minlength=4) / len(draws)
     np.testing.assert_allclose(shares, [0.25, 0, 0.75, 0], atol=0.01)
     log_prob, entropy = categorical.log_prob_entropy(masked[:1], torch.tensor([2]))
     assert log_prob.exp().item() == pytest.approx(0.75, abs=1e-5)

@@ -1,4 +1,4 @@
-"""Files of a folder are opened without following links that somebody else may have put there."""
+"""Access to files of a folder without following links."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmrl.core.folder_files import create_folder, find_link, open_file, open_fo
 
 @pytest.mark.parametrize("mode", ["rb", "r", "ab", "a+b", "wb", "r+b"])
 @pytest.mark.parametrize("place", ["file", "folder/file"])
-def test_a_link_at_any_level_is_refused_and_its_target_is_unchanged(tmp_path: Path, mode: str, place: str) -> None:
+def test_links_are_rejected_at_any_level(tmp_path: Path, mode: str, place: str) -> None:
     (tmp_path / "outside").mkdir()
     (tmp_path / "outside" / "file").write_text("data")
     root = tmp_path / "root"
@@ -27,7 +27,7 @@ def test_a_link_at_any_level_is_refused_and_its_target_is_unchanged(tmp_path: Pa
     assert (tmp_path / "outside" / "file").read_text() == "data"
 
 
-def test_the_path_of_the_root_may_have_links(tmp_path: Path) -> None:
+def test_root_path_may_contain_links(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "root").symlink_to(tmp_path / "real")
     with open_file(tmp_path / "root" / "file", "a") as file:
@@ -35,7 +35,7 @@ def test_the_path_of_the_root_may_have_links(tmp_path: Path) -> None:
     assert read_bytes(tmp_path / "real" / "file") == "é\n".encode()
 
 
-def test_a_path_that_leaves_its_root_is_refused(tmp_path: Path) -> None:
+def test_rejects_path_outside_root(tmp_path: Path) -> None:
     (tmp_path / "root").mkdir()
     (tmp_path / "file").write_text("data")
     with pytest.raises(OSError):
@@ -45,13 +45,13 @@ def test_a_path_that_leaves_its_root_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["rb", "ab"])
-def test_a_pipe_is_refused_without_waiting_for_its_other_end(tmp_path: Path, mode: str) -> None:
+def test_pipe_is_rejected_immediately(tmp_path: Path, mode: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError):
         open_file(tmp_path / "pipe", mode)
 
 
-def test_folders_are_created_below_the_root_only(tmp_path: Path) -> None:
+def test_folders_are_created_below_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
@@ -65,7 +65,7 @@ def test_folders_are_created_below_the_root_only(tmp_path: Path) -> None:
     assert not list(outside.iterdir())
 
 
-def test_a_replaced_file_stays_below_its_root(tmp_path: Path) -> None:
+def test_replacement_stays_below_root(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
@@ -81,7 +81,7 @@ def test_a_replaced_file_stays_below_its_root(tmp_path: Path) -> None:
     assert not (root / "file").is_symlink()
 
 
-def test_links_are_found_at_any_depth(tmp_path: Path) -> None:
+def test_links_are_detected_at_any_depth(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "sinks" / "x").mkdir(parents=True)
     (tmp_path / "sinks" / "x" / "link").symlink_to("nowhere")

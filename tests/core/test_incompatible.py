@@ -1,4 +1,4 @@
-"""Two parts that do not fit by their nature: an error that says which reason it is."""
+"""Errors about incompatible parts, with their reason."""
 
 import pickle
 
@@ -19,17 +19,17 @@ FLIGHT = EnvSpec(
 )
 
 
-def test_it_says_why_and_survives_a_process():
+def test_error_is_picklable():
     error = Incompatible(Misfit.ABSENT, "no mechanism")
-    again = pickle.loads(pickle.dumps(error))  # noqa: S301  (its own)
-    assert isinstance(again, ConfigError) and (again.reason, str(again)) == (Misfit.ABSENT, "no mechanism")
+    unpickled = pickle.loads(pickle.dumps(error))  # noqa: S301  (its own)
+    assert isinstance(unpickled, ConfigError) and (unpickled.reason, str(unpickled)) == (Misfit.ABSENT, "no mechanism")
 
 
-def test_there_are_five_reasons_each_in_words():
+def test_five_reasons_have_text():
     assert len(Misfit) == 5 and all(reason.told.endswith(".") for reason in Misfit)
 
 
-def test_who_chooses_one_action_of_several_is_incompatible_with_numbers():
-    with pytest.raises(Incompatible) as caught:
+def test_choice_agent_rejects_numeric_actions():
+    with pytest.raises(Incompatible) as error:
         FLIGHT.need_discrete("a table")
-    assert caught.value.reason is Misfit.INTERFACE
+    assert error.value.reason is Misfit.INTERFACE

@@ -1,4 +1,4 @@
-"""Sources of user modules: which files count, and what changes their digest."""
+"""Sources of user modules: included files, and changes that affect their digest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = {
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the path with a package and modules."""
+    """Create a folder on the path with a package and modules."""
     for path, text in FILES.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -46,7 +46,7 @@ def digest() -> str:
     return collect(["field_lab.parts.Coins"]).digest
 
 
-def test_a_module_its_packages_and_what_they_import_from_the_same_package_or_folder(lab: Path) -> None:
+def test_sources_include_package_imports(lab: Path) -> None:
     files = collect(["field_lab.parts.Coins"]).files
     assert set(files) == set(FILES) - {"field_lab/unused.py", "unrelated.py"}
     assert all(files[path] == FILES[path].encode() for path in files)
@@ -56,16 +56,16 @@ def test_a_module_its_packages_and_what_they_import_from_the_same_package_or_fol
 @pytest.mark.parametrize(
     "path", ["field_lab/parts.py", "field_lab/late.py", "shared_rules.py", "field_lab/__init__.py"]
 )
-def test_code_changes_the_digest(lab: Path, path: str) -> None:
-    before = digest()
+def test_code_changes_digest(lab: Path, path: str) -> None:
+    initial = digest()
     edit(lab / path, FILES[path] + "MORE = 1\n")
-    assert digest() != before
+    assert digest() != initial
     edit(lab / path, FILES[path])
-    assert digest() == before
+    assert digest() == initial
 
 
 @pytest.mark.parametrize(
-    ("text", "same"),
+    ("text", "is_equal"),
     [
         ('"""Other."""\nclass Late:\n    # a comment\n    def f(self):\n        return (1)\n', True),
         ('class Late:\n    def f(self):\n        """Even more."""\n\n        return 1\n', True),
@@ -79,13 +79,13 @@ def test_code_changes_the_digest(lab: Path, path: str) -> None:
         ("class Late:\n    def f(self):\n        return = 1\n", False),
     ],
 )
-def test_comments_docstrings_and_layout_do_not_count(lab: Path, text: str, same: bool) -> None:
-    before = digest()
+def test_comments_keep_digest(lab: Path, text: str, is_equal: bool) -> None:
+    initial = digest()
     edit(lab / "field_lab" / "late.py", text)
-    assert (digest() == before) == same
+    assert (digest() == initial) == is_equal
 
 
-def test_modules_with_other_values_have_other_digests(lab: Path) -> None:
+def test_module_constants_change_digest(lab: Path) -> None:
     texts = [
         "x = 1",
         "x = 1.0",
@@ -98,24 +98,24 @@ def test_modules_with_other_values_have_other_digests(lab: Path) -> None:
         "x: int = 1",
         "x = y",
     ]
-    found = set()
+    names = set()
     for text in texts:
         edit(lab / "shared_rules.py", text)
-        found.add(digest())
-    assert len(found) == len(texts)
+        names.add(digest())
+    assert len(names) == len(texts)
 
 
-def test_an_imported_module_counts_as_it_was_imported(lab: Path) -> None:
-    """A process goes on with the code that it has imported, so a file that is edited meanwhile does not count."""
+def test_digest_uses_imported_version(lab: Path) -> None:
+    """Check that an edit after the import does not count, because the process uses the imported code."""
     importlib.import_module("field_lab.rates")
-    before = digest()
+    initial = digest()
     edit(lab / "field_lab" / "rates.py", "RATE = 4\n")
-    assert digest() == before and module_content("field_lab.rates") == b"RATE = 2\n"
+    assert digest() == initial and module_content("field_lab.rates") == b"RATE = 2\n"
     importlib.reload(sys.modules["field_lab.rates"])
-    assert digest() != before and module_content("field_lab.rates") == b"RATE = 4\n"
+    assert digest() != initial and module_content("field_lab.rates") == b"RATE = 4\n"
 
 
-def test_an_installed_package_counts_with_its_version_and_without_its_neighbors(lab: Path) -> None:
+def test_installed_package_is_hashed_with_version(lab: Path) -> None:
     def install(version: str) -> None:
         metadata = lab / "field_lab-1.dist-info"
         metadata.mkdir(exist_ok=True)
@@ -135,6 +135,6 @@ def test_an_installed_package_counts_with_its_version_and_without_its_neighbors(
 @pytest.mark.parametrize(
     "name", ["llmrl.agents.ppo_agent.PPOAgent", "collections.Counter", "no_such_package.Part", "", "a..b"]
 )
-def test_llmrl_the_standard_library_and_unknown_names_have_no_sources(name: str) -> None:
+def test_standard_library_has_no_sources(name: str) -> None:
     sources = collect([name])
     assert sources.files == {} and sources.digest == ""

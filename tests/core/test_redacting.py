@@ -1,4 +1,4 @@
-"""What looks like a secret is taken out of texts and refused in configs; what does not is left as it is."""
+"""Secrets are redacted in texts and rejected in configs; other text is unchanged."""
 
 import base64
 import json
@@ -39,21 +39,21 @@ PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 PROMPTS = sorted(Path(llmrl.__file__).parent.rglob("*.j2"))
 
 ALNUM = string.ascii_letters + string.digits
-DRAWN = "Zq3vXw81LkTn0PfYb7RdUeA9cV5sH2mJ4gKx"
+RANDOM_KEY = "Zq3vXw81LkTn0PfYb7RdUeA9cV5sH2mJ4gKx"
 SECRETS = [
-    f"sk-{DRAWN}",
-    f"sk-proj-{DRAWN[:12]}_{DRAWN[12:]}",
+    f"sk-{RANDOM_KEY}",
+    f"sk-proj-{RANDOM_KEY[:12]}_{RANDOM_KEY[12:]}",
     "sk-live-SECRETSECRET",
-    f"hf_{DRAWN}",
-    f"gho_{DRAWN}",
-    f"github_pat_{DRAWN}",
-    f"gsk_{DRAWN}",
-    f"AIza{DRAWN}",
+    f"hf_{RANDOM_KEY}",
+    f"gho_{RANDOM_KEY}",
+    f"github_pat_{RANDOM_KEY}",
+    f"gsk_{RANDOM_KEY}",
+    f"AIza{RANDOM_KEY}",
     "AKIAIOSFODNN7EXAMPLE",
-    f"glpat-{DRAWN}",
-    f"xoxb-1234567890-{DRAWN}",
-    f"eyJhbGciOiJIUzI1NiJ9.{DRAWN}.{DRAWN}",
-    f"Bearer {DRAWN}",
+    f"glpat-{RANDOM_KEY}",
+    f"xoxb-1234567890-{RANDOM_KEY}",
+    f"eyJhbGciOiJIUzI1NiJ9.{RANDOM_KEY}.{RANDOM_KEY}",
+    f"Bearer {RANDOM_KEY}",
     "Authorization: Basic dXNlcjpwYXNz",
     "http://user:correcthorse@host/v1",
     "https://justatoken@host/v1",
@@ -64,7 +64,17 @@ SECRETS = [
     "http://host/v1?api%5Fkey=correcthorse",
     "http://host/v1?key=correcthorse",
 ]
-HIDDEN = (DRAWN, DRAWN[12:], "correcthorse", "p@ss", "ss:w", "SECRETSECRET", "justatoken", "IOSFODNN7", "dXNlcjpwYXNz")
+HIDDEN = (
+    RANDOM_KEY,
+    RANDOM_KEY[12:],
+    "correcthorse",
+    "p@ss",
+    "ss:w",
+    "SECRETSECRET",
+    "justatoken",
+    "IOSFODNN7",
+    "dXNlcjpwYXNz",
+)
 
 
 def holds_secret(text):
@@ -72,15 +82,15 @@ def holds_secret(text):
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-@pytest.mark.parametrize("around", ["{}", "see {}, please", "'{}'", 'x="{}"', "a\n{}\nb", "a\\n{}\\nb", "({})"])
-def test_forms_of_secrets_are_redacted(secret, around):
-    text = around.format(secret)
+@pytest.mark.parametrize("template", ["{}", "see {}, please", "'{}'", 'x="{}"', "a\n{}\nb", "a\\n{}\\nb", "({})"])
+def test_redacts_secret_patterns(secret, template):
+    text = template.format(secret)
     assert holds_secret(text) and not holds_secret(redact(text)) and MARK in redact(text)
     assert redact(redact(text)) == redact(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("text", "remainder"),
     [
         ("see http://user:correcthorse@host/v1, please", f"see http://{MARK}@host/v1, please"),
         ("http://h/v1?a=b&X-Auth-Token=correcthorse&c=d#e", f"http://h/v1?a=b&X-Auth-Token={MARK}&c=d#e"),
@@ -99,12 +109,12 @@ def test_forms_of_secrets_are_redacted(secret, around):
         ("sk-A1-b2-c3-d45", MARK),
     ],
 )
-def test_what_is_left_of_a_text(text, left):
-    assert redact(text) == (text if left is None else left)
+def test_remaining_text(text, remainder):
+    assert redact(text) == (text if remainder is None else remainder)
 
 
 @pytest.mark.parametrize(
-    ("code", "left"),
+    ("code", "remainder"),
     [
         ('x = {"api_key": "abc", "b": 1}', f'x = {{"api_key": "{MARK}", "b": 1}}'),
         ("my_password=abc next", f"my_password={MARK} next"),
@@ -125,19 +135,19 @@ def test_what_is_left_of_a_text(text, left):
         ),
     ],
 )
-def test_what_is_left_of_code(code, left):
-    assert redact_code(code) == (code if left is None else left)
+def test_remaining_code(code, remainder):
+    assert redact_code(code) == (code if remainder is None else remainder)
 
 
-def test_what_is_left_of_a_command_line():
-    given_ = ["run", "--api-key", "abc", "-my-password", "abc", "api_key=abc", "--keys", "abc"]
-    left = ["run", "--api-key", MARK, "-my-password", MARK, f"api_key={MARK}", "--keys", "abc"]
-    assert redact_arguments(given_) == left
+def test_remaining_command_line():
+    arguments = ["run", "--api-key", "abc", "-my-password", "abc", "api_key=abc", "--keys", "abc"]
+    remainder = ["run", "--api-key", MARK, "-my-password", MARK, f"api_key={MARK}", "--keys", "abc"]
+    assert redact_arguments(arguments) == remainder
     assert redact_arguments(["abc", "run", "--token"]) == ["abc", "run", "--token"]
 
 
 @pytest.mark.parametrize("secret", SECRETS)
-def test_forms_of_secrets_are_refused_and_not_repeated(secret):
+def test_rejected_secrets_are_not_repeated(secret):
     for place in ("llm.base_url", "name", "env.kwargs.anything"):
         with pytest.raises(ConfigError, match=re.escape(place)) as error:
             refuse_arguments([f"{place}={secret}"])
@@ -151,11 +161,11 @@ def test_forms_of_secrets_are_refused_and_not_repeated(secret):
 
 
 @given(st.text(alphabet=ALNUM + "/+=_-", min_size=8, max_size=60), st.text(max_size=40), st.text(max_size=40))
-def test_values_of_secret_variables_are_redacted(secret, before, after):
+def test_redacts_secret_variables(secret, prefix, after):
     assume(not Path(secret).exists())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOME_API_KEY", secret)
-        for text in (before + secret + after, json.dumps(before + secret)):
+        for text in (prefix + secret + after, json.dumps(prefix + secret)):
             assert secret not in redact(text).replace(MARK, "")
 
 
@@ -165,21 +175,21 @@ def test_values_of_secret_variables_are_redacted(secret, before, after):
     st.binary(max_size=9),
     st.sampled_from([base64.b64encode, base64.urlsafe_b64encode]),
 )
-def test_values_of_secret_variables_are_redacted_in_base64(secret, before, after, encode):
+def test_redacts_base64_secret_variables(secret, prefix, after, encode):
     assume(not Path(secret).exists())  # the path of a file is no secret
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOME_API_KEY", secret)
-        text = encode(before + secret.encode() + after).decode()
-        left = redact(f"Basic {text}").removeprefix("Basic ")
+        text = encode(prefix + secret.encode() + after).decode()
+        remainder = redact(f"Basic {text}").removeprefix("Basic ")
         # At most the characters at both ends are left, which encode other bytes, too.
-        assert left.startswith(text[: len(before) * 4 // 3]) and MARK in left
-        assert len(left.replace(MARK, "")) <= len(text) - len(secret) * 4 // 3 + 2
+        assert remainder.startswith(text[: len(prefix) * 4 // 3]) and MARK in remainder
+        assert len(remainder.replace(MARK, "")) <= len(text) - len(secret) * 4 // 3 + 2
 
 
 @given(
     st.text(alphabet=ALNUM + "/+=_-", min_size=8, max_size=60), st.sampled_from([str.upper, str.lower, str.swapcase])
 )
-def test_values_of_secret_variables_are_redacted_in_any_letter_case(secret, change):
+def test_secret_variables_are_redacted_case_insensitively(secret, change):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SOME_API_KEY", secret)
         assert redact(f"<{change(secret)}>") == f"<{MARK}>"
@@ -188,22 +198,22 @@ def test_values_of_secret_variables_are_redacted_in_any_letter_case(secret, chan
 @pytest.mark.parametrize(
     "name", ["A_KEY", "B_TOKEN", "C_SECRET", "D_PASSWORD", "lower_key", "Db_Passwd", "E_CREDENTIALS"]
 )
-def test_variables_named_like_secrets(name, monkeypatch):
+def test_secret_variable_names(name, monkeypatch):
     monkeypatch.setenv(name, "correcthorse\n")
     assert redact("is correcthorse it?") == f"is {MARK} it?"
     with pytest.raises(ConfigError, match="x holds"):
         refuse({"x": "correcthorse"})
 
 
-def test_a_variable_that_holds_a_key_under_another_name(monkeypatch):
-    monkeypatch.setattr(secrets, "_named", set())  # no test after this one knows of the variable
+def test_key_in_unusual_variable(monkeypatch):
+    monkeypatch.setattr(secrets, "_secret_variables", set())  # no test after this one knows of the variable
     monkeypatch.setenv("MY_OPENAI", "correcthorse")
     assert redact("correcthorse") == "correcthorse"
     protect("MY_OPENAI")
     assert redact("correcthorse") == MARK
 
 
-def test_short_values_and_places_are_none(monkeypatch, tmp_path):
+def test_short_values_and_paths_are_not_secrets(monkeypatch, tmp_path):
     monkeypatch.setenv("SOME_KEY", "none")
     monkeypatch.setenv("OTHER_CREDENTIALS", str(tmp_path))
     assert redact(f"none {tmp_path}") == f"none {tmp_path}"
@@ -214,7 +224,7 @@ def test_short_values_and_places_are_none(monkeypatch, tmp_path):
     assert redact("1234567 Xcorrect") == f"1234567 {MARK}", "a place is not relative to the one where a run is begun"
 
 
-def test_secrets_in_addresses_and_the_longest_of_them_first(monkeypatch):
+def test_address_secrets_and_longest_first(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "correct/horse")
     monkeypatch.setenv("OTHER_KEY", "correct/horse staple")
     assert redact("correct%2Fhorse, correct/horse staple") == f"{MARK}, {MARK}"
@@ -225,17 +235,17 @@ def test_secrets_in_addresses_and_the_longest_of_them_first(monkeypatch):
     assert redact(json.dumps({"a": 'correct"horse'})) == json.dumps({"a": MARK})
 
 
-def test_all_of_nested_data(monkeypatch):
+def test_nested_containers(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "correcthorse")
-    given_ = {"correcthorse": [1, None, True, ("correcthorse",), {"a": 0.5, "b": "correcthorse"}]}
-    assert redact_all(given_) == {MARK: [1, None, True, [MARK], {"a": 0.5, "b": MARK}]}
+    nested = {"correcthorse": [1, None, True, ("correcthorse",), {"a": 0.5, "b": "correcthorse"}]}
+    assert redact_all(nested) == {MARK: [1, None, True, [MARK], {"a": 0.5, "b": MARK}]}
 
 
-def test_given_secrets_stand_for_those_of_the_environment(monkeypatch):
+def test_explicit_secrets_replace_environment(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "correcthorse")
-    text, left = "a staple, a correcthorse", f"a {MARK}, a correcthorse"
-    assert redact(text, ["staple"]) == redact_code(text, ["staple"]) == left
-    assert redact_all({text: [text]}, ["staple"]) == {left: [left]}
+    text, remainder = "a staple, a correcthorse", f"a {MARK}, a correcthorse"
+    assert redact(text, ["staple"]) == redact_code(text, ["staple"]) == remainder
+    assert redact_all({text: [text]}, ["staple"]) == {remainder: [remainder]}
     assert fault("a.b", "staple", ["staple"]) is not None
     assert fault("a.b", "correcthorse", ["staple"]) is None
 
@@ -253,14 +263,14 @@ def test_given_secrets_stand_for_those_of_the_environment(monkeypatch):
         "${oc.env:${name}}",
     ],
 )
-def test_reading_a_secret_variable_into_a_config_is_refused(value):
-    with pytest.raises(ConfigError, match=r"^llm\.model reads the environment variable"):
+def test_rejects_interpolation_of_secret_variable(value):
+    with pytest.raises(ConfigError, match=r"llm\.model"):
         refuse({"llm": {"model": value}})
-    with pytest.raises(ConfigError, match=r"^llm\.model reads the environment variable"):
+    with pytest.raises(ConfigError, match=r"llm\.model"):
         refuse_arguments([f"llm.model='{value}'"])
 
 
-def test_reading_other_variables_is_not():
+def test_interpolation_of_plain_variables_is_accepted():
     refuse({"a": "${oc.env:HOME}/x", "b": "${oc.env:USER,nobody}", "c": "${output_root}/llm_cache"})
 
 
@@ -278,7 +288,7 @@ def test_reading_other_variables_is_not():
         "$OPENAI_API_KEY",
     ],
 )
-def test_what_is_no_name_of_a_variable(name, monkeypatch):
+def test_invalid_variable_names(name, monkeypatch):
     wrong = variable_fault(name)
     assert wrong is not None and "OPENAI_API_KEY" in wrong
     assert not name or name == "$OPENAI_API_KEY" or name not in wrong
@@ -292,33 +302,33 @@ def test_what_is_no_name_of_a_variable(name, monkeypatch):
         ("", "is no name of a variable"),
         (24 * "A", "looks like a key itself"),
         ("MY_ABCDEFGHIJK1", "looks like a key itself"),
-        ("a" * 23, "is not set, and not spelt like a variable (capital letters, digits, underscores)"),
-        ("abcdefghij1", "is not set, and not spelt like a variable (capital letters, digits, underscores)"),
+        ("a" * 23, "is not set, and not spelled like a variable (capital letters, digits, underscores)"),
+        ("abcdefghij1", "is not set, and not spelled like a variable (capital letters, digits, underscores)"),
         (23 * "A", None),
         ("ABCDEFGHIJ1_ABC", None),
     ],
 )
-def test_what_is_said_of_a_name(name, wrong):
-    said = "must name the environment variable that holds the key, such as OPENAI_API_KEY; what is given {}. "
-    said += "(It is not repeated here: it may be the key)"
-    assert variable_fault(name) == (None if wrong is None else said.format(wrong))
+def test_message_for_variable_name(name, wrong):
+    message = "must name the environment variable that holds the key, such as OPENAI_API_KEY, but its value {}. "
+    message += "(The value is not repeated here, because it may be the key.)"
+    assert variable_fault(name) == (None if wrong is None else message.format(wrong))
 
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "MY_KEY", "KEY2", "LAB_GPT4O_KEY", "A", "AZURE_OPENAI_KEY_2026"])
-def test_names_of_variables(name):
+def test_variable_names(name):
     assert variable_fault(name) is None
 
 
-def test_an_unusual_name_is_one_if_it_is_set(monkeypatch):
+def test_unusual_name_is_accepted_if_set(monkeypatch):
     assert variable_fault("myOpenAiKey") is not None
     monkeypatch.setenv("myOpenAiKey", "correcthorse")
     assert variable_fault("myOpenAiKey") is None
     assert variable_fault("correcthorse") is not None
 
 
-INSTEAD = (
+REPLACEMENTS = (
     ". Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
-    "llm.api_key_header, llm.api_key_query). What is in a config is written down"
+    "llm.api_key_header, llm.api_key_query), because configs are saved in files"
 )
 
 
@@ -339,23 +349,23 @@ INSTEAD = (
         ("a.b", "", None),
     ],
 )
-def test_what_is_said_of_a_value(name, value, wrong):
-    assert fault(name, value) == (None if wrong is None else wrong + INSTEAD)
+def test_message_for_secret_text(name, value, wrong):
+    assert fault(name, value) == (None if wrong is None else wrong + REPLACEMENTS)
 
 
-def test_what_is_said_of_a_config_and_of_a_command_line():
-    wrong = "holds what looks like a key or password" + INSTEAD
-    for call, where in (
+def test_messages_for_config_and_command_line():
+    wrong = "holds what looks like a key or password" + REPLACEMENTS
+    for call, location in (
         (partial(refuse, {"a": {"my_token": [1, "abcdefgh"]}}), "a.my_token[1]"),
         (partial(refuse, {1: {"my_token": "abcdefgh"}}), "1.my_token"),
-        (partial(refuse, {f"sk-{DRAWN}": 1}), "a key in the config"),
-        (partial(refuse, {"a": [{f"sk-{DRAWN}": 1}]}), "a key in a[0]"),
+        (partial(refuse, {f"sk-{RANDOM_KEY}": 1}), "a key in the config"),
+        (partial(refuse, {"a": [{f"sk-{RANDOM_KEY}": 1}]}), "a key in a[0]"),
         (partial(refuse_arguments, ["a=1", "+a.my_token=abcdefgh"]), "a.my_token"),
         (partial(refuse_arguments, ["X.my_token=abcdefgh"]), "X.my_token"),
-        (partial(refuse_arguments, ["a=1", f"sk-{DRAWN}=1"]), "argument 2"),
-        (partial(refuse_arguments, ["a=1", f"sk-{DRAWN}"]), "argument 2"),
+        (partial(refuse_arguments, ["a=1", f"sk-{RANDOM_KEY}=1"]), "argument 2"),
+        (partial(refuse_arguments, ["a=1", f"sk-{RANDOM_KEY}"]), "argument 2"),
     ):
-        with pytest.raises(ConfigError, match=f"^{re.escape(f'{where} {wrong}')}$"):
+        with pytest.raises(ConfigError, match=f"^{re.escape(f'{location} {wrong}')}$"):
             call()
 
 
@@ -373,15 +383,15 @@ def test_what_is_said_of_a_config_and_of_a_command_line():
         "loggers.mlflow.tracking_uri='https://host/#abcdefgh'",
         "hardware.backend.setup=['export OPENAI_API_KEY=abcdefgh']",
         "hardware.backend.setup='[\"export HF_TOKEN=abcdefgh\"]'",
-        f"seed=0,sk-{DRAWN}",
-        f"sk-{DRAWN}",
-        f"sk-{DRAWN}=1",
+        f"seed=0,sk-{RANDOM_KEY}",
+        f"sk-{RANDOM_KEY}",
+        f"sk-{RANDOM_KEY}=1",
     ],
 )
-def test_overrides_that_are_refused(argument):
+def test_rejected_overrides(argument):
     with pytest.raises(ConfigError) as error:
         refuse_arguments(["env=cleanup", argument])
-    assert "abcdefgh" not in str(error.value) and DRAWN not in str(error.value) and "pw@" not in str(error.value)
+    assert "abcdefgh" not in str(error.value) and RANDOM_KEY not in str(error.value) and "pw@" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -411,14 +421,14 @@ def test_overrides_that_are_refused(argument):
         "llm.api_key_header=api-key",
     ],
 )
-def test_overrides_that_pass(argument):
+def test_accepted_overrides(argument):
     refuse_arguments([argument])
     assert redact(argument) == argument and redact_arguments([argument]) == [argument]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(CONF).as_posix())
-def test_every_option_passes(path):
+def test_package_options_are_accepted(path):
     text = path.read_text(encoding="utf-8")
     assert redact_code(text) == text
     refuse(yaml.safe_load(text) or {})
@@ -428,12 +438,12 @@ def test_every_option_passes(path):
 
 
 @pytest.mark.parametrize("path", [*PAGES, *PROMPTS], ids=lambda path: path.name)
-def test_every_page_and_prompt_stays_as_it_is(path):
+def test_pages_and_prompts_are_unchanged(path):
     text = path.read_text(encoding="utf-8")
     assert redact(text) == text
 
 
-def test_every_command_of_the_documentation_passes():
+def test_documented_commands_are_accepted():
     commands = [line for page in PAGES for line in re.findall(r"llmrl-(?:train|finetune) [^`\n]*", page.read_text())]
     assert len(commands) > 150
     for command in commands:
@@ -469,9 +479,9 @@ def test_ordinary_overrides_pass(name, value):
 
 
 @given(st.text())
-def test_any_text_can_be_redacted_and_checked(text):
-    once = redact_code(text)
-    assert redact_code(once) == once
+def test_arbitrary_text_is_redactable(text):
+    redacted = redact_code(text)
+    assert redact_code(redacted) == redacted
     fault("a.b", text)
     variable_fault(text)
     names_secret(text)
@@ -483,7 +493,7 @@ def test_any_text_can_be_redacted_and_checked(text):
     ["a.-", "://", "?a", "a", "bearer ", "sk-", "&aaaa=&", "x://a", "-----BEGIN PRIVATE KEY-----", "eyJ.", "api_key"],
 )
 def test_long_texts_take_linear_time(piece):
-    """Seconds for half a million characters; what grows with their square takes hours."""
+    """Allow seconds for half a million characters; quadratic time would take hours."""
     text = (piece * 500_000)[:500_000]
     start = time.process_time()
     redact_code(text)

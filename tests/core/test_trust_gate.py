@@ -1,4 +1,4 @@
-"""Which code a config may name: by whole components, by the home of what is found, and by whose word."""
+"""Classes that a config may name. Components of the name, the origin of the object and the source of trust decide."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmrl.conf
-from llmrl.config.trust_options import only_typed, shell_keys, trusted_by
+from llmrl.config.trust_options import shell_keys, typed_modules, with_typed_trust
 from llmrl.core import trust as gate
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
@@ -40,7 +40,7 @@ loads, half, part = json.loads, partial(make), Part()
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package `mine` with a module `mine.parts`, and one `mine_too` whose name only begins so."""
+    """Create a package `mine` with a module `mine.parts`, and a package `mine_too` with the same prefix."""
     for name in ("mine", "mine_too"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
@@ -55,19 +55,19 @@ def package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Part", "Part.Inner", "Part.made", "make"])
-def test_own_classes_and_functions_are_found(package, name):
+def test_local_classes_and_functions_are_resolved(package, name):
     for modules in (("mine",), ("mine.parts",)):
         assert callable(Trust(modules).locate(f"mine.parts.{name}", "agent._target_"))
 
 
 @pytest.mark.parametrize(
-    ("name", "why"),
+    ("name", "reason"),
     [
         ("json.loads", "json is a module"),
         ("json.decoder.JSONDecoder", "json is a module"),
-        ("JSONDecoder", "at home in json.decoder"),
-        ("Path", "at home in pathlib"),
-        ("loads", "at home in json"),
+        ("JSONDecoder", "json.decoder"),
+        ("Path", "defined in pathlib"),
+        ("loads", "defined in json"),
         ("half", "is an object"),
         ("part", "is an object"),
         ("part.made", "is an object"),
@@ -75,51 +75,51 @@ def test_own_classes_and_functions_are_found(package, name):
         ("Part.__init__", "no dotted name"),
     ],
 )
-def test_what_a_trusted_module_has_imported_is_not_named_through_it(package, name, why):
-    with pytest.raises(ConfigError, match=why):
+def test_transitive_imports_are_not_allowed(package, name, reason):
+    with pytest.raises(ConfigError, match=reason):
         Trust(("mine",)).locate(f"mine.parts.{name}", "agent._target_")
 
 
-def test_nothing_is_imported_before_it_is_judged(package):
+def test_check_precedes_import(package):
     for modules, target in (
         ((), "mine.parts.Part"),
         (("mine",), "mine_too.parts.Part"),
         (("mine.parts",), "mine.Part"),
     ):
-        with pytest.raises(ConfigError, match="outside the trusted modules"):
+        with pytest.raises(ConfigError, match="trusted modules"):
             Trust(modules).locate(target, "x")
     assert not {"mine", "mine_too"} & set(sys.modules)
-    with pytest.raises(ConfigError, match=r"trusted_modules=\[mine_too\]' \(--trust mine_too where a run is read\)"):
+    with pytest.raises(ConfigError, match=r"trusted_modules=\[mine_too\].*mine_too"):
         Trust(("mine",)).load("mine_too.parts", "env.id=mine_too.parts:X-v0")
 
 
 @given(st.sampled_from(PACKAGES), st.text("abz_.09", min_size=1, max_size=8))
-def test_names_are_compared_by_whole_components(package, more):
+def test_names_are_compared_by_component(package, suffix):
     assert Trust().covers(package) and Trust().covers(f"{package}.x")
-    assert Trust().covers(package + more) == more.startswith(".")
+    assert Trust().covers(package + suffix) == suffix.startswith(".")
 
 
-def test_what_options_name_is_found():
+def test_targets_in_options_are_detected():
     files = [path.read_text() for path in Path(llmrl.conf.__path__[0]).rglob("*.yaml")]
-    named = {name for text in files for name in re.findall(r"^[^#\n]*_target_: *(llmrl\.[\w.]+)", text, re.MULTILINE)}
-    assert len(named) > 60
-    for name in {*NAMED, *named}:
+    targets = {name for text in files for name in re.findall(r"^[^#\n]*_target_: *(llmrl\.[\w.]+)", text, re.MULTILINE)}
+    assert len(targets) > 60
+    for name in {*NAMED, *targets}:
         assert callable(Trust().locate(name, "x")), name
 
 
-def test_of_llmrl_no_class_is_named_that_writes_where_it_is_told():
+def test_no_target_writes_to_given_path():
     for name in ("llmrl.llms.call_log.CallLog", "llmrl.llms.cache.Cache", "llmrl.run.metrics.MetricLog"):
-        with pytest.raises(ConfigError, match="holds no parts"):
+        with pytest.raises(ConfigError, match="no parts"):
             Trust().locate(name, "agent._target_")
 
 
 @pytest.mark.parametrize("name", ["", ".", "mine.", "*", "mine parts", "../mine", 3, "__main__"])
-def test_names_of_modules_are_names(name):
-    with pytest.raises(ConfigError, match="no name of a module"):
+def test_module_names_are_valid(name):
+    with pytest.raises(ConfigError, match="no name"):
         Trust((name,))
 
 
-def test_the_users_own_file(package):
+def test_user_file(package):
     path = gate.user_file()
     assert path.is_relative_to(package / "config")
     path.parent.mkdir(parents=True)
@@ -128,23 +128,23 @@ def test_the_users_own_file(package):
     path.write_text("llmrl\n")
     assert not Trust().covers("llmrl.cli.sweep") and not Trust().covers("mine")
     path.write_text("mine\nnot a name\n")
-    with pytest.raises(ConfigError, match="'not a name' is no name of a module"):
+    with pytest.raises(ConfigError, match="'not a name'"):
         Trust().covers("mine")
 
 
-@pytest.mark.parametrize("what", ["file", "folder"])
+@pytest.mark.parametrize("location", ["file", "folder"])
 @pytest.mark.parametrize("mode", [0o020, 0o002])
-def test_a_file_that_others_may_write_says_nothing(package, what, mode):
+def test_world_writable_file_is_ignored(package, location, mode):
     path = gate.user_file()
     path.parent.mkdir(parents=True)
     path.write_text("mine\n")
-    loose = path if what == "file" else path.parent
+    loose = path if location == "file" else path.parent
     loose.chmod(loose.stat().st_mode | mode)
-    with pytest.raises(ConfigError, match="others may write it"):
+    with pytest.raises(ConfigError, match="may write"):
         Trust().covers("mine")
 
 
-def test_installed_entry_points_are_trusted_and_the_working_directory_is_not_installed(package, monkeypatch):
+def test_installed_entry_points_are_allowed(package, monkeypatch):
     meta = package / "mine-1.0.dist-info"
     meta.mkdir()
     (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
@@ -155,35 +155,39 @@ def test_installed_entry_points_are_trusted_and_the_working_directory_is_not_ins
     assert not Trust().covers("mine.parts")
 
 
-def test_the_command_line_alone_trusts():
-    assert trusted_by(["seed=1", "trusted_modules=[a,b.c]"]) == ["a", "b.c"]
-    assert trusted_by(["trusted_modules=[a]", "++trusted_modules=['b']"]) == ["b"]
-    assert only_typed({"trusted_modules": ["a"]}, ["trusted_modules=[a]"]) == {"trusted_modules": ["a"]}
-    for found, typed in ((["a"], []), (["a", "b"], ["trusted_modules=[a]"]), (["b"], ["trusted_modules=[a]"])):
-        with pytest.raises(ConfigError, match="for whoever types the command"):
-            only_typed({"trusted_modules": found}, typed)
+def test_only_command_line_grants_trust():
+    assert typed_modules(["seed=1", "trusted_modules=[a,b.c]"]) == ["a", "b.c"]
+    assert typed_modules(["trusted_modules=[a]", "++trusted_modules=['b']"]) == ["b"]
+    assert with_typed_trust({"trusted_modules": ["a"]}, ["trusted_modules=[a]"]) == {"trusted_modules": ["a"]}
+    for trusted_modules, overrides in (
+        (["a"], []),
+        (["a", "b"], ["trusted_modules=[a]"]),
+        (["b"], ["trusted_modules=[a]"]),
+    ):
+        with pytest.raises(ConfigError, match="the command"):
+            with_typed_trust({"trusted_modules": trusted_modules}, overrides)
     for wrong in ("trusted_modules=a", "trusted_modules={a: b}", "trusted_modules=[1]", "trusted_modules=[a],[b]"):
-        with pytest.raises(ConfigError, match="give a list of modules"):
-            trusted_by([wrong])
+        with pytest.raises(ConfigError, match="list of"):
+            typed_modules([wrong])
 
 
-def test_command_lines_of_jobs_are_typed_or_trusted():
+def test_job_command_lines_need_trust():
     slurm = {"setup": ["module load cuda"], "srun_args": ["--cpu-bind=none"], "python": None, "extra": None}
     slurm["_target_"] = "llmrl.sweeps.backends.slurm_submission.Slurm"
     config = {"trusted_modules": [], "hardware": {"backend": slurm}}
     assert shell_keys(config["hardware"], []) == ["hardware.backend.setup"]
-    assert only_typed(config, ["hardware.backend.partition=x"])["trusted_modules"] == []
-    assert only_typed(config, ["hardware.backend.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
-    with pytest.raises(ConfigError, match="command lines that jobs would run"):
+    assert with_typed_trust(config, ["hardware.backend.partition=x"])["trusted_modules"] == []
+    assert with_typed_trust(config, ["hardware.backend.setup=[module load cuda]"])["trusted_modules"] == ["shell"]
+    with pytest.raises(ConfigError, match="command lines"):
         Trust().check_shell(["hardware.backend.setup"])
     Trust(("shell",)).check_shell(["hardware.backend.setup"])
     Trust().check_shell([])
-    for target, why in (("llmrl.llms.retry.Retry", "no backend"), ("nobody.Knows", "outside the trusted modules")):
-        with pytest.raises(ConfigError, match=why):
+    for target, reason in (("llmrl.llms.retry.Retry", "no backend"), ("nobody.Knows", "outside the trusted modules")):
+        with pytest.raises(ConfigError, match=reason):
             shell_keys({"backend": {"_target_": target, "setup": ["x"]}}, [])
 
 
-def test_the_default_folder_is_in_the_home(monkeypatch, tmp_path):
+def test_default_folder_is_in_home(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert gate.user_file() == tmp_path / ".config" / "llmrl" / "trusted" and os.getuid() >= 0

@@ -9,8 +9,8 @@ from llmrl.display import console
 ADDRESS = "http://localhost:6006/?runFilter=%5E(.*%2F)%3Fmean%2F#timeseries"
 
 
-def test_a_link_can_be_clicked_in_terminals(monkeypatch):
-    """Its address is part of the control sequence (OSC 8), not of the visible text."""
+def test_terminal_links_are_clickable(monkeypatch):
+    """Check that the address is part of the control sequence (OSC 8), not of the visible text."""
     output = io.StringIO()
     monkeypatch.setattr(console, "terminal", lambda: Console(file=output, force_terminal=True, width=40))
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
@@ -20,6 +20,6 @@ def test_a_link_can_be_clicked_in_terminals(monkeypatch):
     assert "Means" in visible and ADDRESS not in visible and not closing.strip()
 
 
-def test_a_link_stands_in_full_in_files(capsys):
+def test_file_links_are_complete(capsys):
     console.print_link("Means", ADDRESS)
     assert capsys.readouterr().out == f"Means: {ADDRESS}\n"

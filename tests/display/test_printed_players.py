@@ -5,13 +5,13 @@ from llmrl.display.evaluation_tables import print_evaluation
 ROW = {"mean": 2.0, "standard_error": 0.1, "low": 1.8, "high": 2.2, "min": 1.0, "max": 3.0}
 
 
-def test_what_some_player_never_did_is_a_dash_for_it(capsys):
+def test_missing_player_metric_is_dash(capsys):
     players = [
         {"policy": "student", "mode": "stochastic", "table": {"return": ROW, "welfare/sum": ROW}},
         {"policy": "random", "mode": "stochastic", "table": {"return": ROW, "mean_eating_step": ROW}},
     ]
-    told = {"mechanism": None, "context": None, "carried": [], "videos": [], "out": "out"}
-    print_evaluation({"episodes": 4, "seed": 0, "checkpoint": 1, "players": players, "table": {}, **told})
+    arguments = {"mechanism": None, "context": None, "carried": [], "videos": [], "out": "out"}
+    print_evaluation({"episodes": 4, "seed": 0, "checkpoint": 1, "players": players, "table": {}, **arguments})
     lines = capsys.readouterr().out.splitlines()
     [eating] = [line for line in lines if "mean eating step" in line]
     assert eating.split("│")[2].strip() == "-" and eating.split("│")[3].strip() == "2.000"

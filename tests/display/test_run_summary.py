@@ -21,20 +21,21 @@ def measurement(objective, fee):
     }
 
 
-def closing_table(capsys, folder, evaluated, **entries):
+def closing_table(capsys, folder, evaluations, **entries):
     """Return the rows of the last table that is printed of a run, by their name.
 
-    A search measured 130 once and the recommended vector at 70; its confirmation measured 86, and its evaluation 92."""
+    A search measured 130 once and the recommended vector at 70; its confirmation measured 86, and its evaluation 92.
+    """
     recommendation = {
         "mechanism": {"fee": 1.0},
         "context": None,
-        "objective": 92.0 if evaluated else None,
-        "standard_error": 4.0 if evaluated else None,
-        "evaluations": 8 if evaluated else 0,
+        "objective": 92.0 if evaluations else None,
+        "standard_error": 4.0 if evaluations else None,
+        "evaluations": 8 if evaluations else 0,
         "measurements": 2,
         "measured": 78.0,
     }
-    scores = {"recommendation": 92.0, "recommendation_standard_error": 4.0} if evaluated else {}
+    scores = {"recommendation": 92.0, "recommendation_standard_error": 4.0} if evaluations else {}
     summary = {
         **scores,
         **entries,
@@ -52,34 +53,34 @@ def closing_table(capsys, folder, evaluated, **entries):
     return {name: value for _, name, value, _ in cells}
 
 
-def test_contexts_without_a_proposal_are_marked(capsys):
+def test_contexts_lacking_proposal_are_marked(capsys):
     row = {"mechanism": {"tax": 0.0}, "objective": 1.0, "standard_error": None, "evaluations": 4}
     rows = [row | {"context": "dry", "measurements": 2}, row | {"context": "wet", "measurements": 0}]
     print_recommendations(Console(), {"recommendations": rows})
-    printed = capsys.readouterr().out
-    assert "wet (not tried)" in printed and "dry (not tried)" not in printed
+    output = capsys.readouterr().out
+    assert "wet (not tried)" in output and "dry (not tried)" not in output
 
 
-def test_waiting_time_is_the_last_sum(capsys, tmp_path):
+def test_waiting_time_is_last_total(capsys, tmp_path):
     seconds = [1.5, 4.0]
     lines = [json.dumps({"kind": "proposal", "x": "steps", "steps": i, LATENCY: s}) for i, s in enumerate(seconds)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     assert closing_table(capsys, tmp_path, True, llm="a model")["llm waiting time"].startswith("4 s")
 
 
-@pytest.mark.parametrize("evaluated", [True, False])
-def test_values_of_the_objective_differ_in_words(capsys, tmp_path, evaluated):
-    rows = closing_table(capsys, tmp_path, evaluated)
+@pytest.mark.parametrize("evaluations", [True, False])
+def test_objective_values_have_distinct_text(capsys, tmp_path, evaluations):
+    rows = closing_table(capsys, tmp_path, evaluations)
     values = {value.split()[0]: name for name, value in rows.items()}
-    highest, measured, online = values["130"], values["78"], values["61.5"]
-    assert "highest" in highest and "measurements" in measured and "online" in online
-    assert all("biased upward" in rows[name] for name in (highest, measured))
+    highest, validation, online = values["130"], values["78"], values["61.5"]
+    assert "highest" in highest and "measurements" in validation and "online" in online
+    assert all("biased upward" in rows[name] for name in (highest, validation))
     [result] = [name for name, value in rows.items() if "the result" in value]
-    assert result == (values["92"] if evaluated else online)
+    assert result == (values["92"] if evaluations else online)
     assert not {"recommendation", "recommendation standard error"} & set(rows)
 
 
-def test_the_command_for_films_trusts_what_the_run_trusted():
+def test_video_command_keeps_trust_option():
     config = {"trusted_modules": ["my_package", "KEY@https://host", "http://localhost:8000"]}
     assert evaluate_command(config, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video --trust my_package"
     assert evaluate_command({}, Path("/r/s0")) == "llmrl-evaluate /r/s0 --video"
@@ -96,7 +97,7 @@ def test_the_command_for_films_trusts_what_the_run_trusted():
         ({"mlflow": {"tracking_uri": "http://h:5000"}}, ["MLflow: http://h:5000"]),
     ],
 )
-def test_where_records_of_loggers_are(loggers, expected):
+def test_logger_locations(loggers, expected):
     lines = logger_lines(loggers, Path("/out/game/a-1/s0"))
     assert len(lines) == len(expected)
     assert all(line.endswith(end) for line, end in zip(lines, expected, strict=True))

@@ -1,4 +1,4 @@
-"""Our environments through PettingZoo's and Gymnasium's own checks."""
+"""The package's environments under the checkers of PettingZoo and Gymnasium."""
 
 import warnings
 
@@ -7,13 +7,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from pettingzoo.test import parallel_api_test, parallel_seed_test
 
+from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 from llmrl.envs.adapters.parallel import ParallelAdapter
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 
 
 def melting_pot(substrate, mechanism, render=False, **options):
@@ -34,7 +34,7 @@ NATIVE = [
 ]
 FACTORIES = [
     *NATIVE,
-    pytest.param(lambda: EscapeRoom(Seeds(0), n_envs=1), id="escape_room"),
+    pytest.param(lambda: make_env("escape_room", n_envs=1), id="escape_room"),
     pytest.param(
         lambda: melting_pot("harvest", BracketedTax(), horizon=20),
         id="harvest",
@@ -61,21 +61,21 @@ def test_parallel_api(factory):
 
 
 @pytest.mark.parametrize("factory", NATIVE)
-def test_a_seed_gives_the_same_game_again(factory):
+def test_seed_reproduces_game(factory):
     parallel_seed_test(lambda: ParallelAdapter(factory()), num_cycles=30)
 
 
-def test_what_was_seen_stays():
+def test_observations_are_not_overwritten():
     env = ParallelAdapter(native("harvest", None, observe=["pixels"]))
-    seen = env.reset(seed=1)[0]["player_0"]["pixels"]
-    kept = seen.copy()
+    pixels = env.reset(seed=1)[0]["player_0"]["pixels"]
+    pixels_copy = pixels.copy()
     for _ in range(3):
         env.step(dict.fromkeys(env.agents, 5))
-    assert (seen == kept).all()
+    assert (pixels == pixels_copy).all()
 
 
-def test_parallel_env_passes_rewards_and_metrics_on():
-    env = ParallelAdapter(EscapeRoom(Seeds(0), n_envs=1, horizon=2))
+def test_parallel_env_forwards_rewards():
+    env = ParallelAdapter(make_env("escape_room", n_envs=1, horizon=2))
     env.env.set_mechanism([0, 0, 0, 0, 3])
     observation, _ = env.reset(seed=1, options={"context": 0})
     assert set(observation) == {f"player_{i}" for i in range(5)}
@@ -89,7 +89,7 @@ def test_parallel_env_passes_rewards_and_metrics_on():
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-def test_gymnasium_checks_a_society_of_one():
+def test_single_player_society_passes_gymnasium_checker():
     env = GymnasiumAdapter(melting_pot("cleanup", Incentives(), n_agents=1, horizon=20, render=True), "rgb_array")
     try:
         check_env(env, skip_render_check=True)
@@ -105,11 +105,11 @@ def test_gymnasium_checks_a_society_of_one():
         env.close()
 
 
-def test_several_games_are_refused():
+def test_rejects_multiple_games():
     with pytest.raises(ConfigError, match="n_envs=1"):
-        ParallelAdapter(EscapeRoom(Seeds(0), n_envs=2))
+        ParallelAdapter(make_env("escape_room", n_envs=2))
 
 
-def test_gymnasium_refuses_several_agents():
+def test_gymnasium_rejects_multiple_agents():
     with pytest.raises(ConfigError, match="use PettingZoo"):
-        GymnasiumAdapter(EscapeRoom(Seeds(0), n_envs=1))
+        GymnasiumAdapter(make_env("escape_room", n_envs=1))

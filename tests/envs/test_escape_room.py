@@ -1,4 +1,4 @@
-"""The rules of the Contextual Escape Room, one by one, and against a slow game that moves agent by agent."""
+"""The rules of the Contextual Escape Room, also compared with a slow game that moves agent by agent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
@@ -18,7 +19,7 @@ DOOR, START = 3, 4
 
 
 def make(n_envs: int = 1, **options: Any) -> EscapeRoom:
-    return EscapeRoom(seeds=Seeds(0), n_envs=n_envs, **options)
+    return make_env("escape_room", n_envs=n_envs, **options)
 
 
 def started(context: int = 0, **options: Any) -> EscapeRoom:
@@ -33,13 +34,13 @@ def rewards(env: EscapeRoom, *places: int) -> list[float]:
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_who_pays_for_incentives(balanced: bool) -> None:
+def test_incentive_payers(balanced: bool) -> None:
     env = started(budget_balanced=balanced)
     values = np.array([4.0, 3.0, 2.0, 1.0, 0.5])
     env.set_mechanism(values)
     step = env.step(np.array([[0, 0, 1, DOOR, START]]))
-    paid = np.array([4.0, 4.0, 3.0, 1.0, 0.5])
-    expected = paid - paid.mean() if balanced else paid
+    payments = np.array([4.0, 4.0, 3.0, 1.0, 0.5])
+    expected = payments - payments.mean() if balanced else payments
     np.testing.assert_allclose((step.reward - step.base_reward)[0], expected, rtol=1e-6)
     assert step.reward_jacobian is not None
     np.testing.assert_allclose(step.reward_jacobian[0] @ values, expected, rtol=1e-6)
@@ -47,7 +48,7 @@ def test_who_pays_for_incentives(balanced: bool) -> None:
     assert env.spec.facts["budget_balanced"] is balanced
 
 
-def test_spec_of_the_published_game() -> None:
+def test_published_game_spec() -> None:
     env = make()
     spec = env.spec
     assert isinstance(env, VecEnv)
@@ -62,7 +63,7 @@ def test_spec_of_the_published_game() -> None:
     assert spec.deterministic
 
 
-def test_everybody_begins_at_the_start_and_sees_places_and_context() -> None:
+def test_initial_observation() -> None:
     observation = started(context=2).reset()["vector"]
     assert observation.shape == (1, 5, 28)
     assert observation.dtype == np.float32
@@ -70,56 +71,56 @@ def test_everybody_begins_at_the_start_and_sees_places_and_context() -> None:
     assert np.array_equal(observation[0], np.tile(expected, (5, 1)))
 
 
-def test_observation_after_a_move_shows_each_agent_in_its_own_slot() -> None:
+def test_observation_shows_agents_in_individual_slots() -> None:
     observation = started().step(np.array([[0, 1, 2, 3, 4]])).observation["vector"]
     assert np.array_equal(observation[0, 3, :25].reshape(5, 5), np.eye(5))
 
 
 def test_observation_divisor() -> None:
-    published = started(observation_divisor=255.0).reset()["vector"]
-    assert np.allclose(published * 255, started().reset()["vector"])
-    assert published.max() == pytest.approx(1 / 255)
+    published_observation = started(observation_divisor=255.0).reset()["vector"]
+    assert np.allclose(published_observation * 255, started().reset()["vector"])
+    assert published_observation.max() == pytest.approx(1 / 255)
 
 
-def test_door_opens_in_the_step_in_which_enough_agents_reach_the_working_lever() -> None:
+def test_door_opens_with_enough_agents() -> None:
     assert rewards(started(context=1), 1, 1, DOOR, DOOR, DOOR) == [-1, -1, 10, 10, 10]
 
 
-def test_one_agent_at_the_lever_is_not_enough() -> None:
+def test_single_agent_cannot_open_door() -> None:
     assert rewards(started(), 0, DOOR, DOOR, DOOR, DOOR) == [-1] * 5
 
 
-def test_the_other_levers_do_nothing() -> None:
+def test_wrong_levers_do_nothing() -> None:
     assert rewards(started(context=0), 1, 1, 2, 2, DOOR) == [-1] * 5
 
 
-def test_door_closed_costs_only_those_who_move() -> None:
+def test_closed_door_penalizes_movers() -> None:
     env = started()
     assert rewards(env, START, START, 1, 2, DOOR) == [0, 0, -1, -1, -1]
     assert rewards(env, START, 1, 1, 2, DOOR) == [0, -1, 0, 0, 0]
 
 
-def test_door_open_costs_everybody_who_is_not_at_the_door() -> None:
+def test_open_door_penalizes_agents_elsewhere() -> None:
     env = started()
     rewards(env, 0, 0, DOOR, START, START)
     assert rewards(env, 0, 0, DOOR, START, 1) == [-1, -1, 10, -1, -1]
 
 
-def test_stay_penalty_off_spares_those_who_stay() -> None:
+def test_stay_penalty_is_optional() -> None:
     env = started(stay_penalty=False)
     assert rewards(env, 0, 0, DOOR, START, START) == [-1, -1, 10, 0, 0]
     assert rewards(env, 0, 0, DOOR, START, 1) == [0, 0, 10, 0, -1]
 
 
-def test_staying_at_the_door_is_paid_again_while_it_is_open() -> None:
+def test_staying_at_open_door_is_rewarded_again() -> None:
     env = started()
     rewards(env, 0, 0, DOOR, DOOR, DOOR)
     assert rewards(env, 0, 1, DOOR, DOOR, DOOR) == [0, -1, 0, 0, 0]  # one left: closed
 
 
 def test_min_at_lever() -> None:
-    assert rewards(started(min_at_lever=3), 0, 0, DOOR, DOOR, DOOR) == [-1] * 5
-    assert rewards(started(min_at_lever=3), 0, 0, 0, DOOR, DOOR) == [-1, -1, -1, 10, 10]
+    assert rewards(started(min_agents_per_lever=3), 0, 0, DOOR, DOOR, DOOR) == [-1] * 5
+    assert rewards(started(min_agents_per_lever=3), 0, 0, 0, DOOR, DOOR) == [-1, -1, -1, 10, 10]
 
 
 @pytest.mark.parametrize("context", [0, 1, 2])
@@ -129,8 +130,8 @@ def test_optimum_is_140(context: int) -> None:
     assert sum(step.base_reward.sum() for step in steps) == 140
 
 
-def test_no_way_to_more_than_the_optimum_in_one_step() -> None:
-    """All 5**5 joint actions at once, from the start: 28 = 3 * 10 - 2 is the best that a step can bring."""
+def test_optimum_bounds_step_reward() -> None:
+    """Try all 5**5 joint actions from the start: the maximum of a step is 28 = 3 * 10 - 2."""
     joint = np.stack(np.meshgrid(*[np.arange(5)] * 5, indexing="ij"), axis=-1).reshape(-1, 5)
     env = make(n_envs=len(joint))
     env.set_context(0)
@@ -138,7 +139,7 @@ def test_no_way_to_more_than_the_optimum_in_one_step() -> None:
     assert env.step(joint).base_reward.sum(axis=1).max() == 28
 
 
-def test_incentives_are_paid_for_the_place_reached_and_are_no_base_reward() -> None:
+def test_incentives_are_not_base_rewards() -> None:
     env = started()
     env.set_mechanism(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     step = env.step(np.array([[0, 1, 2, DOOR, START]]))
@@ -148,7 +149,7 @@ def test_incentives_are_paid_for_the_place_reached_and_are_no_base_reward() -> N
     assert env.step(np.array([[0, 1, 2, DOOR, START]])).info["incentives_paid"] == [15]  # for staying, too
 
 
-def test_incentives_can_differ_between_games_and_hold_over_resets() -> None:
+def test_incentives_vary_per_game_and_survive_reset() -> None:
     env = make(n_envs=2)
     env.set_mechanism(np.array([[0, 0, 0, 0, 1], [0, 0, 0, 0, 2.5]]))
     env.reset()
@@ -156,7 +157,7 @@ def test_incentives_can_differ_between_games_and_hold_over_resets() -> None:
     assert env.step(np.full((2, 5), START)).reward.tolist() == [[1] * 5, [2.5] * 5]
 
 
-def test_the_most_that_can_be_paid_is_an_option() -> None:
+def test_maximum_incentive_is_option() -> None:
     env = started(max_incentive=12.0, show_mechanism=True)
     assert env.spec.mechanism is not None
     assert list(env.spec.mechanism.high) == [12] * 5
@@ -168,14 +169,14 @@ def test_the_most_that_can_be_paid_is_an_option() -> None:
 
 
 @pytest.mark.parametrize("bad", [[0, 0, 0, 0, 5.01], [-0.1, 0, 0, 0, 0], [1, 2, 3], [0, 0, 0, 0, np.nan]])
-def test_bad_incentives_are_refused_and_change_nothing(bad: list[float]) -> None:
+def test_rejects_invalid_incentives(bad: list[float]) -> None:
     env = started()
     with pytest.raises(ConfigError, match="incentives"):
         env.set_mechanism(np.array(bad))
     assert env.step(np.full((1, 5), START)).reward.sum() == 0
 
 
-def test_without_mechanism() -> None:
+def test_no_mechanism() -> None:
     env = started(mechanism=False)
     assert env.spec.mechanism is None
     with pytest.raises(ConfigError, match="mechanism=false"):
@@ -203,22 +204,22 @@ def test_info() -> None:
     }
 
 
-def test_episode_is_truncated_at_the_horizon_and_then_waits() -> None:
+def test_episode_is_truncated_at_horizon() -> None:
     env = started()
     env.set_mechanism(np.full(5, 1.0))
     go = np.array([[0, 0, DOOR, DOOR, DOOR]])
     truncated = [bool(env.step(go).truncated[0]) for _ in range(5)]
     assert truncated == [False] * 4 + [True]
-    before = env.step(go).observation["vector"]
+    previous = env.step(go).observation["vector"]
     after = env.step(np.full((1, 5), START))
-    assert np.array_equal(before, after.observation["vector"])
+    assert np.array_equal(previous, after.observation["vector"])
     assert after.reward.sum() == after.base_reward.sum() == 0
     assert all(value.sum() == 0 for value in after.info.values())
     assert after.truncated.all()
     assert not after.terminated.any()
 
 
-def test_masked_reset_leaves_the_other_games_alone() -> None:
+def test_masked_reset_affects_selected_games() -> None:
     env = make(n_envs=3)
     env.reset()
     env.step(np.full((3, 5), 1))
@@ -230,7 +231,7 @@ def test_masked_reset_leaves_the_other_games_alone() -> None:
     assert step.truncated.tolist() == [True, False, True]
 
 
-def test_contexts_are_drawn_evenly_and_from_the_seed() -> None:
+def test_contexts_are_uniform() -> None:
     env = make(n_envs=3000)
     first = env.reset(seed=1)["vector"][:, 0, 25:].argmax(1)
     assert np.bincount(first, minlength=3).min() > 900
@@ -238,7 +239,7 @@ def test_contexts_are_drawn_evenly_and_from_the_seed() -> None:
     assert not np.array_equal(env.reset()["vector"][:, 0, 25:].argmax(1), first)
 
 
-def test_context_that_is_set_takes_effect_at_the_next_reset() -> None:
+def test_context_change_applies_at_reset() -> None:
     env = started(context=0)
     env.set_context(1)
     assert rewards(env, 0, 0, DOOR, DOOR, DOOR)[2] == 10
@@ -248,7 +249,7 @@ def test_context_that_is_set_takes_effect_at_the_next_reset() -> None:
         env.set_context(3)
 
 
-def test_fixed_context_is_the_only_one() -> None:
+def test_fixed_context_is_constant() -> None:
     env = make(n_envs=50, fixed_context=2)
     assert env.spec.contexts == ("lever_2_works",)
     assert (env.reset()["vector"][:, 0, 25:].argmax(1) == 2).all()
@@ -257,22 +258,22 @@ def test_fixed_context_is_the_only_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "phrase"),
     [
-        ({"min_at_lever": 5}, "min_at_lever=5"),
+        ({"min_agents_per_lever": 5}, "min_agents_per_lever=5"),
         ({"fixed_context": 3}, "fixed_context=3"),
         ({"show_mechanism": True, "mechanism": False}, "show_mechanism"),
     ],
 )
-def test_impossible_options_are_named(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_error_names_impossible_options(options: dict[str, Any], phrase: str) -> None:
+    with pytest.raises(ConfigError, match=phrase):
         make(**options)
 
 
 def test_bad_actions() -> None:
     env = started()
     for bad in (np.full((1, 5), 5), np.full((1, 5), -1), np.zeros((1, 4), dtype=int)):
-        with pytest.raises(ValueError, match="actions must be"):
+        with pytest.raises(ValueError, match="actions must"):
             env.step(bad)
     with pytest.raises(ValueError, match="reset"):
         make().step(np.zeros((1, 5), dtype=int))
@@ -284,18 +285,18 @@ def test_state_dict_goes_on_exactly() -> None:
     env.reset()
     env.set_mechanism(rng.uniform(0, 5, 5))
     env.step(rng.integers(5, size=(7, 5)))
-    copy = EscapeRoom(seeds=Seeds(99), n_envs=7)
+    copy = make_env("escape_room", Seeds(99), n_envs=7)
     copy.load_state_dict(env.state_dict())
     for _ in range(12):
         action = rng.integers(5, size=(7, 5))
-        a, b = env.step(action), copy.step(action)
-        assert np.array_equal(a.reward, b.reward)
-        assert np.array_equal(a.observation["vector"], b.observation["vector"])
-        assert np.array_equal(a.truncated, b.truncated)
-        assert np.array_equal(env.reset(a.truncated)["vector"], copy.reset(b.truncated)["vector"])
+        x, y = env.step(action), copy.step(action)
+        assert np.array_equal(x.reward, y.reward)
+        assert np.array_equal(x.observation["vector"], y.observation["vector"])
+        assert np.array_equal(x.truncated, y.truncated)
+        assert np.array_equal(env.reset(x.truncated)["vector"], copy.reset(y.truncated)["vector"])
 
 
-def test_state_dict_is_a_snapshot() -> None:
+def test_state_dict_is_snapshot() -> None:
     env = started()
     state = env.state_dict()
     env.step(np.full((1, 5), 1))
@@ -310,11 +311,11 @@ def test_picture_shows_door_lever_and_agents() -> None:
     assert closed.dtype == np.uint8
     assert closed.shape == (112, 168, 3)
     env.step(np.array([[0, 0, DOOR, DOOR, DOOR]]))
-    opened = env.render()
-    assert not np.array_equal(closed[60, 168 - 5], opened[60, 168 - 5])  # the door's frame
-    assert not np.array_equal(opened[5, 5], opened[5, 56 + 5])  # the working lever's frame
+    open_picture = env.render()
+    assert not np.array_equal(closed[60, 168 - 5], open_picture[60, 168 - 5])  # the door's frame
+    assert not np.array_equal(open_picture[5, 5], open_picture[5, 56 + 5])  # the working lever's frame
     assert len(np.unique(closed[64:104, 8:48].reshape(-1, 3), axis=0)) == 6  # at the start: floor and five agents
-    assert len(np.unique(opened[64:104, 8:48].reshape(-1, 3), axis=0)) == 1  # all gone
+    assert len(np.unique(open_picture[64:104, 8:48].reshape(-1, 3), axis=0)) == 1  # all gone
 
 
 def test_pettingzoo_api() -> None:
@@ -327,39 +328,41 @@ def test_pettingzoo_api() -> None:
 
 
 class SlowRoom:
-    """One game, one agent after the other, written from the rules."""
+    """A single game that follows the rules agent by agent."""
 
-    def __init__(self, lever: int, n_agents: int, n_levers: int, needed: int, pay: list[float], stay: bool) -> None:
-        self.lever, self.door, self.needed, self.pay, self.stay = lever, n_levers, needed, pay, stay
+    def __init__(self, lever: int, n_agents: int, n_levers: int, n_required: int, pay: list[float], stay: bool) -> None:
+        self.lever, self.door, self.n_required, self.pay, self.stay = lever, n_levers, n_required, pay, stay
         self.at = [n_levers + 1] * n_agents
 
     def step(self, action: list[int]) -> tuple[list[float], list[float]]:
-        before, self.at = self.at, list(action)
-        is_open = sum(1 for place in self.at if place == self.lever) >= self.needed
+        places_before, self.at = self.at, list(action)
+        is_open = sum(1 for place in self.at if place == self.lever) >= self.n_required
         base = []
-        for old, new in zip(before, self.at, strict=True):
+        for old, new in zip(places_before, self.at, strict=True):
             if is_open and new == self.door:
                 base.append(10.0)
             elif old != new or (is_open and self.stay):
                 base.append(-1.0)
             else:
                 base.append(0.0)
-        return base, [b + self.pay[place] for b, place in zip(base, self.at, strict=True)]
+        return base, [base_reward + self.pay[place] for base_reward, place in zip(base, self.at, strict=True)]
 
 
 @settings(max_examples=60)
 @given(data=st.data())
-def test_batch_equals_the_slow_game(data: st.DataObject) -> None:
+def test_batch_matches_reference(data: st.DataObject) -> None:
     n_envs, n_levers = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     n_agents = data.draw(st.integers(2, 6))
-    needed = data.draw(st.integers(1, n_agents - 1))
+    n_required = data.draw(st.integers(1, n_agents - 1))
     stay, context = data.draw(st.booleans()), data.draw(st.integers(0, n_levers - 1))
     pay = data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 5.0]), min_size=n_levers + 2, max_size=n_levers + 2))
-    env = make(n_envs, n_agents=n_agents, n_levers=n_levers, min_at_lever=needed, stay_penalty=stay, horizon=4)
+    env = make(
+        n_envs, n_agents=n_agents, n_levers=n_levers, min_agents_per_lever=n_required, stay_penalty=stay, horizon=4
+    )
     env.set_context(context)
     env.set_mechanism(np.array(pay))
     env.reset()
-    slow = [SlowRoom(context, n_agents, n_levers, needed, pay, stay) for _ in range(n_envs)]
+    slow = [SlowRoom(context, n_agents, n_levers, n_required, pay, stay) for _ in range(n_envs)]
     place = st.integers(0, n_levers + 1)
     for _ in range(4):
         action = data.draw(

@@ -1,4 +1,4 @@
-"""What players are told of a mechanism is what it is and what it did."""
+"""Texts about a mechanism match its rules and its payments."""
 
 import json
 
@@ -7,21 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import make_env
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
-from llmrl.envs.commons import Commons
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanism_text import MechanismReport, example, fields, rules_in_words
 from llmrl.envs.mechanisms import BracketedTax, Incentives, SocietyEvents
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 
 MECHANISMS = {
     "tax": BracketedTax,
     "tax of the present": lambda: BracketedTax(window=0, edges=[0, 1], multiplier=1),
     "incentives": Incentives,
-    "published incentives": lambda: Incentives(clean_count="exactly_one", pay_removed=True, eat_reward=0.1),
+    "published incentives": lambda: Incentives(clean_count="exactly_one", reward_removed=True, eat_reward=0.1),
 }
 
 
@@ -29,18 +28,18 @@ def read(observation, game, player):
     return json.loads(observation["text"][game, player])
 
 
-def check(told, step, values, space, game, player, shown):
+def check(facts, step, values, space, game, player, show_mechanism):
     """Compare the words on one player's last reward with the settlement of the step."""
-    last = told["last_reward"]
-    paid = step.reward_jacobian[game, player] * values[game]
+    last = facts["last_reward"]
+    payment = step.reward_jacobian[game, player] * values[game]
     assert last["before_payments"] == pytest.approx(float(step.base_reward[game, player]), abs=1e-4)
-    if shown:
-        assert told["mechanism"] == pytest.approx(dict(zip(space.names, values[game], strict=True)), abs=1e-4)
+    if show_mechanism:
+        assert facts["mechanism"] == pytest.approx(dict(zip(space.names, values[game], strict=True)), abs=1e-4)
         parts = np.array([last["payments"].get(name, 0) for name in space.names])
-        np.testing.assert_allclose(parts, paid, atol=1e-4)
+        np.testing.assert_allclose(parts, payment, atol=1e-4)
     else:
-        assert "mechanism" not in told
-        assert last["payments"] == pytest.approx(float(paid.sum()), abs=1e-4)
+        assert "mechanism" not in facts
+        assert last["payments"] == pytest.approx(float(payment.sum()), abs=1e-4)
         parts = np.array([last["payments"]])
     total = last["before_payments"] + parts.sum()
     assert total == pytest.approx(float(step.reward[game, player]), abs=1e-3)
@@ -52,27 +51,27 @@ def check(told, step, values, space, game, player, shown):
     st.integers(0, 2**31),
 )
 @settings(max_examples=60)
-def test_words_are_the_jacobian_times_the_values(name, shown, seed):
+def test_text_equals_jacobian_times_values(name, show_mechanism, seed):
     mechanism, rng = MECHANISMS[name](), np.random.default_rng(seed)
     space, shape = mechanism.spec, (2, 3)
-    report = MechanismReport(space, *shape, shown, mechanism.player_facts)
-    eaten = np.zeros((0, *shape))
+    report = MechanismReport(space, *shape, show_mechanism, mechanism.player_facts)
+    events_eaten = np.zeros((0, *shape))
     for t in range(14):
         raw = rng.integers(0, 2, shape).astype(np.float32)
         events = SocietyEvents(raw, rng.integers(0, 3, shape).astype(np.float32), rng.random(shape) < 0.8)
         values = rng.uniform(space.low, space.high, (2, space.dim)).astype(np.float32)
-        settled = mechanism.settle(events, values)
+        settlement = mechanism.settle(events, values)
         live = rng.random(2) < 0.7 if t else np.ones(2, bool)
-        report.settle(settled.base_reward, settled.reward_jacobian, values, live, settled.player_facts)
-        eaten = np.concatenate([eaten, raw[None]])
+        report.settle(settlement.base_reward, settlement.reward_jacobian, values, live, settlement.player_facts)
+        events_eaten = np.concatenate([events_eaten, raw[None]])
         for game in np.flatnonzero(live):
             for player in range(3):
-                told = report.told(game, player, values[game])
-                step = SocietyStep(settled.reward(values), settled.base_reward, settled.reward_jacobian)
-                check(told, step, values, space, game, player, shown)
+                facts = report.observation_entries(game, player, values[game])
+                step = SocietyStep(settlement.reward(values), settlement.base_reward, settlement.reward_jacobian)
+                check(facts, step, values, space, game, player, show_mechanism)
                 if mechanism.player_facts:
                     (fact,) = mechanism.player_facts
-                    assert told[fact] == eaten[-10:, game, player].sum()
+                    assert facts[fact] == events_eaten[-10:, game, player].sum()
 
 
 class SocietyStep:
@@ -82,7 +81,7 @@ class SocietyStep:
         self.reward, self.base_reward, self.reward_jacobian = reward, base_reward, reward_jacobian
 
 
-def society(substrate, mechanism, shown=True, n_envs=2, horizon=30):
+def society(substrate, mechanism, show_mechanism=True, n_envs=2, horizon=30):
     game = SubstrateSettings(
         substrate,
         n_envs,
@@ -90,65 +89,69 @@ def society(substrate, mechanism, shown=True, n_envs=2, horizon=30):
         horizon=horizon,
         observe=["text"],
         mechanism=mechanism,
-        show_mechanism=shown,
+        show_mechanism=show_mechanism,
         map="own",
     )
     return NativeEnv(game, Seeds(3), tiles="plain")
 
 
 GAMES = {
-    "taxed harvest": lambda shown: society("harvest", BracketedTax(), shown),
-    "paid cleanup": lambda shown: society("cleanup", Incentives(), shown),
-    "cleanup as published": lambda shown: society("cleanup", MECHANISMS["published incentives"](), shown),
-    "taxed fishery": lambda shown: Commons(
-        Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], growth=9, most=5, horizon=40
+    "taxed harvest": lambda show_mechanism: society("harvest", BracketedTax(), show_mechanism),
+    "paid cleanup": lambda show_mechanism: society("cleanup", Incentives(), show_mechanism),
+    "cleanup as published": lambda show_mechanism: society(
+        "cleanup", MECHANISMS["published incentives"](), show_mechanism
     ),
-    "escape room": lambda shown: EscapeRoom(Seeds(0), n_envs=2, show_mechanism=shown, observe=["text"], horizon=30),
+    "taxed fishery": lambda show_mechanism: make_env(
+        "fishery", n_envs=2, show_mechanism=show_mechanism, observe=["text"], growth=9, max_catch=5, horizon=40
+    ),
+    "escape room": lambda show_mechanism: make_env(
+        "escape_room", n_envs=2, show_mechanism=show_mechanism, observe=["text"], horizon=30
+    ),
 }
 
 
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize("show_mechanism", [True, False])
 @pytest.mark.parametrize("name", GAMES)
-def test_games_tell_what_a_step_paid(name, shown):
-    env, rng = GAMES[name](shown), np.random.default_rng(1)
+def test_games_report_step_payments(name, show_mechanism):
+    env, rng = GAMES[name](show_mechanism), np.random.default_rng(1)
     space = env.spec.mechanism
     values = rng.uniform(space.low, space.high, (2, space.dim)).astype(np.float32)
     env.set_mechanism(values)
     observation = env.reset(seed=5)
     assert all("last_reward" not in read(observation, 0, i) for i in range(env.spec.n_agents))
-    told = 0
+    n_facts = 0
     for _ in range(29):
         step = env.step(rng.integers(0, env.spec.n_actions, (2, env.spec.n_agents)))
         for game in range(2):
             for player in range(env.spec.n_agents):
                 if step.observation["text"][game, player]:
-                    check(read(step.observation, game, player), step, values, space, game, player, shown)
-                    told += 1
-    assert told > 100
-    described = dict(env.spec.text.observation)
-    assert set(read(step.observation, 0, 0)) <= described.keys() | {f"nearest_{x}" for x in ("apple", "dirt")}
-    begun = env.reset(np.array([True, False]))
-    assert "last_reward" not in read(begun, 0, 0)
-    assert "last_reward" in read(begun, 1, 0) or not begun["text"][1, 0]
+                    check(read(step.observation, game, player), step, values, space, game, player, show_mechanism)
+                    n_facts += 1
+    assert n_facts > 100
+    observation_texts = dict(env.spec.text.observation)
+    assert set(read(step.observation, 0, 0)) <= observation_texts.keys() | {f"nearest_{x}" for x in ("apple", "dirt")}
+    start = env.reset(np.array([True, False]))
+    assert "last_reward" not in read(start, 0, 0)
+    assert "last_reward" in read(start, 1, 0) or not start["text"][1, 0]
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_a_restored_game_tells_the_same(name):
-    env, again, rng = GAMES[name](True), GAMES[name](True), np.random.default_rng(1)
+def test_restored_game_reports_equal_payments(name):
+    env, second_env, rng = GAMES[name](True), GAMES[name](True), np.random.default_rng(1)
     env.set_mechanism(env.spec.mechanism.high / 3)
     env.reset(seed=5)
     for _ in range(4):
         env.step(rng.integers(0, env.spec.n_actions, (2, env.spec.n_agents)))
-    again.reset(seed=1)
-    again.load_state_dict(env.state_dict())
+    second_env.reset(seed=1)
+    second_env.load_state_dict(env.state_dict())
     # The first game goes on; of the other one the last reward is told once more.
     first = np.array([True, False])
-    np.testing.assert_array_equal(env.reset(first)["text"], again.reset(first)["text"])
+    np.testing.assert_array_equal(env.reset(first)["text"], second_env.reset(first)["text"])
 
 
 @pytest.mark.meltingpot
 @pytest.mark.slow
-def test_the_reference_engine_tells_it_too():
+def test_reference_engine_reports_payments():
     settings_ = SubstrateSettings(
         "cleanup", 1, n_agents=3, horizon=40, observe=["text"], mechanism=Incentives(max_incentive=2.0)
     )
@@ -164,7 +167,7 @@ def test_the_reference_engine_tells_it_too():
     env.close()
 
 
-def test_rules_name_every_number_and_its_range():
+def test_rules_list_parameter_ranges():
     for mechanism in (BracketedTax(), Incentives(max_incentive=2.5)):
         words = rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, True)
         for parameter in mechanism.spec.parameters:
@@ -175,12 +178,12 @@ def test_rules_name_every_number_and_its_range():
         assert "mechanism" not in dict(fields(mechanism.spec, mechanism.player_facts, False))
 
 
-def test_the_goal_says_nothing_that_a_mechanism_makes_wrong():
+def test_goal_is_true_for_any_mechanism():
     plain = society("cleanup", None).spec.text.goal
-    paid = society("cleanup", Incentives(clean_reward=-1.0)).spec.text.goal
+    goal_text = society("cleanup", Incentives(clean_reward=-1.0)).spec.text.goal
     assert "nothing else does" in plain and "cleaning itself is not rewarded" in plain
-    assert "nothing else does" not in paid and "not rewarded" not in paid
-    assert "a step of cleaning -1" in paid
+    assert "nothing else does" not in goal_text and "not rewarded" not in goal_text
+    assert "a step of cleaning -1" in goal_text
 
 
 SPACE = ParameterSpace(
@@ -190,46 +193,46 @@ FACTS = {"steps": "steps that you took"}
 
 
 class TestWords:
-    """Word by word, as players read it."""
+    """Exact texts for players."""
 
     def test_rules(self):
-        before = "Before payments, a step is rewarded like this: an apple 1."
-        told = (
-            f"{before} A planner sets these numbers, the same for all players, and they can change: "
+        sentence = "Before payments, a step is rewarded like this: an apple 1."
+        facts = (
+            f"{sentence} A planner sets these numbers, the same for all players, and they can change: "
             "toll (from 0 to 2, coins): paid a step; gift (from -1 to 1, coins): got a step."
         )
-        assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", True) == f"{told} Nobody pays."
-        assert rules_in_words(SPACE, "an apple 1", "", True) == told
-        hidden = f"{before} A planner adds payments, positive or negative, whose rules you are not told."
+        assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", True) == f"{facts} Nobody pays."
+        assert rules_in_words(SPACE, "an apple 1", "", True) == facts
+        hidden = f"{sentence} A planner adds payments, positive or negative, whose rules you are not told."
         assert rules_in_words(SPACE, "an apple 1", "Nobody pays.", False) == hidden
 
     def test_fields(self):
-        made_of = "what your last reward was made of. before_payments: what the game paid; payments: "
+        composition = "what your last reward was made of. before_payments: what the game paid; payments: "
         facts = ("steps", "steps that you took")
         assert fields(SPACE, FACTS, True) == (
             ("mechanism", "the numbers that are set now: toll, gift"),
-            ("last_reward", f"{made_of}what each number added to it or took from it, without zeros"),
+            ("last_reward", f"{composition}what each number added to it or took from it, without zeros"),
             facts,
         )
-        assert fields(SPACE, FACTS, False) == (("last_reward", f"{made_of}the rest"), facts)
+        assert fields(SPACE, FACTS, False) == (("last_reward", f"{composition}the rest"), facts)
 
-    def test_the_longest_report(self):
+    def test_longest_report(self):
         parts = {"toll": 0.246, "gift": 0.123}
         last = {"before_payments": 1, "payments": parts}
         assert example(SPACE, FACTS, True) == {"mechanism": parts, "last_reward": last, "steps": 1}
         assert example(SPACE, FACTS, False) == {"last_reward": {"before_payments": 1, "payments": 0.369}, "steps": 1}
         assert type(example(SPACE, FACTS, True)["steps"]) is int, "1 and not 1.0 is what players read"
 
-    def test_a_report_is_of_its_game_and_player_since_the_episode_began(self):
+    def test_report_covers_player_episode(self):
         report = MechanismReport(SPACE, 2, 2, True, FACTS)
         first, second = {"toll": 0.5, "gift": 0}, {"toll": 2, "gift": -1}
         values = np.array([list(first.values()), list(second.values())])
         fresh = {"mechanism": second, "steps": 0}
-        assert report.told(1, 1, values[1]) == fresh
+        assert report.observation_entries(1, 1, values[1]) == fresh
         jacobian = np.array([[[-1.0, 0.0], [1.0, 1.0]], [[-0.5, 3.0], [0.00001, 0.0]]])
-        took = {"steps": np.array([[1.0, 2.0], [3.0, 4.5]])}
-        report.settle(np.array([[1.0, 2.0], [0.123456, 7.0]]), jacobian, values, np.array([True, True]), took)
-        told = {
+        amounts = {"steps": np.array([[1.0, 2.0], [3.0, 4.5]])}
+        report.settle(np.array([[1.0, 2.0], [0.123456, 7.0]]), jacobian, values, np.array([True, True]), amounts)
+        facts = {
             (0, 0): {"mechanism": first, "last_reward": {"before_payments": 1, "payments": {"toll": -0.5}}, "steps": 1},
             (0, 1): {"mechanism": first, "last_reward": {"before_payments": 2, "payments": {"toll": 0.5}}, "steps": 2},
             (1, 0): {
@@ -240,18 +243,18 @@ class TestWords:
             (1, 1): {"mechanism": second, "last_reward": {"before_payments": 7, "payments": {}}, "steps": 4.5},
         }
 
-        def all_told(of):
-            return {(game, player): of.told(game, player, values[game]) for game, player in told}
+        def collect_facts(source):
+            return {(game, player): source.observation_entries(game, player, values[game]) for game, player in facts}
 
-        assert all_told(report) == told
+        assert collect_facts(report) == facts
         # A step of the first game alone leaves what the second had; so does a new episode of the first.
-        nothing, still = np.zeros((2, 2)), {"steps": np.zeros((2, 2))}
-        again = MechanismReport(SPACE, 2, 2, True, FACTS)
-        again.load_state_dict(report.state_dict())
-        again.settle(nothing, np.zeros((2, 2, 2)), values, np.array([True, False]), still)
+        zeros, no_change = np.zeros((2, 2)), {"steps": np.zeros((2, 2))}
+        second_env = MechanismReport(SPACE, 2, 2, True, FACTS)
+        second_env.load_state_dict(report.state_dict())
+        second_env.settle(zeros, np.zeros((2, 2, 2)), values, np.array([True, False]), no_change)
         unpaid = {"mechanism": first, "last_reward": {"before_payments": 0, "payments": {}}, "steps": 0}
-        assert all_told(again) == {**told, (0, 0): unpaid, (0, 1): unpaid}
-        assert all_told(report) == told, "a state is a copy"
+        assert collect_facts(second_env) == {**facts, (0, 0): unpaid, (0, 1): unpaid}
+        assert collect_facts(report) == facts, "a state is a copy"
         report.begin(np.array([True, False]))
-        begun = {"mechanism": first, "steps": 0}
-        assert all_told(report) == {**told, (0, 0): begun, (0, 1): begun}
+        start = {"mechanism": first, "steps": 0}
+        assert collect_facts(report) == {**facts, (0, 0): start, (0, 1): start}

@@ -1,4 +1,4 @@
-"""Taxes and incentives, by hand-worked cases and by properties."""
+"""Taxes and incentives: cases computed by hand, and properties."""
 
 import numpy as np
 import pytest
@@ -25,42 +25,42 @@ def events(raw, cleaned=None, present=None):
 
 
 def play_tax(rewards, values=RATES, **options):
-    """Rewards after tax of a sequence of steps of one game: [T, n_agents]."""
+    """Return the rewards after tax of a sequence of steps of one game, [T, n_agents]."""
     tax = BracketedTax(**options)
     return np.array([tax.settle(events([raw]), values).reward(values)[0] for raw in rewards])
 
 
-def test_both_are_mechanisms():
+def test_mechanisms_satisfy_protocol():
     assert isinstance(BracketedTax(), Mechanism)
     assert isinstance(Incentives(), Mechanism)
 
 
-def test_tax_of_one_apple_in_the_lowest_bracket():
+def test_single_apple_tax_in_lowest_bracket():
     # Income 1: bracket [0, 3), tax 4 * 0.1 = 0.4, shared by two.
     np.testing.assert_allclose(play_tax([[1, 0]])[0], [1 - 0.4 + 0.2, 0.2], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("income", "rate"), [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2), (5, 0.5), (6, 0.5), (11, 0.5)])
-def test_bracket_edges_belong_to_the_bracket_above(income, rate):
+def test_bracket_edges_belong_to_upper_bracket(income, rate):
     rewards = play_tax([[1, 0]] * income)
     assert rewards[-1][1] == pytest.approx(4 * rate / 2)
 
 
-def test_income_is_the_last_ten_steps_and_the_current_one():
+def test_income_covers_last_ten_steps():
     early, idle = [[1, 0]] * 2, [0, 0]
     # Steps 0 and 1 earned; at step 10 step 0 is the tenth before it and still counts, at step 11 it does not.
-    inside = play_tax([*early, *[idle] * 8, [1, 0]])
+    windowed = play_tax([*early, *[idle] * 8, [1, 0]])
     outside = play_tax([*early, *[idle] * 9, [1, 0]])
-    assert inside[-1][1] == pytest.approx(4 * 0.2 / 2)
+    assert windowed[-1][1] == pytest.approx(4 * 0.2 / 2)
     assert outside[-1][1] == pytest.approx(4 * 0.1 / 2)
 
 
-def test_only_the_current_reward_is_taxed():
+def test_only_current_reward_is_taxed():
     rewards = play_tax([[1, 0]] * 6 + [[0, 0]])
     np.testing.assert_array_equal(rewards[-1], [0, 0])
 
 
-def test_reset_forgets_the_income_of_the_games_in_the_mask_only():
+def test_masked_reset_clears_income():
     tax, values = BracketedTax(), np.repeat(RATES, 2, axis=0)
     for _ in range(4):
         tax.settle(events([[1, 0], [1, 0]]), values)
@@ -70,43 +70,43 @@ def test_reset_forgets_the_income_of_the_games_in_the_mask_only():
 
 
 @pytest.mark.parametrize("tensors", [False, True])
-def test_a_restored_tax_knows_the_income_of_the_steps_before(tensors):
+def test_restored_tax_knows_income(tensors):
     import torch
 
-    as_it_is = torch.as_tensor if tensors else np.asarray
+    as_array = torch.as_tensor if tensors else np.asarray
 
     def step(tax, raw):
-        raw = as_it_is(np.array([raw], np.float32))
-        happened = SocietyEvents(raw, None, as_it_is(np.ones((1, 2), bool)))
-        return tax.settle(happened, as_it_is(RATES)).reward_jacobian.tolist()
+        raw = as_array(np.array([raw], np.float32))
+        society_events = SocietyEvents(raw, None, as_array(np.ones((1, 2), bool)))
+        return tax.settle(society_events, as_array(RATES)).reward_jacobian.tolist()
 
-    tax, later, fresh = BracketedTax(window=2), BracketedTax(window=2), BracketedTax(window=2)
+    tax, restored, new = BracketedTax(window=2), BracketedTax(window=2), BracketedTax(window=2)
     assert tax.state_dict() == {"past": None}
     for raw in ([2, 0], [1, 1]):
         step(tax, raw)
     state = tax.state_dict()
     expected = [step(tax, raw) for raw in ([1, 1], [1, 0])]
-    later.load_state_dict(state)
-    assert [step(later, raw) for raw in ([1, 1], [1, 0])] == expected
-    assert step(fresh, [1, 1]) != expected[0]
+    restored.load_state_dict(state)
+    assert [step(restored, raw) for raw in ([1, 1], [1, 0])] == expected
+    assert step(new, [1, 1]) != expected[0]
     assert state["past"].tolist() == [[[1, 1]], [[2, 0]]], "newest first, and a copy"
 
 
 @pytest.mark.parametrize("edges", [[0], [0, 1, 2, 3]])
-def test_there_are_as_many_counts_as_brackets(edges):
+def test_count_per_bracket(edges):
     tax = BracketedTax(edges=edges, multiplier=0)
     settlement = tax.settle(events([[2, 1, 0]]), np.ones((1, len(edges)), np.float32))
     assert set(settlement.metrics) == set(tax.metrics) == {"tax_collected", *tax.details}
     assert sum(settlement.metrics[name][0] for name in tax.details) == 3 and len(tax.details) == len(edges)
 
 
-def test_tax_collected_counts_what_is_taken_before_it_is_shared():
+def test_tax_collected_precedes_redistribution():
     settlement = BracketedTax().settle(events([[1, 1, 0]]), RATES)
     assert settlement.metrics["tax_collected"][0] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize("edges", [[], [1, 3], [0, 3, 3], [0, 5, 3]])
-def test_impossible_brackets_are_refused(edges):
+def test_rejects_impossible_brackets(edges):
     with pytest.raises(ConfigError, match="start at 0 and increase"):
         BracketedTax(edges=edges)
 
@@ -116,7 +116,7 @@ rates = arrays.arrays(np.float32, (3, 3), elements=st.floats(0, 1, width=32))
 
 
 @given(rewards, rates, st.integers(0, 11), st.sampled_from([[0], [0, 3, 5], [0, 1, 2]]))
-def test_tax_moves_rewards_but_preserves_their_sum(sequence, values, window, edges):
+def test_tax_preserves_reward_sum(sequence, values, window, edges):
     tax, values = BracketedTax(edges=edges, window=window), values[:, : len(edges)]
     for raw in sequence:
         settlement = tax.settle(events(raw), values)
@@ -125,8 +125,8 @@ def test_tax_moves_rewards_but_preserves_their_sum(sequence, values, window, edg
 
 
 @given(rewards, rates)
-def test_tax_window_equals_the_sum_over_the_sequence(sequence, values):
-    """Against the definition, computed from the whole sequence at each step."""
+def test_tax_window_matches_sequence_sum(sequence, values):
+    """Compare with the definition, computed from the entire sequence at each step."""
     tax = BracketedTax()
     for t, raw in enumerate(sequence):
         income = sequence[max(0, t - 10) : t + 1].sum(axis=0)
@@ -153,7 +153,7 @@ CASES_ANY = [
     (0, 0, True, 0.0, 2),
     (0, 0, False, 0.0, None),
 ]
-CASES_EXACTLY_ONE = [
+CASES_EXACT = [
     (1, 0, True, 0.1, 0),
     (2, 0, True, 2.0, 2),
     (0, 1, True, -1.0, 1),
@@ -161,85 +161,85 @@ CASES_EXACTLY_ONE = [
     (0, 3, True, 0.0, 2),
     (0, 0, True, 0.0, 2),
 ]
-INCENTIVE_CASES = [("any", *case) for case in CASES_ANY] + [("exactly_one", *case) for case in CASES_EXACTLY_ONE]
+INCENTIVE_CASES = [("any", *case) for case in CASES_ANY] + [("exactly_one", *case) for case in CASES_EXACT]
 
 
-@pytest.mark.parametrize(("count", "raw", "cleaned", "present", "base", "paid"), INCENTIVE_CASES)
-def test_incentives(count, raw, cleaned, present, base, paid):
+@pytest.mark.parametrize(("count", "raw", "cleaned", "present", "base", "payments"), INCENTIVE_CASES)
+def test_incentives(count, raw, cleaned, present, base, payments):
     settlement = Incentives(0.1, clean_count=count).settle(events([[raw]], [[cleaned]], [[present]]), PAY)
-    due = 0 if paid is None else PAY[0, paid]
+    due = 0 if payments is None else PAY[0, payments]
     assert settlement.base_reward[0, 0] == pytest.approx(base)
     assert settlement.reward(PAY)[0, 0] == pytest.approx(base + due)
     assert settlement.metrics["incentives_paid"][0] == pytest.approx(due)
-    by_kind = [settlement.metrics[f"incentives_{kind}"][0] for kind in ("eat", "clean", "other")]
-    assert by_kind == pytest.approx([due * (k == paid) for k in range(3)])
-    assert settlement.metrics["paid_cleans"][0] == (paid == 1)
+    kind_totals = [settlement.metrics[f"incentives_{kind}"][0] for kind in ("eat", "clean", "other")]
+    assert kind_totals == pytest.approx([due * (k == payments) for k in range(3)])
+    assert settlement.metrics["paid_cleans"][0] == (payments == 1)
 
 
-def test_cleaning_is_worth_what_it_is_set_to():
+def test_cleaning_reward_equals_parameter():
     settlement = Incentives(2.0, -0.25).settle(events([[0, 3, 0]], [[2, 0, 0]]), PAY)
     assert settlement.base_reward.tolist() == [[-0.25, 6.0, 0.0]]
 
 
-def test_removed_players_are_paid_on_request():
-    settlement = Incentives(pay_removed=True).settle(events([[0]], [[0]], [[False]]), PAY)
+def test_removed_players_are_paid_optionally():
+    settlement = Incentives(reward_removed=True).settle(events([[0]], [[0]], [[False]]), PAY)
     assert settlement.reward(PAY)[0, 0] == pytest.approx(3.0)
 
 
 def test_incentives_need_dirt():
     raw = np.zeros((1, 2), np.float32)
-    with pytest.raises(ConfigError, match="no dirt"):
+    with pytest.raises(ConfigError, match="requires an environment with dirt"):
         Incentives().settle(SocietyEvents(raw, None, np.ones((1, 2), bool)), PAY)
 
 
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
-def test_nobody_is_paid_twice_for_a_step(raw, cleaned):
+def test_step_is_paid_once(raw, cleaned):
     incentives = Incentives()
     for r, c in zip(raw, cleaned, strict=True):
         assert (incentives.settle(events(r, c), np.ones((3, 3), np.float32)).reward_jacobian.sum(-1) == 1).all()
 
 
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])))
-def test_payments_that_agents_pay_for_leave_the_sum_of_rewards(raw, cleaned):
+def test_agent_funded_payments_preserve_sum(raw, cleaned):
     balanced, free = Incentives(budget_balanced=True), Incentives()
     values = np.tile(PAY, (3, 1))
     for r, c in zip(raw, cleaned, strict=True):
-        one, other = balanced.settle(events(r, c), values), free.settle(events(r, c), values)
-        np.testing.assert_allclose(one.reward(values).sum(1), one.base_reward.sum(1), atol=1e-4)
+        left, right = balanced.settle(events(r, c), values), free.settle(events(r, c), values)
+        np.testing.assert_allclose(left.reward(values).sum(1), left.base_reward.sum(1), atol=1e-4)
         # What an agent gains over another one is the same.
         np.testing.assert_allclose(
-            one.reward(values) - one.reward(values).mean(1, keepdims=True),
-            other.reward(values) - other.reward(values).mean(1, keepdims=True),
+            left.reward(values) - left.reward(values).mean(1, keepdims=True),
+            right.reward(values) - right.reward(values).mean(1, keepdims=True),
             atol=1e-4,
         )
-        assert all((one.metrics[name] == other.metrics[name]).all() for name in free.metrics)
+        assert all((left.metrics[name] == right.metrics[name]).all() for name in free.metrics)
 
 
-def test_who_pays_is_stated():
+def test_payers_are_declared():
     assert Incentives().rule != Incentives(budget_balanced=True).rule
     assert Incentives(budget_balanced=True).spec.in_a_sentence(PAY[0]).endswith("all agents pay for it equally.")
     assert Incentives(budget_balanced=True).facts["budget_balanced"] is True
 
 
-def test_each_game_has_its_own_values():
+def test_games_have_separate_values():
     values = np.array([[0, 0, 1], [0, 0, 3]], np.float32)
     reward = Incentives().settle(events([[0, 0], [0, 0]]), values).reward(values)
     np.testing.assert_array_equal(reward, [[1, 1], [3, 3]])
 
 
-def test_the_formulas_take_torch_tensors_and_pass_gradients_on():
+def test_formulas_are_differentiable():
     torch = pytest.importorskip("torch")
     raw, income = torch.tensor([[1.0, 0.0]]), torch.tensor([[4.0, 0.0]])
     low, high = torch.tensor([0.0, 3.0, 5.0]), torch.tensor([3.0, 5.0, torch.inf])
-    eaten, reward_jacobian = tax_jacobian(raw, income, low, high, 4.0)
-    assert eaten.tolist() == [[0, 1, 0]]
+    n_eaten, reward_jacobian = tax_jacobian(raw, income, low, high, 4.0)
+    assert n_eaten.tolist() == [[0, 1, 0]]
     values = torch.tensor([0.1, 0.2, 0.5], requires_grad=True)
     reward = raw + (reward_jacobian * values).sum(-1)
     reward[0, 1].backward()
     assert values.grad.tolist() == [0, 2, 0]
     base, acts = incentive_jacobian(raw, torch.tensor([[0.0, 2.0]]), 0.1, -1.0, exactly_one=False)
     assert base.tolist() == [[pytest.approx(0.1), -1.0]]
-    assert [a.tolist() for a in acts] == [[[True, False]], [[False, True]], [[False, False]]]
+    assert [present_mask.tolist() for present_mask in acts] == [[[True, False]], [[False, True]], [[False, False]]]
 
 
 def as_tensors(events):
@@ -256,7 +256,7 @@ MAKERS = [
     lambda: BracketedTax(window=0),
     lambda: BracketedTax(window=2, multiplier=1.5),
     lambda: Incentives(eat_reward=0.1, clean_reward=-0.3),
-    lambda: Incentives(clean_count="exactly_one", pay_removed=True),
+    lambda: Incentives(clean_count="exactly_one", reward_removed=True),
     lambda: Incentives(budget_balanced=True),
 ]
 
@@ -264,31 +264,34 @@ MAKERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("make", some(MAKERS[2:4], MAKERS))
 @given(rewards, arrays.arrays(np.float32, (12, 3, 4), elements=st.sampled_from([0.0, 1.0, 3.0])), present, pays, masks)
-def test_tensors_are_settled_as_arrays_are(make, raw, cleaned, there, values, begins):
-    """Also where some games begin anew on the way."""
+def test_tensors_match_arrays(make, raw, cleaned, is_present, values, begins):
+    """Include games that restart meanwhile."""
     torch = pytest.importorskip("torch")
     on_arrays, on_tensors = make(), make()
-    for r, c, p, mask in zip(raw, cleaned, there, begins, strict=True):
-        happened = events(r, c, p)
-        expected, got = (
-            on_arrays.settle(happened, values),
-            on_tensors.settle(as_tensors(happened), torch.tensor(values)),
+    for r, c, p, mask in zip(raw, cleaned, is_present, begins, strict=True):
+        society_events = events(r, c, p)
+        expected, tensor_settlement = (
+            on_arrays.settle(society_events, values),
+            on_tensors.settle(as_tensors(society_events), torch.tensor(values)),
         )
-        pairs = [(got.base_reward, expected.base_reward), (got.reward_jacobian, expected.reward_jacobian)]
-        pairs.append((got.reward(torch.tensor(values)), expected.reward(values)))
-        pairs += [(got.metrics[name], x) for name, x in expected.metrics.items()]
+        pairs = [
+            (tensor_settlement.base_reward, expected.base_reward),
+            (tensor_settlement.reward_jacobian, expected.reward_jacobian),
+        ]
+        pairs.append((tensor_settlement.reward(torch.tensor(values)), expected.reward(values)))
+        pairs += [(tensor_settlement.metrics[name], x) for name, x in expected.metrics.items()]
         assert len(pairs) == 3 + len(on_arrays.metrics)
         for x, y in pairs:
             assert x.dtype == torch.float32 and y.dtype == np.float32
             np.testing.assert_allclose(x.numpy(), y, rtol=1e-6, atol=1e-6)
-        for each in (on_arrays, on_tensors):
-            each.reset(mask)
+        for settlement_kind in (on_arrays, on_tensors):
+            settlement_kind.reset(mask)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", MAKERS)
-def test_no_mechanism_waits_for_a_device(make):
-    """Tensors on `meta` have no numbers that anybody could look at."""
+def test_mechanisms_avoid_device_sync(make):
+    """Use tensors on `meta`, which have no values."""
     torch = pytest.importorskip("torch")
     mechanism, x = make(), torch.zeros(3, 4, device="meta")
     values = torch.zeros(3, 3, device="meta")
@@ -299,9 +302,9 @@ def test_no_mechanism_waits_for_a_device(make):
 
 
 class TestWords:
-    """What prompts, players and plans say of a mechanism, word by word: a wrong word misleads whoever reads it."""
+    """Exact texts about a mechanism for prompts, players and plans."""
 
-    def test_a_tax(self):
+    def test_tax(self):
         tax = BracketedTax()
         span = "in the last 11 steps pay 4 times this rate of an apple for each apple they eat"
         spans = (("0 to under 3", "under 3"), ("3 to under 5", "3 to under 5"), ("5 or more", "5 or more"))
@@ -321,8 +324,8 @@ class TestWords:
             ),
             sentence="Takes of each apple {effects} in the last 11 steps; all agents share it equally.",
         )
-        told = "apples that you ate in these steps; with those of the next step they decide which rate holds"
-        assert tax.player_facts == {"apples_in_the_last_10_steps": told}
+        explanation = "apples that you ate in these steps; with those of the next step they decide which rate holds"
+        assert tax.player_facts == {"apples_in_the_last_10_steps": explanation}
         assert tax.metrics == {"tax_collected": "sum"} | {f"apples_bracket_{k}": "sum" for k in (1, 2, 3)}
         assert tax.base_reward == "an apple 1"
         assert BracketedTax(window=0).player_facts == {}
@@ -330,29 +333,35 @@ class TestWords:
     @pytest.mark.parametrize(
         ("multiplier", "facts"), [(4.0, {"takes_all": 0.25}), (1.0, {"takes_all": 1.0}), (0.5, {})]
     )
-    def test_the_rate_that_takes_all(self, multiplier, facts):
+    def test_confiscatory_rate(self, multiplier, facts):
         assert BracketedTax(multiplier=multiplier).facts == facts
 
     @pytest.mark.parametrize(
-        ("options", "apple", "cells", "also", "highest"),
+        ("options", "apple", "cells", "additional", "highest"),
         [
             ({}, "1", "at least one dirty cell", "", 3.0),
             (
-                {"clean_count": "exactly_one", "pay_removed": True, "eat_reward": 0.1, "max_incentive": 2.0},
+                {"clean_count": "exactly_one", "reward_removed": True, "eat_reward": 0.1, "max_incentive": 2.0},
                 "0.1",
                 "exactly one dirty cell",
                 " (also cleaning two or three cells at once and being out of the game after a zap)",
                 2.0,
             ),
-            ({"pay_removed": True}, "1", "at least one dirty cell", " (also being out of the game after a zap)", 3.0),
+            (
+                {"reward_removed": True},
+                "1",
+                "at least one dirty cell",
+                " (also being out of the game after a zap)",
+                3.0,
+            ),
         ],
     )
-    def test_incentives(self, options, apple, cells, also, highest):
+    def test_incentives(self, options, apple, cells, additional, highest):
         incentives = Incentives(**options)
         acts = {
             "eat": (f"eating an apple, which is worth {apple}", "each apple eaten"),
             "clean": (f"cleaning {cells}, which is worth -1", "each step of cleaning"),
-            "other": (f"doing anything else{also}, which is worth 0", "each other step"),
+            "other": (f"doing anything else{additional}, which is worth 0", "each other step"),
         }
         assert incentives.spec == ParameterSpace(
             "incentives",
@@ -363,39 +372,39 @@ class TestWords:
                     highest,
                     "reward per step",
                     f"paid for a step spent {act} before payments",
-                    effect=f"{{value:.3g}} for {paid}",
+                    effect=f"{{value:.3g}} for {payments}",
                 )
-                for name, (act, paid) in acts.items()
+                for name, (act, payments) in acts.items()
             ),
             sentence="Pays agents {effects}.",
         )
-        exact, removed = options.get("clean_count") == "exactly_one", options.get("pay_removed", False)
-        told = {"pays_cleaning": True, "exactly_one": exact, "pay_removed": removed, "budget_balanced": False}
-        assert incentives.facts == told
+        exact, removed = options.get("clean_count") == "exactly_one", options.get("reward_removed", False)
+        explanation = {"pays_cleaning": True, "exactly_one": exact, "reward_removed": removed, "budget_balanced": False}
+        assert incentives.facts == explanation
         assert incentives.base_reward == f"an apple {apple}, a step of cleaning -1"
 
-    def test_without_dirt(self):
+    def test_no_dirt(self):
         raw = np.zeros((1, 2), np.float32)
-        said = "^Incentives pays for cleaning, and this environment has no dirt: use BracketedTax$"
-        with pytest.raises(ConfigError, match=said):
+        message = "^Incentives requires an environment with dirt, because it pays for cleaning; use BracketedTax$"
+        with pytest.raises(ConfigError, match=message):
             Incentives().settle(SocietyEvents(raw, None, np.ones((1, 2), bool)), PAY)
 
 
-def test_what_was_earned_stands_in_the_players_own_facts():
+def test_facts_include_player_earnings():
     tax = BracketedTax(window=2)
     for raw, expected in (([1, 0], [1, 0]), ([1, 1], [2, 1]), ([0, 1], [1, 2]), ([0, 0], [0, 1])):
-        settled = tax.settle(events([raw]), RATES)
-        assert settled.player_facts["apples_in_the_last_2_steps"].tolist() == [expected]
+        settlement = tax.settle(events([raw]), RATES)
+        assert settlement.player_facts["apples_in_the_last_2_steps"].tolist() == [expected]
     assert BracketedTax(window=0).settle(events([[1, 0]]), RATES).player_facts == {}
 
 
-def test_results_are_single_precision_and_several_games_add_up_apart():
+def test_single_precision_payments_add_up():
     for mechanism, values in ((BracketedTax(), RATES), (Incentives(), PAY)):
-        happened = events([[1, 0], [1, 1]], [[0, 2], [0, 0]])
-        settled = mechanism.settle(happened, np.repeat(values, 2, axis=0))
-        assert settled.base_reward.dtype == settled.reward_jacobian.dtype == np.float32
-        assert all(metric.shape == (2,) for metric in settled.metrics.values())
-    assert settled.metrics["incentives_paid"].tolist() == [3.0, 2.0]
+        society_events = events([[1, 0], [1, 1]], [[0, 2], [0, 0]])
+        settlement = mechanism.settle(society_events, np.repeat(values, 2, axis=0))
+        assert settlement.base_reward.dtype == settlement.reward_jacobian.dtype == np.float32
+        assert all(metric.shape == (2,) for metric in settlement.metrics.values())
+    assert settlement.metrics["incentives_paid"].tolist() == [3.0, 2.0]
     tax = BracketedTax()
     collected = tax.settle(events([[1, 0], [1, 1]]), np.repeat(RATES, 2, axis=0)).metrics["tax_collected"]
     assert collected.tolist() == pytest.approx([0.4, 0.8])

@@ -1,110 +1,106 @@
-"""One game by itself is the game it would be among others."""
+"""A single game equals the same game in a batch."""
 
 import numpy as np
 import pytest
 
+from environments import make_env
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.babyai.vec_env import BabyAIEnv
-from llmrl.envs.commons import Commons
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.vec_env import ParticlesEnv
-from llmrl.envs.pettingzoo.vec_env import PettingZooEnv
 from llmrl.envs.rooms.minigrid_tasks import DoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from llmrl.envs.substrates import substrate_env
-from llmrl.envs.tax_economy import TaxEconomy
 from llmrl.loops.independent_games import PerGameSeeding, separable
 
 N, STEPS = 4, 12
 
 
 def substrate(name, **options):
-    return substrate_env(name, N, Seeds(0), "cpu", n_agents=3, horizon=8, **options)
+    changed = {"n_agents": 3, "horizon": 8, "rules": "upstream", "mechanism": None, **options}
+    return make_env(name, n_envs=N, **changed)
 
 
 ENVS = {
-    "gymnasium": lambda: GymnasiumEnv(Seeds(0), "CartPole-v1", n_envs=N),
-    "babyai": lambda: BabyAIEnv(Seeds(0), "BabyAI-GoToRedBall-v0", n_envs=N, horizon=8),
+    "gymnasium": lambda: make_env("gymnasium", id="CartPole-v1", n_envs=N),
+    "babyai": lambda: make_env("babyai_text", level="BabyAI-GoToRedBall-v0", n_envs=N, horizon=8),
     "cleanup": lambda: substrate("cleanup", observe=["grid", "vector"]),
     "harvest in words": lambda: substrate("harvest", observe=["text"]),
     "taxed harvest": lambda: substrate("harvest", observe=["vector"], mechanism=BracketedTax()),
-    "escape room": lambda: EscapeRoom(Seeds(0), n_envs=N),
-    "fishery": lambda: Commons(Seeds(0), n_envs=N, most=60),
-    "pasture in words": lambda: Commons(Seeds(0), "pasture", n_envs=N, observe=["text"], mechanism=False),
+    "escape room": lambda: make_env("escape_room", n_envs=N),
+    "fishery": lambda: make_env("fishery", n_envs=N, max_catch=60),
+    "pasture in words": lambda: make_env("pasture", n_envs=N, observe=["text"], mechanism=False),
     "rooms": lambda: RoomsEnv(Seeds(0), DoorKey(), n_envs=N, horizon=8),
-    "tax economy": lambda: TaxEconomy(Seeds(0), n_envs=N, steps_per_year=2, observe=["vector", "text"]),
-    "a world of pettingzoo": lambda: PettingZooEnv(Seeds(0), "mpe2.simple_speaker_listener_v4", n_envs=N, horizon=8),
-    "a world that is taxed": lambda: PettingZooEnv(Seeds(0), "pettingzoo.classic.rps_v2", n_envs=N, tax=True),
+    "tax economy": lambda: make_env("tax_economy", n_envs=N, steps_per_year=2, observe=["vector", "text"]),
+    "a world of pettingzoo": lambda: make_env("pettingzoo", id="mpe2.simple_speaker_listener_v4", n_envs=N, horizon=8),
+    "a world that is taxed": lambda: make_env("pettingzoo", id="pettingzoo.classic.rps_v2", n_envs=N, tax=True),
     "particles": lambda: ParticlesEnv(Seeds(0), SimpleReference(), n_envs=N, horizon=8),
 }
-every_env = pytest.mark.parametrize("name", ENVS)
+for_all_envs = pytest.mark.parametrize("name", ENVS)
 
 
-def shown(observation, game):
-    """What a game shows, as lists; texts are told anew by each."""
+def select_game(observation, game):
+    """Return the observation of a game as lists; texts are rendered again by each game."""
     return {
         name: np.asarray(on_host(x) if not hasattr(x, "tolist") else x.tolist())[game].tolist()
         for name, x in observation.items()
     }
 
 
-def same(env, one, game, seen, own):
-    """Whether a game by itself goes as it does among others, under the same actions."""
+def assert_equal_game(env, single, game, observation, single_observation):
+    """Check that a single game equals the game in a batch under the same actions."""
     rng = np.random.default_rng(game)
-    assert shown(seen, game) == shown(own, 0)
+    assert select_game(observation, game) == select_game(single_observation, 0)
     for _ in range(STEPS):
         actions = rng.integers(env.spec.n_actions, size=(N, env.spec.n_agents))
-        if "action_mask" in seen:
-            actions *= np.take_along_axis(seen["action_mask"], actions[..., None], axis=2)[..., 0]
-        step, alone = env.step(actions), one.step(actions[[game]])
-        assert shown(step.observation, game) == shown(alone.observation, 0)
-        for told in ("reward", "base_reward", "terminated", "truncated"):
-            assert np.array_equal(on_host(getattr(step, told))[game], on_host(getattr(alone, told))[0])
+        if "action_mask" in observation:
+            actions *= np.take_along_axis(observation["action_mask"], actions[..., None], axis=2)[..., 0]
+        step, single_step = env.step(actions), single.step(actions[[game]])
+        assert select_game(step.observation, game) == select_game(single_step.observation, 0)
+        for attribute in ("reward", "base_reward", "terminated", "truncated"):
+            assert np.array_equal(on_host(getattr(step, attribute))[game], on_host(getattr(single_step, attribute))[0])
 
 
-@every_env
-def test_an_episode_depends_on_its_seed_alone(name):
+@for_all_envs
+def test_episode_follows_its_seed(name):
     env, game = ENVS[name](), 2
     assert separable(env)
-    one, seeds = env.one_game(), [11, 7, 5, 3]
+    single, seeds = env.one_game(), [11, 7, 5, 3]
     if isinstance(env, PerGameSeeding):
         env.seed_games(np.array(seeds))
-        one.seed_games(np.array([seeds[game]]))
-        seen = env.reset(seed=0)
+        single.seed_games(np.array([seeds[game]]))
+        observation = env.reset(seed=0)
     else:
-        seen = env.reset(seed=seeds)
-    same(env, one, game, seen, one.reset(seed=seeds[game]))
+        observation = env.reset(seed=seeds)
+    assert_equal_game(env, single, game, observation, single.reset(seed=seeds[game]))
     if not isinstance(env, PerGameSeeding):  # and again, of another seed
-        same(env, one, game, env.reset(seed=[8, 8, 9, 8]), one.reset(seed=9))
+        assert_equal_game(env, single, game, env.reset(seed=[8, 8, 9, 8]), single.reset(seed=9))
 
 
-@every_env
-def test_a_game_can_take_the_place_of_any_other(name):
+@for_all_envs
+def test_game_is_replaceable(name):
     env = ENVS[name]()
-    one = env.one_game()
+    single = env.one_game()
     for game in (N - 1, 0):
-        one.place = (game, N)
-        same(env, one, game, env.reset(seed=5), one.reset(seed=5))
+        single.place = (game, N)
+        assert_equal_game(env, single, game, env.reset(seed=5), single.reset(seed=5))
 
 
-def test_a_game_alone_has_its_own_mechanism():
-    """Its mechanism remembers what happened in it, and nothing of what happened elsewhere."""
+def test_single_game_has_private_mechanism():
+    """Check that its mechanism has only the state of this game."""
     env = ENVS["taxed harvest"]()
-    one = env.one_game()
+    single = env.one_game()
     env.set_mechanism([0.0, 0.5, 1.0])
-    one.set_mechanism([0.2, 0.3, 0.4])
-    seen, own = env.reset(seed=1), one.reset(seed=1)
-    assert shown(seen, 0)["mechanism"] == [[0.0, 0.5, 1.0]] * 3
-    assert np.allclose(shown(own, 0)["mechanism"], [[0.2, 0.3, 0.4]] * 3)
-    assert env._mechanism is not one._mechanism
+    single.set_mechanism([0.2, 0.3, 0.4])
+    observation, single_observation = env.reset(seed=1), single.reset(seed=1)
+    assert select_game(observation, 0)["mechanism"] == [[0.0, 0.5, 1.0]] * 3
+    assert np.allclose(select_game(single_observation, 0)["mechanism"], [[0.2, 0.3, 0.4]] * 3)
+    assert env._mechanism is not single._mechanism
 
 
-def test_who_is_derived_says_so_for_itself():
-    class Derived(EscapeRoom):
-        """One of its own."""
+def test_subclasses_declare_support():
+    class DerivedEnv(EscapeRoom):
+        """A subclass without its own declaration."""
 
-    assert separable(EscapeRoom(Seeds(0))) and not separable(Derived(Seeds(0)))
+    assert separable(make_env("escape_room")) and not separable(DerivedEnv(make_env("escape_room").settings, Seeds(0)))

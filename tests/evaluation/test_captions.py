@@ -1,9 +1,9 @@
-"""Panels beside the picture: every agent has its own column, and what does not fit is said not to."""
+"""Panels next to the picture: one column per agent, with a mark for omitted text."""
 
 import numpy as np
 
 from llmrl.core.frames import fitting
-from llmrl.evaluation.videos import COLUMN, MOST_AGENTS, Thought, draw_thoughts
+from llmrl.evaluation.videos import COLUMN, MAX_AGENTS, Thought, draw_thoughts
 
 ACTIONS = ("stay", "left", "right", "down", "up")
 
@@ -14,18 +14,18 @@ def thought(lines):
 
 
 def inked(panel, agent):
-    """Rows of an agent's column in which something is drawn."""
+    """Return the pixel rows of an agent's column that contain ink."""
     return np.flatnonzero((panel[:, agent * COLUMN : (agent + 1) * COLUMN] != 255).any((1, 2)))
 
 
 def test_all_agents_fit():
-    """With as much to tell as a debate gives rise to; each sees its last line above the lower edge."""
+    """Use texts as long as those of a debate; the last line of each agent is above the lower edge."""
     lines = ["A sentence of some length about what the agent sees and what the others mean to do. " * 3]
     lines += [f"0.{k} go to <landmark {k}>, stay away from <agent {k}>" for k in range(5)]
     height = 336
-    panel = draw_thoughts([thought(lines)] * MOST_AGENTS, ACTIONS, height)
-    assert panel.shape == (height, COLUMN * MOST_AGENTS, 3) and panel.shape[1] % 2 == 0
-    columns = [inked(panel, agent) for agent in range(MOST_AGENTS)]
+    panel = draw_thoughts([thought(lines)] * MAX_AGENTS, ACTIONS, height)
+    assert panel.shape == (height, COLUMN * MAX_AGENTS, 3) and panel.shape[1] % 2 == 0
+    columns = [inked(panel, agent) for agent in range(MAX_AGENTS)]
     assert all((column == columns[0]).all() for column in columns), "they think alike"
     assert columns[0].max() < height - 1
     shorter = inked(draw_thoughts([thought(lines[:-1])], ACTIONS, height), 0)
@@ -34,15 +34,18 @@ def test_all_agents_fit():
 
 
 def test_actions_give_way_to_texts():
-    few, many = (draw_thoughts([thought(["x"] * n)], ACTIONS, 160) for n in (1, 8))
-    # The bars of a policy are drawn in its colour.
-    bars = [(panel[:, 110] == (31, 119, 180)).all(1).any() for panel in (few, many)]
+    short, long_image = (draw_thoughts([thought(["x"] * n)], ACTIONS, 160) for n in (1, 8))
+    # The bars of a policy are drawn in its color.
+    bars = [(panel[:, 110] == (31, 119, 180)).all(1).any() for panel in (short, long_image)]
     assert bars == [True, True]
-    count = [int(np.diff((panel[:, 112] == (31, 119, 180)).all(1).astype(int)).clip(0).sum()) for panel in (few, many)]
+    count = [
+        int(np.diff((panel[:, 112] == (31, 119, 180)).all(1).astype(int)).clip(0).sum())
+        for panel in (short, long_image)
+    ]
     assert count == [5, 2]
 
 
-def test_what_does_not_fit_is_counted():
+def test_counts_overflow():
     texts = [["a"], ["b", "   b"], ["c"], ["d"]]
     assert fitting(texts, 5) == ["a", "b", "   b", "c", "d"]
     assert fitting(texts, 4) == ["a", "b", "   b", "(2 more)"]

@@ -1,4 +1,4 @@
-"""`llmrl-evaluate --env`: the agents of a run in an environment with other options."""
+"""`llmrl-evaluate --env`: the agents of a run in an environment with different options."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ def run(script: str, *words: str, folder: Path) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     done = run("train", "env=escape_room", "learn.env_steps=200", "learn.evaluate_episodes=2", folder=folder)
     assert done.returncode == 0, done.stderr
-    [found] = (folder / "outputs" / "escape_room").glob("*/s0")
-    return found
+    [run_folder] = (folder / "outputs" / "escape_room").glob("*/s0")
+    return run_folder
 
 
 @pytest.mark.slow
-def test_other_options_are_played_and_kept_apart(trained: Path) -> None:
-    done = run("evaluate", str(trained), "--episodes", "4", "--env", "horizon=9", folder=trained)
+def test_override_outputs_are_separate(trained_folder: Path) -> None:
+    done = run("evaluate", str(trained_folder), "--episodes", "4", "--env", "horizon=9", folder=trained_folder)
     assert done.returncode == 0, done.stderr
-    results = json.loads((trained / "evaluation_horizon_9" / "results.json").read_text())
+    results = json.loads((trained_folder / "evaluation_horizon_9" / "results.json").read_text())
     assert results["env"] == ["horizon=9"]
     assert max(results["per_episode"]["length"]) > 5  # the run's own horizon
 
 
-def test_agents_that_do_not_fit_are_named(trained: Path) -> None:
-    done = run("evaluate", str(trained), "--env", "n_levers=4", folder=trained)
+def test_error_names_incompatible_agents(trained_folder: Path) -> None:
+    done = run("evaluate", str(trained_folder), "--env", "n_levers=4", folder=trained_folder)
     assert done.returncode != 0 and "do not fit the changed environment" in done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "no option 'motor'"), ("engine={", "no YAML value")]
+    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "'motor'"), ("engine={", "no YAML value")]
 )
-def test_changes_that_mean_nothing(change: str, message: str) -> None:
+def test_ineffective_overrides(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parsed([change], {"_target_": "x", "engine": "native"})
 

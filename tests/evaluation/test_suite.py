@@ -1,4 +1,4 @@
-"""The generalisation suite: what it measures, what it refuses, and what the shipped one asks for."""
+"""The generalization suite: its measures, its errors, and the suite of the package."""
 
 import contextlib
 import json
@@ -12,7 +12,6 @@ import yaml
 import llmrl
 from errands import Errands, Reader
 from experiments import compose, only_run_folder, run_experiment
-from llmrl.analysis.suite_groups import experiments
 from llmrl.cli.evaluate import main, split_words
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
@@ -21,6 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, action_names
 from llmrl.evaluation.suite import suite_of
+from llmrl.evaluation.suite_groups import experiments
 from llmrl.run.trajectories import read
 from run_folders import write_run
 
@@ -39,11 +39,11 @@ tests:
 
 
 def config(root, seed=0, **agent):
-    composed = compose("agent=random", "trusted_modules=[errands]", f"seed={seed}", "play.episodes=4")
-    composed["env"] = {"_target_": "errands.Errands", "n_envs": 5, "horizon": 3, "kind": "both", "replace": {}}
-    composed["env"]["actions"] = "plain"
-    composed["agent"] = {"_target_": "errands.ReaderAgent", "learns": False, "skill": 30.0, **agent}
-    return {**composed, "output_root": str(root), "name": "errands"}
+    run_config = compose("agent=random", "trusted_modules=[errands]", f"seed={seed}", "play.episodes=4")
+    run_config["env"] = {"_target_": "errands.Errands", "n_envs": 5, "horizon": 3, "kind": "both", "replace": {}}
+    run_config["env"]["actions"] = "plain"
+    run_config["agent"] = {"_target_": "errands.ReaderAgent", "learns": False, "skill": 30.0, **agent}
+    return {**run_config, "output_root": str(root), "name": "errands"}
 
 
 @pytest.fixture
@@ -53,16 +53,16 @@ def suite_file(tmp_path):
     return path
 
 
-def evaluated(folder):
+def run_suite(folder):
     return json.loads((folder / "evaluation" / "suite_toy" / "results.json").read_text())
 
 
-def by_name(results):
+def index_by_name(results):
     return {test["name"]: test for test in results["tests"]}
 
 
 @pytest.mark.slow
-def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
+def test_suite_end_to_end(tmp_path, suite_file, capsys):
     run_experiment(config(tmp_path / "runs"), [])
     run = only_run_folder(tmp_path / "runs")
     main(
@@ -77,11 +77,11 @@ def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
             "--trajectories",
         ]
     )
-    printed = capsys.readouterr()
-    results = evaluated(run)
-    found = by_name(results)
-    assert list(found) == ["same", "kinds", "words", "more"]
-    student = {name: test["players"]["student"] for name, test in found.items()}
+    printout = capsys.readouterr()
+    results = run_suite(run)
+    suite_results = index_by_name(results)
+    assert list(suite_results) == ["same", "kinds", "words", "more"]
+    student = {name: test["players"]["student"] for name, test in suite_results.items()}
     # It reads what to take at once, or after one of three steps at which it could only guess.
     assert student["kinds"]["kinds"]["fetch"] == {
         **{"episodes": 30, "successes": 30, "success": 1.0, "return": 1.0, "length": 1.0},
@@ -92,12 +92,12 @@ def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
     assert student["same"]["kinds"].keys() == {"all"}
     # Of things whose names it does not know, it takes any.
     assert student["words"]["success"] == pytest.approx(1 - (2 / 3) ** 3, abs=0.15)
-    chance = found["kinds"]["players"]["random"]
+    chance = suite_results["kinds"]["players"]["random"]
     assert chance["success"] == pytest.approx(1 - (2 / 3) ** 3, abs=0.15)
     assert chance["low"] < 1 - (2 / 3) ** 3 < chance["high"] and chance["episodes"] == 60
     # A test that the agent cannot take is there with the reason; who can takes it.
-    assert student["more"] is None and found["more"]["players"]["random"]["success"] < 0.8
-    assert found["more"]["refused"]["student"] == "the agent chooses one of 3 actions, and there are 4"
+    assert student["more"] is None and suite_results["more"]["players"]["random"]["success"] < 0.8
+    assert suite_results["more"]["refused"]["student"] == "the agent chooses one of 3 actions, and there are 4"
     folder = run / "evaluation" / "suite_toy"
     assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
     table = (folder / "table.md").read_text()
@@ -106,47 +106,47 @@ def test_a_suite_end_to_end(tmp_path, suite_file, capsys):
     )
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0].startswith("test,player,kind,episodes") and len(lines) == 1 + 2 * (2 + 3 + 3 + 3) - 2
-    assert "4 of 4, more actions" in printed.err and "kinds apart" in printed.out
+    assert "4 of 4, more actions" in printout.err and "kinds apart" in printout.out
     steps = read(folder / "steps" / "words" / "fetch" / "student")
     assert set(np.unique(steps.episode)) == set(range(30)) and set(steps.kind) == {"fetch"}
     assert not any(word in text for text in steps.prompts for word in ("key", "ball", "box"))
 
 
 @pytest.mark.slow
-def test_tests_do_not_depend_on_each_other(tmp_path, suite_file):
+def test_tests_are_independent(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", skill=1.0), [])
     run = only_run_folder(tmp_path / "runs")
     main(["--trust", "errands", str(run), f"suite={suite_file}"])
-    whole = by_name(evaluated(run))
+    reference = index_by_name(run_suite(run))
     main(["--trust", "errands", str(run), "--suite", str(suite_file), "suite.only=[words]"])
-    alone = by_name(evaluated(run))
-    assert list(alone) == ["words"] and alone["words"] == whole["words"]
-    shares = {kind["success"] for kind in whole["kinds"]["players"]["student"]["kinds"].values()}
-    assert shares != {kind["success"] for kind in whole["words"]["players"]["student"]["kinds"].values()}
+    single = index_by_name(run_suite(run))
+    assert list(single) == ["words"] and single["words"] == reference["words"]
+    shares = {kind["success"] for kind in reference["kinds"]["players"]["student"]["kinds"].values()}
+    assert shares != {kind["success"] for kind in reference["words"]["players"]["student"]["kinds"].values()}
     main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[words]", "--seed", "7"])
-    assert by_name(evaluated(run))["words"]["players"] != whole["words"]["players"]
+    assert index_by_name(run_suite(run))["words"]["players"] != reference["words"]["players"]
 
 
 @pytest.mark.slow
-def test_an_agent_that_adapts_takes_more_actions(tmp_path, suite_file):
+def test_adapting_agent_uses_extra_actions(tmp_path, suite_file):
     run_experiment(config(tmp_path / "runs", adapts=True), [])
     run = only_run_folder(tmp_path / "runs")
     main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[more,kinds]", "--mode", "deterministic"])
-    players = {name: test["players"]["student"] for name, test in by_name(evaluated(run)).items()}
+    players = {name: test["players"]["student"] for name, test in index_by_name(run_suite(run)).items()}
     assert players["more"]["kinds"]["fetch"]["success"] == players["kinds"]["kinds"]["fetch"]["success"] == 1.0
 
 
-def runs_of(root, *configs):
-    """Runs in folders of their own; (seed, skill, what was typed)."""
-    found = []
-    for i, (seed, skill, typed) in enumerate(configs):
-        run_experiment({**config(root, seed, skill=skill), "name": f"run{i}"}, typed)
-        found.append(only_run_folder(root / f"run{i}"))
-    return found
+def make_runs(root, *configs):
+    """Write runs in separate folders from (seed, skill, overrides)."""
+    run_folders = []
+    for i, (seed, skill, overrides) in enumerate(configs):
+        run_experiment({**config(root, seed, skill=skill), "name": f"run{i}"}, overrides)
+        run_folders.append(only_run_folder(root / f"run{i}"))
+    return run_folders
 
 
 @pytest.mark.slow
-def test_a_suite_from_python(tmp_path, suite_file):
+def test_suite_from_python(tmp_path, suite_file):
     for seed in (0, 1):
         run_experiment(config(tmp_path / "runs", seed), [f"seed={seed}"])
     runs = sorted((tmp_path / "runs").rglob("s[0-9]*"))
@@ -155,34 +155,37 @@ def test_a_suite_from_python(tmp_path, suite_file):
     )
     assert [test["name"] for test in results["tests"]] == ["same"] and results["episodes"] == 4
     assert results["runs"] == [str(run) for run in runs] and (Path(results["out"]) / "table.csv").exists()
-    with pytest.raises(ConfigError, match="video cannot be used"):
+    with pytest.raises(ConfigError, match="video"):
         llmrl.evaluate(runs, suite=str(suite_file), video=True, trusted=["errands"])
 
 
 @pytest.mark.slow
-def test_several_runs_are_put_together(tmp_path, suite_file, capsys):
-    runs = runs_of(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
+def test_runs_are_aggregated(tmp_path, suite_file, capsys):
+    runs = make_runs(tmp_path / "runs", (0, 1.0, []), (1, 1.0, []))
     words = ["suite.only=[kinds,more]", "--policy", "student,random", "--out", str(tmp_path / "both")]
     main(["--trust", "errands", *map(str, runs), f"suite={suite_file}", *words])
-    together = json.loads((tmp_path / "both" / "suite_toy" / "results.json").read_text())
-    each = [json.loads((tmp_path / "both" / str(i) / "suite_toy" / "results.json").read_text()) for i in (0, 1)]
-    shares = [by_name(one)["kinds"]["players"]["student"]["success"] for one in each]
-    mean = by_name(together)["kinds"]["players"]["student"]
+    joint = json.loads((tmp_path / "both" / "suite_toy" / "results.json").read_text())
+    run_results = [json.loads((tmp_path / "both" / str(i) / "suite_toy" / "results.json").read_text()) for i in (0, 1)]
+    shares = [index_by_name(run_result)["kinds"]["players"]["student"]["success"] for run_result in run_results]
+    mean = index_by_name(joint)["kinds"]["players"]["student"]
     assert mean["success"] == pytest.approx(np.mean(shares)) and mean["per_run"] == shares
     assert mean["low"] is None and mean["high"] is None, "two runs have no interval"
-    assert by_name(together)["more"]["players"]["student"] is None
+    assert index_by_name(joint)["more"]["players"]["student"] is None
     # Who has no runs plays once, and has its own interval.
-    assert by_name(together)["kinds"]["players"]["random"] == by_name(each[0])["kinds"]["players"]["random"]
-    assert "random" not in by_name(each[1])["kinds"]["players"]
-    assert "over 2 runs of student" in together["intervals"] and "random) Wilson" in together["intervals"]
+    assert (
+        index_by_name(joint)["kinds"]["players"]["random"]
+        == index_by_name(run_results[0])["kinds"]["players"]["random"]
+    )
+    assert "random" not in index_by_name(run_results[1])["kinds"]["players"]
+    assert "over 2 runs of student" in joint["intervals"] and "random) Wilson" in joint["intervals"]
     assert "2 runs" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, capsys):
-    typed = ["agent=reader", "agent.skill=0", "seed=0"], ["agent=reader", "agent.skill=30"]
+def test_compares_experiments(tmp_path, suite_file, capsys):
+    overrides = ["agent=reader", "agent.skill=0", "seed=0"], ["agent=reader", "agent.skill=30"]
     root = tmp_path / "runs"
-    runs = runs_of(root, (0, 0.0, typed[0]), (0, 30.0, typed[1]), (1, 30.0, typed[1]))
+    runs = make_runs(root, (0, 0.0, overrides[0]), (0, 30.0, overrides[1]), (1, 30.0, overrides[1]))
     main(
         [
             "--trust",
@@ -195,19 +198,19 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
         ]
     )
     folder = root / "suite_toy"
-    together = json.loads((folder / "results.json").read_text())
+    joint = json.loads((folder / "results.json").read_text())
     labels = ["skill=0", "skill=30"]
-    assert together["players"] == [*labels, "random"]
-    assert [[each["run"] for each in together["experiments"][label]] for label in labels] == [
+    assert joint["players"] == [*labels, "random"]
+    assert [[entry_of_run["run"] for entry_of_run in joint["experiments"][label]] for label in labels] == [
         [str(runs[0])],
         [str(runs[1]), str(runs[2])],
     ]
-    players = by_name(together)["kinds"]["players"]
+    players = index_by_name(joint)["kinds"]["players"]
     # One who guesses, and two who read: not their mean.
     assert players[labels[0]]["success"] < 0.9 and players[labels[1]]["per_run"] == [1.0, 1.0]
-    assert players[labels[0]] == by_name(evaluated(runs[0]))["kinds"]["players"]["student"]
+    assert players[labels[0]] == index_by_name(run_suite(runs[0]))["kinds"]["players"]["student"]
     assert players["random"]["episodes"] == 24
-    assert "over 2 runs of skill=30" in together["intervals"]
+    assert "over 2 runs of skill=30" in joint["intervals"]
     table = (folder / "table.md").read_text()
     assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
     assert "| kinds apart |" in table and "| 100.0 |" in re.sub(r" +", " ", table)
@@ -215,56 +218,56 @@ def test_runs_of_several_experiments_stand_side_by_side(tmp_path, suite_file, ca
     assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
     assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
-    for refused, message in (
+    for arguments_invalid, message in (
         ([runs[0], runs[0]], "are the same experiment with the same seed"),
-        ([*runs, "--policy", "random"], "several runs are given for their agents"),
+        ([*runs, "--policy", "random"], "policy must include student"),
     ):
         with pytest.raises(SystemExit):
-            main(["--trust", "errands", *map(str, refused), f"suite={suite_file}"])
+            main(["--trust", "errands", *map(str, arguments_invalid), f"suite={suite_file}"])
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_experiments_are_named_by_what_tells_them_apart(tmp_path):
-    typed = (
+def test_experiment_names_are_unique(tmp_path):
+    overrides = (
         ["experiment=grounding/goto_local", "treatment=small_llm", "env.n_envs=2"],
         ["experiment=grounding/goto_local", "treatment=small_llm", "agent.tune=lora", "env.n_envs=2"],
         ["agent=drrn", "env=goto_local", "env.n_envs=2"],
         [],
         [],
     )
-    runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(typed)]
+    runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(overrides)]
     configs = [{"seed": 3, "name": f"run{i}", "agent": {"skill": i}} for i in range(len(runs))]
     labels = list(experiments(runs, configs))
     assert labels[:3] == ["small_llm", "small_llm, tune=lora", "agent=drrn"]
     # Of others nothing is known but where they are.
     assert [label.split("/")[0] for label in labels[3:]] == ["run3", "run4"]
     # Where and how a run was computed makes it no other experiment.
-    same = [{**configs[0], "seed": i, "name": str(i), "hardware": {"device": str(i)}} for i in range(3)]
-    assert experiments(runs[:3], same) == {"student": [0, 1, 2]}
+    configs_equal = [{**configs[0], "seed": i, "name": str(i), "hardware": {"device": str(i)}} for i in range(3)]
+    assert experiments(runs[:3], configs_equal) == {"student": [0, 1, 2]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["suite=no_such"], "there is babyai_text"),
+        (["suite=no_such"], "babyai_text"),
         (
             ["suite=babyai_text"],
-            "tests runs of llmrl.envs.babyai.vec_env.BabyAIEnv, and this is one of errands.Errands",
+            "llmrl.envs.babyai.vec_env",
         ),
-        (["suite.episodes=3"], "which suite?"),
-        (["suite={file}", "suite.episode=3"], "has no key 'episode'"),
+        (["suite.episodes=3"], "needs a suite"),
+        (["suite={file}", "suite.episode=3"], "'episode'"),
         (["suite={file}", "suite.episodes=0"], "suite.episodes=0"),
-        (["suite={file}", "suite.only=[nothing]"], "there is no test 'nothing', but same, kinds"),
-        (["suite={file}", "suite.env.colour=red"], "the environment has no option 'colour'"),
-        (["suite={file}", "suite.metric=won"], "no such metric, but success"),
-        (["suite={file}", "suite.kinds=[sleep]", "suite.only=[kinds]"], "no test could be played; env.kind=sleep"),
-        (["suite={file}", "--policy", "teacher"], "a suite is played by student, random, bot"),
-        (["suite={file}", "--mode", "both"], "mode=both cannot be used with a suite"),
+        (["suite={file}", "suite.only=[nothing]"], "'nothing'"),
+        (["suite={file}", "suite.env.hue=red"], "'hue'"),
+        (["suite={file}", "suite.metric=won"], "the environment has success"),
+        (["suite={file}", "suite.kinds=[sleep]", "suite.only=[kinds]"], "env.kind=sleep"),
+        (["suite={file}", "--policy", "teacher"], "use student, random, bot"),
+        (["suite={file}", "--mode", "both"], "mode=both"),
         (["suite={file}", "--video"], "video cannot be used with a suite"),
     ],
 )
-def test_what_makes_no_sense_is_refused(tmp_path, suite_file, capsys, words, message):
+def test_rejects_invalid_suites(tmp_path, suite_file, capsys, words, message):
     run_experiment(config(tmp_path / "runs"), [])
     with pytest.raises(SystemExit):
         main(
@@ -278,33 +281,33 @@ def test_what_makes_no_sense_is_refused(tmp_path, suite_file, capsys, words, mes
     assert message in capsys.readouterr().err
 
 
-def test_words_about_the_suite_are_not_taken_for_runs():
+def test_suite_options_are_not_runs():
     words, rest = split_words(["outputs/x/s0", "suite=toy", "--seed", "3", "suite.episodes=4"])
     assert (words, rest) == (["suite=toy", "episodes=4"], ["outputs/x/s0", "--seed", "3"])
 
 
-def shipped(name):
+def package_suite(name):
     env = compose("env=babyai_text", "agent=random")["env"]
     return suite_of(name, options("suite")[name], env)
 
 
 @pytest.mark.slow
-def test_the_shipped_suite_composes_and_builds():
-    """Every test, in every kind: the environment is built, starts, and shows what the test is about."""
-    suite = shipped("babyai_text")
+def test_package_suite_composes_and_builds():
+    """Build and reset the environment of each test in each kind, and check its prompts."""
+    suite = package_suite("babyai_text")
     assert [test.name for test in suite.tests][:3] == ["as_trained", "train_tasks", "test_tasks"]
-    own = {"n_envs": 2}
+    env_options = {"n_envs": 2}
     names = action_names("en", "canonical")
     for test in suite.tests:
         for kind, node in test.environments(names):
-            built = Builder({"seeds": Seeds(0)}).build({**node, **own}, "env")
-            built.provide(("prompt",))
-            seen = built.reset(seed=0)["prompt"].ravel().tolist()
-            assert kind == "all" or set(built.kinds) == {kind}
+            env = Builder({"seeds": Seeds(0)}).build({**node, **env_options}, "env")
+            env.provide(("prompt",))
+            prompts = env.reset(seed=0)["prompt"].ravel().tolist()
+            assert kind == "all" or set(env.kinds) == {kind}
             for old in node["replace"]:
-                assert not any(old in text for text in seen), (test.name, old, seen[0])
-            assert all(f": {', '.join(built.spec.action_names)}" in text for text in seen)
-            built.close()
+                assert not any(old in text for text in prompts), (test.name, old, prompts[0])
+            assert all(f": {', '.join(env.spec.action_names)}" in text for text in prompts)
+            env.close()
     assert all(yaml.safe_load(json.dumps(dict(test.env))) for test in suite.tests)
 
 
@@ -312,8 +315,8 @@ def spec(n_actions, names="abcdefghi"):
     return EnvSpec("some", 1, 1, {}, n_actions, tuple(names[:n_actions]), 10)
 
 
-def test_kinds_that_cannot_be_done_are_not_played():
-    tests = {test.name: test for test in shipped("babyai_text").tests}
+def test_skips_unsupported_kinds():
+    tests = {test.name: test for test in package_suite("babyai_text").tests}
     possible = {}
     for n in (3, 4, 5, 6):
         possible[n] = []
@@ -324,7 +327,7 @@ def test_kinds_that_cannot_be_done_are_not_played():
     assert possible[3] == ["goto"] and possible[4] == ["goto", "pickup", "seq"]
     assert possible[5] == ["goto", "pickup", "putnext", "seq"] and possible[6] == list(tests["train_tasks"].kinds)
     # The test may offer more than what the run was trained with.
-    with pytest.raises(ConfigError, match="pickup needs 4 actions, and there are 3"):
+    with pytest.raises(ConfigError, match=r"pickup.*4.*3"):
         tests["more_actions"].check_possible("pickup", spec(3), spec(9))
     with pytest.raises(ConfigError, match=r"^it needs 4 actions"):
         tests["new_composition"].check_possible("all", spec(3), spec(3))
@@ -332,27 +335,27 @@ def test_kinds_that_cannot_be_done_are_not_played():
     tests["as_trained"].check_possible("all", spec(3), spec(3))
 
 
-def test_other_names_leave_the_number_of_actions_as_it_is():
-    tests = {test.name: test for test in shipped("babyai_text").tests}
+def test_new_names_keep_action_count():
+    tests = {test.name: test for test in package_suite("babyai_text").tests}
     for name, words in (("synonym_actions", "synonyms"), ("shift_actions", "synonyms_shift")):
-        for own in ("restricted", "canonical"):
-            names = action_names("en", own)
-            found = tests[name].environment(names)["actions"]
+        for action_set in ("restricted", "canonical"):
+            names = action_names("en", action_set)
+            suite_results = tests[name].environment(names)["actions"]
             # The words are those of the environment's own sets.
-            assert found == list(LANGUAGES["en"].actions[words][: len(names)])
+            assert suite_results == list(LANGUAGES["en"].actions[words][: len(names)])
         assert tests[name].environment(action_names("en", "augmented"))["actions"][6:] == [
             "sleep",
             "do nothing",
             "think",
         ]
-        assert {node["actions"][0] for _, node in tests[name].environments(names)} == {found[0]}
+        assert {node["actions"][0] for _, node in tests[name].environments(names)} == {suite_results[0]}
     assert tests["goto"].environment(names)["actions"] == "canonical"
 
 
-def test_an_option_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match=r"suite.tests.a.env: the environment has no option 'levels'"):
+def test_error_names_missing_option():
+    with pytest.raises(ConfigError, match=r"suite.tests.a.env.*'levels'"):
         suite_of("x", {**yaml.safe_load(SUITE), "tests": {"a": {"env": {"levels": 1}}}}, config("")["env"])
     no_actions = {key: value for key, value in config("")["env"].items() if key != "actions"}
-    with pytest.raises(ConfigError, match=r"suite.tests.a.rename: the environment has no option 'actions'"):
+    with pytest.raises(ConfigError, match=r"suite.tests.a.rename.*'actions'"):
         suite_of("x", {**yaml.safe_load(SUITE), "env": {}, "tests": {"a": {"rename": ["b"]}}}, no_actions)
     assert Errands(Seeds(0)).spec.n_actions == Reader(Errands(Seeds(0)).spec, 1.0).n_actions

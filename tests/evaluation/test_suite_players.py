@@ -1,4 +1,4 @@
-"""The shipped suite played by the agents it is for: who takes which test, and why others do not."""
+"""The package's suite with its intended agents: applicable tests, and reasons for the others."""
 
 import csv
 import json
@@ -7,10 +7,10 @@ import pytest
 
 from experiments import run
 from llmrl.cli.evaluate import main
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 
 ENV = ("env=goto_local", "env.actions=restricted", "env.history=1", "env.n_envs=2")
-QUICK = ("learn.rollout_steps=4", "learn.env_steps=8", "learn.evaluate_episodes=1", "learn.evaluate_every=0")
+QUICK = ("learn.rollout_steps=4", "learn.env_steps=8", "learn.evaluate_episodes=1", "learn.evaluation_interval=0")
 TESTS = (
     *("unknown_nouns", "instruction_agent", "synonym_actions", "more_actions", "new_composition"),
     *("goto_french", "goto_french_unknown_nouns"),
@@ -20,25 +20,27 @@ WORDS = "Goal of the agent: go to the red ball, turn left, turn right, go forwar
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A run of each agent, of a few steps."""
+    """Train each agent for a few steps."""
     root = tmp_path_factory.mktemp("played")
     model = root / "model"
-    make_small_model(model, [WORDS], "causal", width=16, layers=1, heads=2, vocabulary=300, longest=2048)
+    make_small_model(
+        model, [WORDS], "causal", shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=2048)
+    )
     agents = {
         "llm_ppo": ("llm=local_scorer_causal", f"llm.model={model}", "agent.head_hidden=[8]"),
         "drrn": ("agent.units=8",),
         "symbolic_ppo": ("agent.features=8", "agent.memory=8"),
     }
-    found = {}
-    for agent, own in agents.items():
-        run(*ENV, *QUICK, f"agent={agent}", f"name={agent}", f"output_root={root}", *own)
-        [found[agent]] = (root / agent).glob("*/s0")
-    return found
+    outcomes = {}
+    for agent, agent_options in agents.items():
+        run(*ENV, *QUICK, f"agent={agent}", f"name={agent}", f"output_root={root}", *agent_options)
+        [outcomes[agent]] = (root / agent).glob("*/s0")
+    return outcomes
 
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_agents_of_three_actions_take_the_shipped_suite(runs, tmp_path, capsys):
+def test_three_action_agents_run_package_suite(runs, tmp_path, capsys):
     words = ["suite=babyai_text", "suite.episodes=1", f"suite.only=[{','.join(TESTS)}]"]
     main([*map(str, runs.values()), *words, "--policy", "student,random,bot", "--out", str(tmp_path), "--trajectories"])
     results = json.loads((tmp_path / "suite_babyai_text" / "results.json").read_text())
@@ -46,24 +48,27 @@ def test_agents_of_three_actions_take_the_shipped_suite(runs, tmp_path, capsys):
     assert results["players"] == [*labels, "random", "bot"] and list(results["experiments"]) == labels
     tests = {test["name"]: test for test in results["tests"]}
     assert set(tests) == set(TESTS)
-    refused = {name: test["refused"] for name, test in tests.items()}
+    rejections = {name: test["refused"] for name, test in tests.items()}
     language, drrn, symbolic = labels
     # What three actions can do is played by everybody, and nothing else.
     for name in ("unknown_nouns", "more_actions"):
         for player in tests[name]["players"].values():
             assert player is None or (list(player["kinds"]), player["episodes"]) == (["goto"], 1)
             assert player is None or set(player["lacking"]) == {"pickup", "open", "putnext", "seq"}
-    assert refused["unknown_nouns"] == {}
-    assert list(refused["new_composition"]) == [*labels, "random", "bot"]
-    assert refused["new_composition"]["bot"] == "it needs 4 actions, and there are 3"
+    assert rejections["unknown_nouns"] == {}
+    assert list(rejections["new_composition"]) == [*labels, "random", "bot"]
+    assert rejections["new_composition"]["bot"] == "it needs 4 actions, and there are 3"
     # Who reads the names of actions takes others and more of them; a network with three outputs does not.
-    assert refused["more_actions"] == {symbolic: "the agent chooses one of 3 actions, and there are 9"}
-    assert "it reads view, mission, not prompt or text" in refused["synonym_actions"].pop(symbolic)
-    assert "it reads view, mission, not prompt" in refused["instruction_agent"].pop(symbolic)
-    assert refused["synonym_actions"] == refused["instruction_agent"] == {}
+    assert rejections["more_actions"] == {symbolic: "the agent chooses one of 3 actions, and there are 9"}
+    synonym_reason = rejections["synonym_actions"].pop(symbolic)
+    assert "changes only prompt and text, and the agent reads view, mission" in synonym_reason
+    assert "changes only prompt, and the agent reads view, mission" in rejections["instruction_agent"].pop(symbolic)
+    assert rejections["synonym_actions"] == rejections["instruction_agent"] == {}
     # Words of another language are other numbers.
     for name in ("goto_french", "goto_french_unknown_nouns"):
-        assert list(refused[name]) == [symbolic] and "'mission', which has other numbers" in refused[name][symbolic]
+        assert (
+            list(rejections[name]) == [symbolic] and "'mission', which has another format" in rejections[name][symbolic]
+        )
     assert tests["synonym_actions"]["env"]["actions"] == ["rotate left", "rotate right", "move ahead"]
     assert tests["goto_french"]["env"]["language"] == "fr"
     with (tmp_path / "suite_babyai_text" / "table.csv").open() as file:

@@ -1,4 +1,4 @@
-"""Which loop an agent is made for is declared by its class."""
+"""Declaration of an agent's loop by its class."""
 
 import pytest
 
@@ -21,20 +21,20 @@ NEEDS = {"clone": "imitate", "baseline": "fit", "search": "set_parameters"}
 
 
 class Undeclared:
-    """An agent that does not say what it is made for."""
+    """An agent that does not declare its loop."""
 
 
 class Misdeclared:
     loop = "dream"
 
 
-def test_every_agent_declares_the_loop_whose_methods_it_has():
-    found = {name: agent_loop(option, Builder()) for name, option in options("agent").items()}
-    assert all(found[name] == loop for loop, names in LOOPS.items() for name in names)
+def test_agents_declare_supported_loop():
+    loops = {name: agent_loop(option, Builder()) for name, option in options("agent").items()}
+    assert all(loops[name] == loop for loop, names in LOOPS.items() for name in names)
     for name, option in options("agent").items():
         target = Builder().locate(option["_target_"], "agent")
         has = {method for method in NEEDS.values() if hasattr(target, method)}
-        assert has == {NEEDS[found[name]]} if found[name] in NEEDS else not has
+        assert has == {NEEDS[loops[name]]} if loops[name] in NEEDS else not has
 
 
 @pytest.mark.slow
@@ -51,23 +51,21 @@ def test_every_agent_declares_the_loop_whose_methods_it_has():
         ("bc", "none", "clone"),
     ],
 )
-def test_the_loop_follows_from_agent_and_principal(agent, principal, kind):
+def test_loop_follows_agent_and_principal(agent, principal, kind):
     assert loop_kind(compose(f"agent={agent}", f"principal={principal}")) == kind
 
 
 @pytest.mark.parametrize("agent", ["sb3", "bc"])
-def test_who_learns_alone_has_no_principal(agent):
+def test_independent_learner_has_no_principal(agent):
     with pytest.raises(ConfigError, match=rf"agent={agent} .*principal=none"):
         loop_kind(compose(f"agent={agent}", "principal=ucb"))
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("Undeclared", "it declares no loop"), ("Misdeclared", "its loop is 'dream'")]
-)
-def test_a_class_that_does_not_say_is_refused(name, said):
+@pytest.mark.parametrize(("name", "phrase"), [("Undeclared", "it declares no loop"), ("Misdeclared", "'dream'")])
+def test_rejects_undeclared_loop(name, phrase):
     config = {**compose("agent=random"), "trusted_modules": [__name__], "agent": {"_target_": f"{__name__}.{name}"}}
     with pytest.raises(ConfigError) as error:
         loop_kind(config)
     message = str(error.value)
-    assert said in message and "attribute `loop`, one of learn, clone, baseline, search, play" in message
+    assert phrase in message and "attribute `loop`, one of learn, clone, baseline, search, play" in message
     assert name in message

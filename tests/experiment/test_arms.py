@@ -1,4 +1,4 @@
-"""Runs too short for their grids: what is chosen instead, and what is said where somebody chose otherwise."""
+"""Runs that are too short for their grids: default sizes, and warnings about explicit ones."""
 
 import logging
 
@@ -10,22 +10,23 @@ from llmrl.experiment.parts import build_loop, build_parts
 from llmrl.experiment.plan import coverage, plan, shortage
 
 ROOM = ("env=escape_room", "env.n_envs=2", "design.adapt_rounds=0")
+SHORT = (*ROOM, "design.validate_episodes=2", "design.evaluations=1")
 POLE = ("env=cartpole", "agent=linear", "principal=ucb")
 
 
 def planned(*overrides):
-    """The plan's rows under the principal, and what is said of too many arms."""
+    """Return the plan's rows below the principal and the warning about excess arms."""
     config = compose(*overrides)
     parts = build_parts(config, None)
     try:
         rows = plan(config, parts, build_loop(config, parts))
-        first = next(i for i, (what, _) in enumerate(rows) if what == "principal")
-        return rows[first : first + 2], shortage(config, parts.principal)
+        first = next(i for i, (label, _) in enumerate(rows) if label == "principal")
+        return rows[first : first + 2], shortage(config, parts)
     finally:
         parts.close()
 
 
-def test_too_many_arms():
+def test_excess_arms():
     [(_, principal), row], short = planned(*ROOM, "principal=ucb", "principal.points=3", "design.steps=90")
     assert principal == "UCBPrincipal: 243 arms, 0.123 measurements of each on average in a context"
     assert row == ("  but", short)
@@ -47,7 +48,7 @@ def test_candidates_count():
     assert "set principal.points=null (arms that fit the run) or design.steps=384, or" in short
 
 
-def test_a_scan_has_no_points_to_set():
+def test_scan_has_no_point_option():
     _, short = planned(*ROOM, "principal=scan", "design.steps=6")
     assert "8 arms" in short and "points" not in short
 
@@ -57,14 +58,14 @@ def test_a_scan_has_no_points_to_set():
     [(3 * 3 * 243, 243, "3"), (3 * 3 * 243 - 1, 121, "6.02"), (72, 8, "3"), (12, 2, "2")],
     ids=["published", "long list", "list", "shortest list"],
 )
-def test_by_default_the_arms_fit(steps, arms, mean):
+def test_default_arms_fit(steps, arms, mean):
     [(_, principal), _], short = planned(*ROOM, "principal=ucb", f"design.steps={steps}")
     assert principal == f"UCBPrincipal: {arms} arms, {mean} measurements of each on average in a context"
     assert short is None
 
 
-def test_searches_of_policies_fit_too():
-    """Ten parameters of CartPole's linear policy: two points each are too many for a short search."""
+def test_policy_searches_fit():
+    """Use ten parameters of CartPole's linear policy: two points each are too many for a short search."""
     [(_, principal), _], short = planned(*POLE, "search.iterations=10", "search.candidates=8")
     assert principal == "UCBPrincipal: 22 arms, 3.64 measurements of each on average" and short is None
     [(_, principal), _], short = planned(*POLE, "search.iterations=500", "search.candidates=8")
@@ -72,56 +73,54 @@ def test_searches_of_policies_fit_too():
 
 
 @pytest.mark.parametrize(("candidates", "warned"), [(4, False), (8, True), (16, True)])
-def test_candidates_that_cover_all_arms(candidates, warned):
+def test_candidates_cover_all_arms(candidates, warned):
     room = (*ROOM[:1], "env.n_envs=16", "env.fixed_context=0", "design.adapt_rounds=0", "principal=scan")
-    [_, (what, _)], short = planned(*room, "design.steps=10", f"design.candidates={candidates}")
-    assert short is None and (what == "  but") == warned
+    [_, (label, _)], short = planned(*room, "design.steps=10", f"design.candidates={candidates}")
+    assert short is None and (label == "  but") == warned
     config = compose(*room, "design.steps=10", f"design.candidates={candidates}")
     parts = build_parts(config, None)
     try:
-        assert (coverage(config, parts.principal) is not None) == warned
+        assert (coverage(config, parts) is not None) == warned
     finally:
         parts.close()
 
 
-def environments_with_a_mechanism():
+def list_mechanism_environments():
     # The rates of tax_economy cannot be switched off, so it has no such option.
     return [name for name, option in options("env").items() if option.get("mechanism") or name == "tax_economy"]
 
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("env", environments_with_a_mechanism())
-def test_by_default_each_arm_gets_three_measurements(env):
+@pytest.mark.parametrize("env", list_mechanism_environments())
+def test_default_gives_three_measurements_per_arm(env):
     config = compose(f"env={env}", "principal=ucb", "agent.init_from=null")
     parts = build_parts(config, None)
     try:
-        made = config["design"]["steps"] * config["design"]["candidates"]
-        assert 3 * parts.principal.n_arms * parts.env.spec.proposals.n_rows <= made
+        n_measurements = config["design"]["steps"] * config["design"]["candidates"]
+        assert 3 * parts.principal.n_arms * parts.env.spec.proposals.n_rows <= n_measurements
     finally:
         parts.close()
 
 
-def test_which_environments_have_a_mechanism():
-    assert {"cleanup", "harvest", "escape_room", "tax_economy", "fishery"} <= set(environments_with_a_mechanism())
+def test_environments_with_mechanism():
+    assert {"cleanup", "harvest", "escape_room", "tax_economy", "fishery"} <= set(list_mechanism_environments())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("principal", ["random", "cem", "llm"])
-def test_others_have_no_arms(principal):
-    config = compose(*ROOM, f"principal={principal}", "design.steps=1")
-    assert shortage(config, None) is None
+def test_arms_require_mechanism(principal):
     if principal != "llm":
-        [(_, shown), _], short = planned(*ROOM, f"principal={principal}", "design.steps=1")
-        assert short is None and "arms" not in shown
+        [(_, plan_text), _], short = planned(*ROOM, f"principal={principal}", "design.steps=1")
+        assert short is None and "arms" not in plan_text
 
 
 @pytest.mark.slow
-def test_a_run_says_so_once_at_its_start(tmp_path, caplog):
+def test_run_warns_at_start(tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="llmrl"):
-        run(*ROOM, "principal=ucb", "principal.points=3", "design.steps=3", f"output_root={tmp_path / 'short'}")
-        [told] = [record.message for record in caplog.records if "arms" in record.message]
-        assert told.startswith("about 1 proposal in each of 3 contexts, 243 arms: close to a random search")
+        run(*SHORT, "principal=ucb", "principal.points=3", "design.steps=3", f"output_root={tmp_path / 'short'}")
+        [warning] = [record.message for record in caplog.records if "arms" in record.message]
+        assert warning.startswith("about 1 proposal in each of 3 contexts, 243 arms: close to a random search")
         caplog.clear()
-        run(*ROOM, "principal=random", "design.steps=3", f"output_root={tmp_path / 'none'}")
+        run(*SHORT, "principal=random", "design.steps=3", f"output_root={tmp_path / 'none'}")
         assert not any("arms" in record.message for record in caplog.records)

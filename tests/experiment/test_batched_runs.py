@@ -1,4 +1,4 @@
-"""Several runs in one process, each in a thread: what one writes, how it ends and goes on is as if it were alone."""
+"""Several runs in threads of one process, each with the outputs, end and resume of a separate run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from experiments import comparable_metrics, compose
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.privacy import keep_private
 from llmrl.envs.escape_room import EscapeRoom
-from llmrl.experiment.batched_runs import alike, compute_rows
+from llmrl.experiment.batched_runs import compute_rows, process_key
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.run_job import compute
 from llmrl.experiment.sweep_jobs import job_of
@@ -43,6 +43,7 @@ TINY = (
     "env=escape_room",
     "agent=pg",
     "design.adapt_rounds=2",
+    "design.validate_episodes=4",
     "env.n_envs=4",
     "design.evaluations=0",
     "design.confirm_steps=0",
@@ -52,14 +53,14 @@ THREE = (("principal=ucb", "seed=0"), ("principal=random", "seed=0"), ("principa
 
 
 def works(root: Path, rows: Sequence[Sequence[str]] = THREE, *overrides: str) -> list[JobWork]:
-    """What the process of a job is given for each of these runs, which a launcher has taken on."""
-    found = []
+    """Return the input of a job's process for each of these runs, started by a launcher."""
+    outcomes = []
     for row in rows:
-        typed = [*TINY, *row, *overrides]
-        job = job_of(Experiment(compose(*typed, f"output_root={root}"), typed), typed)
+        row_overrides = [*TINY, *row, *overrides]
+        job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
         take_on(job, root)
-        found.append(JobWork(compute, job.config, typed, job.folder, {}, "one shape"))
-    return found
+        outcomes.append(JobWork(compute, job.config, row_overrides, job.folder, {}, "one shape"))
+    return outcomes
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -70,19 +71,21 @@ def results(folder: Path) -> tuple[list[dict], dict]:
     return comparable_metrics(folder), json.loads((folder / "summary.json").read_text())
 
 
-def same(rows: Sequence[JobWork], alone: Sequence[JobWork]) -> None:
-    for row, single in zip(rows, alone, strict=True):
+def assert_runs_equal(rows: Sequence[JobWork], single_rows: Sequence[JobWork]) -> None:
+    for row, single in zip(rows, single_rows, strict=True):
         assert results(row.folder) == results(single.folder)
-        mine, its = weights(row.folder), weights(single.folder)
-        assert mine.keys() == its.keys() and all(torch.equal(mine[name], its[name]) for name in mine)
+        mine, single_weights = weights(row.folder), weights(single.folder)
+        assert mine.keys() == single_weights.keys() and all(
+            torch.equal(mine[name], single_weights[name]) for name in mine
+        )
 
 
-def everything_is_let_go_of(rows: Sequence[JobWork]) -> None:
+def assert_resources_released(rows: Sequence[JobWork]) -> None:
     assert not [thread.name for thread in threading.enumerate() if thread.name in ("s0", "s1")]
     assert all(read_owner(work.folder) is None for work in rows)
 
 
-ROOM = ("env=escape_room", "principal=none", "env.n_envs=3", "learn.env_steps=60", "learn.evaluate_every=1")
+ROOM = ("env=escape_room", "principal=none", "env.n_envs=3", "learn.env_steps=60", "learn.evaluation_interval=1")
 DOOR = (
     "env=simple_doorkey",
     "agent=ppo",
@@ -103,51 +106,53 @@ CARTS += ("env.horizon=20", "hardware.cores=1")
     ],
     ids=["learn", "search"],
 )
-def test_runs_that_play_by_themselves_are_what_they_are_alone(tmp_path, runs):
-    """Whatever they play and however they learn: nothing is computed as one batch."""
+def test_independent_runs_match_single_runs(tmp_path, runs):
+    """Use any agents and environments: nothing is computed as one batch."""
 
-    def taken_on(root: Path) -> list[JobWork]:
-        found = []
+    def start_rows(root: Path) -> list[JobWork]:
+        outcomes = []
         for row in runs:
-            typed = [*row, "hardware.threads=1"]
-            job = job_of(Experiment(compose(*typed, f"output_root={root}"), typed), typed)
+            row_overrides = [*row, "hardware.threads=1"]
+            job = job_of(Experiment(compose(*row_overrides, f"output_root={root}"), row_overrides), row_overrides)
             take_on(job, root)
-            found.append(JobWork(compute, job.config, typed, job.folder, {}, job.key))
-        return found
+            outcomes.append(JobWork(compute, job.config, row_overrides, job.folder, {}, job.key))
+        return outcomes
 
-    single, rows = taken_on(tmp_path / "alone"), taken_on(tmp_path / "rows")
+    single, rows = start_rows(tmp_path / "alone"), start_rows(tmp_path / "rows")
     assert len({work.key for work in rows}) == 1 and rows[0].key is not None
     assert PackWork(rows, compute_rows)() == [RowEnd(work.folder, 0) for work in rows]
-    everything_is_let_go_of(rows)
+    assert_resources_released(rows)
     assert [PackWork([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
-    for row, alone in zip(rows, single, strict=True):
-        assert results(row.folder) == results(alone.folder)
+    for row, single_row in zip(rows, single, strict=True):
+        assert results(row.folder) == results(single_row.folder)
         lines = (row.folder / "run.log").read_text()
-        assert not [other for other in rows if other is not row and str(other.folder) in lines]
+        assert not [other_row for other_row in rows if other_row is not row and str(other_row.folder) in lines]
 
 
-def test_runs_are_what_they_are_alone_and_share_what_they_need(tmp_path, capsys):
-    options = ("design.steps=2", "design.references=1")
+def test_batched_runs_match_single_runs(tmp_path, capsys):
+    options = ("design.evaluations=1", "design.steps=2", "design.references=1")
     single, rows = works(tmp_path / "alone", THREE, *options), works(tmp_path / "rows", THREE, *options)
     assert PackWork(rows, compute_rows)() == [RowEnd(work.folder, 0) for work in rows]
-    everything_is_let_go_of(rows)
+    assert_resources_released(rows)
     references = tmp_path / "rows" / "escape_room_references"
     shutil.copytree(references, tmp_path / "alone" / references.name)
     assert [PackWork([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
-    same(rows, single)
-    needed = sorted(references.glob("*/s0"))
-    assert len(needed) == 2 and all(read_status(folder).attempt == 1 for folder in needed)
+    assert_runs_equal(rows, single)
+    reference_runs = sorted(references.glob("*/s0"))
+    assert len(reference_runs) == 2 and all(read_status(folder).attempt == 1 for folder in reference_runs)
     for work in rows:
         lines = (work.folder / "run.log").read_text().splitlines()
         assert sum("llmrl.run.run: run " in line and str(work.folder) in line for line in lines) == 2
-        assert not [line for line in lines for other in rows if other is not work and str(other.folder) in line]
+        assert not [
+            line for line in lines for other_row in rows if other_row is not work and str(other_row.folder) in line
+        ]
     assert logging.getLogger("llmrl").level == logging.NOTSET
     # A table for each, none in the middle of another.
     assert capsys.readouterr().out.count("evaluation env steps") == 2 * len(rows)
 
 
-def test_replies_that_come_late_change_no_number(tmp_path):
-    """Of two rows that ask a server which answers when it likes, one that asks a script, and a bandit."""
+def test_late_replies_keep_metrics(tmp_path):
+    """Combine two rows with a slow server, one with a script, and a bandit."""
     late = random.Random(0)
 
     def reply(messages):
@@ -155,18 +160,34 @@ def test_replies_that_come_late_change_no_number(tmp_path):
         return scripted_mechanism.reply(messages)
 
     with FakeOpenAIServer(reply) as server:
-        hosted = ("principal=llm", "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
-        four = [(*hosted, "seed=0"), (*hosted, "seed=1"), ("principal=llm", "llm=scripted", "seed=0"), THREE[0]]
+        hosted_options = (
+            "principal=llm",
+            "llm=openai_compatible",
+            f"llm.base_url={server.url}",
+            "llm.model=fake-model",
+        )
+        four = [
+            (*hosted_options, "seed=0"),
+            (*hosted_options, "seed=1"),
+            ("principal=llm", "llm=scripted", "seed=0"),
+            THREE[0],
+        ]
         rows, single = (
-            works(tmp_path / name, four, "design.steps=4", f"llm.cache_dir={tmp_path}/{name}-replies")
+            works(
+                tmp_path / name,
+                four,
+                "design.evaluations=1",
+                "design.steps=4",
+                f"llm.cache_dir={tmp_path}/{name}-replies",
+            )
             for name in ("rows", "alone")
         )
         assert [end.code for end in compute_rows(rows)] == [0] * 4
         assert [PackWork([work], compute_rows)()[0].code for work in single] == [0] * 4
-    same(rows, single)
+    assert_runs_equal(rows, single)
 
 
-def test_what_ends_one_ends_no_other(tmp_path, monkeypatch, capsys):
+def test_failed_run_keeps_batch_running(tmp_path, monkeypatch, capsys):
     tell = RandomPrincipal.tell
 
     def failing(self, outcomes):
@@ -176,47 +197,47 @@ def test_what_ends_one_ends_no_other(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(RandomPrincipal, "tell", failing)
     poor = ("principal=llm", "llm=scripted", "llm.budget.calls=1", f"llm.cache_dir={tmp_path}/cache")
-    rows = works(tmp_path, [THREE[1], THREE[2], poor], "design.steps=3")
-    finished, failed, spent = compute_rows(rows)
-    assert (finished.code, failed.code, spent.code) == (0, 1, 3)
-    assert failed.said == "RuntimeError: told too much" and "llm.budget.calls=1" in spent.said
+    rows = works(tmp_path, [THREE[1], THREE[2], poor], "design.evaluations=1", "design.steps=3")
+    completed, failed, usage = compute_rows(rows)
+    assert (completed.code, failed.code, usage.code) == (0, 1, 3)
+    assert failed.said == "RuntimeError: told too much" and "llm.budget.calls=1" in usage.said
     states = [read_status(work.folder) for work in rows]
     assert [status.state for status in states] == ["finished", "failed", "budget_exhausted"]
     assert "told too much" in (rows[1].folder / "traceback.txt").read_text()
     assert "told too much" not in (rows[0].folder / "run.log").read_text()
     assert f"{rows[1].folder.parent.name}/s1): RuntimeError: told too much" in capsys.readouterr().err
-    everything_is_let_go_of(rows)
+    assert_resources_released(rows)
 
 
-def test_a_signal_is_meant_for_all_and_all_go_on(tmp_path, monkeypatch):
-    options = ("design.steps=4", "checkpoint_seconds=1e6")
-    tell, signalled = RandomPrincipal.tell, []
+def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
+    options = ("design.evaluations=1", "design.steps=4", "checkpoint_seconds=1e6")
+    tell, signaled = RandomPrincipal.tell, []
 
-    def signalling(self, outcomes):
-        if threading.current_thread().name == "s1" and not signalled:
-            signalled.append(os.kill(os.getpid(), signal.SIGTERM))
+    def send_signal(self, outcomes):
+        if threading.current_thread().name == "s1" and not signaled:
+            signaled.append(os.kill(os.getpid(), signal.SIGTERM))
         return tell(self, outcomes)
 
     rows, single = works(tmp_path / "rows", THREE, *options), works(tmp_path / "alone", THREE, *options)
-    monkeypatch.setattr(RandomPrincipal, "tell", signalling)
+    monkeypatch.setattr(RandomPrincipal, "tell", send_signal)
     ends = compute_rows(rows)
-    assert signalled and [end.code for end in ends] == [128 + signal.SIGTERM] * 3
+    assert signaled and [end.code for end in ends] == [128 + signal.SIGTERM] * 3
     for work in rows:
         status = read_status(work.folder)
         assert (status.state, status.error) == ("preempted", "stopped by SIGTERM; everything is saved")
-    everything_is_let_go_of(rows)
+    assert_resources_released(rows)
     assert [end.code for end in compute_rows(rows)] == [0, 0, 0]
     assert [read_status(work.folder).attempt for work in rows] == [2, 2, 2]
     assert [end.code for work in single for end in compute_rows([work])] == [0, 0, 0]
-    same(rows, single)
+    assert_runs_equal(rows, single)
 
 
 @pytest.mark.parametrize(("number", "state"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "stopped")])
-def test_what_takes_long_is_given_up_for_all(tmp_path, monkeypatch, number, state):
-    """SIGTERM after a while, a second Ctrl-C at once."""
+def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
+    """Stop after a grace period for SIGTERM, and at once after a second Ctrl-C."""
     impatient(monkeypatch, 0.05 if number == signal.SIGTERM else 1e3)
     stall = Stall(monkeypatch, EscapeRoom, "step", at=60, whole=True, number=number)
-    rows = works(tmp_path, THREE, "design.steps=4", "checkpoint_seconds=0")
+    rows = works(tmp_path, THREE, "design.evaluations=1", "design.steps=4", "checkpoint_seconds=0")
     if number == signal.SIGINT:
         handle = StopFlag._handle
 
@@ -227,16 +248,16 @@ def test_what_takes_long_is_given_up_for_all(tmp_path, monkeypatch, number, stat
 
         monkeypatch.setattr(StopFlag, "_handle", twice)
     ends = compute_rows(rows)
-    assert time.monotonic() - stall.signalled < STALLED_S / 2
+    assert time.monotonic() - stall.signaled < STALLED_S / 2
     assert [end.code for end in ends] == [128 + number] * 3
     for work in rows:
         status = read_status(work.folder)
         assert status.state == state
         assert number == signal.SIGINT or "work since the checkpoint of iteration" in status.error
-    everything_is_let_go_of(rows)
+    assert_resources_released(rows)
 
 
-def test_a_thread_that_nothing_interrupts_is_ended_with_the_process(monkeypatch):
+def test_uninterruptible_thread_ends_with_process(monkeypatch):
     for name, seconds in (("GIVE_UP_S", 0.1), ("GIVE_UP_AGAIN_S", 0.2), ("OVERDUE_S", 0.3)):
         monkeypatch.setattr(signals, name, seconds)
     reads, writes = os.pipe()
@@ -259,15 +280,15 @@ def test_a_thread_that_nothing_interrupts_is_ended_with_the_process(monkeypatch)
     _, status = os.waitpid(pid, 0)
     os.close(writes)
     assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGTERM
-    with os.fdopen(reads, "rb") as said:
-        assert said.read() == b"recorded"
+    with os.fdopen(reads, "rb") as stderr_file:
+        assert stderr_file.read() == b"recorded"
 
 
-def test_runs_are_shown_together(monkeypatch):
-    drawn = []
-    monkeypatch.setattr(Bars, "start", lambda bars: drawn.append(bars))
+def test_runs_are_displayed_jointly(monkeypatch):
+    displays = []
+    monkeypatch.setattr(Bars, "start", lambda bars: displays.append(bars))
     for terminal in (True, False):
-        monkeypatch.setattr("sys.stderr", said := io.StringIO())
+        monkeypatch.setattr("sys.stderr", stderr_text := io.StringIO())
         with RowsDisplay(3, every_s=0.0, terminal=terminal) as display:
 
             def play(display, name):
@@ -280,23 +301,23 @@ def test_runs_are_shown_together(monkeypatch):
                 thread.start()
                 thread.join()
         if terminal:
-            [bars] = drawn
+            [bars] = displays
             assert [(task.description, task.completed) for task in bars.tasks] == [("a design", 5), ("b design", 10)]
         else:
-            assert said.getvalue().splitlines()[-1].startswith("2 of 3 runs under way, 75.0% of these, ")
+            assert stderr_text.getvalue().splitlines()[-1].startswith("2 of 3 runs under way, 75.0% of these, ")
 
 
-def test_what_a_process_has_once_is_equal():
+def test_process_settings_must_agree():
     tiny = compose(*TINY, "principal=ucb")
-    assert alike(tiny) == alike(compose(*TINY, "principal=random", "seed=3", "design.steps=9"))
-    for other in ("hardware.threads=2", "private=false", "output_root=elsewhere"):
-        assert alike(tiny) != alike(compose(*TINY, "principal=ucb", other))
+    assert process_key(tiny) == process_key(compose(*TINY, "principal=random", "seed=3", "design.steps=9"))
+    for override in ("hardware.threads=2", "private=false", "output_root=elsewhere"):
+        assert process_key(tiny) != process_key(compose(*TINY, "principal=ucb", override))
 
 
 @pytest.fixture(autouse=True)
-def _in_a_prepared_process():
-    before = dict(os.environ)
+def _prepare_process():
+    environment = dict(os.environ)
     keep_private()
     yield
     os.environ.clear()
-    os.environ.update(before)
+    os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""A plan says how long a run takes here."""
+"""Estimates of a run's duration in its plan."""
 
 import re
 
@@ -12,10 +12,10 @@ from llmrl.loops.rehearsals import STEPS, steps_per_second
 SMALL = ("env=escape_room", "principal=ucb", "env.n_envs=8", "design.candidates=2", "design.adapt_rounds=3")
 
 
-def test_the_plan_of_a_principals_run_tells_its_time(capsys, tmp_path):
+def test_principal_plan_reports_time(capsys, tmp_path):
     run(*SMALL, "dry_run=true", f"output_root={tmp_path}")
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine, at [\d,]+ environment steps/s", said)
+    output = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine, at [\d,]+ environment steps/s", output)
     assert not list(tmp_path.iterdir())
 
 
@@ -23,7 +23,7 @@ def test_the_plan_of_a_principals_run_tells_its_time(capsys, tmp_path):
     "overrides",
     [
         ("env=escape_room", "principal=none"),
-        ("env=simple_doorkey", "teacher=llm", "env.n_envs=2", "learn.evaluate_every=1"),
+        ("env=simple_doorkey", "teacher=llm", "env.n_envs=2", "learn.evaluation_interval=1"),
         ("env=cartpole", "agent=linear", "principal=random"),
         ("env=taxi",),
         ("env=nim", "agent=random"),
@@ -31,40 +31,40 @@ def test_the_plan_of_a_principals_run_tells_its_time(capsys, tmp_path):
         ("env=cleanup", "agent=random"),
     ],
 )
-def test_other_loops_are_timed_and_leave_no_trace(capsys, tmp_path, overrides):
+def test_timing_leaves_no_trace(capsys, tmp_path, overrides):
     run(*overrides, "dry_run=true", f"output_root={tmp_path}")
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine", said)
+    output = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert re.search(r"time about \d+ (s|min \d+ s|h \d+ min) on this machine", output)
     assert not list(tmp_path.iterdir())
 
 
-def test_players_that_wait_for_replies_are_not_timed(capsys, tmp_path):
+def test_waiting_players_are_not_timed(capsys, tmp_path):
     run("env=taxi", "agent=llm_player", "dry_run=true", f"output_root={tmp_path}")
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "time unknown" in said and not list(tmp_path.iterdir())
+    output = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "time unknown" in output and not list(tmp_path.iterdir())
 
 
-def test_it_is_the_rate_of_steps_and_updates():
+def test_estimate_uses_measured_rates():
     config = compose(*SMALL)
     parts = build_parts(config, None)
     loop = build_loop(config, parts)
-    played = []
+    steps_played = []
     step = parts.env.step
 
-    def counted(actions):
-        played.append(len(actions))
+    def count_step(actions):
+        steps_played.append(len(actions))
         return step(actions)
 
-    parts.env.step = counted
-    before = {name: x.clone() for name, x in parts.agents[0].policy.state_dict().items()}
+    parts.env.step = count_step
+    initial_weights = {name: x.clone() for name, x in parts.agents[0].policy.state_dict().items()}
     assert steps_per_second(loop.adaptation, Seeds(0)) > 0
-    assert len(played) >= STEPS and set(played) == {8}
+    assert len(steps_played) >= STEPS and set(steps_played) == {8}
     after = parts.agents[0].policy.state_dict()
-    assert any((after[name] != x).any() for name, x in before.items()), "updates count, too"
+    assert any((after[name] != x).any() for name, x in initial_weights.items()), "updates count, too"
 
 
-def test_the_measured_updates_have_a_full_minibatch(capsys, tmp_path):
-    """A plan plays fewer steps than an update of the run learns from, which `drop_last` needs."""
+def test_timed_updates_have_full_minibatch(capsys, tmp_path):
+    """Check a plan that plays fewer steps than an update needs with `drop_last`."""
     large = ("agent.ppo.drop_last=true", "agent.ppo.minibatch_size=4000", "env.horizon=1000")
     run(*SMALL, *large, "dry_run=true", f"output_root={tmp_path}")
     assert "environment steps/s" in " ".join(capsys.readouterr().out.split())

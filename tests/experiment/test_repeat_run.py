@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from experiments import only_run_folder, run
 from llmrl.cli import train
 from llmrl.core.errors import ConfigError
-from llmrl.core.typed_values import written
+from llmrl.core.typed_values import override_value
 from llmrl.experiment.composition import plain as plain_config
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.repeat_run import repeated
+from llmrl.experiment.repeat_run import repeat_arguments
 from llmrl.run.artifacts import read_config
 from llmrl.run.folder_names import hash_of
 from llmrl.run.status import read_status
@@ -29,7 +29,7 @@ SMALL = ("design.validate_episodes=2", "env.n_envs=2", "design.evaluations=0", "
 
 @pytest.fixture(scope="module")
 def repeatable(tmp_path_factory) -> Path:
-    """The folder of a run; `compose` left out reference lines without their being typed."""
+    """Run an experiment and return its folder; `compose` omits reference lines by default."""
     root = tmp_path_factory.mktemp("again")
     run(*TINY, *SMALL, "seed=2", f"output_root={root}")
     return only_run_folder(root)
@@ -39,40 +39,47 @@ def hash_of_arguments(arguments: list[str]) -> str:
     return Experiment(plain_config("train", *arguments)).hash
 
 
-def test_without_changes_it_is_the_same_run(repeatable, capsys):
-    made = repeated("llmrl-train", ["--again", str(repeatable)])
-    assert [*TINY, *SMALL, "seed=2"] == made[: len(TINY) + len(SMALL) + 1]
-    assert "++design.references=0" in made, "it was no default"
-    assert hash_of_arguments(made) == hash_of(repeatable)
+def test_unchanged_rerun_is_equal(repeatable, capsys):
+    arguments = repeat_arguments("llmrl-train", ["--again", str(repeatable)])
+    assert [*TINY, *SMALL, "seed=2"] == arguments[: len(TINY) + len(SMALL) + 1]
+    assert "++design.references=0" in arguments, "it was no default"
+    assert hash_of_arguments(arguments) == hash_of(repeatable)
     assert "the same as\nllmrl-train env=escape_room" in capsys.readouterr().err
-    assert repeated("llmrl-train", [f"--again={repeatable.parent}", "-m"]) == [*made, "-m"]
-    assert repeated("llmrl-train", ["seed=1"]) == ["seed=1"]
+    assert repeat_arguments("llmrl-train", [f"--again={repeatable.parent}", "-m"]) == [*arguments, "-m"]
+    assert repeat_arguments("llmrl-train", ["seed=1"]) == ["seed=1"]
 
 
-def test_what_is_typed_has_the_last_word(repeatable):
-    made = repeated("llmrl-train", ["--again", str(repeatable), "seed=3,4", "design.references=1", "--multirun"])
-    assert made.count("seed=2") == 0 and made[-3:] == ["seed=3,4", "design.references=1", "--multirun"]
-    assert not any(each.startswith("++design.references") for each in made)
-    changed = plain_config("train", *repeated("llmrl-train", ["--again", str(repeatable), "seed=5", "env.horizon=9"]))
+def test_explicit_overrides_take_precedence(repeatable):
+    arguments = repeat_arguments(
+        "llmrl-train", ["--again", str(repeatable), "seed=3,4", "design.references=1", "--multirun"]
+    )
+    assert arguments.count("seed=2") == 0 and arguments[-3:] == ["seed=3,4", "design.references=1", "--multirun"]
+    assert not any(argument.startswith("++design.references") for argument in arguments)
+    changed = plain_config(
+        "train", *repeat_arguments("llmrl-train", ["--again", str(repeatable), "seed=5", "env.horizon=9"])
+    )
     saved = read_config(repeatable, ())
     assert changed["env"] == {**saved["env"], "horizon": 9} and changed["seed"] == 5
     assert changed["design"] == saved["design"] and changed["agent"] == saved["agent"]
 
 
-def test_a_part_that_is_chosen_anew_loses_its_options(repeatable, capsys):
-    made = repeated("llmrl-train", ["--again", str(repeatable), "principal=random"])
-    assert not any(each.startswith("principal.values") for each in made) and "principal=fixed" not in made
-    assert "left out, as its part is chosen anew" in capsys.readouterr().err
-    assert plain_config("train", *made)["principal"]["_target_"].endswith("RandomPrincipal")
+def test_replaced_part_drops_options(repeatable, capsys):
+    arguments = repeat_arguments("llmrl-train", ["--again", str(repeatable), "principal=random"])
+    assert (
+        not any(argument.startswith("principal.values") for argument in arguments)
+        and "principal=fixed" not in arguments
+    )
+    assert "left out, because another part is chosen" in capsys.readouterr().err
+    assert plain_config("train", *arguments)["principal"]["_target_"].endswith("RandomPrincipal")
 
 
-def test_it_runs(repeatable, monkeypatch, capsys):
+def test_rerun_completes(repeatable, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["llmrl-train", "--again", str(repeatable), "seed=6"])
     GlobalHydra.instance().clear()
     train.main()
-    again = repeatable.with_name("s6")
-    assert read_status(again).state == "finished", capsys.readouterr().err
-    assert read_config(again, ()) == {**read_config(repeatable, ()), "seed": 6}
+    rerun_folder = repeatable.with_name("s6")
+    assert read_status(rerun_folder).state == "finished", capsys.readouterr().err
+    assert read_config(rerun_folder, ()) == {**read_config(repeatable, ()), "seed": 6}
 
 
 def changed_copy(
@@ -89,47 +96,47 @@ def changed_copy(
     return run_folder
 
 
-def test_what_files_say_is_not_trusted(repeatable, tmp_path, capsys):
+def test_files_are_not_trusted(repeatable, tmp_path, capsys):
     evil = [
         "trusted_modules=[evil]",
         "hydra.callbacks.x._target_=evil.X",
         "hardware.backend.setup=[rm]",
         "hydra/launcher=x",
     ]
-    made = repeated("llmrl-train", ["--again", str(changed_copy(repeatable, tmp_path, [*TINY, *evil]))])
-    assert not any("evil" in each or "hardware" in each or "hydra" in each for each in made)
-    assert "only what is typed is trusted" in capsys.readouterr().err
-    typed = repeated("llmrl-train", ["--again", str(tmp_path), "trusted_modules=[mine]"])
-    assert typed[-1] == "trusted_modules=[mine]"
+    arguments = repeat_arguments("llmrl-train", ["--again", str(changed_copy(repeatable, tmp_path, [*TINY, *evil]))])
+    assert not any("evil" in argument or "hardware" in argument or "hydra" in argument for argument in arguments)
+    assert "only typed options are trusted" in capsys.readouterr().err
+    rerun_words = repeat_arguments("llmrl-train", ["--again", str(tmp_path), "trusted_modules=[mine]"])
+    assert rerun_words[-1] == "trusted_modules=[mine]"
 
 
-def test_what_is_missing_is_said(repeatable, tmp_path):
-    own = changed_copy(repeatable, tmp_path, command=["llmrl-train", "--config-dir", "mine", "experiment=x"])
-    with pytest.raises(ConfigError, match=r"was composed with --config-dir mine, .*add --config-dir"):
-        repeated("llmrl-train", ["--again", str(own)])
+def test_reports_missing_files(repeatable, tmp_path):
+    changed_run = changed_copy(repeatable, tmp_path, command=["llmrl-train", "--config-dir", "mine", "experiment=x"])
+    with pytest.raises(ConfigError, match=r"--config-dir mine.*--config-dir"):
+        repeat_arguments("llmrl-train", ["--again", str(changed_run)])
     (tmp_path / "options").mkdir()
-    assert repeated("llmrl-train", ["--again", str(own), f"--config-dir={tmp_path / 'options'}"])
-    other = changed_copy(repeatable, tmp_path / "b", ["env=escape_room", "principal=gone"])
-    with pytest.raises(ConfigError, match=r"composes no config any more \(.*gone"):
-        repeated("llmrl-train", ["--again", str(other)])
-    with pytest.raises(ConfigError, match=r"is a run of llmrl-train: llmrl-train --again"):
-        repeated("llmrl-finetune", ["--again", str(repeatable)])
-    for typed in (["--again"], ["--again", "seed=3"], ["--again="]):
-        with pytest.raises(ConfigError, match="which run"):
-            repeated("llmrl-train", typed)
+    assert repeat_arguments("llmrl-train", ["--again", str(changed_run), f"--config-dir={tmp_path / 'options'}"])
+    second_run = changed_copy(repeatable, tmp_path / "b", ["env=escape_room", "principal=gone"])
+    with pytest.raises(ConfigError, match=r"compose no config.*gone"):
+        repeat_arguments("llmrl-train", ["--again", str(second_run)])
+    with pytest.raises(ConfigError, match="llmrl-train --again"):
+        repeat_arguments("llmrl-finetune", ["--again", str(repeatable)])
+    for words in (["--again"], ["--again", "seed=3"], ["--again="]):
+        with pytest.raises(ConfigError, match="needs a run"):
+            repeat_arguments("llmrl-train", words)
 
 
-def test_weights_of_the_latest_run_stay_those(repeatable, tmp_path):
-    """Whatever has been finished since."""
-    own = changed_copy(repeatable, tmp_path, [*TINY, "agent.init_from=latest:pre"])
-    config = (own / "config.yaml").read_text()
+def test_latest_weights_remain_fixed(repeatable, tmp_path):
+    """Finish other runs meanwhile."""
+    changed_run = changed_copy(repeatable, tmp_path, [*TINY, "agent.init_from=latest:pre"])
+    config = (changed_run / "config.yaml").read_text()
     assert "init_from: null" in config
     entry = "resolved_runs:\n  agent.init_from:\n    run: 0a1b2c3d/s0\n    as: run:0a1b2c3d/s0\n"
-    (own / "config.yaml").write_text(config.replace("init_from: null", "init_from: /somewhere") + entry)
-    made = repeated("llmrl-train", ["--again", str(own)])
-    assert "++agent.init_from='run:0a1b2c3d/s0'" in made and made.index("agent.init_from=latest:pre") < made.index(
-        "++agent.init_from='run:0a1b2c3d/s0'"
-    )
+    (changed_run / "config.yaml").write_text(config.replace("init_from: null", "init_from: /somewhere") + entry)
+    arguments = repeat_arguments("llmrl-train", ["--again", str(changed_run)])
+    assert "++agent.init_from='run:0a1b2c3d/s0'" in arguments and arguments.index(
+        "agent.init_from=latest:pre"
+    ) < arguments.index("++agent.init_from='run:0a1b2c3d/s0'")
 
 
 WORDS = ("null", "true", "false", "nan", "inf")
@@ -144,6 +151,6 @@ PLAIN = st.recursive(
 
 @pytest.mark.slow
 @given(PLAIN)
-def test_values_come_back_from_hydra_as_they_were(value):
-    [override] = OverridesParser.create().parse_overrides([f"++a.b={written(value)}"])
+def test_hydra_values_round_trip(value):
+    [override] = OverridesParser.create().parse_overrides([f"++a.b={override_value(value)}"])
     assert override.value() == value or (isinstance(value, str) and str(override.value()) == value)

@@ -1,4 +1,4 @@
-"""Which runs may share a process: by the shape of what they compute, and not by what they try."""
+"""Selection of runs that may share a process, by the shape of their computation."""
 
 import functools
 
@@ -34,7 +34,7 @@ def key(*overrides):
         ("checkpoint_seconds=1", "rerun=true", "dry_run=true"),
     ],
 )
-def test_what_rows_differ_in(overrides):
+def test_row_differences(overrides):
     assert key(*overrides) == key() is not None
 
 
@@ -59,17 +59,17 @@ def test_what_rows_differ_in(overrides):
         ("loggers=[jsonl]",),
     ],
 )
-def test_what_shapes_and_processes_differ_in(overrides):
+def test_shape_and_process_differences(overrides):
     assert key(*overrides) is not None and key(*overrides) != key()
 
 
-def test_variables_of_the_process_are_equal():
-    same = config(*ROOM)
-    assert row_key(same, {"A": "1"}) == row_key(same, {"A": "1"})
-    assert len({row_key(same), row_key(same, {"A": "1"}), row_key(same, {"A": "2"})}) == 3
+def test_process_variables_must_agree():
+    reference = config(*ROOM)
+    assert row_key(reference, {"A": "1"}) == row_key(reference, {"A": "1"})
+    assert len({row_key(reference), row_key(reference, {"A": "1"}), row_key(reference, {"A": "2"})}) == 3
 
 
-def test_every_learning_number_is_an_option():
+def test_learning_numbers_are_options():
     assert set(LEARNING_NUMBERS) <= set(config(*ROOM)["agent"]["ppo"])
 
 
@@ -78,16 +78,19 @@ NUMBERS = st.dictionaries(st.sampled_from(LEARNING_NUMBERS), st.floats(1e-6, 1.0
 
 @settings(max_examples=30)
 @given(NUMBERS, NUMBERS)
-def test_numbers_of_learning_are_equal_to_numbers(one, other):
-    """And null to null: which of them are numbers says what is computed, how large they are does not."""
+def test_learning_numbers_are_shared(first, second):
+    """Treat null as different from a number; sizes of numbers do not matter."""
     base = config(*ROOM)
 
-    def of(numbers):
+    def with_numbers(numbers):
         numbers = {name: max(1, round(x)) if name == "decay_updates" else x for name, x in numbers.items()}
         return {**base, "agent": {**base["agent"], "ppo": {**base["agent"]["ppo"], **numbers}}}
 
-    nulls = [{name for name, x in of(each)["agent"]["ppo"].items() if x is None} for each in (one, other)]
-    assert (row_key(of(one)) == row_key(of(other))) == (nulls[0] == nulls[1])
+    nulls = [
+        {name for name, x in with_numbers(config_variant)["agent"]["ppo"].items() if x is None}
+        for config_variant in (first, second)
+    ]
+    assert (row_key(with_numbers(first)) == row_key(with_numbers(second))) == (nulls[0] == nulls[1])
 
 
 @pytest.mark.parametrize(
@@ -106,43 +109,43 @@ def test_numbers_of_learning_are_equal_to_numbers(one, other):
         (("hardware.threads=2",), Alone.THREADS),
     ],
 )
-def test_why_a_run_is_alone(overrides, reason):
-    found = config(*ROOM, *overrides)
-    assert why_alone(found) is reason and row_key(found) is None
+def test_reasons_for_separate_run(overrides, reason):
+    candidate = config(*ROOM, *overrides)
+    assert why_alone(candidate) is reason and row_key(candidate) is None
 
 
 LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuous", "agent=linear", "principal=random")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "other"),
+    ("overrides", "batch_options"),
     [
         (("env=escape_room", "agent.memory=8"), LEARNS),
         (("env=simple_doorkey", "agent.ppo.target_kl=0.1", "seed=3"), LEARNS),
         (("env=cartpole", "agent=linear", "principal=cem"), SEARCHES),
     ],
 )
-def test_runs_that_play_by_themselves_share_where_that_is_asked_for(overrides, other):
-    """Whatever they play: nothing of it is computed as one batch."""
-    found = config(*overrides)
-    assert why_alone(found) is Alone.OWN and row_gb(found) is None
-    assert row_key(found) == row_key(config(*other)) is not None
+def test_independent_runs_share_batch_on_request(overrides, batch_options):
+    """Use any agents: nothing is computed as one batch."""
+    candidate = config(*overrides)
+    assert why_alone(candidate) is Alone.OWN and row_gb(candidate) is None
+    assert row_key(candidate) == row_key(config(*batch_options)) is not None
 
 
-def test_searches_that_wait_for_a_language_model_wait_at_the_same_time():
-    found = config("env=cartpole", "agent=linear", "principal=llm", "llm=scripted")
-    assert why_alone(found) is None and row_key(found) is not None
+def test_language_model_searches_wait_jointly():
+    candidate = config("env=cartpole", "agent=linear", "principal=llm", "llm=scripted")
+    assert why_alone(candidate) is None and row_key(candidate) is not None
 
 
-def test_a_gpu_that_is_taken_where_there_is_one(monkeypatch):
-    found = config(*ROOM, "hardware=local")
+def test_available_gpu_is_used(monkeypatch):
+    candidate = config(*ROOM, "hardware=local")
     for visible, reason in (("", None), ("0", Alone.GPU)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert why_alone(found) is reason
+        assert why_alone(candidate) is reason
 
 
-def test_seeds_of_a_society_that_learned_before_share():
-    """Each seed begins with weights of its own; their shape is the same."""
+def test_pretrained_society_seeds_share_batch():
+    """Start each seed with different weights of the same shape."""
     society = [config("env=cleanup", "principal=ucb", "design.references=0", f"seed={seed}") for seed in (0, 1)]
     assert society[0]["agent"]["init_from"] != society[1]["agent"]["init_from"]
     assert row_key(society[0]) == row_key(society[1]) is not None
@@ -150,8 +153,8 @@ def test_seeds_of_a_society_that_learned_before_share():
     assert row_key(anew) not in (None, row_key(society[0]))
 
 
-def test_memory_of_a_row_grows_with_its_games():
-    """Three times the rollout, in gigabytes."""
-    few, many = (row_gb(config(*ROOM, f"env.n_envs={n}")) for n in (10, 1010))
+def test_row_memory_grows_with_games():
+    """Estimate three times the rollout, in gigabytes."""
+    small, large = (row_gb(config(*ROOM, f"env.n_envs={n}")) for n in (10, 1010))
     channels = 4 * (5 * 5 + 3)
-    assert many - few == pytest.approx(3 * 1000 * 5 * 5 * (channels + 32) / 1e9)
+    assert large - small == pytest.approx(3 * 1000 * 5 * 5 * (channels + 32) / 1e9)

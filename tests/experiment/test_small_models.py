@@ -1,4 +1,4 @@
-"""Small models that are made for an environment when a run first needs them."""
+"""Small models that are created for an environment on first use."""
 
 import shutil
 
@@ -24,24 +24,26 @@ def weights(scorer):
 
 
 @pytest.mark.slow
-def test_it_is_made_once_and_again_the_same(tmp_path):
+def test_model_is_reproducible(tmp_path):
     first = scorer(tmp_path)
     folder = tmp_path / "models"
     assert not folder.exists()  # asking for it makes nothing
-    before = weights(first)
-    [made] = folder.iterdir()
-    changed = made.stat().st_mtime_ns
-    other = scorer(tmp_path, "env.n_envs=3")
-    assert all((x == before[name]).all() for name, x in weights(other).items())
-    assert [made] == list(folder.iterdir()) and made.stat().st_mtime_ns == changed  # and nothing half made is left
-    shutil.rmtree(made)
-    again = scorer(tmp_path)
-    assert all((x == before[name]).all() for name, x in weights(again).items())
+    initial_weights = weights(first)
+    [model_folder] = folder.iterdir()
+    changed = model_folder.stat().st_mtime_ns
+    second_scorer = scorer(tmp_path, "env.n_envs=3")
+    assert all((x == initial_weights[name]).all() for name, x in weights(second_scorer).items())
+    assert [model_folder] == list(
+        folder.iterdir()
+    ) and model_folder.stat().st_mtime_ns == changed  # and nothing half made is left
+    shutil.rmtree(model_folder)
+    second_model = scorer(tmp_path)
+    assert all((x == initial_weights[name]).all() for name, x in weights(second_model).items())
 
 
 @pytest.mark.slow
-def test_models_of_other_seeds_spell_alike(tmp_path):
-    read = ("llm.make.reads=stories", "llm.make.stories=50", "llm.make.story_steps=2")
+def test_seeds_share_vocabulary(tmp_path):
+    read = ("llm.make.reads=stories", "llm.make.stories=50", "llm.make.pretraining_steps=2")
     nonsense = ("llm.make.reads=meaningless", *read[1:])
     tokenizers = []
     for overrides in (read, (*read, "seed=1"), nonsense):
@@ -52,28 +54,28 @@ def test_models_of_other_seeds_spell_alike(tmp_path):
     assert tokenizers[0] == tokenizers[1] == tokenizers[2]
 
 
-def test_what_a_model_has_read_is_said(tmp_path):
+def test_reports_training_texts(tmp_path):
     assert scorer(tmp_path).label == "a small model that has read nothing (local scorer)"
     assert "meaningless stories" in scorer(tmp_path, "llm.make.reads=meaningless").label
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
-        (("llm.model=google/flan-t5-small",), "set one of the two"),
-        (("llm.make=null",), "set one of the two"),
+        (("llm.model=google/flan-t5-small",), "set exactly one of the two"),
+        (("llm.make=null",), "set exactly one of the two"),
         (("llm.make.width=0",), "llm.make.width"),
         (("llm.make.reads=novels",), "llm.make.reads"),
     ],
 )
-def test_a_model_is_loaded_or_made(tmp_path, overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_model_is_loaded_or_created(tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
         scorer(tmp_path, *overrides)
 
 
-def test_only_where_there_are_texts(tmp_path):
+def test_texts_are_required(tmp_path):
     config = compose("env=escape_room", f"output_root={tmp_path}")
-    model = scorer(tmp_path)._make
+    model = scorer(tmp_path).settings.make
     with pytest.raises(ConfigError, match="no text channel"):
         SmallModels(config).make("causal", model)
     assert list((tmp_path / "models").iterdir()) == []

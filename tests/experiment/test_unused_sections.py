@@ -1,4 +1,4 @@
-"""A run's saved config holds what the run reads, and its hash is over that alone."""
+"""The saved config has only the sections that a run reads, and its hash depends on these alone."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ SHORT = {
     "baseline": ("env=cartpole", "agent=sb3"),
     "cloned": ("env=babyai_text", "agent=bc", "llm=local_scorer_causal"),
 }
-KEPT = {
+KEPT_SECTIONS = {
     "design": {"design"},
     "search": {"search"},
     "learn": {"learn"},
@@ -43,18 +43,18 @@ def experiment(*overrides):
     return Experiment.compose(*overrides)
 
 
-@pytest.mark.parametrize("what", SHORT)
-def test_it_has_no_section_of_another_loop(what):
-    config = experiment(*SHORT[what]).config
+@pytest.mark.parametrize("loop", SHORT)
+def test_sections_of_unused_loop_are_removed(loop):
+    config = experiment(*SHORT[loop]).config
     read = {name for name in SECTIONS & set(config) if name != "design" or set(config["design"]) != set(JUDGED)}
-    assert read == KEPT[what] and set(JUDGED) <= set(config["design"])
-    assert ("llm" in config) == (what in ASKING) and ("prompts" in config) == (what == "asking")
+    assert read == KEPT_SECTIONS[loop] and set(JUDGED) <= set(config["design"])
+    assert ("llm" in config) == (loop in ASKING) and ("prompts" in config) == (loop == "asking")
     assert only_read(config) == config, "what has been left out once is left out"
 
 
-def test_an_option_of_another_loop_changes_no_run():
-    own = experiment(*SHORT["learn"])
-    elsewhere = (
+def test_unused_loop_option_keeps_hash():
+    learning_experiment = experiment(*SHORT["learn"])
+    other_loop_options = (
         "search.iterations=7",
         "design.steps=3",
         "play.greedy=true",
@@ -62,51 +62,51 @@ def test_an_option_of_another_loop_changes_no_run():
         "llm=gpt4o",
         "prompts=/x",
     )
-    assert Experiment.compose(*SHORT["learn"], *elsewhere).hash == own.hash
-    assert Experiment.compose(*SHORT["learn"], "learn.evaluate_every=1").hash != own.hash
-    assert Experiment.compose(*SHORT["learn"], "design.spending_cost=1").hash != own.hash
+    assert Experiment.compose(*SHORT["learn"], *other_loop_options).hash == learning_experiment.hash
+    assert Experiment.compose(*SHORT["learn"], "learn.evaluation_interval=1").hash != learning_experiment.hash
+    assert Experiment.compose(*SHORT["learn"], "design.spending_cost=1").hash != learning_experiment.hash
     assert Experiment.compose(*SHORT["asking"], "llm.malformed=0.5").hash != experiment(*SHORT["asking"]).hash
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["design", "search", "learn", "play", "frozen", "asking"])
-def test_such_a_run_is_computed_found_again_evaluated_and_issued_anew(what, tmp_path, capsys):
+@pytest.mark.parametrize("loop", ["design", "search", "learn", "play", "frozen", "asking"])
+def test_run_lifecycle_with_unused_option(loop, tmp_path, capsys):
     from llmrl.cli.evaluate import evaluate, parser
     from llmrl.run.artifacts import read_config
 
-    overrides = (*SHORT[what], f"output_root={tmp_path}")
+    overrides = (*SHORT[loop], f"output_root={tmp_path}")
     run = Experiment.compose(*overrides).run()
     folder = only_run_folder(tmp_path)
     saved = yaml.safe_load((folder / "config.yaml").read_text())
-    assert SECTIONS & set(saved) == KEPT[what] | {"design"}
+    assert SECTIONS & set(saved) == KEPT_SECTIONS[loop] | {"design"}
     # From its folder alone, as llmrl-sweep issues runs again.
-    again = Experiment(read_config(folder, ()), overrides)
-    assert again.folder == folder and again.run().finished and again.run().result == run.result
-    again.check()
+    restored = Experiment(read_config(folder, ()), overrides)
+    assert restored.folder == folder and restored.run().finished and restored.run().result == run.result
+    restored.check()
     results = evaluate(parser().parse_args([str(folder), "--episodes=1"]))
     assert results["episodes"] >= 1 and json.loads((folder / "status.json").read_text())["state"] == "finished"
 
 
-def test_what_only_the_built_agent_knows_keeps_both_sections():
+def test_unresolved_loop_keeps_sections():
     config = experiment(*SHORT["play"]).config
     assert agent_learns(config) is False and agent_learns(experiment(*SHORT["learn"]).config) is True
-    whole = {**config, "learn": {"env_steps": 1}, "trusted_modules": ["policies"]}
-    unknown = whole | {"agent": {"_target_": f"{__name__}.Undecided"}, "trusted_modules": [__name__]}
+    full_config = {**config, "learn": {"env_steps": 1}, "trusted_modules": ["policies"]}
+    unknown = full_config | {"agent": {"_target_": f"{__name__}.Undecided"}, "trusted_modules": [__name__]}
     assert agent_learns(unknown) is None and {"learn", "play"} <= set(only_read(unknown))
 
 
 class Undecided:
-    """An agent that knows whether it learns when it is built."""
+    """An agent that knows only after construction whether it learns."""
 
     loop = "learn"
 
-    def __init__(self, often):
-        self.learns = often
+    def __init__(self, interval):
+        self.learns = interval
 
 
-@pytest.mark.parametrize("what", ["design", "learn", "play", "frozen"])
-def test_classes_say_whether_their_agents_learn(what):
-    config = experiment(*SHORT[what]).config
+@pytest.mark.parametrize("loop", ["design", "learn", "play", "frozen"])
+def test_classes_declare_learning(loop):
+    config = experiment(*SHORT[loop]).config
     parts = build_parts(config, None)
     try:
         assert loop_kind(config) in ("learn", "play", "design") and parts.agents[0].learns is agent_learns(config)

@@ -1,4 +1,4 @@
-"""Code of the user is part of a run's identity, is copied into the run folder, and is what jobs run."""
+"""User code is part of a run's hash, is copied into the run folder, and is used by jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.repeat_run import repeated
+from llmrl.experiment.repeat_run import repeat_arguments
 from llmrl.experiment.run_job import run_and_print
 from llmrl.experiment.sweep_jobs import TASK, job_of
 from llmrl.run.artifacts import read_config
@@ -47,7 +47,7 @@ SMALL += ("design.adapt_rounds=1", "design.evaluations=0", "design.confirm_steps
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package of the user, and an option file that names its principal."""
+    """Create a package of the user and an option file that names its principal."""
     folder = tmp_path / "code"
     (folder / "tariff_lab").mkdir(parents=True)
     (folder / "tariff_lab" / "__init__.py").write_text("")
@@ -70,24 +70,24 @@ def forget() -> None:
 
 @pytest.fixture
 def compose(lab: Path, tmp_path: Path) -> Callable[..., Experiment]:
-    """A function that composes the experiment of the user's principal, as a new process would."""
+    """Return a function that composes the experiment of the user's principal, as a new process would."""
 
-    def composed(*more: str) -> Experiment:
+    def compose_experiment(*extra_overrides: str) -> Experiment:
         forget()
-        overrides = (*SMALL, "principal=constant", f"output_root={tmp_path / 'outputs'}", *more)
+        overrides = (*SMALL, "principal=constant", f"output_root={tmp_path / 'outputs'}", *extra_overrides)
         return Experiment.compose(*overrides, config_dirs=[tmp_path / "conf"])
 
-    return composed
+    return compose_experiment
 
 
-def proposed(folder: Path) -> float:
-    """The first parameter that was proposed in a run, relative to its range in [0, 1]."""
+def read_proposal(folder: Path) -> float:
+    """Return the first parameter of the proposal of a run, relative to its range in [0, 1]."""
     summary = json.loads((folder / "summary.json").read_text())
     rates = list(summary["history"][0]["mechanism"].values())
     return float(rates[0])
 
 
-def test_an_edited_principal_is_another_run(lab: Path, compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_edited_principal_changes_hash(lab: Path, compose, capsys: pytest.CaptureFixture[str]) -> None:
     first = compose()
     run_and_print(first)
     capsys.readouterr()
@@ -96,40 +96,41 @@ def test_an_edited_principal_is_another_run(lab: Path, compose, capsys: pytest.C
     assert second.folder != first.folder
     run_and_print(second)
     assert "Already finished" not in capsys.readouterr().out
-    assert proposed(second.folder) == pytest.approx(2 * proposed(first.folder)) and proposed(first.folder) > 0
+    assert (
+        read_proposal(second.folder) == pytest.approx(2 * read_proposal(first.folder))
+        and read_proposal(first.folder) > 0
+    )
     assert (first.folder / "sources" / "tariff_lab" / "rates.py").read_text() == "RATE = 0.25\n"
     assert (second.folder / "sources" / "tariff_lab" / "rates.py").read_text() == "RATE = 0.5  # more\n"
     assert (first.folder / "sources" / "tariff_lab" / "principal.py").read_text() == PRINCIPAL
 
 
-def test_a_skipped_run_names_files_with_other_comments(lab: Path, compose, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_run_reports_changed_comments(lab: Path, compose, capsys: pytest.CaptureFixture[str]) -> None:
     run_and_print(compose())
     run_and_print(compose())
-    said = capsys.readouterr().out
-    assert "Already finished" in said and "rates.py" not in said
+    output = capsys.readouterr().out
+    assert "Already finished" in output and "rates.py" not in output
     (lab / "rates.py").write_text("RATE = 0.25  # as in the paper\n")
     run_and_print(compose())
-    said = capsys.readouterr().out
-    assert "Already finished" in said and "tariff_lab/rates.py" in said and "principal.py" not in said
+    output = capsys.readouterr().out
+    assert "Already finished" in output and "tariff_lab/rates.py" in output and "principal.py" not in output
 
 
-def test_a_repeated_run_names_changed_files(
-    lab: Path, compose, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_rerun_reports_changed_files(lab: Path, compose, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     experiment = compose()
     run_and_print(experiment)
     arguments = ["--again", str(experiment.folder), "--config-dir", str(tmp_path / "conf")]
     forget()
-    repeated("llmrl-train", [*arguments, "trusted_modules=[tariff_lab]"])
+    repeat_arguments("llmrl-train", [*arguments, "trusted_modules=[tariff_lab]"])
     assert "rates.py" not in capsys.readouterr().err
     (lab / "rates.py").write_text("RATE = 0.5\n")
     forget()
-    repeated("llmrl-train", [*arguments, "trusted_modules=[tariff_lab]"])
-    said = capsys.readouterr().err
-    assert "tariff_lab/rates.py" in said and "principal.py" not in said
+    repeat_arguments("llmrl-train", [*arguments, "trusted_modules=[tariff_lab]"])
+    output = capsys.readouterr().err
+    assert "tariff_lab/rates.py" in output and "principal.py" not in output
 
 
-def test_a_job_runs_the_code_of_its_submission(lab: Path, compose, tmp_path: Path) -> None:
+def test_job_uses_submitted_code(lab: Path, compose, tmp_path: Path) -> None:
     job = job_of(compose(), [])
     take_on(job, tmp_path / "sweep")
     work = pickle.dumps(JobWork(TASK, job.config, job.overrides, job.folder, {}))
@@ -142,11 +143,13 @@ def test_a_job_runs_the_code_of_its_submission(lab: Path, compose, tmp_path: Pat
     pickle.loads(work)()  # noqa: S301
     rates = sys.modules["tariff_lab.rates"]
     assert rates.RATE == 0.25 and Path(rates.__file__) == lab / "rates.py"
-    assert proposed(job.folder) > 0 and read_config(job.folder, ())["sources_digest"] == job.config["sources_digest"]
+    assert (
+        read_proposal(job.folder) > 0 and read_config(job.folder, ())["sources_digest"] == job.config["sources_digest"]
+    )
 
 
-def test_a_config_of_other_code_is_refused(lab: Path, compose) -> None:
-    """As for other files that results depend on: the run of an older config cannot be had by newer code."""
+def test_rejects_config_of_different_code(lab: Path, compose) -> None:
+    """Reject a config of older code, as for other input files."""
     experiment = compose()
     (lab / "rates.py").write_text("RATE = 0.5\n")
     forget()
@@ -154,14 +157,14 @@ def test_a_config_of_other_code_is_refused(lab: Path, compose) -> None:
         Experiment(experiment.config, experiment.overrides)
 
 
-def test_a_secret_in_a_source_file_is_refused(lab: Path, compose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejects_secret_in_source_file(lab: Path, compose, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_API_KEY", "correct-horse-battery-staple")
     (lab / "rates.py").write_text("RATE = 0.25\nKEY = 'correct-horse-battery-staple'\n")
     with pytest.raises(ConfigError, match=r"tariff_lab/rates\.py"):
         compose()
 
 
-def test_rerun_keeps_the_sources_of_both(lab: Path, compose) -> None:
+def test_rerun_stores_both_sources(lab: Path, compose) -> None:
     run_and_print(compose())
     (lab / "rates.py").write_text("RATE = 0.25  # again\n")
     experiment = compose("rerun=true")
@@ -171,7 +174,7 @@ def test_rerun_keeps_the_sources_of_both(lab: Path, compose) -> None:
     assert not (experiment.folder / "backup_2").exists()
 
 
-def test_a_run_without_user_code_has_no_digest_and_no_sources(tmp_path: Path) -> None:
+def test_run_with_no_user_code_has_no_digest(tmp_path: Path) -> None:
     experiment = Experiment.compose(*SMALL, "principal=ucb", f"output_root={tmp_path}")
     assert "sources_digest" not in experiment.config
     run_and_print(experiment)

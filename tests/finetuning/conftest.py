@@ -6,7 +6,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def proposer(tmp_path_factory):
-    """A folder with the model: it answers with two whole numbers from -6 to 6, any as likely."""
+    """Return a folder with the model: it answers with two whole numbers from -6 to 6, any as likely."""
     from tiny_proposers import make_proposer
 
     rng = np.random.default_rng(0)
@@ -15,9 +15,9 @@ def proposer(tmp_path_factory):
     pairs = []
     for _ in range(200):
         question = "\n".join([*rng.choice(rows, 3), f"3 {ask}"])
-        why = f"The best so far gave {rng.uniform(-17, 0):.2f}; this is another place to look."
+        reason = f"The best so far gave {rng.uniform(-17, 0):.2f}; this is another place to look."
         x, y = rng.integers(-6, 7, 2)
-        pairs.append((question, f'{{"reasoning": "{why}", "params": [{x}, {y}]}}'))
+        pairs.append((question, f'{{"reasoning": "{reason}", "params": [{x}, {y}]}}'))
     return make_proposer(tmp_path_factory.mktemp("proposer"), pairs)
 
 
@@ -28,15 +28,15 @@ def _offline(monkeypatch):
 
 @pytest.fixture(scope="session")
 def grpo(proposer, tmp_path_factory):
-    """A finished run: replies are rewarded for their return alone."""
+    """Return a finished run: replies are rewarded for their return alone."""
     from tuned import finetune
 
-    only = [f"rewards.{name}=0" for name in ("valid", "inside", "improvement")]
+    only = [f"rewards.{name}=0" for name in ("valid", "in_bounds", "improvement")]
     return finetune(
         tmp_path_factory.mktemp("grpo"),
         proposer,
         "grpo",
-        "method.optimiser.steps=24",
+        "method.optimizer.steps=24",
         *only,
         "transfer=[other]",
         "checkpoint_seconds=99",
@@ -45,7 +45,7 @@ def grpo(proposer, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def sft(proposer, tmp_path_factory):
-    """A finished run."""
+    """Return a finished run."""
     from tuned import finetune
 
-    return finetune(tmp_path_factory.mktemp("sft"), proposer, "sft", "method.optimiser.steps=12")
+    return finetune(tmp_path_factory.mktemp("sft"), proposer, "sft", "method.optimizer.steps=12")

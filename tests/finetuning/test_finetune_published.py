@@ -25,27 +25,27 @@ def model(tmp_path_factory):
 
 
 def commands() -> list[list[str]]:
-    """The overrides of each command on the page that chooses the published setting."""
+    """Return the overrides of each command on the page that chooses the published setting."""
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
     lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
     return [shlex.split(line)[1:] for line in lines if "method=grpo_published" in line]
 
 
-def test_the_published_setting_is_the_published_one():
+def test_paper_setting_matches_paper():
     config = compose("method=grpo_published", "llm.model=/models/some", primary="finetune")
     method, data, rewards = config["method"], config["dataset"], config["rewards"]
     assert (method["lora"]["rank"], method["lora"]["alpha"], method["lora"]["dropout"]) == (8, 32, 0.1)
     assert {"v_proj", "gate_proj"}.isdisjoint(method["lora"]["targets"])
     assert method["prompts"] * method["samples"] == 8 * 16 and method["samples"] == 4
     # 4,000 parameters, a fifth of them held out; five times through the rest.
-    assert method["optimiser"]["steps"] * method["prompts"] == 5 * data["prompts"] == 5 * 0.8 * data["trials"]
+    assert method["optimizer"]["steps"] * method["prompts"] == 5 * data["prompts"] == 5 * 0.8 * data["trials"]
     assert (data["low"], data["high"], data["examples"], data["episodes"]) == (-10, 10, 1, 20)
     principal = {key: config["principal"][key] for key in ("prompt", "rows", "reply", "out_of_range", "duplicates")}
     assert list(principal.values()) == ["numeric", "named", "lines", "accept", "accept"]
-    assert config["principal"]["count_from"] == 0  # after one trial: iteration 1
+    assert config["principal"]["first_iteration"] == 0  # after one trial: iteration 1
     assert rewards["parity"] and rewards["rollouts"] == 1 and config["llm"]["max_tokens"] == 256
     assert {name: rewards[name] for name in REWARDS} == {
-        "valid": 1, "inside": 0, "scaled_return": 1, "improvement": 1, "rank": 0, "repeat": 0,
+        "valid": 1, "in_bounds": 0, "scaled_return": 1, "improvement": 1, "rank": 0, "repeat": 0,
     }  # fmt: skip
 
 
@@ -56,44 +56,46 @@ def test_the_published_setting_is_the_published_one():
         ("swimmer", 18, 2, "1,000, each of 16", 250, 125.0),
     ],
 )
-def test_its_commands_on_the_page_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
-    from llmrl.experiment.finetune_application import planned
+def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
+    from llmrl.finetuning.application import build_for_plan
 
     if env == "swimmer":
         pytest.importorskip("mujoco")
-    (typed,) = [overrides for overrides in commands() if f"env={env}" in overrides]
-    here = {"llm.model": model, "hardware": "cpu"}
-    typed = [f"{key}={here.get(key, value)}" for key, _, value in (word.partition("=") for word in typed)]
-    config = compose(*typed, f"output_root={tmp_path}", "hardware.cores=1", "dry_run=true", primary="finetune")
-    with planned(config) as parts:
+    (overrides,) = [overrides for overrides in commands() if f"env={env}" in overrides]
+    local_settings = {"llm.model": model, "hardware": "cpu"}
+    overrides = [
+        f"{key}={local_settings.get(key, value)}" for key, _, value in (word.partition("=") for word in overrides)
+    ]
+    config = compose(*overrides, f"output_root={tmp_path}", "hardware.cores=1", "dry_run=true", primary="finetune")
+    with build_for_plan(config) as parts:
         plan, questions = dict(parts.plan()), parts.task.questions
         assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
         assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
         assert parts.loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
         questions.proposer.on_search_start(400, 20)
         vector = np.round(np.linspace(-9.99, 9.99, numbers), decimals)
-        asked = questions.ask(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
+        question = questions.ask(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
     # The one trial under its names, nothing of the game, out of bounds as it is, the first iteration.
     row = "; ".join(f"params[{i}]: {x:.5g}" for i, x in enumerate(vector))
-    assert asked.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in asked.text
-    assert "iteration 1 of 400" in asked.text and str(optimum) in asked.text
-    assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", asked.text.lower()))
+    assert question.name == "search/numeric" and f"{row}; f(params): {half_way:.2f}" in question.text
+    assert "iteration 1 of 400" in question.text and str(optimum) in question.text
+    assert not {"car", "swim", "force", "observation"} & set(re.findall(r"\w+", question.text.lower()))
     assert np.array_equal(questions.usable(vector), vector)
 
 
-def test_with_a_table_nothing_but_its_actions_is_played(model, tmp_path):
-    from llmrl.experiment.finetune_application import planned
+def test_tabular_policy_plays_only_actions(model, tmp_path):
+    from llmrl.finetuning.application import build_for_plan
 
-    few = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
-    typed = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
-    with planned(compose(*typed, *few, "hardware.cores=1", primary="finetune")) as parts:
+    small_settings = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
+    arguments = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
+    with build_for_plan(compose(*arguments, *small_settings, "hardware.cores=1", primary="finetune")) as parts:
         questions, low, high = parts.task.questions, parts.task.space.low, parts.task.space.high
         data = parts.loop.dataset.prepare(parts.task, tmp_path, Seeds(0))
-        shown = np.stack([trial.vector for question in data.train for trial in question.shown])
-        assert np.all((shown >= low) & (shown <= high)) and len(np.unique(shown)) == high[0] - low[0] + 1
+        vectors = np.stack([trial.vector for question in data.train for trial in question.shown])
+        assert np.all((vectors >= low) & (vectors <= high)) and len(np.unique(vectors)) == high[0] - low[0] + 1
         judge = RewardFunction(questions, parts.task.play, 1, Seeds(1))
-        asked, beyond = data.train[:2], high + 1
-        first, second = judge(asked, [questions.write(high, ""), questions.write(beyond, "")], "step 1")
-    assert first.inside and len(first.returns) == 1
-    assert np.array_equal(second.vector, beyond) and not second.inside and not len(second.returns)
+        question_list, out_of_bounds = data.train[:2], high + 1
+        first, second = judge(question_list, [questions.write(high, ""), questions.write(out_of_bounds, "")], "step 1")
+    assert first.in_bounds and len(first.returns) == 1
+    assert np.array_equal(second.vector, out_of_bounds) and not second.in_bounds and not len(second.returns)
     assert REWARDS["valid"](second, None) == 1.0 and REWARDS["scaled_return"](second, None) == 0.0

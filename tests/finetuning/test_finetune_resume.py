@@ -12,7 +12,7 @@ import pytest
 from installed import skip_without
 from some import some
 from stalling import STALLED_S, Stall, impatient
-from tuned import QUICK, assert_same, configured, finetune, silent_finetune
+from tuned import QUICK, assert_equal_runs, configured, finetune, silent_finetune
 
 skip_without("trl", "peft", "datasets")
 
@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 
 STEPS = 6
 OPTIONS = {
-    "sft": (f"method.optimiser.steps={STEPS}", "method.optimiser.schedule=cosine", "dataset.held_out=8"),
+    "sft": (f"method.optimizer.steps={STEPS}", "method.optimizer.schedule=cosine", "dataset.held_out=8"),
     # Steps that share replies are not parted.
     "grpo": (
-        f"method.optimiser.steps={STEPS}",
-        "method.optimiser.schedule=cosine",
+        f"method.optimizer.steps={STEPS}",
+        "method.optimizer.schedule=cosine",
         "dataset.held_out=8",
         "method.updates=2",
         "method.kl=0.05",
@@ -47,34 +47,32 @@ def method(request):
 
 
 @pytest.fixture(scope="module")
-def whole(method, proposer, tmp_path_factory):
-    """A run that nothing happened to."""
+def reference_run(method, proposer, tmp_path_factory):
+    """Return a run that nothing happened to."""
     return finetune(tmp_path_factory.mktemp("whole"), proposer, method, *OPTIONS[method])
 
 
 @pytest.mark.long  # killed at any moment, it goes on (below)
-def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
-    method, whole, proposer, tmp_path, monkeypatch
-):
+def test_stopped_run_matches_uninterrupted_run(method, reference_run, proposer, tmp_path, monkeypatch):
     """Signals in the middle of the training; also between steps that share their replies."""
     from llmrl.run.metrics import MetricLog
     from llmrl.run.signals import Stopped
 
     log = MetricLog.log
-    for stop_at in (1, 3):
+    for target_return in (1, 3):
 
-        def told(self, kind, x, metrics, stop_at=stop_at, **counters):
+        def tell_and_stop(self, kind, x, metrics, target_return=target_return, **counters):
             log(self, kind, x, metrics, **counters)
-            if counters["updates"] == stop_at:
+            if counters["updates"] == target_return:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with monkeypatch.context() as patch:
-            patch.setattr(MetricLog, "log", told)
+            patch.setattr(MetricLog, "log", tell_and_stop)
             with pytest.raises(Stopped):
                 finetune(tmp_path, proposer, method, *OPTIONS[method])
-    resumed = finetune(tmp_path, proposer, method, *OPTIONS[method])
-    assert json.loads((resumed / "status.json").read_text())["attempt"] == 3
-    assert_same(whole, resumed)
+    folder = finetune(tmp_path, proposer, method, *OPTIONS[method])
+    assert json.loads((folder / "status.json").read_text())["attempt"] == 3
+    assert_equal_runs(reference_run, folder)
 
 
 @pytest.mark.long
@@ -82,9 +80,7 @@ def test_told_to_stop_and_gone_on_with_it_ends_as_if_nothing_had_happened(
     ("path", "stalling", "at"),
     [("llmrl.llms.local.chat.LocalChat", "complete", 0), ("transformers.Trainer", "training_step", 4)],
 )
-def test_stalled_in_a_reply_or_a_step_it_ends_when_told_to(
-    method, whole, proposer, tmp_path, monkeypatch, path, stalling, at
-):
+def test_stalling_run_stops_on_signal(method, reference_run, proposer, tmp_path, monkeypatch, path, stalling, at):
     from llmrl.run.signals import Stopped
 
     module, _, name = path.rpartition(".")
@@ -96,20 +92,20 @@ def test_stalled_in_a_reply_or_a_step_it_ends_when_told_to(
         stall = Stall(patch, owner, stalling, at, whole=True)
         with pytest.raises(Stopped):
             finetune(tmp_path, proposer, method, *OPTIONS[method])
-        assert time.monotonic() - stall.signalled < STALLED_S / 2
-    assert_same(whole, finetune(tmp_path, proposer, method, *OPTIONS[method]))
+        assert time.monotonic() - stall.signaled < STALLED_S / 2
+    assert_equal_runs(reference_run, finetune(tmp_path, proposer, method, *OPTIONS[method]))
 
 
-def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole, proposer, tmp_path, context):
-    """kill -9 of a process in training; half a checkpoint of weights beside the last whole one does not count."""
+def test_sigkill_resumes_from_last_checkpoint(method, reference_run, proposer, tmp_path, context):
+    """A killed process resumes from its last complete checkpoint; half of a later checkpoint is ignored."""
     process = context.Process(target=silent_finetune, args=(tmp_path, proposer, method, *OPTIONS[method]))
     process.start()
     deadline = time.monotonic() + 120
 
     def saved():
-        """Steps whose weights are saved, by folder."""
-        found = {path.parent for path in tmp_path.rglob("trainer/checkpoint-*/trainer_state.json")}
-        return {int(folder.name.rpartition("-")[2]): folder for folder in found}
+        """Return steps whose weights are saved, by folder."""
+        checkpoints = {path.parent for path in tmp_path.rglob("trainer/checkpoint-*/trainer_state.json")}
+        return {int(folder.name.rpartition("-")[2]): folder for folder in checkpoints}
 
     while max(checkpoints := saved(), default=0) < 2:
         assert process.is_alive() and time.monotonic() < deadline
@@ -121,17 +117,17 @@ def test_killed_at_any_moment_it_goes_on_from_its_last_checkpoint(method, whole,
     half = checkpoints[max(checkpoints)].with_name(f"checkpoint-{last + 1}")
     half.mkdir(parents=True)
     (half / "trainer_state.json").write_text("{")
-    resumed = finetune(tmp_path, proposer, method, *OPTIONS[method])
-    assert json.loads((resumed / "status.json").read_text())["attempt"] == 2 and not half.exists()
-    assert_same(whole, resumed)
+    folder = finetune(tmp_path, proposer, method, *OPTIONS[method])
+    assert json.loads((folder / "status.json").read_text())["attempt"] == 2 and not half.exists()
+    assert_equal_runs(reference_run, folder)
 
 
 @pytest.mark.long
-def test_a_finished_run_is_not_run_again_and_trials_are_shared(grpo, proposer, tmp_path, capsys):
+def test_completed_run_is_skipped(grpo, proposer, tmp_path, capsys):
     from experiments import run_experiment
 
-    typed = [*QUICK["sft"], "method.optimiser.steps=1", "dataset.held_out=4"]
-    config = configured(tmp_path, proposer, *typed, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")
-    first = run_experiment(config, typed)
+    arguments = [*QUICK["sft"], "method.optimizer.steps=1", "dataset.held_out=4"]
+    config = configured(tmp_path, proposer, *arguments, f"trials_dir={grpo.parents[2] / 'finetune_trials'}")
+    first = run_experiment(config, arguments)
     assert not (tmp_path / "finetune_trials").exists()
-    assert run_experiment(config, typed) == first and "Already finished" in capsys.readouterr().out
+    assert run_experiment(config, arguments) == first and "Already finished" in capsys.readouterr().out

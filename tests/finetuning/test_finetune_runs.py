@@ -12,33 +12,33 @@ import commands
 from experiments import compose, only_run_folder
 from installed import skip_without
 from llmrl.core.errors import ConfigError
-from llmrl.display.finetune_summary import use_of
+from llmrl.finetuning.summary import adapter_command
 from llmrl.llms.call_log import read_calls
-from tuned import COMMON, QUICK, assert_same, configured, finetune, folder_of, lines
+from tuned import COMMON, QUICK, assert_equal_runs, configured, finetune, lines, only_folder
 
 skip_without("trl", "peft", "datasets")
 
 pytestmark = pytest.mark.slow
 
 
-def trained(folder, name):
+def train_summary(folder, name):
     return [line[name] for line in lines(folder) if name in line]
 
 
-def test_grpo_learns_what_is_rewarded(grpo):
-    """Of the same prompts' replies those with higher returns become likelier: the mean return rises."""
-    returns = trained(grpo, "train/return")
+def test_grpo_learns_rewarding_replies(grpo):
+    """Replies with higher returns become likelier for the same prompts: the mean return rises."""
+    returns = train_summary(grpo, "train/return")
     assert len(returns) == 24
     assert np.mean(returns[-6:]) > np.mean(returns[:6]) + 0.8
-    assert len(trained(grpo, "train/reward_scaled_return")) == 24
+    assert len(train_summary(grpo, "train/reward_scaled_return")) == 24
     for line in lines(grpo)[1:-1]:
         assert line["train/reward"] == pytest.approx(
             line["train/reward_scaled_return"] + 0.5 * line["train/reward_repeat"], abs=1e-6
         )
 
 
-def test_sft_learns_the_replies_of_the_data(sft):
-    losses = trained(sft, "train/loss")
+def test_sft_learns_dataset_replies(sft):
+    losses = train_summary(sft, "train/loss")
     assert len(losses) == 12 and np.mean(losses[-3:]) < 0.8 * losses[0]
     rows = [json.loads(line) for line in (sft / "train.jsonl").read_text().splitlines()]
     assert len(rows) == 48
@@ -50,7 +50,7 @@ def test_sft_learns_the_replies_of_the_data(sft):
             assert -abs(x - 2) - abs(y + 3) > row["best"] - 0.01  # better, but for the noise
 
 
-def test_a_run_folder_tells_all_of_it(grpo, proposer):
+def test_run_folder_documents_run(grpo, proposer):
     names = {path.name for path in grpo.iterdir()}
     assert {
         "config.yaml",
@@ -71,14 +71,14 @@ def test_a_run_folder_tells_all_of_it(grpo, proposer):
         "evaluation",
         24,
     )
-    assert first["data/trials"] == 128 and first["data/prompts"] == 48 and first["data/trials_left_out"] == 0
+    assert first["data/trials"] == 128 and first["data/prompts"] == 48 and first["data/trials_excluded"] == 0
     assert {"held_out/valid_rate", "held_out/score", "transfer_other/score"} <= first.keys() & last.keys()
     results = json.loads((grpo / "evaluation.json").read_text())
     assert list(results) == ["held_out", "other"]
     for result in results.values():
         assert {"before", "after", "difference", "random", "incumbent"} <= result.keys()
-        for who in ("before", "after", "random", "incumbent"):
-            rate = result[who]["valid_rate"]
+        for stage in ("before", "after", "random", "incumbent"):
+            rate = result[stage]["valid_rate"]
             assert rate["n"] == 24 and rate["low"] <= rate["mean"] <= rate["high"]
         assert result["incumbent"]["repeat_rate"]["mean"] == result["random"]["valid_rate"]["mean"] == 1.0
     held = results["held_out"]
@@ -90,17 +90,17 @@ def test_a_run_folder_tells_all_of_it(grpo, proposer):
     assert len(calls) == 4 * 24 and {call["model"].partition(" + ")[0] for call in calls} >= {str(proposer)}
 
 
-def test_other_commands_say_where_its_results_are(sft):
+def test_commands_report_result_location(sft):
     from llmrl.cli.evaluate import evaluate, parser
 
-    with pytest.raises(ConfigError, match=r"evaluates itself: see its evaluation\.json"):
+    with pytest.raises(ConfigError, match=r"evaluation\.json"):
         evaluate(parser().parse_args([str(sft)]))
 
 
-def test_the_command_it_prints_is_a_search_with_the_same_prompts():
-    typed = ["env=maze", "agent=tabular", "principal.rows=named", "llm.max_tokens=99", "method=sft", "seed=3"]
+def test_suggested_command_matches_search_prompts():
+    arguments = ["env=maze", "agent=tabular", "principal.rows=named", "llm.max_tokens=99", "method=sft", "seed=3"]
     config = {"llm": {"model": "a folder/model"}, "dataset": {"iterations": 7, "episodes": 3}}
-    command = shlex.split(use_of(config, "outputs/x=1/adapter", typed))
+    command = shlex.split(adapter_command(config, "outputs/x=1/adapter", arguments))
     assert command[0] == "llmrl-train"
     search = compose(*command[1:])
     assert search["env"]["name"] == "maze" and search["principal"]["rows"] == "named"
@@ -110,13 +110,13 @@ def test_the_command_it_prints_is_a_search_with_the_same_prompts():
 
 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
-def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
+def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     """The tuned model is asked by llmrl-train, with the prompts it was trained on."""
     from experiments import run
 
-    tuned = request.getfixturevalue(method)
+    adapter_folder = request.getfixturevalue(method)
     common = [item for item in COMMON if not item.startswith(("dataset", "evaluation", "rewards"))]
-    model = ["llm=local_chat", f"llm.model={proposer}", f"llm.adapter='{tuned / 'adapter'}'"]
+    model = ["llm=local_chat", f"llm.model={proposer}", f"llm.adapter='{adapter_folder / 'adapter'}'"]
     search = ["search.iterations=4", "search.episodes=2", "search.candidates=2", "principal=llm"]
     search += ["llm.max_invalid=null"]  # a model that was trained for seconds writes what nobody can read
     result = run(*common, *model, *search, f"output_root={tmp_path}")
@@ -126,7 +126,7 @@ def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
     proposals = [json.loads(line) for line in (folder / "proposals.jsonl").read_text().splitlines()]
     assert len(proposals) == 8
     # And its proposals are data again.
-    more = [
+    options = [
         "dataset=search",
         "dataset.trials=0",
         f"dataset.runs=[{tmp_path}]",
@@ -136,60 +136,62 @@ def test_the_adapter_plays_on_in_a_search(method, proposer, tmp_path, request):
         "dataset.held_out=4",
     ]
     second = finetune(
-        tmp_path / "second", proposer, "grpo", *more, "method.optimiser.steps=1", "rewards.low=-17", "rewards.high=0"
+        tmp_path / "second", proposer, "grpo", *options, "method.optimizer.steps=1", "rewards.low=-17", "rewards.high=0"
     )
     assert lines(second)[0]["data/trials"] == 8
     assert "runs_digest" in (second / "config.yaml").read_text()
 
 
-def test_tasks_where_random_trials_are_all_the_same_have_a_scale(proposer, tmp_path):
+def test_constant_trials_have_finite_scale(proposer, tmp_path):
     from llmrl.core.seeding import Seeds
-    from llmrl.experiment.finetune_application import planned
+    from llmrl.finetuning.application import build_for_plan
 
-    with planned(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
+    with build_for_plan(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
         for task in parts.loop.transfer:
             data = parts.loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
-            asked = parts.loop._asked(task, data, parts.loop.rewards.scaled(task.limits))
-            assert (asked.scale.low, asked.scale.high) == task.limits and len(asked.questions) == 3
+            questions = parts.loop._evaluated_task(task, data, parts.loop.rewards.scaled(task.limits))
+            assert (questions.scale.low, questions.scale.high) == task.limits and len(questions.questions) == 3
             if task.name == "mountain_car":
                 assert set(data.values) == {-200.0}
-                with pytest.raises(ConfigError, match=r"mountain_car: .*leaves no room"):
-                    parts.loop._asked(task, data, parts.loop.rewards)
+                with pytest.raises(ConfigError, match="mountain_car"):
+                    parts.loop._evaluated_task(task, data, parts.loop.rewards)
 
 
-def test_another_seed_is_another_training(proposer, sft, tmp_path):
+def test_seed_changes_training(proposer, sft, tmp_path):
     from llmrl.llms.local.adapter import adapter_fingerprint
 
-    other = finetune(tmp_path, proposer, "sft", "method.optimiser.steps=12", "seed=1")
-    assert (other / "train.jsonl").read_text() != (sft / "train.jsonl").read_text()
-    assert adapter_fingerprint(str(other / "adapter")) != adapter_fingerprint(str(sft / "adapter"))
+    second = finetune(tmp_path, proposer, "sft", "method.optimizer.steps=12", "seed=1")
+    assert (second / "train.jsonl").read_text() != (sft / "train.jsonl").read_text()
+    assert adapter_fingerprint(str(second / "adapter")) != adapter_fingerprint(str(sft / "adapter"))
 
 
-def test_sweeps_and_searches_go_through_the_launcher(proposer, sft, tmp_path):
+def test_sweeps_and_searches_use_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml
 
     from llmrl.experiment.experiment import application_of
 
-    typed = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
+    arguments = [*COMMON[1:], f"output_root={tmp_path}", f"llm.model={proposer}", *QUICK["sft"], "seed=0"]
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
-    command += [*typed, "method.optimiser.steps=12"]
+    command += [*arguments, "method.optimizer.steps=12"]
 
-    def swept(*more):
-        return commands.run([*command, *more], capture_output=True, text=True, timeout=180)
+    def swept(*words):
+        return commands.run([*command, *words], capture_output=True, text=True, timeout=180)
 
     done = swept()
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 finished" in done.stdout
     (log,) = (path.read_text() for path in (tmp_path / ".sweeps").rglob("*.log"))
     assert log.startswith("llmrl-finetune ")
-    folder = folder_of(tmp_path)
+    folder = only_folder(tmp_path)
     assert application_of(yaml.safe_load((folder / "config.yaml").read_text())).command == "llmrl-finetune"
-    assert_same(sft, folder)
+    assert_equal_runs(sft, folder)
     # A search finds the run that is there, and names the command that it was typed with.
     search = ("hydra/sweeper=optuna", "method.lora.rank=choice(16)", "hydra.sweeper.trials=1")
-    found = swept(*search)
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert "The best trial again: llmrl-finetune --config-dir" in found.stdout and folder == folder_of(tmp_path)
+    search_process = swept(*search)
+    assert search_process.returncode == 0, search_process.stdout + search_process.stderr
+    assert "The best trial again: llmrl-finetune --config-dir" in search_process.stdout and folder == only_folder(
+        tmp_path
+    )
     failed = swept(*search, "hydra.sweeper.trials=0")
     assert failed.returncode == 1 and failed.stderr.startswith("\nllmrl-finetune: hydra.sweeper.trials=0"), failed

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import NoClusterError, cluster, outside_of_jobs
+from cluster import NoClusterError, cluster, environment_outside_jobs
 from installed import skip_without
-from llmrl.analysis.runs import read_run
-from tuned import COMMON, QUICK, assert_same, folder_of
+from llmrl.results.run_records import read_run
+from tuned import COMMON, QUICK, assert_equal_runs, only_folder
 
 skip_without("trl", "peft", "datasets", "submitit")
 
@@ -28,16 +28,20 @@ PRETENDED = {
 def submitted(root, model, *overrides, **environment):
     """`llmrl-finetune --multirun hardware=slurm_finetune`, to its end."""
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
-    typed = [word for word in COMMON[1:] if not word.startswith("hardware.")]
-    typed += [f"output_root={root}", f"llm.model={model}", *QUICK["sft"], "hardware=slurm_finetune", *overrides]
+    arguments = [word for word in COMMON[1:] if not word.startswith("hardware.")]
+    arguments += [f"output_root={root}", f"llm.model={model}", *QUICK["sft"], "hardware=slurm_finetune", *overrides]
     done = subprocess.run(
-        [*command, *typed], env=outside_of_jobs() | environment, capture_output=True, text=True, timeout=180
+        [*command, *arguments],
+        env=environment_outside_jobs() | environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_a_job_asks_for_what_training_needs(proposer, tmp_path):
+def test_job_requests_training_resources(proposer, tmp_path):
     """With commands of SLURM that only keep what they are given: one GPU, cores, memory, time, and to be requeued."""
     scripts, binaries = tmp_path / "scripts", tmp_path / "bin"
     scripts.mkdir(), binaries.mkdir()
@@ -45,30 +49,30 @@ def test_a_job_asks_for_what_training_needs(proposer, tmp_path):
         (binaries / name).write_text(f"#!/bin/bash\n{text}\n")
         (binaries / name).chmod(0o755)
     path = os.pathsep.join([str(binaries), os.environ["PATH"]])
-    more = ("hydra.launcher.wait=false", "seed=0,1", "hardware.backend.partition=big")
-    told = submitted(tmp_path / "runs", proposer, *more, PATH=path, SCRIPTS=str(scripts))
-    assert "2 submitted" in told
+    extra_options = ("hydra.launcher.wait=false", "seed=0,1", "hardware.backend.partition=big")
+    job_script = submitted(tmp_path / "runs", proposer, *extra_options, PATH=path, SCRIPTS=str(scripts))
+    assert "2 submitted" in job_script
     (script,) = scripts.iterdir()
     options = {line for line in script.read_text().splitlines() if line.startswith("#SBATCH ")}
-    needed = ("gpus-per-node=1", "cpus-per-task=4", "mem=80000M", "time=5760", "partition=big", "array=0-1%2")
-    assert {f"#SBATCH --{option}" for option in (*needed, "requeue", "signal=USR2@120")} <= options, options
+    directives = ("gpus-per-node=1", "cpus-per-task=4", "mem=80000M", "time=5760", "partition=big", "array=0-1%2")
+    assert {f"#SBATCH --{option}" for option in (*directives, "requeue", "signal=USR2@120")} <= options, options
     assert "export OMP_NUM_THREADS=1" in script.read_text() and "--cpu-bind=none" in script.read_text()
 
 
 @pytest.mark.long
 @pytest.mark.slurm
-def test_a_job_trains_as_the_command_does(proposer, sft, tmp_path):
+def test_job_matches_command(proposer, sft, tmp_path):
     """The same run as a job, bit for bit; without the GPU and the memory, which clusters for tests lack."""
     try:
-        here = cluster()
+        resources = cluster()
     except NoClusterError as reason:
         pytest.skip(str(reason))
     small = ("hardware.gpus=0", "hardware.device=cpu", "hardware.precision=highest", "hardware.memory_gb=1")
-    told = submitted(tmp_path, proposer, *small, "hardware.cores=1", "method.optimiser.steps=12", "seed=0")
-    assert "1 finished" in told
-    folder = folder_of(tmp_path)
+    record = submitted(tmp_path, proposer, *small, "hardware.cores=1", "method.optimizer.steps=12", "seed=0")
+    assert "1 finished" in record
+    folder = only_folder(tmp_path)
     assert read_run(folder).state == "finished"
     (job,) = {path.name.partition("_")[0] for path in (tmp_path / ".sweeps").rglob("*_log.out")}
-    fields = here.show(job)
+    fields = resources.show(job)
     assert (fields["JobState"], fields["Requeue"], fields["TimeLimit"]) == ("COMPLETED", "1", "4-00:00:00")
-    assert_same(sft, folder)
+    assert_equal_runs(sft, folder)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import shipped
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import ChatReply, Outcome
 from llmrl.core.seeding import Seeds
@@ -13,12 +14,12 @@ from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.proposer_evaluation import baselines, chat_requests, difference, measure, summarize
 from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.rewards import Scale
 from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
-from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm_factory import llm_principal
+from shipped import llm_principal
 
 SPEC = EnvSpec("game", 1, 1, {}, 2, ("a", "b"), 100)
 
@@ -76,40 +77,42 @@ def example(n, target=None, **options):
         {
             "rows": "named",
             "reply": "lines",
-            "count_from": 0,
-            "told_iterations": 400,
+            "first_iteration": 0,
+            "prompt_iterations": 400,
             "step_size": 1.0,
             "optimum": 100.0,
         },
-        {"history": "best_and_last", "window": 2, "newest": 1},
+        {"history": "best_and_last", "window": 2, "n_recent": 1},
         {"history": "last", "window": 2},
     ],
 )
-def test_a_question_is_the_one_a_search_would_ask(options):
+def test_question_matches_search_prompt(options):
     """A search in which the same was proposed, one vector an iteration."""
-    made = questions(**options)
-    one = example(6)
-    question = made.ask(one)
+    prompt_format = questions(**options)
+    single = example(6)
+    question = prompt_format.ask(single)
     search = questions(**options).proposer
-    search._valid = lambda *_: None
-    for trial in one.history:
+    search._or_fallback = lambda *_: None
+    for trial in single.history:
         error = float(trial.returns.std(ddof=1) / np.sqrt(2))
         search.tell([Outcome(trial.vector, trial.value, trial.returns, error)])
         search.iteration += 1
     assert question.text == search.question(None).text
     assert search.question(None).hash == question.hash
     rows = sum(" -> " in line or "f(params): " in line for line in question.text.splitlines())
-    expected = {"last": 2, "best_and_last": 3}.get(options.get("history"), 6)
-    assert len(question.shown) == expected and rows >= expected
+    n_shown = {"last": 2, "best_and_last": 3}.get(options.get("history"), 6)
+    assert len(question.shown) == n_shown and rows >= n_shown
     for trial in question.shown:
         assert f"{trial.value:.2f}" in question.text
-    assert made.ask(one).text == question.text and not made.proposer.history.records  # nothing is left behind
+    assert (
+        prompt_format.ask(single).text == question.text and not prompt_format.proposer.history.records
+    )  # nothing is left behind
 
 
-def test_a_question_that_is_too_long_leaves_trials_out_and_cuts_none():
-    whole = questions().ask(example(12))
-    assert len(whole.shown) == 12
-    short = questions(room=len(whole.text) - 40).ask(example(12))
+def test_long_question_drops_trials():
+    question = questions().ask(example(12))
+    assert len(question.shown) == 12
+    short = questions(room=len(question.text) - 40).ask(example(12))
     assert 0 < len(short.shown) < 12 and f"There is room for {len(short.shown)} of the 12" in short.text
     rows = [line for line in short.text.splitlines() if " -> " in line]
     assert len(rows) == len(short.shown)
@@ -117,47 +120,47 @@ def test_a_question_that_is_too_long_leaves_trials_out_and_cuts_none():
         assert row == f"[{', '.join(f'{x:g}' for x in trial.vector)}] -> {trial.value:.2f}"
     best = max(short.example.history, key=lambda trial: trial.value)
     assert best in short.shown
-    rows = [line for line in whole.text.splitlines() if " -> " in line]
-    bare = len(whole.text) - sum(len(row) + 1 for row in rows)
-    told = " There is room for 0 of the 12 proposals: the best and the newest of them are shown."
-    with pytest.raises(ConfigError, match="only without any history"):
-        questions(room=bare + len(told) + 5).ask(example(12))
+    rows = [line for line in question.text.splitlines() if " -> " in line]
+    bare = len(question.text) - sum(len(row) + 1 for row in rows)
+    notice = " There is room for 0 of the 12 proposals: the best and the newest of them are shown."
+    with pytest.raises(ConfigError, match="history"):
+        questions(room=bare + len(notice) + 5).ask(example(12))
 
 
 @pytest.mark.parametrize("form", ["json", "lines"])
 @pytest.mark.parametrize("decimals", [0, 1, None])
-def test_replies_are_read_as_what_was_written(form, decimals):
-    made = questions(controller=Controller(decimals=decimals), reply=form)
+def test_replies_parse_like_search(form, decimals):
+    prompt_format = questions(controller=Controller(decimals=decimals), reply=form)
     vectors = np.random.default_rng(0).uniform(-6, 6, (50, 3))
-    for vector in made.space.rounded(vectors):
-        text = made.write(vector, 'because of "x": [1, 2]')
-        assert np.array_equal(made.read(text), vector)
-        assert np.array_equal(made.usable(made.read(text)), vector)
+    for vector in prompt_format.space.rounded(vectors):
+        text = prompt_format.write(vector, 'because of "x": [1, 2]')
+        assert np.array_equal(prompt_format.read(text), vector)
+        assert np.array_equal(prompt_format.usable(prompt_format.read(text)), vector)
     better = ParameterTrial(np.array([1.0, -2.0, 0.0]), np.array([900.0]))
-    asked = made.ask(example(3, better))
-    assert np.array_equal(made.read(made.reply(asked)), better.vector)
-    assert made.reply(made.ask(example(3))) is None
+    question = prompt_format.ask(example(3, better))
+    assert np.array_equal(prompt_format.read(prompt_format.reply(question)), better.vector)
+    assert prompt_format.reply(prompt_format.ask(example(3))) is None
     if form == "json":
-        said = json.loads(made.reply(asked))
-        assert f"{max(t.value for t in asked.shown):.2f}" in said["reasoning"] and said["params"] == [1, -2, 0]
+        reply = json.loads(prompt_format.reply(question))
+        assert f"{max(t.value for t in question.shown):.2f}" in reply["reasoning"] and reply["params"] == [1, -2, 0]
 
 
-def test_numbers_out_of_bounds_are_read_and_then_treated_as_the_search_would():
+def test_extreme_numbers_follow_search():
     text = '{"reasoning": "", "params": [7, 0.04, -1]}'
     for policy, usable in (("reask", None), ("clamp", [6, 0, -1]), ("accept", [7, 0, -1])):
-        made = questions(out_of_range=policy)
-        vector = made.read(text)
-        assert vector.tolist() == [7, 0.04, -1] and not made.inside(vector)
-        found = made.usable(vector)
-        assert (found is None) if usable is None else found.tolist() == usable
+        prompt_format = questions(out_of_range=policy)
+        vector = prompt_format.read(text)
+        assert vector.tolist() == [7, 0.04, -1] and not prompt_format.in_bounds(vector)
+        is_usable = prompt_format.usable(vector)
+        assert (is_usable is None) if usable is None else is_usable.tolist() == usable
     for invalid in ("", "no idea", '{"params": [1, 2]}', '{"params": [1, 2, "x"]}', "params[0]: 1; params[1]: 2"):
         with pytest.raises(InvalidReply):
             questions().read(invalid)
 
 
-def test_proposers_that_cannot_be_tuned_are_refused():
-    with pytest.raises(ConfigError, match=r"principal\.one_prompt_per_batch=true"):
-        questions(one_prompt_per_batch=True)
+def test_untunable_proposers_raise():
+    with pytest.raises(ConfigError, match=r"principal\.joint_prompt=true"):
+        questions(joint_prompt=True)
     with pytest.raises(ConfigError, match=r"principal\.observations=true"):
         questions(observations=True)
     for name in ("turns", "episode_steps"):
@@ -176,84 +179,86 @@ class Plays:
         return np.tile(-np.abs(vectors - 1.0).sum(1)[:, None], (1, len(seeds)))
 
 
-def test_replies_are_judged_together_under_equal_luck_and_each_vector_once():
-    made, plays = questions(), Plays()
-    judge = RewardFunction(made, plays, 4, Seeds(0))
-    asked = [made.ask(example(3, seed=seed)) for seed in (0, 0, 0, 0, 1)]
-    known = asked[0].shown[1].vector
+def test_judge_shares_seeds_across_unique_vectors():
+    prompt_format, plays = questions(), Plays()
+    judge = RewardFunction(prompt_format, plays, 4, Seeds(0))
+    questions_ = [prompt_format.ask(example(3, seed=seed)) for seed in (0, 0, 0, 0, 1)]
+    repeated_vector = questions_[0].shown[1].vector
     replies = [
-        made.write(known, ""),
-        made.write(np.ones(3), ""),
+        prompt_format.write(repeated_vector, ""),
+        prompt_format.write(np.ones(3), ""),
         "nothing",
         "params: [1, 1, 9]",
-        made.write(np.ones(3), "!"),
+        prompt_format.write(np.ones(3), "!"),
     ]
-    first = judge(asked, replies, "step 1")
+    first = judge(questions_, replies, "step 1")
     ((vectors, seeds),) = plays.calls
     assert len(vectors) == 2 and len(seeds) == 4
-    assert [a.vector is not None for a in first] == [True, True, False, True, True]
-    assert [a.inside for a in first] == [True, True, False, False, True]
-    assert [a.repeats for a in first] == [True, False, False, False, False]
-    assert [len(a.returns) for a in first] == [4, 4, 0, 0, 4]
+    assert [attempt.vector is not None for attempt in first] == [True, True, False, True, True]
+    assert [attempt.in_bounds for attempt in first] == [True, True, False, False, True]
+    assert [attempt.repeats for attempt in first] == [True, False, False, False, False]
+    assert [len(attempt.returns) for attempt in first] == [4, 4, 0, 0, 4]
     assert first[1].value == first[4].value == 0.0
-    assert first[0].value == pytest.approx(-np.abs(known - 1).sum()) and first[2].fault
-    assert np.array_equal(first[0].history, [trial.value for trial in asked[0].shown])
-    assert judge(asked, replies, "step 1") is first and len(plays.calls) == 1
-    judge(asked, replies, "step 2")
+    assert first[0].value == pytest.approx(-np.abs(repeated_vector - 1).sum()) and first[2].fault
+    assert np.array_equal(first[0].history, [trial.value for trial in questions_[0].shown])
+    assert judge(questions_, replies, "step 1") is first and len(plays.calls) == 1
+    judge(questions_, replies, "step 2")
     assert set(plays.calls[1][1]).isdisjoint(seeds)
-    assert RewardFunction(made, plays, 4, Seeds(0))(asked, replies, "step 1")[0].value == first[0].value
+    assert RewardFunction(prompt_format, plays, 4, Seeds(0))(questions_, replies, "step 1")[0].value == first[0].value
     assert np.array_equal(plays.calls[2][1], seeds)
     rates = judge.metrics()
-    assert (rates["train/valid_rate"], rates["train/inside_rate"], rates["train/repeat_rate"]) == (0.8, 0.6, 0.2)
-    assert rates["train/unread_groups"] == 1.0  # each question is another object, a group of its own
+    assert (rates["train/valid_rate"], rates["train/in_bounds_rate"], rates["train/repeat_rate"]) == (0.8, 0.6, 0.2)
+    assert rates["train/skipped_groups"] == 1.0  # each question is another object, a group of its own
 
 
-def test_a_group_that_cannot_be_read_is_counted_and_teaches_nothing():
-    made, plays = questions(), Plays()
-    judge = RewardFunction(made, plays, 4, Seeds(0))
-    first, second = (made.ask(example(3, seed=seed)) for seed in (0, 1))
+def test_unreadable_group_has_zero_advantage():
+    prompt_format, plays = questions(), Plays()
+    judge = RewardFunction(prompt_format, plays, 4, Seeds(0))
+    first, second = (prompt_format.ask(example(3, seed=seed)) for seed in (0, 1))
     odd = ['{"params": ["\\ud800"]}', "[" * 5000, f"params[0]: {'9' * 5000}x"]
-    asked = [first] * 3 + [second] * 3
-    attempts = judge(asked, [*odd, *odd[:2], made.write(np.ones(3), "")], "step 1")
-    assert judge.metrics()["train/unread_groups"] == 1.0
+    question_list = [first] * 3 + [second] * 3
+    attempts = judge(question_list, [*odd, *odd[:2], prompt_format.write(np.ones(3), "")], "step 1")
+    assert judge.metrics()["train/skipped_groups"] == 1.0
     scale = Scale(-10.0, 0.0)
-    assert {Rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, "equal rewards are no advantage"
+    assert {shipped.rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, "equal rewards are no advantage"
 
 
 def test_measures_and_baselines():
-    made = questions()
-    judge, rewards, scale = RewardFunction(made, Plays(), 2, Seeds(0)), Rewards(), Scale(-10.0, 0.0)
-    asked = [made.ask(example(3, seed=seed)) for seed in range(20)]
-    measured = measure(judge(asked, [made.write(np.ones(3), "")] * 15 + ["?"] * 5, "evaluation"), rewards, scale)
-    table = summarize(measured)
+    prompt_format = questions()
+    judge, rewards, scale = RewardFunction(prompt_format, Plays(), 2, Seeds(0)), shipped.rewards(), Scale(-10.0, 0.0)
+    question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(20)]
+    measures = measure(
+        judge(question_list, [prompt_format.write(np.ones(3), "")] * 15 + ["?"] * 5, "evaluation"), rewards, scale
+    )
+    table = summarize(measures)
     assert table["valid_rate"]["mean"] == 0.75 and table["valid_rate"]["n"] == 20
     assert table["score"]["mean"] == 0.75 and table["return"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 15}
-    without = baselines(judge, asked, rewards, scale, Seeds(1))
-    best = [max(question.shown, key=lambda trial: trial.value).vector for question in asked]
-    assert np.allclose(without["incumbent"]["return"], [-np.abs(vector - 1).sum() for vector in best])
-    assert without["incumbent"]["repeat_rate"].all() and without["random"]["inside_rate"].all()
-    assert not without["random"]["repeat_rate"].any()
-    gained = difference(measured, without["random"])
-    assert gained["return"]["n"] == 15 and gained["return"]["low"] > 0
-    assert gained["valid_rate"]["mean"] == -0.25
-    nothing = summarize(measure(judge(asked[:2], ["?", "?"], "evaluation"), rewards, scale))
-    assert nothing["return"] == {"mean": None, "low": None, "high": None, "n": 0}
-    assert nothing["score"]["mean"] == 0.0 and nothing["valid_rate"]["high"] < 1
+    references = baselines(judge, question_list, rewards, scale, Seeds(1))
+    best = [max(question.shown, key=lambda trial: trial.value).vector for question in question_list]
+    assert np.allclose(references["incumbent"]["return"], [-np.abs(vector - 1).sum() for vector in best])
+    assert references["incumbent"]["repeat_rate"].all() and references["random"]["in_bounds_rate"].all()
+    assert not references["random"]["repeat_rate"].any()
+    gain = difference(measures, references["random"])
+    assert gain["return"]["n"] == 15 and gain["return"]["low"] > 0
+    assert gain["valid_rate"]["mean"] == -0.25
+    empty = summarize(measure(judge(question_list[:2], ["?", "?"], "evaluation"), rewards, scale))
+    assert empty["return"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert empty["score"]["mean"] == 0.0 and empty["valid_rate"]["high"] < 1
 
 
-def test_the_model_is_asked_with_the_questions_as_they_are():
+def test_model_receives_questions_unchanged():
     class Says(Windowed):
         def complete(self, requests):
             self.seen = requests
             return [ChatReply("params: [1, 2, 3]") for _ in requests]
 
-    made = questions()
+    prompt_format = questions()
     provider = Says(100_000)
     provider.parallel = False
-    asked = [made.ask(example(3, seed=seed)) for seed in range(3)]
-    replies = ChatClient(provider).chat(chat_requests(made, asked))
+    question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(3)]
+    replies = ChatClient(provider).chat(chat_requests(prompt_format, question_list))
     assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3
-    for request, question in zip(provider.seen, asked, strict=True):
+    for request, question in zip(provider.seen, question_list, strict=True):
         assert request.messages == question.messages and request.prompt == "search/numeric"
         assert request.read(ChatReply("params: [1, 2, 3]")).tolist() == [1, 2, 3]
         with pytest.raises(InvalidReply):

@@ -5,35 +5,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shipped
 from llmrl.core.errors import ConfigError
-from llmrl.finetuning.rewards import REWARDS, Attempt, Rewards, Scale
+from llmrl.finetuning.rewards import REWARDS, Attempt, Scale
 
 SCALE = Scale(-200.0, 100.0)
-PUBLISHED = Scale(-200.0, 100.0, published=True)
+PAPER_SCALE = Scale(-200.0, 100.0, published=True)
 
 
-def attempt(value=None, history=(0.0,), vector=(1.0,), inside=True, repeats=False):
+def attempt(value=None, history=(0.0,), vector=(1.0,), in_bounds=True, repeats=False):
     returns = np.zeros(0) if value is None else np.array([value - 1.0, value + 1.0])
     vector = None if vector is None else np.array(vector)
-    return Attempt(vector, inside, returns, np.array(history, dtype=float), repeats)
+    return Attempt(vector, in_bounds, returns, np.array(history, dtype=float), repeats)
 
 
-UNREADABLE = attempt(vector=None, inside=False)
+UNREADABLE = attempt(vector=None, in_bounds=False)
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "expected"),
+    ("name", "example", "reward"),
     [
         ("valid", attempt(50.0), 1.0),
-        ("valid", attempt(inside=False), 1.0),
+        ("valid", attempt(in_bounds=False), 1.0),
         ("valid", UNREADABLE, 0.0),
-        ("inside", attempt(50.0), 1.0),
-        ("inside", attempt(inside=False), 0.0),
-        ("inside", UNREADABLE, 0.0),
+        ("in_bounds", attempt(50.0), 1.0),
+        ("in_bounds", attempt(in_bounds=False), 0.0),
+        ("in_bounds", UNREADABLE, 0.0),
         ("scaled_return", attempt(-50.0), 0.5),
         ("scaled_return", attempt(-500.0), 0.0),
         ("scaled_return", attempt(500.0), 1.0),
-        ("scaled_return", attempt(inside=False), 0.0),
+        ("scaled_return", attempt(in_bounds=False), 0.0),
         # g(best) = 2/3, g(new) = 5/6: half of what was left.
         ("improvement", attempt(50.0, (-200.0, 0.0)), 0.5),
         ("improvement", attempt(-50.0, (0.0,)), 0.0),
@@ -47,54 +48,56 @@ UNREADABLE = attempt(vector=None, inside=False)
         ("repeat", attempt(0.0), 0.0),
     ],
 )
-def test_a_reward(name, given, expected):
-    assert REWARDS[name](given, SCALE) == pytest.approx(expected)
+def test_reward_values(name, example, reward):
+    assert REWARDS[name](example, SCALE) == pytest.approx(reward)
 
 
-def test_improvement_as_published_is_worth_nothing_near_the_optimum():
+def test_paper_improvement_vanishes_near_optimum():
     good = attempt(97.0, (94.0,))  # g: 0.98 to 0.99
-    assert REWARDS["improvement"](good, PUBLISHED) == pytest.approx(0.01 * 0.99 / 0.98)
+    assert REWARDS["improvement"](good, PAPER_SCALE) == pytest.approx(0.01 * 0.99 / 0.98)
     assert REWARDS["improvement"](good, SCALE) == pytest.approx(0.5)
-    assert REWARDS["improvement"](attempt(40.0, (-200.0,)), PUBLISHED) == pytest.approx(0.8)  # g(best) = 0: g(new)
+    assert REWARDS["improvement"](attempt(40.0, (-200.0,)), PAPER_SCALE) == pytest.approx(0.8)  # g(best) = 0: g(new)
 
 
 @given(
     value=st.one_of(st.none(), st.floats(-1e4, 1e4)),
     history=st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=5),
-    published=st.booleans(),
+    paper=st.booleans(),
 )
-def test_rewards_stay_in_their_ranges(value, history, published):
-    scale = Scale(-200.0, 100.0, published)
+def test_rewards_stay_in_range(value, history, paper):
+    scale = Scale(-200.0, 100.0, paper)
     for name, reward in REWARDS.items():
         low = -1.0 if name == "repeat" else 0.0
         assert low <= reward(attempt(value, history), scale) <= 1.0
 
 
-@given(low=st.floats(-150, 80), more=st.floats(0, 50), history=st.lists(st.floats(-150, 99), min_size=1, max_size=4))
-def test_a_better_return_is_never_rewarded_less(low, more, history):
+@given(
+    low=st.floats(-150, 80), increase=st.floats(0, 50), history=st.lists(st.floats(-150, 99), min_size=1, max_size=4)
+)
+def test_rewards_increase_with_return(low, increase, history):
     for name in ("scaled_return", "improvement", "rank"):
-        worse, better = attempt(low, history), attempt(low + more, history)
+        worse, better = attempt(low, history), attempt(low + increase, history)
         assert REWARDS[name](better, SCALE) >= REWARDS[name](worse, SCALE)
 
 
-def test_the_sum_is_weighted_and_names_left_out_have_no_say():
-    rewards = Rewards(valid=0.5, inside=0.0, scaled_return=2.0, improvement=0.0, rank=1.0, repeat=0.25)
+def test_weighted_sum_ignores_unlisted_rewards():
+    rewards = shipped.rewards(valid=0.5, in_bounds=0.0, scaled_return=2.0, improvement=0.0, rank=1.0, repeat=0.25)
     assert list(rewards.weights) == ["valid", "scaled_return", "rank", "repeat"]
-    one = attempt(-50.0, (-60.0, 0.0), repeats=True)
-    assert rewards(one, SCALE) == pytest.approx(0.5 + 2 * 0.5 + 0.5 - 0.25)
+    attempt_ = attempt(-50.0, (-60.0, 0.0), repeats=True)
+    assert rewards(attempt_, SCALE) == pytest.approx(0.5 + 2 * 0.5 + 0.5 - 0.25)
 
 
-def test_the_scale_is_that_of_the_data_where_none_is_given():
+def test_default_scale_comes_from_dataset():
     values = np.array([3.0, -7.0, 5.0])
-    assert Rewards().scale(values) == Scale(-7.0, 5.0)
-    assert Rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
-    assert Rewards(low=-10.0, high=0.0).scaled((None, 9.0)).scale(values) == Scale(-7.0, 9.0)
-    with pytest.raises(ConfigError, match=r"low=3 to high=3.*set low and high"):
-        Rewards().scale(np.array([3.0, 3.0]))
+    assert shipped.rewards().scale(values) == Scale(-7.0, 5.0)
+    assert shipped.rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
+    assert shipped.rewards(low=-10.0, high=0.0).scaled((None, 9.0)).scale(values) == Scale(-7.0, 9.0)
+    with pytest.raises(ConfigError, match=r"low=3 and high=3.*set low and high"):
+        shipped.rewards().scale(np.array([3.0, 3.0]))
 
 
-def test_impossible_settings_are_refused():
-    with pytest.raises(ConfigError, match="every reward has the weight 0"):
-        Rewards(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-    with pytest.raises(ConfigError, match="low=1 to high=1"):
-        Rewards(low=1.0, high=1.0)
+def test_impossible_settings_raise():
+    with pytest.raises(ConfigError, match="all rewards have the weight 0"):
+        shipped.rewards(**dict.fromkeys(REWARDS, 0.0))
+    with pytest.raises(ConfigError, match="low=1 and high=1"):
+        shipped.rewards(low=1.0, high=1.0)

@@ -11,7 +11,6 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.proposal_examples import make_examples, split
-from llmrl.finetuning.search_task import Dataset
 from llmrl.finetuning.trials import (
     CHUNK,
     ParameterTrial,
@@ -24,10 +23,11 @@ from llmrl.finetuning.trials import (
     task_of,
     trials_folder,
 )
+from shipped import dataset
 
 
 def space(*bounds, decimals=None):
-    return ParameterSpace("p", tuple(Parameter(f"x{i}", a, b, "", "", decimals) for i, (a, b) in enumerate(bounds)))
+    return ParameterSpace("p", tuple(Parameter(f"x{i}", low, b, "", "", decimals) for i, (low, b) in enumerate(bounds)))
 
 
 PLANE = space((-1.0, 1.0), (0.0, 10.0))
@@ -48,59 +48,58 @@ def numbers(series):
     return [(trial.vector.tolist(), trial.returns.tolist()) for trial in series.trials]
 
 
-def test_all_numbers_with_so_many_decimals_are_as_likely_the_ends_included():
-    whole = random_vectors(space((0, 3), decimals=0), Seeds(0), range(4000), None, None)
-    counts = np.bincount(whole[:, 0].astype(int), minlength=4)
+def test_rounding_is_uniform():
+    vectors = random_vectors(space((0, 3), decimals=0), Seeds(0), range(4000), None, None)
+    counts = np.bincount(vectors[:, 0].astype(int), minlength=4)
     assert np.abs(counts - 1000).max() < 5 * np.sqrt(750)
     tenths = random_vectors(space((-0.2, 0.2), decimals=1), Seeds(1), range(500), None, None)
     assert {round(x, 10) for x in tenths[:, 0]} == {-0.2, -0.1, 0.0, 0.1, 0.2}
     assert not np.signbit(tenths[tenths == 0]).any()
 
 
-def test_bounds_of_ones_own_may_leave_those_of_the_policy():
-    drawn = random_vectors(PLANE, Seeds(0), range(300), -20.0, 20.0)
-    assert drawn.min() < -15 and drawn.max() > 15
+def test_custom_bounds_may_exceed_policy_bounds():
+    vectors = random_vectors(PLANE, Seeds(0), range(300), -20.0, 20.0)
+    assert vectors.min() < -15 and vectors.max() > 15
     assert np.array_equal(
         random_vectors(PLANE, Seeds(0), [7], None, None)[0], random_vectors(PLANE, Seeds(0), range(9), None, None)[7]
     )
 
 
-def test_a_kill_costs_a_chunk_at_most_and_more_trials_add_to_fewer(tmp_path):
+def test_kill_loses_only_last_chunk(tmp_path):
     """Killed before its second chunk, gone on with, then asked for more: each trial is played once."""
     plays, folder = Plays(), tmp_path / "trials"
 
-    def killed(done):
+    def stop_after(done):
         if done >= CHUNK:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        random_trials(plays, PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), folder, before_chunk=killed)
+        random_trials(plays, PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), folder, before_chunk=stop_after)
     assert plays.played == 3 * CHUNK
-    resumed = random_trials(plays, PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), folder)
-    assert plays.played == 2 * 3 * CHUNK and len(resumed.trials) == CHUNK + 10 and not resumed.ordered
-    more = random_trials(plays, PLANE, Seeds(0), RandomTrials(2 * CHUNK + 1, 3), folder)
-    assert plays.played == 3 * 3 * CHUNK and numbers(more)[: CHUNK + 10] == numbers(resumed)
+    trials = random_trials(plays, PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), folder)
+    assert plays.played == 2 * 3 * CHUNK and len(trials.trials) == CHUNK + 10 and not trials.ordered
+    extended = random_trials(plays, PLANE, Seeds(0), RandomTrials(2 * CHUNK + 1, 3), folder)
+    assert plays.played == 3 * 3 * CHUNK and numbers(extended)[: CHUNK + 10] == numbers(trials)
     anew = random_trials(Plays(), PLANE, Seeds(0), RandomTrials(CHUNK + 10, 3), tmp_path / "other")
-    assert numbers(anew) == numbers(resumed)
+    assert numbers(anew) == numbers(trials)
     assert (
-        numbers(random_trials(Plays(), PLANE, Seeds(1), RandomTrials(10, 3), tmp_path / "seed"))
-        != numbers(resumed)[:10]
+        numbers(random_trials(Plays(), PLANE, Seeds(1), RandomTrials(10, 3), tmp_path / "seed")) != numbers(trials)[:10]
     )
 
 
-def test_a_damaged_chunk_is_played_again(tmp_path):
-    whole = random_trials(Plays(), PLANE, Seeds(0), RandomTrials(10, 3), tmp_path)
+def test_corrupt_chunk_is_regenerated(tmp_path):
+    trials = random_trials(Plays(), PLANE, Seeds(0), RandomTrials(10, 3), tmp_path)
     (chunk,) = tmp_path.iterdir()
     for content in (chunk.read_text()[:50], "[]", json.dumps([{"vector": [1.0]}])):
         chunk.write_text(content)
         plays = Plays()
         assert (
-            numbers(random_trials(plays, PLANE, Seeds(0), RandomTrials(10, 3), tmp_path)) == numbers(whole)
+            numbers(random_trials(plays, PLANE, Seeds(0), RandomTrials(10, 3), tmp_path)) == numbers(trials)
             and plays.played
         )
 
 
-def test_trials_are_kept_under_what_decides_them(tmp_path):
+def test_trial_cache_key_covers_settings(tmp_path):
     base = {"task": {"env.id": "A-v0"}, "episodes": 20}
     folder = trials_folder(tmp_path, base)
     assert folder == trials_folder(tmp_path, {"episodes": 20, "task": {"env.id": "A-v0"}})
@@ -123,7 +122,7 @@ def search_run(root, task="A-v0", lines=((1.0, 2.0), (3.0, 4.0)), seed=0):
 TASK = task_of({"env": {"id": "A-v0", "n_envs": 8}, "agent": {"bound": 6}}, seeded=False)
 
 
-def test_a_search_run_is_read_in_order_up_to_the_last_whole_line(tmp_path):
+def test_search_run_reads_complete_lines_in_order(tmp_path):
     folder = search_run(tmp_path)
     with (folder / "proposals.jsonl").open("a") as file:
         file.write('{"iteration": 2, "vec')
@@ -133,30 +132,30 @@ def test_a_search_run_is_read_in_order_up_to_the_last_whole_line(tmp_path):
     assert [trial.value for trial in series.trials] == [1.5, 3.5]
 
 
-def test_data_of_another_task_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"another task \(env\.id: B-v0 there, A-v0 here\)"):
+def test_dataset_for_different_task_raises(tmp_path):
+    with pytest.raises(ConfigError, match=r"another task \(env\.id=B-v0 instead of A-v0\)"):
         read_search_run(search_run(tmp_path / "b", "B-v0"), PLANE, TASK)
     three = space((0, 1), (0, 1), (0, 1))
-    with pytest.raises(ConfigError, match="line 1: p takes 3 numbers"):
+    with pytest.raises(ConfigError, match="line 1: p needs 3 numbers"):
         read_search_run(search_run(tmp_path / "c"), three, TASK)
-    with pytest.raises(ConfigError, match=r"another task \(seed: 1 there, 0 here\)"):  # directions drawn from the seed
+    with pytest.raises(ConfigError, match=r"another task \(seed=1 instead of 0\)"):  # directions drawn from the seed
         read_search_run(search_run(tmp_path / "d", seed=1), PLANE, {**TASK, "seed": 0})
     assert read_search_run(tmp_path / "d" / "search" / "s1", PLANE, TASK).trials
 
 
-def test_folders_without_proposals_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="no folder of a search run"):
+def test_folders_with_no_proposals_raise(tmp_path):
+    with pytest.raises(ConfigError, match="folder"):
         read_search_run(tmp_path, PLANE, TASK)
-    with pytest.raises(ConfigError, match=r"there is no proposals\.jsonl in or under"):
+    with pytest.raises(ConfigError, match=r"proposals\.jsonl"):
         find_search_runs([str(tmp_path)])
-    with pytest.raises(ConfigError, match="has no proposals yet"):
+    with pytest.raises(ConfigError, match="proposals"):
         read_search_run(search_run(tmp_path, lines=()), PLANE, TASK)
     (tmp_path / "search" / "s0" / "proposals.jsonl").write_text('{"vector": [1, 2]}\n')
-    with pytest.raises(ConfigError, match=r"line 1 is no proposal: KeyError\('returns'\)"):
+    with pytest.raises(ConfigError, match=r"1.*KeyError.*'returns'"):
         read_search_run(tmp_path / "search" / "s0", PLANE, TASK)
 
 
-def test_runs_are_found_once_and_old_ones_that_were_moved_aside_are_not(tmp_path):
+def test_run_discovery_skips_duplicates(tmp_path):
     runs = [search_run(tmp_path / name) for name in ("a", "b")]
     old = runs[0] / "backup_1"
     old.mkdir()
@@ -164,7 +163,7 @@ def test_runs_are_found_once_and_old_ones_that_were_moved_aside_are_not(tmp_path
     assert find_search_runs([str(tmp_path), str(runs[1])]) == sorted(runs)
 
 
-def series_of(n, ordered, start=0.0):
+def make_series(n, ordered, start=0.0):
     rng = np.random.default_rng(int(start))
     return Series(
         tuple(ParameterTrial(rng.normal(size=2), np.array([start + rng.normal()])) for _ in range(n)), ordered
@@ -172,53 +171,55 @@ def series_of(n, ordered, start=0.0):
 
 
 @given(n=st.integers(2, 40), share=st.floats(0.01, 0.99), runs=st.integers(1, 4), seed=st.integers(0, 5))
-def test_nothing_that_is_held_out_is_trained_on(n, share, runs, seed):
-    every = [series_of(n, ordered=True, start=i) for i in range(runs)] + [series_of(n, ordered=False, start=9)]
-    train, held_out = split(every, share, Seeds(seed))
-    sets = [{id(trial) for one in part for trial in one.trials} for part in (train, held_out)]
+def test_holdout_is_excluded_from_training(n, share, runs, seed):
+    all_series = [make_series(n, ordered=True, start=i) for i in range(runs)] + [make_series(n, ordered=False, start=9)]
+    train, held_out = split(all_series, share, Seeds(seed))
+    sets = [{id(trial) for series in part for trial in series.trials} for part in (train, held_out)]
     assert not sets[0] & sets[1] and len(sets[0] | sets[1]) == n * (runs + 1)
     assert all(sets)
     if runs > 1:  # whole runs
-        assert {len(one.trials) for part in (train, held_out) for one in part if one.ordered} == {n}
+        assert {len(series.trials) for part in (train, held_out) for series in part if series.ordered} == {n}
 
 
 @given(runs=st.integers(1, 3), values=st.integers(3, 6), seed=st.integers(0, 20))
-def test_equal_parameters_are_never_on_both_sides(runs, values, seed):
+def test_equal_parameters_share_split(runs, values, seed):
     """Whole numbers, which come again within a series and in others."""
     rng = np.random.default_rng(seed)
 
-    def drawn(ordered):
+    def make_series_list(ordered):
         vectors = rng.integers(0, values, (20, 1)).astype(float)
         return Series(tuple(ParameterTrial(vector, rng.normal(size=1)) for vector in vectors), ordered)
 
-    train, held_out = split([*(drawn(True) for _ in range(runs)), drawn(False)], 0.3, Seeds(seed))
-    sides = [{trial.vector[0] for one in part for trial in one.trials} for part in (train, held_out)]
+    train, held_out = split([*(make_series_list(True) for _ in range(runs)), make_series_list(False)], 0.3, Seeds(seed))
+    sides = [{trial.vector[0] for series in part for trial in series.trials} for part in (train, held_out)]
     assert sides[1] and not sides[0] & sides[1]
 
 
-def test_targets_are_other_parameters_that_a_search_would_try():
+def test_targets_are_valid_unseen_parameters():
     """Tried twice with luck, between the marks, out of bounds: shown, but never the reply to learn."""
     vectors = [0.0, 0.0, 0.25, 9.0, 1.0]
-    every = [Series(tuple(ParameterTrial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)]
+    all_series = [
+        Series(tuple(ParameterTrial(np.array([x]), np.array([float(i)])) for i, x in enumerate(vectors)), False)
+    ]
     space_ = space((-5.0, 5.0), decimals=1)
 
     def proposable(vector):
         return np.array_equal(space_.rounded(vector), vector)
 
     for target in ("better", "nearest", "best"):
-        examples = make_examples(every, 60, 1, 1, target, Seeds(0), "here", proposable)
-        found = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
-        assert {(value, told) for value, told in found if value < 4} >= {(2.0, 1.0), (3.0, 1.0)}
-        assert {told for value, told in found if value == 0.0} == {1.0}, "not 0 again, which had a lucky trial"
-        assert (4.0, None) in found and {told for _, told in found} == {1.0, None}
+        examples = make_examples(all_series, 60, 1, 1, target, Seeds(0), "here", proposable)
+        pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+        assert {(value, target) for value, target in pairs if value < 4} >= {(2.0, 1.0), (3.0, 1.0)}
+        assert {target for value, target in pairs if value == 0.0} == {1.0}, "not 0 again, which had a lucky trial"
+        assert (4.0, None) in pairs and {target for _, target in pairs} == {1.0, None}
 
 
-def test_histories_of_a_search_lie_in_its_past_and_targets_beat_them():
-    every = [series_of(30, ordered=True), series_of(50, ordered=False, start=1)]
-    place = {id(trial): i for i, trial in enumerate(every[0].trials)}
-    pool = [trial.value for one in every for trial in one.trials]
+def test_search_histories_precede_better_targets():
+    all_series = [make_series(30, ordered=True), make_series(50, ordered=False, start=1)]
+    place = {id(trial): i for i, trial in enumerate(all_series[0].trials)}
+    pool = [trial.value for series in all_series for trial in series.trials]
     latest = set()
-    examples = make_examples(every, 300, 2, 5, "better", Seeds(0), "here")
+    examples = make_examples(all_series, 300, 2, 5, "better", Seeds(0), "here")
     for example in examples:
         assert 2 <= len(example.history) <= 5 and len({id(trial) for trial in example.history}) == len(example.history)
         if id(example.history[0]) in place:
@@ -231,47 +232,49 @@ def test_histories_of_a_search_lie_in_its_past_and_targets_beat_them():
             assert example.target.value > example.best
     assert {len(example.history) for example in examples} == {2, 3, 4, 5}
     assert min(latest) < 8 and max(latest) > 25
-    again = make_examples(every, 100, 2, 5, "better", Seeds(0), "here")
-    assert [e.history for e in again] == [e.history for e in examples[:100]]
-    assert [e.target for e in again] == [e.target for e in examples[:100]]
+    repeated = make_examples(all_series, 100, 2, 5, "better", Seeds(0), "here")
+    assert [e.history for e in repeated] == [e.history for e in examples[:100]]
+    assert [e.target for e in repeated] == [e.target for e in examples[:100]]
 
 
-def test_a_lucky_trial_is_no_target():
+def test_lucky_trial_is_not_target():
     """Parameters that were tried several times are as good as all their trials together."""
-    told = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
-    trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in told)
+    outcomes = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
+    trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in outcomes)
     examples = make_examples([Series(trials, False)], 80, 1, 1, "best", Seeds(0), "here")
-    found = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
-    assert found == {(5.0, 2.0), (9.0, None), (1.0, 2.0), (2.0, 2.0), (6.0, None)}
+    pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+    assert pairs == {(5.0, 2.0), (9.0, None), (1.0, 2.0), (2.0, 2.0), (6.0, None)}
 
 
-def test_which_target_is_learnt_changes_nothing_else():
-    every = [series_of(60, ordered=False)]
-    found = {kind: make_examples(every, 50, 3, 3, kind, Seeds(0), "here") for kind in ("better", "nearest", "best")}
-    assert [e.history for e in found["better"]] == [e.history for e in found["nearest"]]
-    trials = every[0].trials
-    spread = np.stack([trial.vector for trial in trials]).std(0)
+def test_target_choice_leaves_prompts_unchanged():
+    all_series = [make_series(60, ordered=False)]
+    examples_by_kind = {
+        kind: make_examples(all_series, 50, 3, 3, kind, Seeds(0), "here") for kind in ("better", "nearest", "best")
+    }
+    assert [e.history for e in examples_by_kind["better"]] == [e.history for e in examples_by_kind["nearest"]]
+    trials = all_series[0].trials
+    scale = np.stack([trial.vector for trial in trials]).std(0)
     top = max(trials, key=lambda trial: trial.value)
-    for nearest, best in zip(found["nearest"], found["best"], strict=True):
+    for nearest, best in zip(examples_by_kind["nearest"], examples_by_kind["best"], strict=True):
         if nearest.target is None:
             continue
         assert best.target is top
-        own = max(nearest.history, key=lambda trial: trial.value)
+        best_trial = max(nearest.history, key=lambda trial: trial.value)
         better = [trial for trial in trials if trial.value > nearest.best]
-        assert nearest.target is min(better, key=lambda t: (((t.vector - own.vector) / spread) ** 2).sum())
+        assert nearest.target is min(better, key=lambda t: (((t.vector - best_trial.vector) / scale) ** 2).sum())
 
 
-def test_prompts_tell_the_episodes_of_the_search_not_of_its_first_trials():
-    def told(*episodes, trials=0):
-        return Dataset(trials, 20, runs=["x"])._episodes([Series((), True, n) for n in episodes])
+def test_prompts_state_search_episodes():
+    def prompt_counts(*episodes, trials=0):
+        return dataset(trials=trials, runs=["x"])._episodes_per_proposal([Series((), True, n) for n in episodes])
 
-    assert told(5, 5) == 5 and told(20, trials=8) == 20
-    with pytest.raises(ConfigError, match=r"data of 5 and 6 episodes.*equal search\.episodes"):
-        told(5, 6)
-    with pytest.raises(ConfigError, match=r"data of 5 and 20 episodes.*dataset\.episodes=20"):
-        told(5, trials=8)
+    assert prompt_counts(5, 5) == 5 and prompt_counts(20, trials=8) == 20
+    with pytest.raises(ConfigError, match=r"5 and 6; .*equal search\.episodes"):
+        prompt_counts(5, 6)
+    with pytest.raises(ConfigError, match=r"5 and 20; .*dataset\.episodes=20"):
+        prompt_counts(5, trials=8)
 
 
-def test_too_little_data_is_refused():
+def test_small_dataset_raises():
     with pytest.raises(ConfigError, match=r"dataset\.examples=5 .* at most 4 held out"):
-        make_examples([series_of(4, ordered=False)], 1, 1, 5, "better", Seeds(0), "held out")
+        make_examples([make_series(4, ordered=False)], 1, 1, 5, "better", Seeds(0), "held out")

@@ -18,16 +18,16 @@ from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog, read_calls
-from llmrl.llms.client import ChatClient
 from llmrl.principals import scripted_mechanism
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
-from models import Echo
+from models import Echo, chat_client
 
 HANGS_S = 45.0
 PRINCIPAL = (
     "env=escape_room",
     "principal=llm",
+    "design.evaluations=1",
     "design.steps=3",
     "design.adapt_rounds=1",
     "design.validate_episodes=1",
@@ -43,11 +43,11 @@ def requests(n):
 
 
 class Deaf(Echo):
-    """Answers questions of the list `answered` at once, and others never, or when it is told to."""
+    """Model that answers the questions in `replies` at once, and others never, or when it is told to."""
 
-    def __init__(self, answered=(), **facts):
+    def __init__(self, replies=(), **facts):
         super().__init__(**facts)
-        self.answered, self.asked, self.go = answered, [], threading.Event()
+        self.answered, self.asked, self.go = replies, [], threading.Event()
 
     def complete(self, requests):
         [request] = requests
@@ -59,69 +59,69 @@ class Deaf(Echo):
 
 
 @pytest.fixture
-def hurried(monkeypatch):
+def fast_polling(monkeypatch):
     monkeypatch.setattr("llmrl.llms.cancellable_calls.LAST_REPLIES_S", 1.0, raising=False)
 
 
-def client_of(model, tmp_path, stopping=lambda: False, **budget):
+def make_client(model, tmp_path, stopping=lambda: False, **budget):
     ledger = CallLog(tmp_path / "llm_calls.jsonl")
-    return ChatClient(model, Cache(tmp_path / "cache"), ledger, budget=Budget(**budget), stopping=stopping)
+    return chat_client(model, Cache(tmp_path / "cache"), ledger, budget=Budget(**budget), stopping=stopping)
 
 
 @pytest.mark.parametrize("n", [1, 5])
-def test_requests_that_are_not_answered_are_abandoned_and_those_that_were_are_kept(tmp_path, hurried, n):
-    model = Deaf(answered=["question 1", "question 3"], max_tokens=50)
-    client = client_of(model, tmp_path, stopping=lambda: len(model.asked) == n, calls=20)
+def test_stop_drops_pending_requests(tmp_path, fast_polling, n):
+    model = Deaf(replies=["question 1", "question 3"], max_tokens=50)
+    client = make_client(model, tmp_path, stopping=lambda: len(model.asked) == n, calls=20)
     start = time.monotonic()
     with pytest.raises(Interrupted):
         client.chat(requests(n))
     assert time.monotonic() - start < HANGS_S / 2
-    lost = len({f"question {i}" for i in range(n)} - {"question 1", "question 3"})
+    n_pending = len({f"question {i}" for i in range(n)} - {"question 1", "question 3"})
     lines = list(read_calls(tmp_path / "llm_calls.jsonl"))
-    assert sum(line.get("unsettled", False) for line in lines) == lost and len(lines) == n
+    assert sum(line.get("unsettled", False) for line in lines) == n_pending and len(lines) == n
     # What was sent may be charged for: a later process of the run must not spend it again.
-    spent = client_of(model, tmp_path, calls=20).budget.spent
-    assert (spent.calls, spent.unsettled) == (n - lost, lost)
+    totals = make_client(model, tmp_path, calls=20).budget.spent
+    assert (totals.calls, totals.unsettled) == (n - n_pending, n_pending)
     prompt = model.count_tokens(requests(1)[0].messages)
-    assert (spent.tokens, spent.unsettled_tokens) == ((n - lost) * 5, lost * (prompt + 50))
+    assert (totals.tokens, totals.unsettled_tokens) == ((n - n_pending) * 5, n_pending * (prompt + 50))
     model.go.set()
 
 
-def test_what_may_have_been_spent_leaves_that_much_less_of_the_budget(tmp_path, hurried):
+def test_pending_spending_reduces_budget(tmp_path, fast_polling):
     model = Deaf()
     with pytest.raises(Interrupted):
-        client_of(model, tmp_path, stopping=lambda: bool(model.asked), calls=1).chat(requests(1))
-    again = client_of(Deaf(answered=["question 0"]), tmp_path, calls=1)
+        make_client(model, tmp_path, stopping=lambda: bool(model.asked), calls=1).chat(requests(1))
+    second_client = make_client(Deaf(replies=["question 0"]), tmp_path, calls=1)
     with pytest.raises(BudgetExhausted):
-        again.chat(requests(1))
+        second_client.chat(requests(1))
     model.go.set()
 
 
-def test_an_answer_that_is_about_to_come_is_waited_for(tmp_path):
+def test_imminent_reply_is_awaited(tmp_path):
     model = Deaf()
     threading.Timer(0.4, model.go.set).start()
-    client = client_of(model, tmp_path, stopping=lambda: bool(model.asked))
+    client = make_client(model, tmp_path, stopping=lambda: bool(model.asked))
     assert [reply.text for reply in client.chat(requests(2)[:1])] == ["re question 0"]
 
 
-def test_an_answer_that_comes_too_late_is_found_by_who_asks_again(tmp_path, hurried):
+def test_late_reply_is_reused(tmp_path, fast_polling):
     model = Deaf()
     with pytest.raises(Interrupted):
-        client_of(model, tmp_path, stopping=lambda: bool(model.asked)).chat(requests(1))
+        make_client(model, tmp_path, stopping=lambda: bool(model.asked)).chat(requests(1))
     lines = (tmp_path / "llm_calls.jsonl").read_text()
     model.go.set()
-    until = time.monotonic() + 20
-    while not list((tmp_path / "cache").rglob("*.json*")) and time.monotonic() < until:
+    deadline = time.monotonic() + 20
+    while not list((tmp_path / "cache").rglob("*.json*")) and time.monotonic() < deadline:
         time.sleep(0.02)
     time.sleep(0.1)
     assert (tmp_path / "llm_calls.jsonl").read_text() == lines, "the run's folder is no longer its"
-    again = Deaf()
-    assert client_of(again, tmp_path).chat(requests(1))[0].text == "re question 0" and not again.asked
+    second_model = Deaf()
+    assert make_client(second_model, tmp_path).chat(requests(1))[0].text == "re question 0" and not second_model.asked
 
 
-def test_nothing_is_sent_any_more(tmp_path, hurried):
+def test_no_request_follows_stop(tmp_path, fast_polling):
     model = Deaf()
-    client = client_of(
+    client = make_client(
         model, tmp_path, stopping=lambda: len(model.asked) >= client.endpoints[CHOSEN].limits.concurrency
     )
     with pytest.raises(Interrupted):
@@ -131,32 +131,32 @@ def test_nothing_is_sent_any_more(tmp_path, hurried):
     assert len(model.asked) == client.endpoints[CHOSEN].limits.concurrency == client.budget.spent.unsettled
 
 
-@pytest.mark.parametrize("who", WAITING)
-def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, hurried, capfd, who):
-    overrides = (*WAITING[who], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
+@pytest.mark.parametrize("waiter", WAITING)
+def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
+    overrides = (*WAITING[waiter], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
     overrides += ("llm.max_invalid=null", f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
 
     def reply(messages):
-        return scripted_mechanism.reply(messages) if who == "a principal" else "{}"
+        return scripted_mechanism.reply(messages) if waiter == "a principal" else "{}"
 
     with FakeOpenAIServer(reply, hang=HANGS_S) as server:
         server.faults += ["hang"] * 40
-        signalled = []
+        signal_times = []
 
         def interrupt():
             while not server.requests:
                 time.sleep(0.02)
-            signalled.append(time.monotonic())
+            signal_times.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGTERM)
 
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(Stopped, match="everything is saved"):
             run(*overrides, f"llm.base_url={server.url}")
-        assert time.monotonic() - signalled[0] < HANGS_S / 2
+        assert time.monotonic() - signal_times[0] < HANGS_S / 2
         folder = only_run_folder(tmp_path / "outputs")
         assert read_status(folder).state == "preempted"
-        lost = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("unsettled")]
-        assert len(lost) == len(server.requests) == CallLog(folder / "llm_calls.jsonl").spent_before.unsettled
+        unsettled = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("unsettled")]
+        assert len(unsettled) == len(server.requests) == CallLog(folder / "llm_calls.jsonl").spent_before.unsettled
         assert capfd.readouterr().err.count("SIGTERM: ") == 1
         server.faults.clear()
         run(*overrides, f"llm.base_url={server.url}")
@@ -165,7 +165,7 @@ def test_a_run_that_waits_for_its_model_ends_and_goes_on(tmp_path, hurried, capf
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_whose_requests_hang_is_gone_in_time(tmp_path, number):
+def test_process_with_hanging_requests_exits(tmp_path, number):
     """As it is started by a user, with nothing made faster: threads that wait for a server must not hold it."""
     with FakeOpenAIServer(hang=100.0) as server:
         server.faults += ["hang"] * 40

@@ -18,12 +18,12 @@ pytestmark = [
     ),
 ]
 BATCH = {"openai": "Batch", "anthropic": "MessageBatch"}
-ONE = {"openai": "CreateChatCompletionRequest", "anthropic": "CreateMessageParams"}
+SCHEMAS = {"openai": "CreateChatCompletionRequest", "anthropic": "CreateMessageParams"}
 FATES = ("succeeded", "errored", "expired", "canceled", "invalid")
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)
-def test_what_is_sent_and_what_comes_back(tmp_path, monkeypatch, provider):
+def test_exchange_bodies(tmp_path, monkeypatch, provider):
     monkeypatch.setenv("BATCH_KEY", KEY)
     fates = dict(zip([turns[-1][1] for turns, _ in QUESTIONS.values()], FATES, strict=True))
     requests = [
@@ -31,14 +31,14 @@ def test_what_is_sent_and_what_comes_back(tmp_path, monkeypatch, provider):
         for turns, form in QUESTIONS.values()
     ]
     with echoing(provider, fate=lambda messages: fates[messages[-1]["content"]]) as server:
-        shown = []
+        bodies = []
         tell = server.shown
-        server.shown = lambda batch: shown.append(tell(batch)) or shown[-1]
+        server.shown = lambda batch: bodies.append(tell(batch)) or bodies[-1]
         with pytest.raises(LLMError):
             batched(server, tmp_path, retries=0).chat(requests)
         [batch] = server.batches.values()
-    assert len(shown) > 2 and [fault(provider, BATCH[provider], each) for each in shown] == [None] * len(shown)
-    assert [fault(provider, ONE[provider], body) for body in batch.requests.values()] == [None] * len(FATES)
+    assert len(bodies) > 2 and [fault(provider, BATCH[provider], body) for body in bodies] == [None] * len(bodies)
+    assert [fault(provider, SCHEMAS[provider], body) for body in batch.requests.values()] == [None] * len(FATES)
     if provider == "anthropic":  # OpenAI's document has no line of a file
         lines = [fault(provider, "MessageBatchIndividualResponse", line) for line in batch.results]
         assert lines == [None] * len(FATES)

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from llmrl.core.errors import BudgetExhausted, ConfigError, LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.budget import Budget, Usage
-from llmrl.llms.client import ChatClient
 from llmrl.llms.rate_limit import RateLimit
-from models import Echo, ask
+from models import Echo, ask, chat_client
 
 
 def exhausted(client, n=1):
@@ -21,45 +20,45 @@ def exhausted(client, n=1):
 
 def test_calls():
     model = Echo()
-    client = ChatClient(model, budget=Budget(calls=3))
+    client = chat_client(model, budget=Budget(calls=3))
     client.chat([ask("a"), ask("b")])
     message = exhausted(client, 4)
     assert "llm.budget.calls=3" in message and "larger llm.budget.calls" in message
     assert len(model.asked) == 3, "what fits is asked, and not one more"
 
 
-def test_tokens_and_money_count_the_longest_reply_beforehand():
+def test_budget_reserves_longest_reply():
     # Prompt: 1 token and 4 around it; reply: at most 100, in fact 2.
-    client = ChatClient(Echo(max_tokens=100, reply={"prompt_tokens": 5}), budget=Budget(tokens=120))
+    client = chat_client(Echo(max_tokens=100, reply={"prompt_tokens": 5}), budget=Budget(tokens=120))
     client.chat([ask("a"), ask("b")])
     assert replace(client.budget.spent, seconds=0.0) == Usage(2, 2, 0, 14, pytest.approx(18e-6), 0, 0)
-    assert "spent/llm_unsettled_tokens" not in client.metrics()
+    assert "usage/llm_unsettled_tokens" not in client.metrics()
     client.chat([ask("c")])
     assert "llm.budget.tokens=120, spent 21" in exhausted(client)
-    client = ChatClient(Echo(max_tokens=100), budget=Budget(usd=0.0003))
+    client = chat_client(Echo(max_tokens=100), budget=Budget(usd=0.0003))
     client.chat([ask("a")])
-    told = ChatReply("", prompt_tokens=1, completion_tokens=1, cost=5e-6)
+    reply = ChatReply("", prompt_tokens=1, completion_tokens=1, cost=5e-6)
     for _ in range(20):
-        client.budget.settle(client.budget.reserve(ask("a"), client.provider), told)
+        client.budget.settle(client.budget.reserve(ask("a"), client.provider), reply)
     assert "llm.budget.usd=0.0003, spent 0.000107" in exhausted(client)
 
 
-def test_a_budget_of_nothing_asks_nothing():
+def test_zero_budget_makes_no_request():
     for budget in (Budget(calls=0), Budget(tokens=0), Budget(usd=0.0)):
         model = Echo(max_tokens=100_000)
-        exhausted(ChatClient(model, budget=budget))
+        exhausted(chat_client(model, budget=budget))
         assert model.asked == []
 
 
 def test_free_models_spend_no_money():
-    client = ChatClient(Echo(input_price=0.0, output_price=0.0), budget=Budget(usd=0.0))
+    client = chat_client(Echo(input_price=0.0, output_price=0.0), budget=Budget(usd=0.0))
     client.chat([ask("a")])
-    assert client.metrics()["spent/llm_cost"] == 0.0
+    assert client.metrics()["usage/llm_cost"] == 0.0
 
 
-def test_refused_calls_are_not_charged():
+def test_rejected_calls_are_free():
     model = Echo(fail={"a": LLMError("no", refused=True)})
-    client = ChatClient(model, budget=Budget(calls=1))
+    client = chat_client(model, budget=Budget(calls=1))
     for _ in range(3):
         with pytest.raises(LLMError, match="no"):
             client.chat([ask("a")])
@@ -68,21 +67,21 @@ def test_refused_calls_are_not_charged():
 
 
 def test_dollars_need_prices():
-    with pytest.raises(ConfigError, match=r"llm.budget.usd=5 cannot be held.*llm.input_price"):
-        ChatClient(Echo(input_price=None), budget=Budget(usd=5.0)).check()
+    with pytest.raises(ConfigError, match=r"llm.budget.usd=5 cannot be enforced.*llm.input_price"):
+        chat_client(Echo(input_price=None), budget=Budget(usd=5.0)).check()
 
 
-def test_a_local_batch_asks_for_what_fits():
+def test_local_batch_respects_budget():
     model = Echo(parallel=False)
-    exhausted(ChatClient(model, budget=Budget(calls=2)), 5)
+    exhausted(chat_client(model, budget=Budget(calls=2)), 5)
     assert len(model.asked) == 2
 
 
 @given(st.integers(0, 40), st.integers(1, 8), st.integers(1, 60))
 @settings(max_examples=25)
-def test_threads_never_exceed_it(calls, concurrency, n):
+def test_threads_respect_limit(calls, concurrency, n):
     model = Echo()
-    client = ChatClient(model, budget=Budget(calls=calls), limits=RateLimit(concurrency))
+    client = chat_client(model, budget=Budget(calls=calls), limits=RateLimit(concurrency))
     outcomes = []
 
     def work(i):

@@ -15,10 +15,10 @@ from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.request_key import request_key
-from llmrl.llms.structured import InvalidReply
 from llmrl.llms.transcript import markdown
-from models import Echo, ask, scripted
+from models import Echo, ask, chat_client, scripted
 
 
 def refuse(reply):
@@ -26,15 +26,15 @@ def refuse(reply):
 
 
 def client(path, model=None, **policies):
-    return ChatClient(model or Echo(), ledger=CallLog(path), **policies)
+    return chat_client(model or Echo(), ledger=CallLog(path), **policies)
 
 
-def test_a_call_is_logged_whole(tmp_path):
+def test_call_is_logged_completely(tmp_path):
     path = tmp_path / "run" / FILE_NAME
-    judged = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", read=refuse)
+    request = ask("zwei \u00fc\n", purpose="test", prompt="p/x", prompt_hash="ab", read=refuse)
     model = client(path, stream=5)
     model.chat([ask("one", purpose="test")])
-    model.chat([judged])
+    model.chat([request])
     first, second = read_calls(path)
     assert abs(first.pop("time") - time.time()) < 60 and 0 <= first.pop("latency") < 60
     assert 0 <= first["spent"].pop("seconds") < 60
@@ -81,25 +81,25 @@ def test_a_call_is_logged_whole(tmp_path):
     assert second["spent"]["calls"] == 2
 
 
-def test_what_was_spent_goes_on_in_the_next_process(tmp_path):
+def test_spending_persists_across_processes(tmp_path):
     path = tmp_path / FILE_NAME
     client(path).chat([ask("one"), ask("x" * 200_000)])
     path.write_bytes(path.read_bytes() + b'{"cut sho')
-    next_one = client(path)
-    assert next_one.metrics()["spent/llm_calls"] == 2 and next_one.metrics()["llm/calls"] == 0
-    next_one.chat([ask("three")])
+    next_client = client(path)
+    assert next_client.metrics()["usage/llm_calls"] == 2 and next_client.metrics()["llm/calls"] == 0
+    next_client.chat([ask("three")])
     assert list(read_calls(path))[-1]["spent"]["calls"] == 3
 
 
-def test_failures_are_logged_beside_the_replies_that_were_paid_for(tmp_path):
+def test_failures_are_in_log_with_successes(tmp_path):
     path = tmp_path / FILE_NAME
     model = client(path, Echo(fail={"a": LLMError("HTTP 401", refused=True)}))
     with pytest.raises(LLMError, match=r"HTTP 401 \(1 of 2 requests failed\)"):
         model.chat([ask("a"), ask("b")])
-    failed, answered = sorted(read_calls(path), key=lambda call: "reply" in call)
+    failed, success = sorted(read_calls(path), key=lambda call: "reply" in call)
     assert failed["error"] == "HTTP 401" and "reply" not in failed
-    assert answered["reply"] == "b"
-    assert model.metrics()["spent/llm_calls"] == 1 and model.metrics()["spent/llm_failed_calls"] == 1
+    assert success["reply"] == "b"
+    assert model.metrics()["usage/llm_calls"] == 1 and model.metrics()["usage/llm_failed_calls"] == 1
 
 
 def test_threads_do_not_mix_lines(tmp_path):
@@ -119,24 +119,24 @@ def test_threads_do_not_mix_lines(tmp_path):
     assert [call["spent"]["calls"] for call in calls] == sorted(call["spent"]["calls"] for call in calls)
 
 
-def test_a_line_cut_short_is_closed_and_skipped(tmp_path, caplog):
+def test_truncated_line_is_skipped(tmp_path, caplog):
     path = tmp_path / FILE_NAME
     model = client(path)
     model.chat([ask("one")])
     model.chat([ask("two")])
-    whole = path.read_bytes()
-    for cut in (1, 2, 40, 300):
-        path.write_bytes(whole[:-cut])
+    content = path.read_bytes()
+    for n_bytes in (1, 2, 40, 300):
+        path.write_bytes(content[:-n_bytes])
         client(path).chat([ask("three")])
         # Without its newline a record is still whole; else all that is left of the call is that it was asked.
-        expected = ["one", "two", "three"] if cut == 1 else ["one", None, "three"]
+        replies = ["one", "two", "three"] if n_bytes == 1 else ["one", None, "three"]
         calls = list(read_calls(path))
-        assert [call.get("reply") for call in calls] == expected
-        assert [call.get("unsettled", False) for call in calls] == [text is None for text in expected]
-    assert "line 4: not a whole record" in caplog.text
+        assert [call.get("reply") for call in calls] == replies
+        assert [call.get("unsettled", False) for call in calls] == [text is None for text in replies]
+    assert "line 4: incomplete record" in caplog.text
 
 
-def test_kill_9_loses_no_finished_call(tmp_path):
+def test_kill_9_preserves_complete_calls(tmp_path):
     path = tmp_path / FILE_NAME
     program = f"""
 from pathlib import Path
@@ -151,28 +151,28 @@ while True:
     print(n, flush=True)
 """
     process = commands.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    finished = 0
+    n_finished = 0
     for line in process.stdout:
-        finished = int(line)
-        if finished >= 20:
+        n_finished = int(line)
+        if n_finished >= 20:
             os.kill(process.pid, signal.SIGKILL)
             break
-    finished = max([finished, *(int(line) for line in process.stdout)])
+    n_finished = max([n_finished, *(int(line) for line in process.stdout)])
     process.wait()
     process.stdout.close()
     client(path).chat([ask("after")])
     calls = list(read_calls(path))
-    assert [call["reply"].split()[0] for call in calls[:finished]] == [str(i) for i in range(finished)]
+    assert [call["reply"].split()[0] for call in calls[:n_finished]] == [str(i) for i in range(n_finished)]
     assert calls[-1]["reply"] == "after"
 
 
 def test_unwritable_log(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError, match="cannot write the call log"):
+    with pytest.raises(RunFolderError, match="call log"):
         CallLog(tmp_path / "file" / FILE_NAME)
 
 
-def test_what_was_understood_stands_beside_what_was_written(tmp_path):
+def test_parsed_value_is_logged_with_reply(tmp_path):
     path = tmp_path / FILE_NAME
     client(path).chat([ask("1, 2", read=lambda reply: (np.array([1.0, 2.0]), "why")), ask("x", read=refuse)])
     good, bad = sorted(read_calls(path), key=lambda call: call["reply"])  # two at once: either may come first
@@ -182,7 +182,7 @@ def test_what_was_understood_stands_beside_what_was_written(tmp_path):
     assert "**Not understood:**\n\n```\ntoo short\n```" in markdown(bad)
 
 
-def test_totals_of_a_folder_of_runs(tmp_path):
+def test_totals_across_run_folders(tmp_path):
     cache = Cache(tmp_path / "cache")
     for seed in (0, 1):
         model = client(tmp_path / f"s{seed}" / FILE_NAME, cache=cache)  # one stream: the second run pays nothing
@@ -199,11 +199,11 @@ def test_totals_of_a_folder_of_runs(tmp_path):
     assert totals["s0"] == CallTotals(("echo",), 2, 0, 0, 2, 1, 6, 4, pytest.approx(14e-6))
     assert totals["s1"] == CallTotals(("echo",), 2, 2, 0, 2, 1, 6, 4, 0.0)
     assert totals["other"] == CallTotals(("echo",), 1, 0, 1, 0, 0, 3, 2, None)
-    both = totals["s0"].plus(totals["other"])
-    assert (both.calls, both.failed, both.cost) == (3, 1, None)
+    total = totals["s0"].plus(totals["other"])
+    assert (total.calls, total.failed, total.cost) == (3, 1, None)
 
 
-def test_lines_are_json_a_person_can_read(tmp_path):
+def test_lines_are_readable_json(tmp_path):
     model = ChatClient(scripted().provider, ledger=CallLog(tmp_path / FILE_NAME))
     model.chat([ask("This is a connection test. \u00fc", purpose="check")])
     line = (tmp_path / FILE_NAME).read_text(encoding="utf-8")

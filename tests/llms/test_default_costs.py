@@ -1,27 +1,28 @@
 """Without a study, language models are expected to cost little by default."""
 
-from pathlib import Path
-
 import pytest
 
-import llmrl.conf
+from llmrl.core.option_files import content, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_jobs import PlannedRun
 from llmrl.experiment.sweep_plan import sweep_plan
 
-FOLDER = Path(llmrl.conf.__file__).parent / "agent" / "numbers" / "none" / "llm_player"
-ENVS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-GOVERNED = ("cleanup", "harvest", "escape_room", "fishery", "pasture", "pollution", "tax_economy")
+ENVS = sorted(content(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
+GAMES_WITH_MECHANISM = ("cleanup", "harvest", "escape_room", "fishery", "pasture", "pollution", "tax_economy")
 CASES = [
     *((f"env={env}", "agent=llm_player") for env in ENVS),
-    *((f"env={env}", "agent=llm_player", f"principal={each}") for env in GOVERNED for each in ("llm", "vote")),
-    *((f"env={env}", f"principal={each}") for env in GOVERNED for each in ("llm", "vote")),
+    *(
+        (f"env={env}", "agent=llm_player", f"principal={principal}")
+        for env in GAMES_WITH_MECHANISM
+        for principal in ("llm", "vote")
+    ),
+    *((f"env={env}", f"principal={principal}") for env in GAMES_WITH_MECHANISM for principal in ("llm", "vote")),
     ("env=cartpole", "agent=linear", "principal=llm"),
 ]
 
 
-def expected_cost(tmp_path, *overrides):
-    """Expected US dollars of a run with GPT-4o at its listed price."""
+def estimate_cost(tmp_path, *overrides):
+    """Return expected US dollars of a run with GPT-4o at its listed price."""
     run = PlannedRun(Experiment.compose(*overrides, "llm=gpt4o", f"output_root={tmp_path}"))
     cost = sweep_plan([run]).rows[-1][-2]
     assert cost.startswith("$"), cost
@@ -30,12 +31,12 @@ def expected_cost(tmp_path, *overrides):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", CASES, ids=" ".join)
-def test_defaults_are_expected_to_cost_at_most_three_dollars(tmp_path, monkeypatch, overrides):
+def test_defaults_cost_less_than_three_dollars(tmp_path, monkeypatch, overrides):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    assert 0 < expected_cost(tmp_path, *overrides) <= 3
+    assert 0 < estimate_cost(tmp_path, *overrides) <= 3
 
 
-def test_a_study_is_what_it_says(tmp_path):
-    assert Experiment.compose("experiment=zero_shot/cartpole").config["agent"]["action_every"] == 1
-    assert Experiment.compose("env=acrobot", "agent=llm_player").config["agent"]["action_every"] == 3
+def test_study_settings_match_name(tmp_path):
+    assert Experiment.compose("experiment=zero_shot/games", "env=cartpole").config["agent"]["action_interval"] == 1
+    assert Experiment.compose("env=acrobot", "agent=llm_player").config["agent"]["action_interval"] == 3
     assert Experiment.compose("env=acrobot", "agent=llm_player", "play.episodes=7").config["play"]["episodes"] == 7

@@ -20,7 +20,7 @@ from llmrl.llms.budget import Reservation
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.hosted import token_count
+from llmrl.llms.hosted import parse_token_count
 from llmrl.llms.provider import Provider
 
 PRICED = {"input_price": 1.0, "output_price": 2.0}
@@ -63,26 +63,24 @@ def ask(text: str = "a") -> ChatRequest:
 
 
 @pytest.mark.parametrize("odd", IMPOSSIBLE)
-def test_they_are_unknown_and_what_was_spent_never_falls(
-    tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_impossible_usage_is_unknown(tmp_path: Path, odd: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     client = ChatClient(
         Sure(GOOD, replace(GOOD, **odd), replace(GOOD, **odd)), ledger=CallLog(tmp_path / "calls.jsonl")
     )
     client.chat([ask()])
-    before = client.budget.spent
+    initial = client.budget.spent
     [reply] = client.chat([ask("b")])
     client.chat([ask("c")])
     assert getattr(reply, next(iter(odd))) is None or (reply.cost or 0) >= 0
     assert not impossible(reply)
     after = client.budget.spent
-    assert after.cost >= before.cost and after.tokens >= before.tokens
-    assert caplog.text.count("taken for unknown") == 1
+    assert after.cost >= initial.cost and after.tokens >= initial.tokens
+    assert caplog.text.count("treated as unknown (logged once)") == 1
     assert CallLog(tmp_path / "calls.jsonl").spent_before == after
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats(), st.booleans(), st.text(max_size=3)))
-def test_what_is_possible_is_a_finite_amount(value: Any) -> None:
+def test_impossible_values_are_detected(value: Any) -> None:
     for name in ("prompt_tokens", "completion_tokens", "cached_tokens", "cost"):
         wrong = impossible(replace(GOOD, **{name: value}))
         assert wrong in ([], [name])
@@ -90,14 +88,14 @@ def test_what_is_possible_is_a_finite_amount(value: Any) -> None:
             assert value >= 0 and value < float("inf") and not isinstance(value, bool | str)
 
 
-def test_a_server_that_counts_wrongly_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    hosted._warn_of_count.cache_clear()
-    assert token_count(None) is None and not caplog.text
-    assert [token_count(x) for x in (-7, "11", 1.5, True, 7)] == [None, None, None, None, 7]
-    assert caplog.text.count("counts tokens in numbers that none can have") == 1
+def test_wrong_server_counts_warn_only_at_start(caplog: pytest.LogCaptureFixture) -> None:
+    hosted._warn_of_token_counts.cache_clear()
+    assert parse_token_count(None) is None and not caplog.text
+    assert [parse_token_count(x) for x in (-7, "11", 1.5, True, 7)] == [None, None, None, None, 7]
+    assert caplog.text.count("reported impossible token counts") == 1
 
 
-KEPT: list[tuple[str, Any]] = [
+CACHED: list[tuple[str, Any]] = [
     ("prompt_tokens", "12"),
     ("prompt_tokens", -3),
     ("completion_tokens", 1.5),
@@ -114,8 +112,8 @@ KEPT: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), KEPT)
-def test_a_kept_reply_with_such_a_number_is_not_there_and_is_replaced(
+@pytest.mark.parametrize(("name", "value"), CACHED)
+def test_cached_reply_with_impossible_count_is_replaced(
     tmp_path: Path, name: str, value: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -128,12 +126,12 @@ def test_a_kept_reply_with_such_a_number_is_not_there_and_is_replaced(
     [reply] = ChatClient(model, Cache(tmp_path)).chat([ask()])
     assert reply.text == "anew" and not model.replies
     assert caplog.text.count("is damaged") == 1 and name in caplog.text
-    [again] = ChatClient(Sure(), Cache(tmp_path)).chat([ask()])
-    assert again.text == "anew" and again.attempts == 0
+    [cached_reply] = ChatClient(Sure(), Cache(tmp_path)).chat([ask()])
+    assert cached_reply.text == "anew" and cached_reply.attempts == 0
 
 
 @pytest.mark.parametrize("text", ["null", "7", "[]", '"x"', '{"reply": null}', '{"reply": []}', "[" * 50_000])
-def test_a_kept_reply_of_another_form_is_not_there(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_cached_reply_is_ignored(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     ChatClient(Sure(GOOD), Cache(tmp_path)).chat([ask()])
     [path] = tmp_path.rglob("*.json")
     path.write_text(text)
@@ -141,21 +139,21 @@ def test_a_kept_reply_of_another_form_is_not_there(tmp_path: Path, text: str, ca
     assert caplog.text.count("is damaged") == 1
 
 
-def test_totals_of_a_log_never_fall() -> None:
+def test_log_totals_are_monotonic() -> None:
     totals = CallTotals()
     for line in ({"cost": 0.5, "prompt_tokens": 10}, {"cost": -9.0, "prompt_tokens": "12"}):
         totals.add({"model": "m", "completion_tokens": 1, **line})
     assert totals.cost is None and totals.prompt_tokens is None and totals.completion_tokens == 2
 
 
-def test_a_reply_that_cannot_be_kept_is_still_in_the_ledger(tmp_path: Path) -> None:
+def test_unstorable_reply_enters_ledger(tmp_path: Path) -> None:
     from llmrl.core.errors import RunFolderError
 
     (tmp_path / "file").touch()
     client = ChatClient(Sure(GOOD), Cache(tmp_path / "file"), CallLog(tmp_path / "calls.jsonl"))
     with pytest.raises(RunFolderError, match=r"llm\.cache=off"):
         client.cache.mode = "readwrite"  # type: ignore[union-attr]
-        client.endpoints[CHOSEN]._keep(client_call(), GOOD, Reservation(0, None))
+        client.endpoints[CHOSEN]._store(client_call(), GOOD, Reservation(0, None))
     assert "yes" in (tmp_path / "calls.jsonl").read_text()
 
 

@@ -18,7 +18,7 @@ from llmrl.core.errors import BudgetExhausted, LLMError
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.principals import scripted_mechanism
 
-STEPS, KILLED_AT = 220, 200
+STEPS, KILL_AT = 220, 200
 """Principal steps, replies paid before the kill."""
 TOKENS, COST = 18, 25e-6
 """What the server counts for a call: 11 and 7 tokens, at one and two dollars per million."""
@@ -51,18 +51,19 @@ def faulty_server():
     return FakeOpenAIServer(reply, fault_rate=0.1, fault_kinds=kinds)
 
 
-def overrides(server, root, steps, *more):
+def overrides(server, root, steps, *extra):
     return (
         *GAME,
         "llm=openai_compatible",
         f"llm.base_url={server.url}",
         "llm.model=fake-model",
-        "llm.retry.first_delay=0.001",
+        "llm.retry.initial_delay=0.001",
         "llm.input_price=1.0",
         "llm.output_price=2.0",
+        "design.evaluations=1",
         f"design.steps={steps}",
         f"output_root={root}",
-        *more,
+        *extra,
     )
 
 
@@ -74,24 +75,24 @@ def llmrl_train(arguments):
 
 def metrics(folder):
     """All numbers but those of the wall clock and of what was paid, which depends on what the cache held."""
-    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
 
 
-def paid(folder):
+def count_charges(folder):
     return [call for call in read_calls(folder / "llm_calls.jsonl") if "reply" in call and not call["cached"]]
 
 
-def check_paid_once(folder, server):
+def check_single_charges(folder, server):
     """Every question's answer was delivered once, and the run's own account is the server's."""
     assert set(server.delivered.values()) <= {0, 1}
-    delivered = server.delivered.total()
-    assert len(paid(folder)) == delivered
-    account = [delivered, delivered * TOKENS, pytest.approx(delivered * COST)]
+    n_delivered = server.delivered.total()
+    assert len(count_charges(folder)) == n_delivered
+    account = [n_delivered, n_delivered * TOKENS, pytest.approx(n_delivered * COST)]
     *_, last = read_calls(folder / "llm_calls.jsonl")
     assert [last["spent"][name] for name in ("calls", "tokens", "cost")] == account
     row = comparable_metrics(folder, "proposal")[-1]
-    assert [row[f"spent/llm_{name}"] for name in ("calls", "tokens", "cost")] == account
-    assert row["llm/calls"] == delivered
+    assert [row[f"usage/llm_{name}"] for name in ("calls", "tokens", "cost")] == account
+    assert row["llm/calls"] == n_delivered
 
 
 def wait_for(condition, process):
@@ -104,7 +105,7 @@ def stopped(process):
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def stop_between_calls(process, server, root, calls):
+def kill_between_calls(process, server, root, calls):
     """Freeze the run when it has paid for `calls` replies and is waiting for none.
 
     A call in flight when its process is killed is the one that may be paid twice: its reply reaches nobody. So that
@@ -115,20 +116,20 @@ def stop_between_calls(process, server, root, calls):
         process.send_signal(signal.SIGSTOP)
         wait_for(lambda: stopped(process), process)
         time.sleep(0.05)  # what it sent before has arrived by then
-        if server.in_flight == 0 and len(paid(only_run_folder(root))) == server.delivered.total():
+        if server.in_flight == 0 and len(count_charges(only_run_folder(root))) == server.delivered.total():
             return
         process.send_signal(signal.SIGCONT)
         time.sleep(0.003)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The metrics of a run that nothing happened to."""
+def reference_folder(tmp_path_factory):
+    """Return the metrics of a run that nothing happened to."""
     root = tmp_path_factory.mktemp("whole")
     with FakeOpenAIServer(reply) as server:
         run(*overrides(server, root, STEPS))
         folder = only_run_folder(root)
-        check_paid_once(folder, server)
+        check_single_charges(folder, server)
     rows = metrics(folder)
     # The replies were of every kind, or equal numbers would say less.
     last = [row for row in rows if row["kind"] == "proposal"][-1]
@@ -138,7 +139,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_kill_9_after_200_calls(tmp_path, whole):
+def test_kill_9_after_200_calls(tmp_path, reference_folder):
     with faulty_server() as server:
         arguments = overrides(server, tmp_path, STEPS)
         process = llmrl_train(arguments)
@@ -149,40 +150,40 @@ def test_kill_9_after_200_calls(tmp_path, whole):
         assert checkpoints, "the first attempt saves when it is asked to stop"
 
         process = llmrl_train(arguments)
-        stop_between_calls(process, server, tmp_path, KILLED_AT)
+        kill_between_calls(process, server, tmp_path, KILL_AT)
         process.kill()
         process.wait()
         assert list((only_run_folder(tmp_path) / "checkpoints").iterdir()) == checkpoints
-        before = server.delivered.total()
-        assert before >= KILLED_AT
+        n_delivered = server.delivered.total()
+        assert n_delivered >= KILL_AT
 
         run(*arguments)
         folder = only_run_folder(tmp_path)
-        assert server.delivered.total() > before, "there was nothing left to do"
-        check_paid_once(folder, server)
+        assert server.delivered.total() > n_delivered, "there was nothing left to do"
+        check_single_charges(folder, server)
     cached = [call for call in read_calls(folder / "llm_calls.jsonl") if call.get("cached")]
     assert len(cached) > 100, "what was lost since the checkpoint came from the cache"
-    assert metrics(folder) == whole
+    assert metrics(folder) == reference_folder
 
 
 @pytest.mark.slow
-def test_a_budget_stops_the_run_and_a_larger_one_finishes_it(tmp_path, whole):
+def test_larger_budget_finishes_run(tmp_path, reference_folder):
     with faulty_server() as server:
         process = llmrl_train(overrides(server, tmp_path, STEPS, "llm.budget.calls=100"))
         assert process.wait() == 3
         folder = only_run_folder(tmp_path)
-        spent = CallLog(folder / "llm_calls.jsonl").spent_before
-        assert spent.calls == server.delivered.total() and spent.calls + spent.unsettled == 100
+        totals = CallLog(folder / "llm_calls.jsonl").spent_before
+        assert totals.calls == server.delivered.total() and totals.calls + totals.unsettled == 100
         assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
         assert any((folder / "checkpoints").iterdir())
         run(*overrides(server, tmp_path, STEPS, "llm.budget.calls=1000"))
-        check_paid_once(folder, server)
+        check_single_charges(folder, server)
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
-    assert metrics(folder) == whole
+    assert metrics(folder) == reference_folder
     assert not any(call.get("cached") for call in read_calls(folder / "llm_calls.jsonl")), "it resumed where it stopped"
 
 
-def test_a_kept_reply_is_never_asked_for_again(tmp_path):
+def test_cached_reply_is_reused(tmp_path):
     with FakeOpenAIServer(reply) as server:
         run(*overrides(server, tmp_path, 12, "name=first"))
         first = only_run_folder(tmp_path / "first")
@@ -194,32 +195,40 @@ def test_a_kept_reply_is_never_asked_for_again(tmp_path):
         assert server.requests == []
         second = only_run_folder(tmp_path / "second")
         assert metrics(second) == metrics(first)
-        assert comparable_metrics(second, "proposal")[-1]["spent/llm_calls"] == 0
+        assert comparable_metrics(second, "proposal")[-1]["usage/llm_calls"] == 0
 
         run(*overrides(server, tmp_path, 12, "name=other_seed", "seed=1"))
-        other = only_run_folder(tmp_path / "other_seed")
-        assert server.delivered.total() == len(list(read_calls(other / "llm_calls.jsonl"))) >= 12
+        second_folder = only_run_folder(tmp_path / "other_seed")
+        assert server.delivered.total() == len(list(read_calls(second_folder / "llm_calls.jsonl"))) >= 12
 
     # The server is gone. What was recorded is all there is, and enough.
     run(*overrides(server, tmp_path, 12, "name=from_cache", "llm.cache=only"))
     assert metrics(only_run_folder(tmp_path / "from_cache")) == metrics(first)
-    run(*GAME, "llm=replay", f"llm.calls='{first}'", "design.steps=12", f"output_root={tmp_path}", "name=replayed")
+    run(
+        *GAME,
+        "llm=replay",
+        f"llm.calls='{first}'",
+        "design.evaluations=1",
+        "design.steps=12",
+        f"output_root={tmp_path}",
+        "name=replayed",
+    )
     assert metrics(only_run_folder(tmp_path / "replayed")) == metrics(first)
-    with pytest.raises(LLMError, match=r"llm\.cache=only, and .* holds no reply to this request"):
+    with pytest.raises(LLMError, match=r"llm\.cache=only"):
         run(*overrides(server, tmp_path, 12, "name=no_cache", "llm.cache=only", f"llm.cache_dir={tmp_path / 'empty'}"))
 
 
-def test_a_question_asked_again_and_again_has_the_same_answers_in_the_same_order(tmp_path):
+def test_repeated_question_replays_in_order(tmp_path):
     """Also from the middle on: how often it was asked is part of the checkpoint."""
     (tmp_path / "prompts" / "principal").mkdir(parents=True)
     (tmp_path / "prompts" / "principal" / "escape_room.j2").write_text("What now?")
     numbers = count()
 
-    def another(messages):
+    def reply_counter(messages):
         names = ("lever_0", "lever_1", "lever_2", "door", "start")
         return json.dumps(dict.fromkeys(names, 0.1 * next(numbers)))
 
-    with FakeOpenAIServer(another) as server:
+    with FakeOpenAIServer(reply_counter) as server:
         arguments = overrides(server, tmp_path, 12, f"prompts={tmp_path / 'prompts'}")
         with pytest.raises(BudgetExhausted):
             run(*arguments, "name=first", "llm.budget.calls=5")
@@ -236,16 +245,16 @@ def test_a_question_asked_again_and_again_has_the_same_answers_in_the_same_order
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_seeds_share_replies_only_if_told_to(tmp_path, shared):
+def test_seeds_share_replies_on_request(tmp_path, shared):
     """The first question is the same for every seed."""
-    same = ("env.fixed_context=0", f"llm.cache_across_seeds={str(shared).lower()}")
+    shared_options = ("env.fixed_context=0", f"llm.share_cache={str(shared).lower()}")
     with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         for seed in range(3):
-            run(*overrides(server, tmp_path, 1, f"seed={seed}", *same))
+            run(*overrides(server, tmp_path, 1, f"seed={seed}", *shared_options))
         assert list(server.delivered.values()) == [1 if shared else 3]
 
 
-def test_half_a_run_replays_as_far_as_it_goes(tmp_path):
+def test_partial_run_replays_until_truncation(tmp_path):
     """A call log cut short by a kill is no reason for silent nonsense."""
     with FakeOpenAIServer(lambda messages: scripted_mechanism.reply(messages)) as server:
         run(*overrides(server, tmp_path / "whole", 6))
@@ -254,6 +263,13 @@ def test_half_a_run_replays_as_far_as_it_goes(tmp_path):
     half = Path(tmp_path / "half.jsonl")
     fourth = [i for i, line in enumerate(lines) if '"reply"' in line][3]
     half.write_text("".join(lines[:fourth]) + lines[fourth][:100])
-    with pytest.raises(LLMError, match=r"half\.jsonl holds no reply to this request"):
-        run(*GAME, "llm=replay", f"llm.calls='{half}'", "design.steps=6", f"output_root={tmp_path / 'replayed'}")
+    with pytest.raises(LLMError, match=r"half\.jsonl"):
+        run(
+            *GAME,
+            "llm=replay",
+            f"llm.calls='{half}'",
+            "design.evaluations=1",
+            "design.steps=6",
+            f"output_root={tmp_path / 'replayed'}",
+        )
     assert len(metrics(only_run_folder(tmp_path / "replayed"))) == 3

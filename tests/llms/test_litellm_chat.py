@@ -20,12 +20,12 @@ from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
-from llmrl.experiment.models import POLICIES
+from llmrl.experiment.resources import POLICIES
 from llmrl.llms import litellm_chat
 from llmrl.llms.client import ChatClient
-from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
+from llmrl.llms.litellm_chat import BLOCK, mark_cache_prefix, split_blocks
 from llmrl.llms.retry import Retry
-from models import ask
+from models import ask, chat_client, litellm_model
 
 KEY = "sk-canary-91c2"
 installed = pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
@@ -33,7 +33,7 @@ installed = pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reas
 
 def chat(server, **kwargs):
     options = {"api_base": server.url, "timeout": 5.0, "temperature": 0.2, **kwargs}
-    return ChatClient(LiteLLMChat("gpt-4o-mini", "OPENAI_API_KEY", **options), retry=Retry(1, first_delay=0.01))
+    return chat_client(litellm_model("gpt-4o-mini", "OPENAI_API_KEY", **options), retry=Retry(1, initial_delay=0.01))
 
 
 @pytest.fixture
@@ -42,13 +42,13 @@ def key(monkeypatch):
 
 
 @installed
-def test_missing_key_names_the_variable_before_litellm_is_imported():
+def test_missing_key_precedes_litellm_import():
     program = """
 import os, sys
 os.environ.pop("OPENAI_API_KEY", None)
-from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
+from llmrl.llms.by_name import build_model
 try:
-    LiteLLMChat("gpt-4o", "OPENAI_API_KEY").check()
+    build_model("gpt4o").check()
 except Exception as error:
     print(type(error).__name__, error, "litellm" in sys.modules)
 """
@@ -59,21 +59,21 @@ except Exception as error:
 
 @installed
 @pytest.mark.slow
-def test_reply_tokens_cost_and_schema(key):
+def test_reply_usage(key):
     schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     with FakeOpenAIServer(lambda messages: "fine", key=KEY) as server:
         [reply] = chat(server, input_price=1.0, output_price=2.0).chat([ask(schema=schema)])
     assert (reply.text, reply.prompt_tokens, reply.completion_tokens) == ("fine", 11, 7)
     assert reply.cost == pytest.approx((11 * 1 + 7 * 2) / 1e6)
-    sent = server.requests[0]
-    assert sent["model"] == "gpt-4o-mini" and sent["temperature"] == 0.2
-    assert sent["response_format"]["json_schema"]["schema"] == schema
+    body = server.requests[0]
+    assert body["model"] == "gpt-4o-mini" and body["temperature"] == 0.2
+    assert body["response_format"]["json_schema"]["schema"] == schema
 
 
 @installed
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["429-after", "500", "reset", "hang", "truncated", "no_choices"])
-def test_passing_failures_are_tried_again_once_each(key, fault):
+def test_transient_failures_retry(key, fault):
     with FakeOpenAIServer(lambda messages: "fine", retry_after="0.2") as server:
         server.faults += [fault]
         [reply] = chat(server, timeout=1.0).chat([ask()])
@@ -83,7 +83,7 @@ def test_passing_failures_are_tried_again_once_each(key, fault):
 
 @installed
 @pytest.mark.slow
-def test_a_refused_key_is_an_error_without_the_key(key, caplog, capfd):
+def test_invalid_key_error_omits_key(key, caplog, capfd):
     with FakeOpenAIServer(key="another") as server, pytest.raises(LLMError, match="AuthenticationError") as error:
         chat(server).chat([ask()])
     captured = capfd.readouterr()
@@ -92,10 +92,10 @@ def test_a_refused_key_is_an_error_without_the_key(key, caplog, capfd):
 
 @installed
 @pytest.mark.slow
-def test_reasoning_models_are_asked_in_their_own_terms(key):
+def test_reasoning_models_use_supported_parameters(key):
     """No temperature, and a limit that counts thinking."""
     with FakeOpenAIServer(lambda messages: "fine", model="o3") as server:
-        model = LiteLLMChat(
+        model = litellm_model(
             "o3",
             "OPENAI_API_KEY",
             api_base=server.url,
@@ -105,32 +105,32 @@ def test_reasoning_models_are_asked_in_their_own_terms(key):
             thinking_budget=1000,
         )
         [reply] = ChatClient(model).chat([ask()])
-    [sent] = server.requests
-    assert reply.text == "fine" and sent["reasoning_effort"] == "low" and "temperature" not in sent
-    assert sent["max_completion_tokens"] == 1900 and "max_tokens" not in sent
+    [body] = server.requests
+    assert reply.text == "fine" and body["reasoning_effort"] == "low" and "temperature" not in body
+    assert body["max_completion_tokens"] == 1900 and "max_tokens" not in body
 
 
 @installed
 @pytest.mark.slow
-def test_settings_that_litellm_would_drop_or_replace_are_refused_before_anything_is_asked(monkeypatch):
+def test_unsupported_settings_raise_early(monkeypatch):
     cases = [
         ("gpt-4o", {"reasoning_effort": "low"}, "reasoning_effort=low"),
         ("gpt-4o", {"thinking_budget": 2000}, "does not reason"),
         ("o3", {"top_p": 0.9}, "top_p=0.9"),
         ("anthropic/claude-haiku-4-5", {"sampling_seed": 3}, "sampling_seed=3"),
-        ("anthropic/claude-haiku-4-5", {"thinking_budget": 100}, "1024 or more"),
+        ("anthropic/claude-haiku-4-5", {"thinking_budget": 100}, "minimum is 1024"),
         ("anthropic/claude-haiku-4-5", {"thinking_budget": 2000, "reasoning_effort": "low"}, "only one"),
         ("anthropic/claude-haiku-4-5", {"reasoning_effort": "high"}, "4096 tokens of thought"),
         ("anthropic/claude-haiku-4-5", {"extra_body": {"a": 1}}, "extra_body"),
         ("gemini/gemini-3.8-flash", {"reasoning_effort": "none"}, "sent as another"),
         ("mistral/mistral-medium-3-5", {"reasoning_effort": "medium"}, "sent as another"),
-        ("gpt-4o", {"prompt_caching": True}, "takes? marks"),
-        ("no-such-model", {}, "does not know whose model"),
+        ("gpt-4o", {"prompt_caching": True}, "prompt_caching=true"),
+        ("no-such-model", {}, "does not know the provider"),
     ]
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    for model, settings, said in cases:
-        with pytest.raises(ConfigError, match=said):
-            LiteLLMChat(model, "OPENAI_API_KEY", max_tokens=2048, **settings).check()
+    for model, settings, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            litellm_model(model, "OPENAI_API_KEY", max_tokens=2048, **settings).check()
 
 
 @installed
@@ -144,10 +144,10 @@ def test_settings_that_litellm_would_drop_or_replace_are_refused_before_anything
         ("o3", {"max_tokens": 3000}, {}),
     ],
 )
-def test_a_budget_of_thoughts_is_sent_where_the_model_takes_one(key, model, limit, budget):
-    chat = LiteLLMChat(model, "OPENAI_API_KEY", temperature=None, max_tokens=1000, thinking_budget=2000)
+def test_thinking_budget_requires_support(key, model, limit, budget):
+    chat = litellm_model(model, "OPENAI_API_KEY", temperature=None, max_tokens=1000, thinking_budget=2000)
     chat.check()
-    assert chat._settings == {**limit, **budget}
+    assert chat._arguments == {**limit, **budget}
 
 
 CLAUDE = {
@@ -169,56 +169,56 @@ CLAUDE = {
 @installed
 @pytest.mark.slow
 @pytest.mark.parametrize("marks", [None, False])
-def test_claude_is_sent_marks_and_its_cache_is_counted(key, marks):
+def test_claude_cache_usage(key, marks):
     """Its own protocol, from the real litellm, on the wire."""
     turns = [("system", "rules"), ("user", "one"), ("assistant", "two"), ("user", "three")]
     request = ChatRequest(tuple({"role": role, "content": content} for role, content in turns))
     prices = {"input_price": 1.0, "cached_input_price": 0.1, "cache_write_price": 1.25, "output_price": 5.0}
-    with answering(CLAUDE) as (address, sent):
-        model = LiteLLMChat(
+    with answering(CLAUDE) as (address, requests):
+        model = litellm_model(
             "anthropic/claude-haiku-4-5", "OPENAI_API_KEY", api_base=address, prompt_caching=marks, **prices
         )
         [reply] = ChatClient(model).chat([request])
-    [body] = sent
+    [body] = requests
     parts = [*body["system"], *(part for message in body["messages"] for part in message["content"])]
-    marked = [part["text"] for part in parts if "cache_control" in part]
-    assert marked == (["rules", "two"] if marks is None else [])
+    mark_cache_prefix = [part["text"] for part in parts if "cache_control" in part]
+    assert mark_cache_prefix == (["rules", "two"] if marks is None else [])
     assert (reply.prompt_tokens, reply.cached_tokens, reply.cache_write_tokens) == (1110, 1000, 100)
     assert reply.cost == pytest.approx((10 * 1.0 + 1000 * 0.1 + 100 * 1.25 + 50 * 5.0) / 1e6)
     assert (reply.text, reply.thoughts) == ("fine", "hm")
 
 
 @given(st.text("ab\n", max_size=9000), st.text("ab\n", max_size=3000), st.text("ab\n", max_size=3000))
-def test_texts_that_begin_alike_are_cut_alike(begin, one, other):
-    first, second = blocks(begin + one), blocks(begin + other)
-    assert "".join(first) == begin + one and all(each.endswith("\n") for each in first[:-1])
+def test_common_prefixes_split_identically(begin, first_end, second_end):
+    first, second = split_blocks(begin + first_end), split_blocks(begin + second_end)
+    assert "".join(first) == begin + first_end and all(block.endswith("\n") for block in first[:-1])
     shared = sum(
         len(a) for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
     )
-    longest_line = max(map(len, (begin + one).split("\n"))) + 1
+    longest_line = max(map(len, (begin + first_end).split("\n"))) + 1
     assert shared >= len(begin) - BLOCK - longest_line - 1 or first == second
 
 
-def test_a_long_question_is_marked_before_its_end():
+def test_long_question_cache_mark_precedes_end():
     lines = "".join(f"generation {i}: payoff {i * i}\n" for i in range(400))
-    [sent] = marked([{"role": "user", "content": f"{lines}What now?"}])
-    texts = [part["text"] for part in sent["content"]]
+    [messages] = mark_cache_prefix([{"role": "user", "content": f"{lines}What now?"}])
+    texts = [part["text"] for part in messages["content"]]
     assert "".join(texts) == f"{lines}What now?" and len(texts) > 4
-    assert ["cache_control" in part for part in sent["content"]] == [*[False] * (len(texts) - 3), True, True, False]
-    assert marked([{"role": "user", "content": "short"}]) == [{"role": "user", "content": "short"}]
+    assert ["cache_control" in part for part in messages["content"]] == [*[False] * (len(texts) - 3), True, True, False]
+    assert mark_cache_prefix([{"role": "user", "content": "short"}]) == [{"role": "user", "content": "short"}]
 
 
 @contextlib.contextmanager
 def answering(answer):
-    """A server that says the same to every request; its address, and what it was sent."""
-    sent = []
+    """Yield a server that says the same to every request; its address, and what it was sent."""
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *arguments):
             pass
 
         def do_POST(self):
-            sent.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            requests.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             data = json.dumps(answer).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
@@ -229,7 +229,7 @@ def answering(answer):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", sent
+        yield f"http://127.0.0.1:{server.server_port}", requests
         server.shutdown()
         thread.join()
 
@@ -240,21 +240,21 @@ SCHEMA = {
     "required": ["reasoning", "rate 1"],
     "additionalProperties": False,
 }
-HOSTED = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
+HOSTED_MODELS = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
 
 
 @installed
-@pytest.mark.parametrize("option", HOSTED)
-def test_prices_and_windows_are_those_that_litellm_lists(option):
+@pytest.mark.parametrize("option", HOSTED_MODELS)
+def test_prices_match_litellm(option):
     """Read from its file, as importing litellm takes seconds. A new litellm may list new ones: then look them up."""
     package = Path(importlib.util.find_spec("litellm").origin).parent
-    listed = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
+    prices_ = json.loads((package / "model_prices_and_context_window_backup.json").read_text())
     fields = {key: value for key, value in options("llm")[option].items() if key not in POLICIES}
-    model = listed.get(fields["model"]) or listed[fields["model"].partition("/")[2]]
+    model = prices_.get(fields["model"]) or prices_[fields["model"].partition("/")[2]]
     prices = ("input_price", "input"), ("output_price", "output"), ("cached_input_price", "cache_read_input_token")
-    for ours, theirs in prices:
-        key = f"{theirs}_cost" if theirs.startswith("cache") else f"{theirs}_cost_per_token"
-        assert fields[ours] == pytest.approx(model[key] * 1e6), ours
+    for configured, published_price in prices:
+        key = f"{published_price}_cost" if published_price.startswith("cache") else f"{published_price}_cost_per_token"
+        assert fields[configured] == pytest.approx(model[key] * 1e6), configured
     if fields["cache_write_price"] is not None:
         assert fields["cache_write_price"] == pytest.approx(model["cache_creation_input_token_cost"] * 1e6)
     else:
@@ -262,16 +262,16 @@ def test_prices_and_windows_are_those_that_litellm_lists(option):
     assert model.get("deprecation_date", "9") > "2026-11", "it is no longer served"
     # Of models whose longer prompts have another price, what has the lower one is used.
     dearer = [re.fullmatch(r"input_cost_per_token_above_(\d+)k_tokens", key) for key in model]
-    windows = [1000 * int(found[1]) for found in dearer if found] or [model["max_input_tokens"]]
+    windows = [1000 * int(match[1]) for match in dearer if match] or [model["max_input_tokens"]]
     assert fields["context_window"] == min(windows)
     assert fields["max_tokens"] + (fields["thinking_budget"] or 0) <= model["max_output_tokens"]
 
 
 @installed
 @pytest.mark.slow
-@pytest.mark.parametrize("option", HOSTED)
-def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypatch):
-    """What litellm would send for each option file, without sending it: nobody here has these providers."""
+@pytest.mark.parametrize("option", HOSTED_MODELS)
+def test_schema_format_per_provider(option, monkeypatch):
+    """The request that litellm builds for each option file is checked without sending it: no provider is available."""
     from litellm.types.utils import CallTypes
     from litellm.utils import return_raw_request
 
@@ -281,15 +281,15 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
     monkeypatch.setenv(fields["api_key_env"], KEY)
     model = Builder().build(fields, "llm")
     model.check()
-    asked = {}
+    options_ = {}
     with monkeypatch.context() as patched:
-        patched.setattr("litellm.completion", lambda **arguments: asked.update(arguments) or 1 / 0)
+        patched.setattr("litellm.completion", lambda **arguments: options_.update(arguments) or 1 / 0)
         with pytest.raises(LLMError, match="ZeroDivisionError"):
             model.complete([ask("Which rate?", schema=SCHEMA)])
-    assert asked.pop("api_key") == KEY  # given in the environment, too
-    sent = return_raw_request(CallTypes.completion, {k: v for k, v in asked.items() if "retries" not in k})
-    assert sent["error"] is None, sent
-    body = json.dumps(sent["raw_request_body"])
+    assert options_.pop("api_key") == KEY  # given in the environment, too
+    raw_request = return_raw_request(CallTypes.completion, {k: v for k, v in options_.items() if "retries" not in k})
+    assert raw_request["error"] is None, raw_request
+    body = json.dumps(raw_request["raw_request_body"])
     longest = fields["max_tokens"] + (fields["thinking_budget"] or 0)
     for part in (
         "Which rate?",
@@ -304,8 +304,8 @@ def test_each_provider_is_asked_in_its_own_terms_for_the_schema(option, monkeypa
 
 @installed
 @pytest.mark.slow
-def test_nobody_but_the_provider_is_reached(key):
-    """litellm likes to fetch tables from the internet when it is imported or first used."""
+def test_only_provider_is_contacted(key):
+    """By default litellm fetches tables from the internet when it is imported or first used."""
     program = """
 import socket, sys
 hosts, real = set(), socket.getaddrinfo
@@ -315,12 +315,12 @@ def look_up(host, *arguments, **options):
 socket.getaddrinfo = look_up
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
-from llmrl.llms.litellm_chat import BLOCK, LiteLLMChat, blocks, marked
+from llmrl.llms.by_name import build_model
 for model in ("gpt-4o-mini", "anthropic/claude-haiku-4-5", "gemini/gemini-2.5-flash"):
     schema = {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
     request = ChatRequest(({"role": "user", "content": "hi"},), schema=schema)
     try:
-        LiteLLMChat(model, "OPENAI_API_KEY", api_base=sys.argv[1]).complete([request])
+        build_model("gpt4o", model=model, api_base=sys.argv[1]).complete([request])
     except LLMError:
         pass  # nobody listens there
 print(sorted(hosts))
@@ -331,9 +331,9 @@ print(sorted(hosts))
 
 
 @installed
-def test_a_warning_of_litellm_is_told_once(caplog):
+def test_litellm_warning_is_not_repeated(caplog):
     litellm_chat._import_litellm()
     logger = logging.getLogger("LiteLLM")
     for line in ("first of these", "second of these", "first of these"):
         logger.warning(line)
-    assert [each.message for each in caplog.records] == ["first of these", "second of these"]
+    assert [record.message for record in caplog.records] == ["first of these", "second of these"]

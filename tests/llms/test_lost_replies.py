@@ -22,17 +22,16 @@ from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.retry import Retry
 from llmrl.llms.usage import llm_summary
-from models import Echo, ask, connected
+from models import Echo, ask, chat_client, connected, openai_model
 
-LOST = ("500", "503", "reset", "reset-midway", "truncated", "truncated-json", "malformed", "no_choices")
-REFUSED = ("429", "429-after", "529", "400-echo", "401")
+LOSSES = ("500", "503", "reset", "reset-midway", "truncated", "truncated-json", "malformed", "no_choices")
+REJECTIONS = ("429", "429-after", "529", "400-echo", "401")
 
 
-def until_exhausted(client, n=200):
+def chat_until_exhausted(client, n=200):
     """Ask until the budget ends it."""
     with pytest.raises(BudgetExhausted) as error:
         for i in range(n):
@@ -40,34 +39,34 @@ def until_exhausted(client, n=200):
     return str(error.value)
 
 
-@pytest.mark.parametrize("fault", LOST)
-def test_a_lost_reply_counts(fault, tmp_path):
+@pytest.mark.parametrize("fault", LOSSES)
+def test_missing_reply_counts(fault, tmp_path):
     with FakeOpenAIServer(fault_rate=1.0, fault_kinds=(fault,)) as server:
         client = connected(
             server, retries=5, budget=Budget(calls=4), failures="fall_back", ledger=CallLog(tmp_path / FILE_NAME)
         )
-        message = until_exhausted(client)
+        message = chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 4, "one more would have been one too many"
     assert "spent 0 and at most 4 for replies that were lost" in message
-    assert client.metrics()["spent/llm_unsettled_calls"] == 4
+    assert client.metrics()["usage/llm_unsettled_calls"] == 4
     record = list(read_calls(tmp_path / FILE_NAME))
     assert [call["unsettled"] for call in record if "unsettled" in call] == [True] * 4
     assert all(call["lost"] and call["reserved"]["tokens"] > 0 for call in record if "unsettled" in call)
     assert record[-1]["spent"]["unsettled"] == 4
 
 
-def test_an_answer_that_takes_too_long_counts():
+def test_timeout_counts():
     with FakeOpenAIServer(hang=2.0) as server:
         server.faults += ["hang"] * 4
         client = connected(server, retries=5, budget=Budget(calls=2), provider={"timeout": 0.1})
-        until_exhausted(client)
+        chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 2
 
 
-@pytest.mark.parametrize("fault", REFUSED)
-def test_a_refusal_does_not_count(fault, tmp_path):
+@pytest.mark.parametrize("fault", REJECTIONS)
+def test_rejection_is_free(fault, tmp_path):
     with FakeOpenAIServer(retry_after="0.01") as server:
         server.faults += [fault] * 3
         client = connected(server, retries=0, budget=Budget(calls=1), failures="fall_back")
@@ -77,23 +76,23 @@ def test_a_refusal_does_not_count(fault, tmp_path):
     assert client.budget.spent.unsettled == 0 and client.budget.spent.calls == 1
 
 
-def test_nobody_there_does_not_count():
+def test_unreachable_server_is_free():
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        provider = OpenAICompatibleChat(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", timeout=1.0)
-        client = ChatClient(provider, retry=Retry(3, 0.001), budget=Budget(calls=1), failures="fall_back")
+        provider = openai_model(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", timeout=1.0)
+        client = chat_client(provider, retry=Retry(3, 0.001), budget=Budget(calls=1), failures="fall_back")
         for i in range(3):
             assert client.chat([ask(f"{i}")])[0].error
         client.close()
     assert client.budget.spent.unsettled == 0 and client.budget.spent.failed == 3
 
 
-@pytest.mark.parametrize("at_once", [1, 8])
-def test_forty_calls_are_forty_generated_whatever_is_lost(at_once):
+@pytest.mark.parametrize("n_parallel", [1, 8])
+def test_call_limit_includes_missing_replies(n_parallel):
     kinds = ("reset", "reset-midway", "truncated", "503", "malformed")
     with FakeOpenAIServer(fault_rate=0.5, fault_kinds=kinds) as server:
         client = connected(
-            server, retries=5, budget=Budget(calls=40), failures="fall_back", limits=RateLimit(concurrency=at_once)
+            server, retries=5, budget=Budget(calls=40), failures="fall_back", limits=RateLimit(concurrency=n_parallel)
         )
         with pytest.raises(BudgetExhausted):
             client.chat([ask(f"{i}") for i in range(100)])
@@ -103,48 +102,48 @@ def test_forty_calls_are_forty_generated_whatever_is_lost(at_once):
     assert client.budget.spent.unsettled == 40 - server.delivered.total() > 5
 
 
-def test_a_switch_counts_only_what_came():
+def test_option_counts_only_replies():
     with FakeOpenAIServer() as server:
         server.faults += ["reset"] * 5
         client = connected(server, retries=5, budget=Budget(calls=2, unknown="ignore"))
         client.chat([ask("a")])
         client.chat([ask("b")])
-        assert "spent 2, and" in until_exhausted(client)
+        assert "spent 2, and" in chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 7
-    assert client.metrics()["spent/llm_unsettled_calls"] == 5, "told, though not counted"
+    assert client.metrics()["usage/llm_unsettled_calls"] == 5, "told, though not counted"
 
 
-def test_tokens_and_money_of_a_lost_reply_are_those_set_aside():
+def test_missing_reply_charges_reservation():
     with FakeOpenAIServer() as server:
         server.faults += ["truncated"]
         facts = {"max_tokens": 1000, "input_price": 1.0, "output_price": 1.0}
         client = connected(server, budget=Budget(tokens=1500), provider=facts, failures="fall_back")
         assert client.chat([ask("a")])[0].error
-        assert "at most 1,005 for replies that were lost" in until_exhausted(client)
+        assert "at most 1,005 for replies that were lost" in chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 1
     metrics = client.metrics()
-    assert metrics["spent/llm_unsettled_tokens"] == 1005
-    assert metrics["spent/llm_unsettled_cost"] == pytest.approx(1005e-6)
+    assert metrics["usage/llm_unsettled_tokens"] == 1005
+    assert metrics["usage/llm_unsettled_cost"] == pytest.approx(1005e-6)
     summary = llm_summary(client)
     assert summary["llm_replies_lost"] == 1 and summary["llm_usd_unsettled_at_most"] == pytest.approx(1005e-6)
 
 
-def test_the_closing_table_says_nothing_of_losses_that_were_none():
+def test_closing_table_omits_zero_losses():
     client = ChatClient(Echo())
     client.chat([ask("a")])
     assert not any("lost" in name or "unsettled" in name for name in llm_summary(client))
 
 
-def test_replies_that_tell_no_tokens_count_as_set_aside():
+def test_missing_token_counts_use_reservation():
     model = Echo(max_tokens=100, reply={"prompt_tokens": None})
-    client = ChatClient(model, budget=Budget(tokens=250))
-    until_exhausted(client)
+    client = chat_client(model, budget=Budget(tokens=250))
+    chat_until_exhausted(client)
     assert len(model.asked) == 2
 
 
-def test_asked_is_written_before_anything_is_sent(tmp_path):
+def test_attempt_log_precedes_request(tmp_path):
     path = tmp_path / FILE_NAME
 
     class Looks(Echo):
@@ -155,37 +154,42 @@ def test_asked_is_written_before_anything_is_sent(tmp_path):
     model = Looks(max_tokens=10)
     client = ChatClient(model, ledger=CallLog(path))
     client.chat([ask("a", purpose="test")])
-    [seen] = model.seen
-    assert seen["unsettled"] is True and seen["lost"] is None and seen["attempt"] == 1 and seen["purpose"] == "test"
-    assert seen["reserved"] == {"tokens": 15, "cost": pytest.approx(25e-6)}
-    assert seen["spent"]["calls"] == 0 and seen["spent"]["unsettled"] == 1
+    [record] = model.seen
+    assert (
+        record["unsettled"] is True
+        and record["lost"] is None
+        and record["attempt"] == 1
+        and record["purpose"] == "test"
+    )
+    assert record["reserved"] == {"tokens": 15, "cost": pytest.approx(25e-6)}
+    assert record["spent"]["calls"] == 0 and record["spent"]["unsettled"] == 1
     [call] = read_calls(path)
-    assert call["reply"] == "a" and call["hash"] == seen["hash"] and call["spent"]["unsettled"] == 0
+    assert call["reply"] == "a" and call["hash"] == record["hash"] and call["spent"]["unsettled"] == 0
 
 
-def test_what_cannot_be_written_is_not_sent(tmp_path):
+def test_unwritable_log_prevents_request(tmp_path):
     model = Echo()
     client = ChatClient(model, ledger=CallLog(tmp_path / FILE_NAME))
     (tmp_path / FILE_NAME).unlink()
     (tmp_path / FILE_NAME).mkdir()
-    with pytest.raises(Exception, match="cannot write the call log"):
+    with pytest.raises(Exception, match="call log"):
         client.chat([ask("a")])
     assert model.asked == []
 
 
-def test_a_kill_leaves_what_was_in_flight_in_the_record_and_in_the_budget(tmp_path):
-    """Of 10 calls allowed, 3 are in flight when the process is killed: 7 are left, and after a second kill 4."""
+def test_kill_keeps_pending_calls_in_budget(tmp_path):
+    """A kill with 3 of 10 allowed calls in flight leaves 7, and a second kill leaves 4."""
     path = tmp_path / FILE_NAME
     program = f"""
 import sys
 from pathlib import Path
 from llmrl.llms.budget import Budget
-from llmrl.llms.client import ChatClient
 from llmrl.llms.call_log import CallLog
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
-from models import ask
+from llmrl.llms.by_name import build_model
+from models import ask, chat_client
 ledger = CallLog(Path({str(path)!r}))
-client = ChatClient(OpenAICompatibleChat(sys.argv[1], "m"), ledger=ledger, budget=Budget(calls=10))
+provider = build_model("openai_compatible", base_url=sys.argv[1], model="m")
+client = chat_client(provider, ledger=ledger, budget=Budget(calls=10))
 client.chat([ask(f"{{i}}") for i in range(3)])
 """
     with FakeOpenAIServer() as server:
@@ -197,18 +201,18 @@ client.chat([ask(f"{{i}}") for i in range(3)])
                 time.sleep(0.01)
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            lost = [call for call in read_calls(path) if call.get("unsettled")]
-            assert len(lost) == 3 * kills and all(call["lost"] is None for call in lost)
+            unsettled = [call for call in read_calls(path) if call.get("unsettled")]
+            assert len(unsettled) == 3 * kills and all(call["lost"] is None for call in unsettled)
         server.stopping.set()
         client = connected(server, budget=Budget(calls=10), ledger=CallLog(path))
-        assert client.metrics()["spent/llm_unsettled_calls"] == 6
-        until_exhausted(client)
+        assert client.metrics()["usage/llm_unsettled_calls"] == 6
+        chat_until_exhausted(client)
         client.close()
         assert len(server.requests) == 10
     assert run_totals(tmp_path).lost == 6 and run_totals(tmp_path).calls == 4
 
 
-def test_a_line_of_a_reply_that_was_cut_short_settles_nothing(tmp_path):
+def test_truncated_reply_line_is_ignored(tmp_path):
     path = tmp_path / FILE_NAME
     ChatClient(Echo(max_tokens=10), ledger=CallLog(path)).chat([ask("a")])
     path.write_bytes(path.read_bytes()[:-30])
@@ -217,45 +221,45 @@ def test_a_line_of_a_reply_that_was_cut_short_settles_nothing(tmp_path):
     assert call["unsettled"] is True
 
 
-def test_a_thread_that_never_returns_keeps_its_reservation(tmp_path):
+def test_hanging_thread_keeps_reservation(tmp_path):
     """Whoever gives up waiting for it says so; what it brings later changes nothing."""
-    begun, go_on = threading.Event(), threading.Event()
+    started, go_on = threading.Event(), threading.Event()
 
     class Stuck(Echo):
         def complete(self, requests):
-            begun.set()
+            started.set()
             go_on.wait(30)
             return super().complete(requests)
 
-    client = ChatClient(Stuck(max_tokens=10), ledger=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
+    client = chat_client(Stuck(max_tokens=10), ledger=CallLog(tmp_path / FILE_NAME), budget=Budget(calls=2))
     thread = threading.Thread(target=client.chat, args=([ask("a")],))
     thread.start()
-    assert begun.wait(30)
+    assert started.wait(30)
     client.budget.abandon()
-    assert client.budget.spent.unsettled == 1 and client.metrics()["spent/llm_unsettled_tokens"] == 15
+    assert client.budget.spent.unsettled == 1 and client.metrics()["usage/llm_unsettled_tokens"] == 15
     go_on.set()
     thread.join()
     assert client.budget.spent.unsettled == 1 and client.budget.spent.calls == 0
-    assert "spent 1 and at most 1" in until_exhausted(client)
+    assert "spent 1 and at most 1" in chat_until_exhausted(client)
     assert CallLog(tmp_path / FILE_NAME).spent_before.unsettled == 1
 
 
-def test_ctrl_c_while_a_reply_is_waited_for_counts_it():
+def test_ctrl_c_counts_pending_reply():
     class Interrupting(Echo):
         def complete(self, requests):
             raise KeyboardInterrupt
 
-    client = ChatClient(Interrupting(), budget=Budget(calls=5))
+    client = chat_client(Interrupting(), budget=Budget(calls=5))
     with pytest.raises(KeyboardInterrupt):
         client.chat([ask("a")])
     assert client.budget.spent.unsettled == 1
 
 
-def test_a_model_of_this_process_loses_nothing(tmp_path):
+def test_local_model_has_no_missing_replies(tmp_path):
     class Local(Echo):
         remote = False
 
-    client = ChatClient(
+    client = chat_client(
         Local(parallel=False, fail={"a": LLMError("no")}),
         ledger=CallLog(tmp_path / FILE_NAME),
         budget=Budget(calls=1),
@@ -268,25 +272,25 @@ def test_a_model_of_this_process_loses_nothing(tmp_path):
     assert [("error" in line, "reply" in line) for line in lines] == [(True, False), (False, True)]
 
 
-def test_replies_from_the_cache_reserve_nothing(tmp_path):
+def test_cached_replies_have_no_reservation(tmp_path):
     cache = Cache(tmp_path / "cache")
     ChatClient(Echo(), cache).chat([ask("a")])
-    client = ChatClient(Echo(), cache, CallLog(tmp_path / FILE_NAME), budget=Budget(calls=0))
+    client = chat_client(Echo(), cache, CallLog(tmp_path / FILE_NAME), budget=Budget(calls=0))
     client.chat([ask("a")])
     assert [call["cached"] for call in read_calls(tmp_path / FILE_NAME)] == [True]
 
 
 @given(st.lists(st.sampled_from(["settle", "release", "abandon", "late", "fly"]), max_size=40), st.integers(0, 12))
-def test_what_is_counted_is_what_may_have_been_charged(ends, calls):
+def test_budget_bounds_possible_charges(ends, calls):
     """Whatever becomes of attempts, those that may have been answered never outnumber the limit."""
-    budget, provider, charged, flying = Budget(calls=calls), Echo(max_tokens=5), Counter(), 0
+    budget, provider, n_charged, flying = Budget(calls=calls), Echo(max_tokens=5), Counter(), 0
     for end in ends:
         try:
             held = budget.reserve(ask("a"), provider)
         except BudgetExhausted:
-            assert charged.total() + flying == calls
+            assert n_charged.total() + flying == calls
             continue
-        budget.sent(held)
+        budget.mark_sent(held)
         reply = ChatReply("a", prompt_tokens=1, completion_tokens=1, cost=0.0)
         if end == "settle":
             assert budget.settle(held, reply)
@@ -297,9 +301,9 @@ def test_what_is_counted_is_what_may_have_been_charged(ends, calls):
             if end == "late":
                 assert not budget.settle(held, reply)
         flying += end == "fly"
-        charged[end] += end in ("settle", "abandon", "late")
-        assert charged.total() + flying <= calls
-    assert budget.account().calls == charged["settle"]
-    assert budget.account().unsettled == charged["abandon"] + charged["late"] + flying
+        n_charged[end] += end in ("settle", "abandon", "late")
+        assert n_charged.total() + flying <= calls
+    assert budget.account().calls == n_charged["settle"]
+    assert budget.account().unsettled == n_charged["abandon"] + n_charged["late"] + flying
     budget.abandon()
     assert budget.spent == budget.account()

@@ -14,24 +14,29 @@ from llmrl.experiment.models import build_model
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.resources import RunResources
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
-from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured import InvalidReply
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.llms.validity import MaxInvalid
 from llmrl.run.config_hash import config_hash
-from models import Echo
+from models import Echo, chat_client
 
 ROOMS = (
     "env=simple_doorkey", "env.n_envs=2", "agent=student_lstm", "teacher=llm", "teacher.samples=2",
     "learn.rollout_steps=10", "learn.env_steps=60", "learn.evaluate_episodes=2", "checkpoint_seconds=0",
 )  # fmt: skip
-GAME = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=1", "design.validate_episodes=4")
+GAME = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=4",
+    "design.evaluations=1",
+)
 SEARCH = ("env=cartpole", "agent=linear", "env.horizon=30", "env.n_envs=1", "search.episodes=2", "hardware.cores=1")
 RUBBISH = "llm.malformed=1"
 
 
-def whole(reply):
+def reply_batch(reply):
     text = reply.text
     if not text.isdigit():
         raise InvalidReply(f"{text!r} is no number")
@@ -39,83 +44,90 @@ def whole(reply):
 
 
 def asker(limit=None, repair_turns=0, path=None):
-    client = ChatClient(Echo(), ledger=None if path is None else CallLog(path), max_invalid=limit)
+    client = chat_client(Echo(), ledger=None if path is None else CallLog(path), max_invalid=limit)
     return StructuredQuery(
-        client, "test", whole, lambda fault: Prompt("1" if fault else ""), None, repair_turns
+        client, "test", reply_batch, lambda fault: Prompt("1" if fault else ""), None, repair_turns
     ), client
 
 
-def state_of(root):
+def run_state(root):
     folder = only_run_folder(root)
     return json.loads((folder / "status.json").read_text()), folder
 
 
 class TestTheLimit:
-    def test_more_than_the_share_after_so_many(self):
+    def test_exceeding_share_raises_after_minimum(self):
         asking, client = asker(MaxInvalid(0.5, 4))
         assert asking.ask([Prompt("x"), Prompt("y"), Prompt("z")]) == [None] * 3  # too few to tell
-        with pytest.raises(TooManyInvalid, match=r"4 of 4 replies of echo .*llm.max_invalid=null"):
+        with pytest.raises(TooManyInvalid, match=r"4.*4.*llm.max_invalid=null"):
             asking.ask([Prompt("v\x1b[2J")])
-        assert client.metrics()["llm/invalid_share"] == 1.0 and client.metrics()["llm/judged_replies"] == 4
+        assert client.metrics()["llm/invalid_share"] == 1.0 and client.metrics()["llm/parsed_replies"] == 4
 
     @pytest.mark.parametrize("finish", ["length", "stop"])
-    def test_replies_that_were_cut_off_name_the_option(self, monkeypatch, finish):
+    def test_truncated_replies_suggest_option(self, monkeypatch, finish):
         complete = Echo.complete
         monkeypatch.setattr(
-            Echo, "complete", lambda self, asked: [replace(each, finish=finish) for each in complete(self, asked)]
+            Echo,
+            "complete",
+            lambda self, requests: [replace(reply, finish=finish) for reply in complete(self, requests)],
         )
         asking, _ = asker(MaxInvalid(0.5, 1))
-        with pytest.raises(TooManyInvalid) as caught:
+        with pytest.raises(TooManyInvalid) as error:
             asking.ask([Prompt("x")])
-        assert ("llm.max_tokens" in str(caught.value)) == (finish == "length")
+        assert ("llm.max_tokens" in str(error.value)) == (finish == "length")
 
-    def test_the_share_itself_is_allowed(self):
+    def test_exact_share_is_allowed(self):
         asking, client = asker(MaxInvalid(0.5, 2))
         assert asking.ask([Prompt("x"), Prompt("2")]) == [None, 2]
         with pytest.raises(TooManyInvalid):
             asking.ask([Prompt("x")])
         assert client.metrics()["llm/invalid_share"] == 2 / 3
 
-    def test_repairs_count_before_it_is_looked_at(self):
+    def test_repairs_count_toward_share(self):
         """Whoever needs a second turn every time is understood in half of its replies."""
         asking, client = asker(MaxInvalid(0.5, 2), repair_turns=1)
         assert asking.ask([Prompt("x")] * 6) == [1] * 6
         assert client.metrics()["llm/invalid_share"] == 0.5
 
-    def test_none_is_only_counted(self):
+    def test_none_only_counts(self):
         asking, client = asker(None)
         asking.ask([Prompt("x")] * 30)
         assert client.metrics()["llm/invalid_share"] == 1.0
 
-    def test_the_last_replies_are_quoted_in_plain_text(self):
+    def test_last_replies_appear_as_plain_text(self):
         asking, _ = asker(MaxInvalid(0.5, 5))
         texts = ["one", "two", "three\x1b[2J", "four" * 200, "five\u202e"]
-        with pytest.raises(TooManyInvalid) as caught:
+        with pytest.raises(TooManyInvalid) as error:
             asking.ask([Prompt(text) for text in texts])
-        said = str(caught.value)
-        assert "two" not in said and "'three\\x1b[2J'" in said and "'five\\u202e'" in said and "four" * 60 not in said
-        assert all(letter.isprintable() or letter == "\n" for letter in said) and len(said) < 3000
+        message = str(error.value)
+        assert (
+            "two" not in message
+            and "'three\\x1b[2J'" in message
+            and "'five\\u202e'" in message
+            and "four" * 60 not in message
+        )
+        assert all(letter.isprintable() or letter == "\n" for letter in message) and len(message) < 3000
 
-    def test_it_is_kept_across_a_resume(self):
+    def test_counts_survive_resume(self):
         asking, client = asker(MaxInvalid(0.5, 6))
         asking.ask([Prompt("x")] * 3)
-        again, other = asker(MaxInvalid(0.5, 6))
-        other.load_state_dict(client.state_dict())
+        second_asker, second_client = asker(MaxInvalid(0.5, 6))
+        second_client.load_state_dict(client.state_dict())
         with pytest.raises(TooManyInvalid, match="6 of 6"):
-            again.ask([Prompt("y")] * 3)
+            second_asker.ask([Prompt("y")] * 3)
 
-    @pytest.mark.parametrize("value", ["share=1.5", "share=-1", "after=0", "after=many"])
-    def test_values_that_make_no_sense(self, value):
+    @pytest.mark.parametrize("value", ["share=1.5", "share=-1", "min_replies=0", "min_replies=many"])
+    def test_invalid_settings(self, value):
         with pytest.raises(ConfigError, match=r"llm\.max_invalid"):
             check_values(compose("env=escape_room", "principal=llm", f"llm.max_invalid.{value}"))
 
-    def test_it_decides_nothing_about_which_run_it_is(self):
-        configs = [compose(*GAME, *more) for more in ((), ("llm.max_invalid=null",), ("llm.max_invalid.share=0.9",))]
+    def test_limit_is_excluded_from_hash(self):
+        configs = [compose(*GAME, *words) for words in ((), ("llm.max_invalid=null",), ("llm.max_invalid.share=0.9",))]
         assert len({config_hash(config) for config in configs}) == 1
 
-    def test_a_model_that_is_trained_has_none(self):
+    def test_trainable_model_has_no_limit(self):
         model = build_model(RunResources(compose("llm=scripted", primary="train")))
-        assert model.max_invalid == MaxInvalid(0.5, 10)
+        assert model.policies.max_invalid == MaxInvalid(0.5, 10)
         assert "max_invalid" not in compose("env=cartpole", "agent=linear", primary="finetune")["llm"]
 
 
@@ -124,7 +136,7 @@ class TestRuns:
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
-        ("overrides", "judged"),
+        ("overrides", "n_calls"),
         [
             (ROOMS, 16),
             ((*GAME, "principal=llm", "design.steps=9"), 10),
@@ -133,22 +145,22 @@ class TestRuns:
         ],
         ids=["teacher", "principal", "search", "player"],
     )
-    def test_it_ends_is_saved_and_goes_on_if_allowed_to(self, tmp_path, overrides, judged):
+    def test_run_continues_with_larger_limit(self, tmp_path, overrides, n_calls):
         command = (*overrides, RUBBISH, "llm.cache=readwrite", f"output_root={tmp_path}")
         for _ in range(2):  # the second time, mostly out of the cache
             with pytest.raises(TooManyInvalid, match=r"llm.max_invalid.*\n  '"):
                 run(*command)
-            status, folder = state_of(tmp_path)
+            status, folder = run_state(tmp_path)
             assert status["state"] == "failed" and "could not be read" in status["error"]
-        spent = list(read_calls(folder / FILE_NAME))[-1]["spent"]["calls"]
-        assert 10 <= spent <= judged and list((folder / "checkpoints").iterdir())
+        n_charged = list(read_calls(folder / FILE_NAME))[-1]["spent"]["calls"]
+        assert 10 <= n_charged <= n_calls and list((folder / "checkpoints").iterdir())
         run(*command, "llm.max_invalid=null")
-        status, same = state_of(tmp_path)
-        assert status["state"] == "finished" and same == folder
+        status, second_status = run_state(tmp_path)
+        assert status["state"] == "finished" and second_status == folder
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["llm_invalid_share"] == 1.0 and summary["llm_judged_replies"] > 10
         last = [row for row in comparable_metrics(folder) if "llm/calls" in row][-1]
-        assert last["llm/invalid_share"] == 1.0 and last["llm/judged_replies"] == last["llm/invalid_replies"]
+        assert last["llm/invalid_share"] == 1.0 and last["llm/parsed_replies"] == last["llm/invalid_replies"]
         if "teacher=llm" in overrides:
             assert json.loads((folder / "plans.json").read_text())["plans"] == {}
             assert last["teacher/unknown"] > 0
@@ -158,26 +170,26 @@ class TestRuns:
 
 
 class TestTheClosingTable:
-    def test_a_short_run_that_was_never_understood_does_not_look_well(self, tmp_path, capsys):
+    def test_short_run_shows_invalid_share(self, tmp_path, capsys):
         command = (*GAME, "principal=llm", "llm=scripted", "design.steps=2", RUBBISH, f"output_root={tmp_path}")
         run(*command)
-        shown = capsys.readouterr().out
-        assert state_of(tmp_path)[0]["state"] == "finished"
-        assert "WARNING: NOTHING THE MODEL SAID WAS UNDERSTOOD: all of its 4 replies were invalid" in shown
-        assert re.search(r"llm invalid share +│ 1 ", shown) and re.search(r"llm judged replies +│ 4 ", shown)
+        output = capsys.readouterr().out
+        assert run_state(tmp_path)[0]["state"] == "finished"
+        assert "WARNING: NO REPLY OF THE MODEL WAS VALID: all of its 4 replies were invalid" in output
+        assert re.search(r"llm invalid share +│ 1 ", output) and re.search(r"llm judged replies +│ 4 ", output)
         run(*command)
-        assert "NOTHING THE MODEL SAID WAS UNDERSTOOD" in capsys.readouterr().out  # of a run that is finished already
+        assert "NO REPLY OF THE MODEL WAS VALID" in capsys.readouterr().out  # of a run that is finished already
 
-    def test_one_that_was_understood_says_nothing(self, tmp_path, capsys):
+    def test_valid_replies_print_no_warning(self, tmp_path, capsys):
         run(*GAME, "principal=llm", "llm=scripted", "design.steps=2", f"output_root={tmp_path}")
-        shown = capsys.readouterr().out
-        assert re.search(r"llm invalid share +│ 0 ", shown) and "WARNING" not in shown
+        output = capsys.readouterr().out
+        assert re.search(r"llm invalid share +│ 0 ", output) and "WARNING" not in output
 
-    def test_nor_does_one_that_asked_nobody(self, tmp_path, capsys):
+    def test_run_with_no_requests_prints_no_warning(self, tmp_path, capsys):
         run(*GAME, "principal=random", "design.steps=1", f"output_root={tmp_path}")
         assert "invalid" not in capsys.readouterr().out
 
-    def test_a_sweep_and_its_status_tell(self, tmp_path, capsys):
+    def test_status_reports_limit(self, tmp_path, capsys):
         from llmrl.cli.sweep import main
         from llmrl.display.sweeps import print_sweep
         from llmrl.sweeps.backends.protocol import Job, JobOutcome
@@ -188,14 +200,14 @@ class TestTheClosingTable:
         folder = only_run_folder(tmp_path)
         job = Job(compose(*overrides), list(overrides), None, 1, list(overrides))
         print_sweep([JobOutcome(job, folder, "finished", result=1.0)])
-        assert "UNDERSTOOD" in " ".join(capsys.readouterr().out.split())
+        assert "VALID:" in " ".join(capsys.readouterr().out.split())
         with pytest.raises(SystemExit):
             main(["status", str(tmp_path)])
-        assert "UNDERSTOOD" in " ".join(capsys.readouterr().out.split())
+        assert "VALID:" in " ".join(capsys.readouterr().out.split())
 
 
-def test_verdicts_are_told_apart(tmp_path):
-    """Of one question asked twice, of batches, and of calls that nobody judged; totals and readers agree."""
+def test_verdicts_are_distinguishable(tmp_path):
+    """Totals and readers agree on repeated questions, on batches, and on calls that have no verdict."""
     path = tmp_path / FILE_NAME
     asking, client = asker(path=path)
     for texts in (["x", "3"], ["x", "x", "4"]):
@@ -208,7 +220,7 @@ def test_verdicts_are_told_apart(tmp_path):
     ]
     assert all(bool(call["fault"]) != call["valid"] for call in calls)
     total = run_totals(tmp_path)
-    assert (total.calls, total.judged, total.invalid) == (5, 5, 3) and client.validity.invalid == 3
+    assert (total.calls, total.validated, total.invalid) == (5, 5, 3) and client.validity.invalid == 3
 
 
 def test_an_evaluation_only_counts(tmp_path, capsys):
@@ -218,13 +230,13 @@ def test_an_evaluation_only_counts(tmp_path, capsys):
     game = ("env=taxi", "env.n_envs=3", "env.horizon=4", "agent=llm_player", "play.episodes=3", RUBBISH)
     with pytest.raises(TooManyInvalid):
         run(*game, f"output_root={tmp_path}", "checkpoint_seconds=0")
-    found = evaluate(parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
-    assert found["llm_invalid_share"] == 1.0 and found["llm_judged_replies"] >= 18  # some moves are forced
-    print_evaluation(found)
-    assert "NOTHING THE MODEL SAID WAS UNDERSTOOD" in capsys.readouterr().out
+    evaluation = evaluate(parser().parse_args([str(only_run_folder(tmp_path)), "--episodes", "3"]))
+    assert evaluation["llm_invalid_share"] == 1.0 and evaluation["llm_judged_replies"] >= 18  # some moves are forced
+    print_evaluation(evaluation)
+    assert "NO REPLY OF THE MODEL WAS VALID" in capsys.readouterr().out
 
 
-def test_a_model_that_never_answered_is_told_of(tmp_path, capsys):
+def test_silent_model_is_reported(tmp_path, capsys):
     with FakeOpenAIServer(lambda messages: "") as server:
         server.faults += ["400-echo"] * 50
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=m")

@@ -19,24 +19,24 @@ def model(server):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("game", "said", "valid"),
+    ("game", "content", "valid"),
     [
         (PLAY, {"reflection": "\ud800", "action": 0, "lesson": "\udfff"}, True),
         (PLAY, {"reflection": "why", "action": LONG, "lesson": "none"}, False),
     ],
     ids=["half a pair in what is remembered", "5,000 digits"],
 )
-def test_it_goes_on(tmp_path, game, said, valid):
-    with FakeOpenAIServer(lambda messages: json.dumps(said)) as server:
+def test_run_survives_odd_reply(tmp_path, game, content, valid):
+    with FakeOpenAIServer(lambda messages: json.dumps(content)) as server:
         run(*game, *model(server), f"output_root={tmp_path}")
-        paid = len(server.requests)
+        n_requests = len(server.requests)
         run(*game, *model(server), "rerun=true", f"output_root={tmp_path}")  # out of the cache
-        assert len(server.requests) == paid
+        assert len(server.requests) == n_requests
     calls = list(read_calls(only_run_folder(tmp_path) / FILE_NAME))
-    assert len(calls) == paid and calls[0]["valid"] is valid
+    assert len(calls) == n_requests and calls[0]["valid"] is valid
 
 
-def test_a_kept_reply_of_before_is_cleaned(tmp_path):
+def test_odd_cached_reply_is_cleaned(tmp_path):
     from llmrl.llms.cache import Cache
 
     with FakeOpenAIServer(lambda messages: "kept") as server:
@@ -47,7 +47,7 @@ def test_a_kept_reply_of_before_is_cleaned(tmp_path):
         assert client.chat([ask("q")])[0].text == "\ufffd"
 
 
-def test_a_log_with_lines_that_cannot_be_read(tmp_path):
+def test_log_with_unreadable_lines(tmp_path):
     from llmrl.llms.client import ChatClient
 
     path = tmp_path / FILE_NAME

@@ -4,7 +4,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from llmrl.llms.pricing import cost
+from llmrl.llms.provider import Provider
+
+cost = Provider.cost
 
 
 @dataclass(frozen=True)
@@ -27,27 +29,27 @@ def per_million(*pairs):
     return pytest.approx(sum(tokens * price for tokens, price in pairs) / 1e6, rel=1e-12)
 
 
-def test_tokens_times_their_prices():
+def test_cost_is_tokens_times_price():
     assert cost(PLAIN, 300, 20) == per_million((300, 4), (20, 10))
     assert cost(replace(PLAIN, price_share=0.5), 300, 20) == per_million((150, 4), (10, 10))
     assert cost(PLAIN, 0, 20) == cost(WRITING, 0, 20) == per_million((20, 10)), "an empty prompt is free"
 
 
-def test_tokens_read_from_the_cache_have_their_own_price():
+def test_cache_read_price():
     assert cost(READING, 300, 20, 100) == per_million((200, 4), (100, 1), (20, 10))
     assert cost(READING, 300, 20) == cost(READING, 300, 20, 0) == per_million((300, 4), (20, 10))
     assert cost(PLAIN, 300, 20, 100) == per_million((300, 4), (20, 10)), "no other price is known for them"
     assert cost(READING, 300, 20, 999) == per_million((300, 1), (20, 10)), "no more than the prompt"
 
 
-def test_tokens_written_to_the_cache_have_their_own_price():
+def test_cache_write_price():
     assert cost(WRITING, 300, 20, 100, 50) == per_million((150, 4), (100, 1), (50, 5), (20, 10))
     assert cost(WRITING, 300, 20, 100, 0) == per_million((200, 4), (100, 1), (20, 10))
     assert cost(WRITING, 300, 20, 100, 999) == per_million((100, 1), (200, 5), (20, 10)), "no more than is fresh"
     assert cost(READING, 300, 20, 100, 50) == per_million((200, 4), (100, 1), (20, 10)), "writing costs nothing more"
 
 
-def test_what_nobody_tells_was_written_if_that_costs_more():
+def test_unreported_cache_writes_use_higher_price():
     assert cost(WRITING, 300, 20, 100) == per_million((100, 1), (200, 5), (20, 10))
     for price in (3.0, 4.0):  # less than a fresh token, or as much
         assert cost(replace(WRITING, cache_write_price=price), 300, 20, 100) == per_million(
@@ -69,7 +71,7 @@ def test_an_unknown_price_has_no_sum(price):
     assert cost(replace(PLAIN, **{price: None}), 0, 0) is None
 
 
-def test_a_price_of_nothing_needs_no_count():
+def test_zero_price_needs_no_count():
     assert cost(replace(PLAIN, input_price=0.0), None, 20) == per_million((20, 10))
     assert cost(replace(PLAIN, output_price=0.0), 300, None) == per_million((300, 4))
     assert cost(replace(READING, cached_input_price=0.0), 300, 20, 100) == per_million((200, 4), (20, 10))

@@ -22,10 +22,10 @@ def tokenizers():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["claude", "gpt-4", "gpt-4o"])
-def test_the_estimate_is_a_little_high_for_what_prompts_hold(which, monkeypatch):
+@pytest.mark.parametrize("tokenizer_name", ["claude", "gpt-4", "gpt-4o"])
+def test_token_estimate_slightly_exceeds_count(tokenizer_name, monkeypatch):
     folder = tokenizers()
-    if which == "claude":
+    if tokenizer_name == "claude":
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(folder / "anthropic_tokenizer.json"))
@@ -34,7 +34,7 @@ def test_the_estimate_is_a_little_high_for_what_prompts_hold(which, monkeypatch)
         import tiktoken
 
         monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
-        encoding = tiktoken.encoding_for_model(which)
+        encoding = tiktoken.encoding_for_model(tokenizer_name)
         count = lambda text: len(encoding.encode(text))  # noqa: E731
     rng = random.Random(0)
     numbers = "\n".join(f"params[{i}]: {rng.uniform(-6, 6):.5g}; f(params): {rng.gauss(0, 300):.2f}" for i in range(99))
@@ -48,7 +48,7 @@ def test_estimates_grow_with_the_text(a, b):
     assert estimate_tokens(a) <= 2 * len(a)
 
 
-def test_messages_take_a_little_themselves():
+def test_messages_have_token_overhead():
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     assert Echo().count_tokens(messages) == 2 + 2 * MESSAGE_TOKENS
 
@@ -57,7 +57,7 @@ CACHED = {"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0, "
 
 
 @pytest.mark.parametrize(
-    ("prices", "tokens", "expected"),
+    ("prices", "tokens", "dollars"),
     [
         ({"input_price": 2.0, "output_price": 10.0}, (100, 10, None), 300e-6),
         ({"input_price": 2.0, "output_price": 10.0}, (100, 10, 50), 300e-6),
@@ -75,6 +75,6 @@ CACHED = {"input_price": 2.0, "output_price": 10.0, "cached_input_price": 1.0, "
         ({"input_price": 0.0, "output_price": 0.0}, (None, None, None), 0.0),
     ],
 )
-def test_cost(prices, tokens, expected):
+def test_cost(prices, tokens, dollars):
     cost = Echo(**prices).cost(*tokens)
-    assert cost is None if expected is None else cost == pytest.approx(expected)
+    assert cost is None if dollars is None else cost == pytest.approx(dollars)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
 
 INCENTIVES = VectorParser(["eat", "clean", "other"], bounds=[(0, 3)] * 3)
 RATES = VectorParser(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3)
@@ -14,11 +14,11 @@ TAXI = ChoiceParser(["south", "north", "east", "west", "pick up", "drop off"])
 BABYAI = ChoiceParser(["turn left", "turn right", "go forward", "pick up", "drop", "toggle"])
 AMOUNTS = ChoiceParser([f"take_{k}" for k in range(101)])
 BALLOT = ChoiceParser([f"option_{k}" for k in range(1, 6)])
-ASKED = '{"reasoning": "x", "eat": 0, "clean": 2.5, "other": 0}'
+REQUESTED = '{"reasoning": "x", "eat": 0, "clean": 2.5, "other": 0}'
 
 
 @pytest.mark.parametrize(
-    "before",
+    "prefix",
     [
         "Previously, eat=0, clean=2, other=0 led to too little cleaning. ",
         "In generation 3 [0, 2, 0] scored 58. ",
@@ -26,8 +26,8 @@ ASKED = '{"reasoning": "x", "eat": 0, "clean": 2.5, "other": 0}'
         '{"eat": 0, "clean": 2, "other": 0} was my last proposal.\n',
     ],
 )
-def test_the_requested_form_counts_and_quotations_before_it_do_not(before):
-    assert parse_answer(before + ASKED, INCENTIVES).answer.tolist() == [[0, 2.5, 0]]
+def test_requested_format_overrides_quotations(prefix):
+    assert parse_answer(prefix + REQUESTED, INCENTIVES).answer.tolist() == [[0, 2.5, 0]]
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_the_requested_form_counts_and_quotations_before_it_do_not(before):
     [
         (TAXI, '{"reasoning": "x", "action": "east"} Never mind, scratch that. South it is.'),
         (TAXI, '{"reasoning": "x", "action": "east"} Forget that.'),
-        (INCENTIVES, f"{ASKED}\nOn second thought, that is wrong."),
-        (INCENTIVES, f"<think>Maybe try {ASKED}"),
+        (INCENTIVES, f"{REQUESTED}\nOn second thought, that is wrong."),
+        (INCENTIVES, f"<think>Maybe try {REQUESTED}"),
         (INCENTIVES, "<think>Perhaps something like eat=1, clean=2, other=0"),
         (RATES, "Do not use [0.1, 0.5, 1]."),
         (RATES, "Never repeat [0.1, 0.5, 1]."),
@@ -45,7 +45,7 @@ def test_the_requested_form_counts_and_quotations_before_it_do_not(before):
         (AMOUNTS, "8 or 10 tons"),
     ],
 )
-def test_retractions_negations_and_ranges_are_no_answers(question, reply):
+def test_retractions_are_invalid(question, reply):
     with pytest.raises(InvalidReply):
         parse_answer(reply, question)
 
@@ -74,11 +74,11 @@ def test_retractions_negations_and_ranges_are_no_answers(question, reply):
     ],
 )
 def test_clear_words_are_answers(question, reply, answer):
-    found = parse_answer(reply, question).answer
-    assert (found[0].tolist() if isinstance(found, np.ndarray) else found) == answer
+    parsed = parse_answer(reply, question).answer
+    assert (parsed[0].tolist() if isinstance(parsed, np.ndarray) else parsed) == answer
 
 
 @pytest.mark.parametrize("reply", ["forward motion is blocked", "pick up or drop the key", "do not go forward"])
-def test_statements_and_alternatives_are_no_commands(reply):
+def test_statements_are_invalid(reply):
     with pytest.raises(InvalidReply):
         parse_answer(reply, BABYAI)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.llms.account_state import WINDOW, shared_folder
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
+from models import openai_model
 
 
 class Clock:
@@ -34,7 +34,7 @@ class Clock:
     st.lists(st.tuples(st.integers(1, 300), st.floats(0, 30)), min_size=1, max_size=60),
 )
 @settings(max_examples=100)
-def test_no_minute_holds_more_than_allowed(requests, tokens, calls):
+def test_requests_per_minute_limit(requests, tokens, calls):
     clock = Clock()
     limits = RateLimit(requests_per_minute=requests, tokens_per_minute=tokens, clock=clock)
     started = []
@@ -44,18 +44,18 @@ def test_no_minute_holds_more_than_allowed(requests, tokens, calls):
         clock.now += pause
     for i, (time, _) in enumerate(started):
         # A little less than the window: at its very end the first request is over.
-        minute = [size for later, size in started[i:] if later < time + WINDOW - 1e-6]
+        minute = [size for start_time, size in started[i:] if start_time < time + WINDOW - 1e-6]
         assert len(minute) <= requests
         assert sum(minute) <= tokens or len(minute) == 1
 
 
-def test_without_limits_nobody_waits():
+def test_no_limits_no_waiting():
     limits = RateLimit()
     for _ in range(1000):
         limits.start(10**9, lambda seconds: 1 / 0)
 
 
-def test_what_a_request_really_took_counts():
+def test_actual_usage_counts():
     clock = Clock()
     limits = RateLimit(tokens_per_minute=100, clock=clock)
     limits.start(90, clock.wait)(10)
@@ -65,7 +65,7 @@ def test_what_a_request_really_took_counts():
     assert clock.now == 1000.0 + WINDOW
 
 
-def test_one_thread_that_is_told_to_wait_holds_all():
+def test_hold_pauses_all_threads():
     clock = Clock()
     limits = RateLimit(clock=clock)
     limits.hold(5.0)
@@ -76,27 +76,27 @@ def test_one_thread_that_is_told_to_wait_holds_all():
 
 def test_slots():
     limits = RateLimit(3)
-    inside, most, lock = [0], [0], threading.Lock()
+    n_active, maximum, lock = [0], [0], threading.Lock()
     gate = threading.Barrier(3, timeout=10)
 
     def work():
         with limits.slot():
             with lock:
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
+                n_active[0] += 1
+                maximum[0] = max(maximum[0], n_active[0])
             gate.wait()
             with lock:
-                inside[0] -= 1
+                n_active[0] -= 1
 
     threads = [threading.Thread(target=work) for _ in range(9)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert most[0] == 3
+    assert maximum[0] == 3
 
 
-def test_requests_are_spread_over_minutes():
+def test_requests_are_uniform_in_minutes():
     clock = Clock()
     limits = RateLimit(requests_per_minute=2, clock=clock)
     times = []
@@ -112,12 +112,12 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-class WaitedError(Exception):
+class WaitError(Exception):
     pass
 
 
 def refuse(seconds):
-    raise WaitedError(seconds)
+    raise WaitError(seconds)
 
 
 @given(
@@ -125,18 +125,18 @@ def refuse(seconds):
     st.lists(st.tuples(st.integers(0, 2), st.integers(1, 100), st.floats(0, 30)), min_size=1, max_size=20),
 )
 @settings(max_examples=15)
-def test_limiters_of_one_account_count_the_requests_of_all(tmp_path_factory, limits, calls):
+def test_account_limiters_share_counts(tmp_path_factory, limits, calls):
     """With other numbers, too: whoever starts a request keeps its own limits."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         limiters = [RateLimit(8, requests, tokens, clock).shared("one") for requests, tokens in limits]
         started = []
-        for which, size, pause in calls:
-            i = which % len(limiters)
+        for limiter, size, pause in calls:
+            i = limiter % len(limiters)
             limiters[i].start(size, clock.wait)
             started.append((clock.now, size))
-            minute = [each for time, each in started if time > clock.now - WINDOW + 1e-6]
+            minute = [size for time, size in started if time > clock.now - WINDOW + 1e-6]
             assert len(minute) <= limits[i][0]
             assert sum(minute) <= limits[i][1] or len(minute) == 1
             clock.now += pause
@@ -146,21 +146,21 @@ def test_accounts_do_not_share_limits(cache):
     RateLimit(1, 1).shared("one").start(1, refuse)
     RateLimit(1, 1).shared("other").start(1, refuse)
     RateLimit(1, 1).shared(None).start(1, refuse)
-    with pytest.raises(WaitedError):
+    with pytest.raises(WaitError):
         RateLimit(1, 1).shared("one").start(1, refuse)
 
 
-def test_an_account_is_a_model_an_address_and_a_key(monkeypatch):
+def test_account_covers_model_address_key(monkeypatch):
     def quota(model="m", url="http://127.0.0.1:1/v1", key="first"):
         monkeypatch.setenv("SOME_MODEL_KEY", key)
-        return OpenAICompatibleChat(url, model, api_key_env="SOME_MODEL_KEY").quota
+        return openai_model(url, model, api_key_env="SOME_MODEL_KEY").quota
 
     assert quota() == quota()
-    others = {quota(), quota(model="n"), quota(url="http://127.0.0.1:2/v1"), quota(key="second")}
-    assert len(others) == 4 and "first" not in "".join(others)
+    accounts = {quota(), quota(model="n"), quota(url="http://127.0.0.1:2/v1"), quota(key="second")}
+    assert len(accounts) == 4 and "first" not in "".join(accounts)
 
 
-def test_what_a_server_asks_one_process_to_wait_holds_all(cache):
+def test_server_hold_pauses_all_processes(cache):
     clock = Clock()
     first, second = (RateLimit(clock=clock).shared("one") for _ in range(2))
     first.hold(5.0)
@@ -169,7 +169,7 @@ def test_what_a_server_asks_one_process_to_wait_holds_all(cache):
     assert clock.now == 1005.0
 
 
-def test_times_before_a_restart_of_the_machine_do_not_count(cache):
+def test_times_prior_to_reboot_are_ignored(cache):
     clock = Clock()
     limits = RateLimit(requests_per_minute=1, clock=clock).shared("one")
     limits.start(1, refuse)
@@ -178,47 +178,47 @@ def test_times_before_a_restart_of_the_machine_do_not_count(cache):
     limits.start(1, refuse)
 
 
-def test_a_folder_that_cannot_be_written_is_an_error(cache):
+def test_unwritable_folder_raises(cache):
     cache.write_text("a file")
     with pytest.raises(ConfigError, match=r"llm\.limits"):
         RateLimit().shared("one")
 
 
 def process(code):
-    """A process of this user, which has a limiter of the same account."""
+    """Return a process of this user, which has a limiter of the same account."""
     lines = f"import os, sys, time\nfrom llmrl.llms.rate_limit import RateLimit\n{code}"
     return subprocess.Popen([sys.executable, "-c", lines], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def test_requests_of_other_processes_count(cache):
-    with process("limit = RateLimit(8, 2, 100).shared('one'); limit.start(10)(30); limit.start(10)") as other:
-        assert other.wait(60) == 0
-    with pytest.raises(WaitedError):
+def test_external_requests_count(cache):
+    with process("limit = RateLimit(8, 2, 100).shared('one'); limit.start(10)(30); limit.start(10)") as second_process:
+        assert second_process.wait(60) == 0
+    with pytest.raises(WaitError):
         RateLimit(8, requests_per_minute=2).shared("one").start(1, refuse)
-    with pytest.raises(WaitedError):
+    with pytest.raises(WaitError):
         RateLimit(8, tokens_per_minute=100).shared("one").start(61, refuse)
     RateLimit(8, 3, 100).shared("one").start(60, refuse)
 
 
-def test_a_slot_of_a_killed_process_is_free_again(cache):
+def test_dead_process_frees_slot(cache):
     code = "with RateLimit(1).shared('one').slot():\n    print('taken', flush=True)\n    sys.stdin.read()"
-    with process(code) as other:
-        assert other.stdout.readline() == "taken\n"
-        with pytest.raises(WaitedError), RateLimit(1).shared("one").slot(refuse):
+    with process(code) as second_process:
+        assert second_process.stdout.readline() == "taken\n"
+        with pytest.raises(WaitError), RateLimit(1).shared("one").slot(refuse):
             pass
         with (
             RateLimit(2).shared("one").slot(refuse),
-            pytest.raises(WaitedError),
+            pytest.raises(WaitError),
             RateLimit(2).shared("one").slot(refuse),
         ):
             pass
-        other.send_signal(signal.SIGKILL)
-        assert other.wait(60) == -signal.SIGKILL
+        second_process.send_signal(signal.SIGKILL)
+        assert second_process.wait(60) == -signal.SIGKILL
         with RateLimit(1).shared("one").slot(refuse):
             pass
 
 
-def test_slots_of_several_processes(cache, tmp_path):
+def test_slots_across_processes(cache, tmp_path):
     """Each writes a line when it takes a slot and one when it gives it back."""
     log = tmp_path / "log"
     code = (
@@ -229,15 +229,15 @@ def test_slots_of_several_processes(cache, tmp_path):
         "        time.sleep(0.02)\n"
         "        os.write(log, b'-')\n"
     )
-    others = [process(code) for _ in range(3)]
-    for other in others:
-        with other:
-            assert other.wait(120) == 0
+    processes = [process(code) for _ in range(3)]
+    for process_ in processes:
+        with process_:
+            assert process_.wait(120) == 0
     in_flight = list(accumulate(1 if sign == "+" else -1 for sign in log.read_text()))
     assert len(in_flight) == 30 and max(in_flight) <= 2
 
 
-def test_nothing_that_is_stored_names_the_account(cache):
+def test_stored_files_hide_account(cache):
     with RateLimit().shared("a model, A_KEY").slot():
         RateLimit().shared("a model, A_KEY").start(1)
     for file in shared_folder().iterdir():

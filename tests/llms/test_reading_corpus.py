@@ -1,4 +1,4 @@
-"""Replies of the labelled corpora are read as a careful human reads them, or are no answer.
+"""Replies of the labeled corpora are read as a careful human reads them, or are no answer.
 
 The first corpus was written before the reader was done, the second after it, by another author who had not seen it. The
 reader was then mended for the open part of the second; nobody who mends it has looked into a held-out part. Right,
@@ -31,21 +31,21 @@ import pytest
 
 from llmrl.agents.llm_player.talk import Talk
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.hosted import written
+from llmrl.llms.hosted import message_text
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.plan_parser import PlanParser
-from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
-from llmrl.principals.ballots import BallotParser, approved
+from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
+from llmrl.principals.vote import BallotParser, parse_approvals
 
 FOLDER = Path(__file__).parent / "corpus"
 CORPORA = {"first": FOLDER, "second": FOLDER / "second", "third": FOLDER / "third"}
 FAMILIES = ("player", "planner", "principal", "search")
-MORE_FAMILIES = ("amount", "ballot", "approval", "message")
+EXTENDED_FAMILIES = ("amount", "ballot", "approval", "message")
 """Families of the third corpus alone."""
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
-ENOUGH = {
+MIN_COUNTS = {
     ("first", "open"): (0.95, 0),
     ("first", "held_out"): (0.9, 3),
     ("second", "open"): (0.95, 0),
@@ -56,99 +56,103 @@ ENOUGH = {
 """Least share of a family's replies that are read right, and most that are read wrongly."""
 
 
-def question(family, asked):
-    """The question as the family's part of the platform asks it."""
-    if family == "player" and "actions" in asked:
-        names, described = ([action[key] for action in asked["actions"]] for key in ("name", "description"))
-        return ChoiceParser(names, described, asked["answer_with"] == "number")
+def question(family, spec):
+    """Return the question as the family's part of the platform asks it."""
+    if family == "player" and "actions" in spec:
+        names, descriptions = ([action[key] for action in spec["actions"]] for key in ("name", "description"))
+        return ChoiceParser(names, descriptions, spec["action_format"] == "number")
     if family == "amount":
-        return ChoiceParser([f"take_{i}" for i in range(asked["highest"] + 1)])
+        return ChoiceParser([f"take_{i}" for i in range(spec["highest"] + 1)])
     if family == "ballot":
-        return BallotParser(asked["options"])
+        return BallotParser(spec["options"])
     if family == "player":
-        bounds = [(number["low"], number["high"]) for number in asked["numbers"]]
-        return VectorParser([number["name"] for number in asked["numbers"]], bounds=bounds, wanted="action")
+        bounds = [(number["low"], number["high"]) for number in spec["numbers"]]
+        return VectorParser([number["name"] for number in spec["numbers"]], bounds=bounds, wanted="action")
     if family == "planner":
-        skills = [(skill["name"], skill["takes_object"]) for skill in asked["skills"]]
-        return PlanParser(skills, asked["objects"], asked["max_steps"], asked["state"])
+        skills = [(skill["name"], skill["takes_object"]) for skill in spec["skills"]]
+        return PlanParser(skills, spec["objects"], spec["max_steps"], spec["state"])
     if family == "principal":
-        parameters = asked["parameters"]
+        parameters = spec["parameters"]
         return VectorParser(
             [p["name"] for p in parameters],
             bounds=[(p["low"], p["high"]) for p in parameters],
-            turn=asked["generation"],
-            proposal=asked["proposal"],
-            context=asked["context"],
-            contexts=asked["contexts"],
+            question=VectorQuestion(
+                turn=spec["generation"],
+                proposal=spec["proposal"],
+                context=spec["context"],
+                contexts=spec["contexts"],
+            ),
         )
-    n, parameters = asked["n"], asked["parameters"]
-    each = [parameters["all"]] * n if isinstance(parameters, dict) else parameters
-    tabular = all(p["low"] == 0 and p["decimals"] == 0 and p["high"] < len(asked.get("actions", ())) for p in each)
+    n, parameters = spec["n"], spec["parameters"]
+    limits = [parameters["all"]] * n if isinstance(parameters, dict) else parameters
+    tabular = all(p["low"] == 0 and p["decimals"] == 0 and p["high"] < len(spec.get("actions", ())) for p in limits)
     return VectorParser(
         [f"params[{i}]" for i in range(n)],
-        n=asked["together"],
-        bounds=[(p["low"], p["high"]) for p in each],
-        turn=asked["iteration"],
-        proposal=asked["proposal"] if asked["together"] == 1 else None,
-        tried=[row_of(shown) for shown in asked["history"]],
-        words=asked["actions"] if tabular else (),
+        n=spec["together"],
+        bounds=[(p["low"], p["high"]) for p in limits],
+        words=spec["actions"] if tabular else (),
+        question=VectorQuestion(
+            turn=spec["iteration"],
+            proposal=spec["proposal"] if spec["together"] == 1 else None,
+            tried=[parse_row(line) for line in spec["history"]],
+        ),
     )
 
 
-def row_of(shown):
-    """The numbers of a row of the table, `[1, 2] -> 3` or `params[0]: 1; params[1]: 2; f(params): 3`."""
-    if shown.startswith("["):
-        return json.loads(shown.partition(" ->")[0])
-    return [float(pair.partition(": ")[2]) for pair in shown.split("; ")[:-1]]
+def parse_row(line):
+    """Return the numbers of a row of the table, `[1, 2] -> 3` or `params[0]: 1; params[1]: 2; f(params): 3`."""
+    if line.startswith("["):
+        return json.loads(line.partition(" ->")[0])
+    return [float(pair.partition(": ")[2]) for pair in line.split("; ")[:-1]]
 
 
-def expected(family, asked, label):
-    """A label as a reader tells an answer; None: no answer."""
+def label_answer(family, spec, label):
+    """Return a label as a reader tells an answer; None: no answer."""
     if label is None or family in ("search", "amount"):
         return label
     if family == "ballot":
-        return asked["options"].index(label)
+        return spec["options"].index(label)
     if family == "approval":
-        return [asked["options"].index(name) for name in label]
+        return [spec["options"].index(name) for name in label]
     if family == "message":
         return label
     if family == "planner":
         return [[step["skill"], step["object"]] for step in label]
-    if family == "player" and "actions" in asked:
-        return next(action["index"] for action in asked["actions"] if action["name"] == label)
-    return [label[each["name"]] for each in asked["numbers" if family == "player" else "parameters"]]
+    if family == "player" and "actions" in spec:
+        return next(action["index"] for action in spec["actions"] if action["name"] == label)
+    return [label[number["name"]] for number in spec["numbers" if family == "player" else "parameters"]]
 
 
-def outcome(family, asked, line):
+def outcome(family, spec, line):
     try:
         reply = line["reply"]
         if family in ("approval", "message"):
-            answer = read_without_parser(family, asked, reply)
-            return RIGHT if answer == expected(family, asked, line["expected"]) else WRONG
-        answer = parse_answer(written(reply), question(family, asked), reply["finish_reason"] == "length").answer
+            answer = read_directly(family, spec, reply)
+            return RIGHT if answer == label_answer(family, spec, line["expected"]) else WRONG
+        answer = parse_answer(message_text(reply), question(family, spec), reply["finish_reason"] == "length").answer
     except InvalidReply:
         return RIGHT if line["expected"] is None else ABSTAINED
     if isinstance(answer, np.ndarray):
         answer = (answer[0] if len(answer) == 1 else answer).tolist()
-    return RIGHT if same(answer, expected(family, asked, line["expected"])) else WRONG
+    return RIGHT if answers_match(answer, label_answer(family, spec, line["expected"])) else WRONG
 
 
-def read_without_parser(family, asked, reply):
-    """The answer as the votes' and the players' code returns it."""
-    text, cut = written(reply), reply["finish_reason"] == "length"
+def read_directly(family, question_spec, reply):
+    """Return the answer as the votes' and the players' code returns it."""
+    text, truncated = message_text(reply), reply["finish_reason"] == "length"
     if family == "approval":
-        return approved(text, asked["options"], cut)
-    spec = EnvSpec("fishery", 1, len(asked["players"]), {}, 2, ("a", "b"), None)
-    message = Talk(spec, 5, asked["to"], asked["max_characters"]).read(
-        text, asked["players"].index(asked["speaker"]), cut
+        return parse_approvals(text, question_spec["options"], truncated)
+    spec = EnvSpec("fishery", 1, len(question_spec["players"]), {}, 2, ("a", "b"), None)
+    message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).read(
+        text, question_spec["players"].index(question_spec["speaker"]), truncated
     )
     return {"message": message.text, "to": message.to}
 
 
-def same(a, b):
+def answers_match(a, b):
     """Equal; numbers up to rounding, as sums are computed."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(answers_match(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float) and isinstance(b, int | float):
         return math.isclose(a, b, rel_tol=1e-9)
     return a == b
@@ -158,38 +162,41 @@ def doubtful(line):
     return line.get("doubtful", False) or line.get("note", "").startswith("doubtful")
 
 
-def measured(family, path):
-    """Counts of (style, outcome), and the ids of what is not right, without those on which careful people differ."""
+def count_outcomes(family, path):
+    """Return counts of (style, outcome), and the ids of wrong readings.
+
+    Cases on which careful people differ are excluded.
+    """
     questions = json.loads((path.parent / f"questions_{family}.json").read_text())
-    counts, missed = Counter(), {ABSTAINED: [], WRONG: []}
+    counts, errors = Counter(), {ABSTAINED: [], WRONG: []}
     for line in map(json.loads, path.read_text().splitlines()):
-        found = outcome(family, questions[line["question_id"]], line)
-        counts[line["style"], found] += 1
-        if found != RIGHT and not doubtful(line):
-            missed[found].append(line["id"])
-    return counts, missed
+        outcome_ = outcome(family, questions[line["question_id"]], line)
+        counts[line["style"], outcome_] += 1
+        if outcome_ != RIGHT and not doubtful(line):
+            errors[outcome_].append(line["id"])
+    return counts, errors
 
 
 CASES = [
     (corpus, part, family)
-    for corpus, part in ENOUGH
-    for family in (*FAMILIES, *(MORE_FAMILIES if corpus == "third" else ()))
+    for corpus, part in MIN_COUNTS
+    for family in (*FAMILIES, *(EXTENDED_FAMILIES if corpus == "third" else ()))
 ]
 
 
 @pytest.mark.parametrize(("corpus", "part", "family"), CASES)
-def test_replies_are_read_as_people_read_them(family, corpus, part):
-    counts, missed = measured(family, CORPORA[corpus] / f"{family}{'' if part == 'open' else '_held_out'}.jsonl")
+def test_corpus_replies_parse_correctly(family, corpus, part):
+    counts, errors = count_outcomes(family, CORPORA[corpus] / f"{family}{'' if part == 'open' else '_held_out'}.jsonl")
     total = Counter()
-    for (style, found), count in counts.items():
-        total[found] += count
-        total[style, found] += count
+    for (style, outcome), count in counts.items():
+        total[outcome] += count
+        total[style, outcome] += count
     styles = sorted({style for style, _ in counts})
     for name, key in [(family, None), *((style, style) for style in styles)]:
-        row = [total[found if key is None else (key, found)] for found in (RIGHT, ABSTAINED, WRONG)]
+        row = [total[outcome if key is None else (key, outcome)] for outcome in (RIGHT, ABSTAINED, WRONG)]
         print(f"{name:10} {corpus:6} {part:8} right {row[0]:4} abstained {row[1]:3} wrong {row[2]:3}")
     if part == "open":
-        print("not right:", missed)
-    right, wrong = ENOUGH[corpus, part]
-    assert len(missed[WRONG]) <= wrong
+        print("not right:", errors)
+    right, wrong = MIN_COUNTS[corpus, part]
+    assert len(errors[WRONG]) <= wrong
     assert total[RIGHT] >= right * sum(counts.values())

@@ -1,34 +1,34 @@
 """General forms in which models answer with a choice or a plan, and near misses that hold no answer.
 
-Written and labelled, by the rules in `corpus/README.md`, by who mends the reader; the corpora have other authors.
+Written and labeled, by the rules in `corpus/README.md`, by who mends the reader; the corpora have other authors.
 """
 
 import numpy as np
 import pytest
 from pydantic import BaseModel
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.object_parser import ObjectParser, TextParser
 from llmrl.llms.reading.plan_parser import PlanParser
-from llmrl.llms.structured import InvalidReply
 
 MINIGRID = ["turn left", "turn right", "go forward", "pick up", "drop", "toggle", "done"]
 NIM = ["take 1", "take 2", "take 3"]
 CARDS = ChoiceParser(["stick", "hit"], ["take no more cards; the dealer plays", "take one more card"])
 TAXI = ChoiceParser(["south", "north", "east", "west", "pickup", "dropoff"])
-GRID, GRID_BY_NUMBER = ChoiceParser(MINIGRID), ChoiceParser(MINIGRID, numbered=True)
+GRID, NUMBERED_GRID = ChoiceParser(MINIGRID), ChoiceParser(MINIGRID, numbered=True)
 STICKS = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)])
-STICKS_BY_NUMBER = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)], numbered=True)
+NUMBERED_STICKS = ChoiceParser(NIM, [f"take {i} stick" for i in (1, 2, 3)], numbered=True)
 LIFT = ChoiceParser(["open_doors", "up", "down", "wait"])
 TRAFFIC = ChoiceParser(["keep", "switch"], ["keep the phase", "switch the lights to the other road"])
 LEFTS, LOADS = ChoiceParser(["turn left", "step left", "stay"]), ChoiceParser(["drop", "drop off"])
 WALKS = [("explore", False), ("go to", True), ("pick up", True), ("drop", True), ("open", True)]
 ROOM = PlanParser(WALKS, ["key", "door"], 20, "Agent sees <key>, <door>, holds <nothing>.")
-COLOURS = PlanParser(
+COLORS = PlanParser(
     WALKS, ["red key", "blue door", "blue key"], 20, "Agent sees <red key>, <blue door>, holds <blue key>."
 )
-SPREAD = PlanParser(
+SPREAD_PLAN = PlanParser(
     [("go to", True), ("keep apart", False), ("stay", False)],
     [f"landmark {i}" for i in range(3)],
     20,
@@ -40,19 +40,19 @@ UNLOCK = (*FETCH, ("go to", "door"), ("open", "door"))
 
 
 def read(question, reply):
-    """What a reply means, and None where it means nothing."""
+    """Return the answer in a reply, or None if it contains none."""
     try:
-        found = parse_answer(reply, question).answer
+        answer = parse_answer(reply, question).answer
     except InvalidReply:
         return None
-    return found.tolist() if isinstance(found, np.ndarray) else found
+    return answer.tolist() if isinstance(answer, np.ndarray) else answer
 
 
-def named(question, name):
+def answer_for(question, name):
     return None if name is None else question.names.names.index(name)
 
 
-OWN_OPTIONS = [
+CUSTOM_OPTIONS = [
     ("Option 1: Go forward.\nOption 2: Turn left.\nOption 3: Toggle.\n\nI will go with Option 2.", "turn left"),
     ("**Option A:** turn right to face the door.\n**Option B:** toggle it.\n\n**Decision:** Option A", "turn right"),
     ("- Option 1: turn left\n- Option 2: turn right\n\nMy choice is option 1, since the ball is there.", "turn left"),
@@ -88,10 +88,10 @@ OWN_OPTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("question", [GRID, GRID_BY_NUMBER], ids=["by name", "by number"])
-@pytest.mark.parametrize(("reply", "name"), OWN_OPTIONS)
-def test_a_model_numbers_options_itself_and_decides(question, reply, name):
-    assert read(question, reply) == named(question, name)
+@pytest.mark.parametrize("question", [GRID, NUMBERED_GRID], ids=["by name", "by number"])
+@pytest.mark.parametrize(("reply", "name"), CUSTOM_OPTIONS)
+def test_renumbered_options(question, reply, name):
+    assert read(question, reply) == answer_for(question, name)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_a_model_numbers_options_itself_and_decides(question, reply, name):
         ("1. take 1 leaves nine\n2. take 2 leaves eight\n\nAnswer: 1", None),
     ],
 )
-def test_own_numbers_beside_those_of_the_question(reply, index):
-    assert read(STICKS_BY_NUMBER, reply) == index
+def test_model_numbering_next_to_question_numbering(reply, index):
+    assert read(NUMBERED_STICKS, reply) == index
 
 
 TYPESET = [
@@ -134,7 +134,7 @@ TYPESET = [
 
 @pytest.mark.parametrize(("question", "reply", "name"), TYPESET)
 def test_typeset_choices(question, reply, name):
-    assert read(question, reply) == named(question, name)
+    assert read(question, reply) == answer_for(question, name)
 
 
 MARKUP = [
@@ -151,10 +151,10 @@ MARKUP = [
 
 @pytest.mark.parametrize(("question", "reply", "name"), MARKUP)
 def test_choices_in_markup(question, reply, name):
-    assert read(question, reply) == named(question, name)
+    assert read(question, reply) == answer_for(question, name)
 
 
-SAID = [
+STATEMENTS = [
     (LIFT, "There is nobody here, so I'll wait. That is the safest thing to do.", "wait"),
     (LIFT, "I'll go up. Actually, hold on. Somebody is below us, so I'll go down.", "down"),
     (TRAFFIC, "My decision is to keep the current phase.", "keep"),
@@ -174,7 +174,7 @@ SAID = [
     (TAXI, "| Option | Action | Next |\n|---|---|---|\n| A | north | west |\n| B | south | east |\n\n"
            "I choose option B.", "south"),
     (GRID, '{"action": "two"}', "go forward"),
-    (GRID_BY_NUMBER, '{"action": "two"}', "go forward"),
+    (NUMBERED_GRID, '{"action": "two"}', "go forward"),
     (GRID, '{"action": "left"}', "turn left"),
     (GRID, '{"action": "left, then turn right at the wall"}', None),
     (GRID, '{"action": "north"}', None),
@@ -184,9 +184,9 @@ SAID = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("question", "reply", "name"), SAID)
-def test_decisions_and_examples(question, reply, name):
-    assert read(question, reply) == named(question, name)
+@pytest.mark.parametrize(("question", "reply", "name"), STATEMENTS)
+def test_decision_examples(question, reply, name):
+    assert read(question, reply) == answer_for(question, name)
 
 
 PLANS = {
@@ -226,7 +226,7 @@ PLANS = {
         (ROOM, "go_to(x)\npick_up(x)", None),
     ],
     "prefix": [
-        (COLOURS, "1. go to(blue door)\n2. insert(blue key)\n3. open(blue door)", (("go to", "blue door"),)),
+        (COLORS, "1. go to(blue door)\n2. insert(blue key)\n3. open(blue door)", (("go to", "blue door"),)),
         (ROOM, "1. Go to the key\n2. Insert it firmly\n3. Open the door", (("go to", "key"),)),
         (ROOM, "- go to key\n- pick up key\n- fly to door", FETCH),
         (ROOM, "go_to(key)\npick_up(key)\nteleport(door)", FETCH),
@@ -260,10 +260,10 @@ PLANS = {
         (ROOM, "Skills:\n1. explore\n2. go to\n3. pick up\n4. drop\n5. open", None),
     ],
     "prose": [
-        (SPREAD, "Agent_0 is closest to landmark 0 and landmark 1, so the best choice for agent_1 is to go to "
+        (SPREAD_PLAN, "Agent_0 is closest to landmark 0 and landmark 1, so the best choice for agent_1 is to go to "
                  "landmark 2.",
          (("go to", "landmark 2"),)),
-        (SPREAD, "Landmark 0 is taken. Therefore agent_1 should go to landmark 2.", (("go to", "landmark 2"),)),
+        (SPREAD_PLAN, "Landmark 0 is taken. Therefore agent_1 should go to landmark 2.", (("go to", "landmark 2"),)),
         (ROOM, "The right thing to do is to go to the key and pick it up.", FETCH),
         (ROOM, "My plan is to go to the key, pick it up, go to the door and open it.", UNLOCK),
         (ROOM, "It is best to explore.", (("explore", ""),)),
@@ -303,13 +303,13 @@ def test_plans(question, reply, plan):
     assert read(question, reply) == plan
 
 
-class Thing(BaseModel):
+class Preference(BaseModel):
     number: int
     text: str = ""
 
 
-THING, LESSON = ObjectParser(Thing), TextParser("lesson", 40)
-TOLD = [
+PREFERENCE, LESSON = ObjectParser(Preference), TextParser("lesson", 40)
+MESSAGES = [
     (ROOM, '{"plan": []}', "a plan has 1 to 20 steps, and this one has 0"),
     (ROOM, '{"plan": [{"skill": "fly", "object": "key"}]}',
      "there is no skill 'fly'; there are explore, go to, pick up, drop, open"),
@@ -323,11 +323,12 @@ TOLD = [
     (TAXI, f'{{"action": "{80 * "f"}"}}', f"the action '{59 * 'f'} does not exist"),
     (TAXI, '{"a": {"action": "north"}, "b": {"action": "south"}}',
      "there are several different answers in the reply; give one"),
-    (THING, '{"text": 1}', "the field 'number' is missing; the field 'text': input should be a valid string, got 1"),
-    (THING, f'{{"number": "{90 * "x"}"}}',
+    (PREFERENCE, '{"text": 1}',
+     "the field 'number' is missing; the field 'text': input should be a valid string, got 1"),
+    (PREFERENCE, f'{{"number": "{90 * "x"}"}}',
      "the field 'number': input should be a valid integer, unable to parse string as an integer, got "
      f'"{79 * "x"}'),
-    (THING, '{"other": 1}', "there is no JSON object of the form asked for in the reply"),
+    (PREFERENCE, '{"other": 1}', "there is no JSON object of the form asked for in the reply"),
     (LESSON, '{"lesson": " "}', "the lesson is empty or no text"),
     (LESSON, '{"lesson": 4}', "the lesson is empty or no text"),
 ]  # fmt: skip
@@ -342,7 +343,7 @@ TOLD = [
     ],
 )
 def test_objects(reply):
-    assert parse_answer(reply, THING).answer == Thing(number=1, text="a")
+    assert parse_answer(reply, PREFERENCE).answer == Preference(number=1, text="a")
 
 
 @pytest.mark.parametrize(
@@ -360,8 +361,8 @@ def test_texts(reply):
     assert parse_answer(reply, LESSON).answer == "Look twice."
 
 
-@pytest.mark.parametrize(("question", "reply", "told"), TOLD)
-def test_what_a_model_is_told_of_a_reply_without_an_answer(question, reply, told):
+@pytest.mark.parametrize(("question", "reply", "message"), MESSAGES)
+def test_no_answer_message(question, reply, message):
     with pytest.raises(InvalidReply) as invalid:
         parse_answer(reply, question)
-    assert str(invalid.value) == told
+    assert str(invalid.value) == message

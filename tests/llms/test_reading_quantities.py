@@ -1,26 +1,34 @@
 """General forms in which models answer with numbers, and near misses that hold no answer.
 
-Written and labelled, by the rules in `corpus/README.md`, by who mends the reader; the corpora have other authors.
+Written and labeled, by the rules in `corpus/README.md`, by who mends the reader; the corpora have other authors.
 """
 
 import numpy as np
 import pytest
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.number_parser import in_words
-from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reading.number_parser import parse_number_words
+from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 
-PAY = VectorParser(["eat", "clean", "other"], bounds=[(0, 3)] * 3, turn=4)
-TAX = VectorParser(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3, turn=7)
-MARKET = VectorParser(["price", "bonus", "share", "fine"], bounds=[(0, 100), (-5, 5), (0, 1), (0, 50)], turn=3)
-KNOBS = VectorParser(["x0", "x1"], bounds=[(-1, 3)] * 2, turn=2)
-ROOM = VectorParser(["lever_0", "lever_1", "lever_2", "door", "start"], bounds=[(0, 5)] * 5, turn=9)
-FISH = VectorParser(["quota", "fee"], bounds=[(0, 30), (0, 2)], turn=4)
-FEE = VectorParser(["fee"], bounds=[(0, 2)], turn=4)
+PAY = VectorParser(["eat", "clean", "other"], bounds=[(0, 3)] * 3, question=VectorQuestion(turn=4))
+TAX = VectorParser(["rate_1", "rate_2", "rate_3"], bounds=[(0, 1)] * 3, question=VectorQuestion(turn=7))
+MARKET = VectorParser(
+    ["price", "bonus", "share", "fine"], bounds=[(0, 100), (-5, 5), (0, 1), (0, 50)], question=VectorQuestion(turn=3)
+)
+KNOBS = VectorParser(["x0", "x1"], bounds=[(-1, 3)] * 2, question=VectorQuestion(turn=2))
+ROOM = VectorParser(
+    ["lever_0", "lever_1", "lever_2", "door", "start"], bounds=[(0, 5)] * 5, question=VectorQuestion(turn=9)
+)
+FISH = VectorParser(["quota", "fee"], bounds=[(0, 30), (0, 2)], question=VectorQuestion(turn=4))
+FEE = VectorParser(["fee"], bounds=[(0, 2)], question=VectorQuestion(turn=4))
 DRONE = VectorParser(["throttle", "turn"], bounds=[(0, 1), (-45, 45)], wanted="action")
-LINE = VectorParser([f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, turn=4, tried=[[1, 2, 3]])
-SECOND = VectorParser([f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, turn=4, proposal=2)
+LINE = VectorParser(
+    [f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, question=VectorQuestion(turn=4, tried=[[1, 2, 3]])
+)
+SECOND = VectorParser(
+    [f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, question=VectorQuestion(turn=4, proposal=2)
+)
 MAZE = VectorParser([f"params[{i}]" for i in range(9)], bounds=[(0, 3)] * 9, words=["north", "south", "east", "west"])
 
 
@@ -246,16 +254,16 @@ FORMS = {
 )
 def test_numbers(question, reply, numbers):
     try:
-        found = parse_answer(reply, question).answer
+        answer = parse_answer(reply, question).answer
     except InvalidReply:
-        found = None
-    if isinstance(found, np.ndarray):
-        found = pytest.approx(found[0].tolist())
-    assert numbers == found
+        answer = None
+    if isinstance(answer, np.ndarray):
+        answer = pytest.approx(answer[0].tolist())
+    assert numbers == answer
 
 
 @pytest.mark.parametrize(
-    ("said", "number"),
+    ("words", "number"),
     [
         ("twenty-five", 25),
         ("minus two", -2),
@@ -281,11 +289,11 @@ def test_numbers(question, reply, numbers):
         ("", None),
     ],
 )
-def test_numbers_in_words(said, number):
-    assert in_words(said) == number
+def test_numbers_in_words(words, number):
+    assert parse_number_words(words) == number
 
 
-SEVERAL = VectorParser(["x", "y"], 2)
+VECTOR_LIST = VectorParser(["x", "y"], 2)
 
 
 @pytest.mark.parametrize(
@@ -302,13 +310,13 @@ SEVERAL = VectorParser(["x", "y"], 2)
         '{"a": {"proposals": [[1, 2], [3, 4]]}}',
     ],
 )
-def test_several_lists_of_numbers(reply):
-    assert parse_answer(reply, SEVERAL).answer.tolist() == [[1, 2], [3, 4]]
+def test_multiple_number_lists(reply):
+    assert parse_answer(reply, VECTOR_LIST).answer.tolist() == [[1, 2], [3, 4]]
 
 
 PAIRS = VectorParser(["x", "y"], 3)
-MANY = VectorParser([f"p{i}" for i in range(12)])
-TOLD = [
+LONG_VECTOR = VectorParser([f"p{i}" for i in range(12)])
+MESSAGES = [
     (KNOBS, "", "the reply is empty: there is no list of 2 numbers in it"),
     (PAIRS, " \n", "the reply is empty: there is no 3 lists of 2 numbers in it"),
     (DRONE, "Nothing.", "there is no action in the reply, and no JSON object"),
@@ -320,8 +328,8 @@ TOLD = [
      "'{\\n  \"x0\": 1,\\n  \"x1\": 0.5.5\\n}': Expecting ',' delimiter"),
     (KNOBS, '{"x0": 1}', "there is no number for x1"),
     (KNOBS, "x0: 1", "there is no number for x1"),
-    (MANY, '{"p11": 1}', "there is no number for p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, ..."),
-    (MANY, '{"p11": 1, "p0": 2}', "there is no number for p1, p2, p3, p4, p5, p6, p7, p8, p9, p10"),
+    (LONG_VECTOR, '{"p11": 1}', "there is no number for p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, ..."),
+    (LONG_VECTOR, '{"p11": 1, "p0": 2}', "there is no number for p1, p2, p3, p4, p5, p6, p7, p8, p9, p10"),
     (KNOBS, '{"x0": 1, "x1": "many"}', "x1 must be a number, got 'many'"),
     (KNOBS, f'{{"x0": "{80 * "m"}", "x1": 0}}', f"x0 must be a number, got '{59 * 'm'}"),
     (KNOBS, '{"x0": 1e999, "x1": 1}', "x0 must be a number, got inf"),
@@ -339,15 +347,15 @@ TOLD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("question", "reply", "told"), TOLD)
-def test_what_a_model_is_told_of_a_reply_without_numbers(question, reply, told):
+@pytest.mark.parametrize(("question", "reply", "message"), MESSAGES)
+def test_missing_numbers_message(question, reply, message):
     with pytest.raises(InvalidReply) as invalid:
         parse_answer(reply, question)
-    assert str(invalid.value) == told
+    assert str(invalid.value) == message
 
 
 @pytest.mark.parametrize(
-    ("question", "reply", "told"),
+    ("question", "reply", "message"),
     [
         (KNOBS, '<think>{"x0": 1, "x1": 2} or so',
          "the reply ends inside a thought: there is no list of 2 numbers after it"),
@@ -357,7 +365,7 @@ def test_what_a_model_is_told_of_a_reply_without_numbers(question, reply, told):
         (KNOBS, "1.5, 0.5", "there is no list of 2 numbers in the reply, and no JSON object"),
     ],
 )  # fmt: skip
-def test_what_a_model_is_told_of_a_reply_that_was_cut_off(question, reply, told):
+def test_truncation_message(question, reply, message):
     with pytest.raises(InvalidReply) as invalid:
         parse_answer(reply, question, cut=True)
-    assert str(invalid.value) == told
+    assert str(invalid.value) == message

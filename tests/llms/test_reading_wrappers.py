@@ -1,4 +1,4 @@
-"""What is read in a reply does not depend on what it is wrapped in, and what is only thought or quoted is not read."""
+"""The parsed answer does not depend on the text around it, and thoughts and quotations are not parsed."""
 
 import json
 
@@ -7,19 +7,19 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmrl.llms.hosted import written
+from llmrl.llms.hosted import message_text
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
-from llmrl.llms.reading.json_and_markup import structures
-from llmrl.llms.reading.number_parser import number_of
+from llmrl.llms.reading.json_and_markup import find_outermost_values
+from llmrl.llms.reading.number_parser import parse_number
 from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
 
 NAMES = ("turn left", "turn_right", "go forward", "noop")
 SKILLS = (("explore", False), ("go to", True), ("pick up", True))
 OBJECTS = ("red key", "blue door")
-CHOICE, BY_NUMBER = ChoiceParser(NAMES), ChoiceParser(NAMES, numbered=True)
+CHOICE, NUMBERED_CHOICE = ChoiceParser(NAMES), ChoiceParser(NAMES, numbered=True)
 PLAN = PlanParser(SKILLS, OBJECTS, 20)
 PARAMS = VectorParser([f"params[{i}]" for i in range(3)])
 RATES = VectorParser(["rate_1", "rate_2", "other"])
@@ -30,23 +30,23 @@ steps = st.lists(
 )
 
 
-def asked(question, fields, answer):
-    """A question, the object of a reply to it, and what it means."""
+def with_fields(question, fields, answer):
+    """Return a question, the object of a reply to it, and what it means."""
     return question, fields, answer
 
 
-ASKED = st.one_of(
-    st.sampled_from(range(4)).map(lambda i: asked(CHOICE, {"action": NAMES[i]}, i)),
-    st.sampled_from(range(4)).map(lambda i: asked(BY_NUMBER, {"action": i}, i)),
-    st.lists(numbers, min_size=3, max_size=3).map(lambda x: asked(PARAMS, {"params": x}, [x])),
+CASES = st.one_of(
+    st.sampled_from(range(4)).map(lambda i: with_fields(CHOICE, {"action": NAMES[i]}, i)),
+    st.sampled_from(range(4)).map(lambda i: with_fields(NUMBERED_CHOICE, {"action": i}, i)),
+    st.lists(numbers, min_size=3, max_size=3).map(lambda x: with_fields(PARAMS, {"params": x}, [x])),
     st.lists(numbers, min_size=3, max_size=3).map(
-        lambda x: asked(RATES, dict(zip(RATES.names, x, strict=True)), [x]),
+        lambda x: with_fields(RATES, dict(zip(RATES.names, x, strict=True)), [x]),
     ),
     steps.map(
-        lambda plan: asked(PLAN, {"plan": [{"skill": s, "object": o} for s, o in plan[:20]]}, tuple(plan[:20])),
+        lambda plan: with_fields(PLAN, {"plan": [{"skill": s, "object": o} for s, o in plan[:20]]}, tuple(plan[:20])),
     ),
 )
-AROUND_OBJECTS = {
+OBJECT_WRAPPERS = {
     "none": lambda x: x,
     "reasons": lambda x: {"reasoning": "It says {so}.", **x},
     "answer": lambda x: {"answer": x},
@@ -69,7 +69,7 @@ NOTATIONS = {
     "no-break": lambda x: json.dumps(x).replace(", ", ",\u00a0"),
 }
 DRAFT = '{"action": "noop", "params": [9, 9, 9], "plan": [{"skill": "explore"}], "rate_1": 9, "rate_2": 9, "other": 9}'
-AROUND_TEXTS = {
+TEXT_WRAPPERS = {
     "nothing": "%s",
     "fence": "```json\n%s\n```",
     "tildes": "~~~\n%s\n~~~",
@@ -93,32 +93,30 @@ AROUND_TEXTS = {
 }
 
 
-@given(ASKED, st.sampled_from([*AROUND_OBJECTS]), st.sampled_from([*NOTATIONS]), st.sampled_from([*AROUND_TEXTS]))
-def test_wrappers_change_nothing(question, wrapper, notation, text):
+@given(CASES, st.sampled_from([*OBJECT_WRAPPERS]), st.sampled_from([*NOTATIONS]), st.sampled_from([*TEXT_WRAPPERS]))
+def test_wrappers_keep_answer(question, wrapper, notation, text):
     # Not read yet: a list of one after a correction or in a tag, and lists that are not closed.
     assume(wrapper != "list" or (notation == "json" and text not in ("corrected", "tag")))
     question, fields, answer = question
-    reply = AROUND_TEXTS[text].replace("%s", NOTATIONS[notation](AROUND_OBJECTS[wrapper](fields)))
-    found = parse_answer(reply, question).answer
-    assert found.tolist() == answer if isinstance(found, np.ndarray) else found == answer
+    reply = TEXT_WRAPPERS[text].replace("%s", NOTATIONS[notation](OBJECT_WRAPPERS[wrapper](fields)))
+    parsed = parse_answer(reply, question).answer
+    assert parsed.tolist() == answer if isinstance(parsed, np.ndarray) else parsed == answer
 
 
-@given(ASKED, st.data())
-def test_a_reply_that_is_cut_means_the_same_or_nothing(question, data):
+@given(CASES, st.data())
+def test_truncated_reply_is_equal_or_invalid(question, data):
     question, fields, answer = question
-    whole = data.draw(st.sampled_from(["%s", f"<think>{DRAFT}</think>%s", "Well, %s"])).replace(
-        "%s", json.dumps(fields)
-    )
-    end = data.draw(st.integers(0, len(whole)))
+    text = data.draw(st.sampled_from(["%s", f"<think>{DRAFT}</think>%s", "Well, %s"])).replace("%s", json.dumps(fields))
+    end = data.draw(st.integers(0, len(text)))
     try:
-        found = parse_answer(whole[:end], question, cut=True).answer
+        parsed = parse_answer(text[:end], question, cut=True).answer
     except InvalidReply:
         return
-    assert found.tolist() == answer if isinstance(found, np.ndarray) else found == answer
+    assert parsed.tolist() == answer if isinstance(parsed, np.ndarray) else parsed == answer
 
 
-@given(ASKED)
-def test_a_thought_alone_is_no_answer(question):
+@given(CASES)
+def test_thought_is_not_answer(question):
     question, fields, _ = question
     for text in (
         "<think>%s</think>",
@@ -127,19 +125,19 @@ def test_a_thought_alone_is_no_answer(question):
     ):
         with pytest.raises(InvalidReply):
             parse_answer(text.replace("%s", json.dumps(fields)), question)
-    with pytest.raises(InvalidReply, match="inside a thought"):
+    with pytest.raises(InvalidReply, match="thought"):
         parse_answer(f"<think>{json.dumps(fields)}", question, cut=True)
 
 
-@given(ASKED, ASKED)
-def test_different_answers_are_none(question, other):
-    (question, fields, answer), (_, others, another) = question, other
-    text = f"{json.dumps(fields)}\n{json.dumps(others)}"
-    if fields.keys() != others.keys() or type(answer) is not type(another):
+@given(CASES, CASES)
+def test_different_answers_are_none(question, second_question):
+    (question, fields, answer), (_, second_fields, second_answer) = question, second_question
+    text = f"{json.dumps(fields)}\n{json.dumps(second_fields)}"
+    if fields.keys() != second_fields.keys() or type(answer) is not type(second_answer):
         return
-    if question is other[0] and answer == another:
+    if question is second_question[0] and answer == second_answer:
         parse_answer(text, question)
-    elif question is other[0]:
+    elif question is second_question[0]:
         with pytest.raises(InvalidReply, match="different"):
             parse_answer(text, question)
 
@@ -163,12 +161,12 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("message", "text"), MESSAGES)
-def test_a_message_is_one_text(message, text):
-    assert written(message) == text
+def test_message_is_single_text(message, text):
+    assert message_text(message) == text
 
 
 @pytest.mark.parametrize(
-    ("said", "number"),
+    ("text", "number"),
     [
         ("0.8 N", 0.8),
         ("-3/4", -0.75),
@@ -195,12 +193,12 @@ def test_a_message_is_one_text(message, text):
         (float("inf"), None),
     ],
 )
-def test_numbers_as_people_write_them(said, number):
-    assert number_of(said) == number
+def test_human_number_formats(text, number):
+    assert parse_number(text) == number
 
 
-def test_per_cent_are_hundredths_where_that_is_what_is_asked_for():
-    assert number_of("40 %", shares=True) == 0.4 and number_of("40%") is None
+def test_percentages_convert_when_requested():
+    assert parse_number("40 %", is_share=True) == 0.4 and parse_number("40%") is None
 
 
 @pytest.mark.parametrize(
@@ -216,5 +214,5 @@ def test_per_cent_are_hundredths_where_that_is_what_is_asked_for():
         ("<function=f>\n<parameter=a>\nx\n</parameter>\n</function>", {"function": {"a": "x"}}),
     ],
 )
-def test_values_in_a_text(text, value):
-    assert [found.value for found in structures(text)] == [value]
+def test_values_in_text(text, value):
+    assert [structure.value for structure in find_outermost_values(text)] == [value]

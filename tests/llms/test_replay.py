@@ -10,10 +10,18 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.replay import ReplayChat
 from models import Echo, ask
 
-RUN = ("env=escape_room", "env.n_envs=2", "principal=llm", "design.steps=6", "design.adapt_rounds=1")
+RUN = (
+    "env=escape_room",
+    "env.n_envs=2",
+    "principal=llm",
+    "design.evaluations=1",
+    "design.steps=6",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=2",
+)
 
 
-def recorded(folder, *texts, stream=0):
+def record_calls(folder, *texts, stream=0):
     ChatClient(Echo(), ledger=CallLog(folder / FILE_NAME), stream=stream).chat([ask(text) for text in texts])
 
 
@@ -24,60 +32,61 @@ def replay(path, seed=0):
 
 
 @pytest.mark.slow
-def test_an_experiment_again(tmp_path):
+def test_replay_reproduces_experiment(tmp_path):
     """Seeds, repairs and fallbacks included; only what was paid differs."""
-    spoilt = ("llm.malformed=0.6", "llm.max_invalid=null")
+    malformed = ("llm.malformed=0.6", "llm.max_invalid=null")
     for seed in (0, 1):
-        run(*RUN, *spoilt, f"seed={seed}", f"output_root={tmp_path}/first")
+        run(*RUN, *malformed, f"seed={seed}", f"output_root={tmp_path}/first")
     [folder] = (tmp_path / "first" / "escape_room").iterdir()
     for seed, calls in ((0, folder / "s0"), (1, folder), (1, folder / "s1" / FILE_NAME)):
         root = tmp_path / f"again_{seed}_{len(calls.parts)}"
         run(*RUN, "llm=replay", "llm.max_invalid=null", f"llm.calls='{calls}'", f"seed={seed}", f"output_root={root}")
-        again = only_run_folder(root)
-        without_spent = [
-            [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(which)]
-            for which in (again, folder / f"s{seed}")
+        replayed_folder = only_run_folder(root)
+        comparable = [
+            [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(run_folder)]
+            for run_folder in (replayed_folder, folder / f"s{seed}")
         ]
-        assert without_spent[0] == without_spent[1]
-        assert comparable_metrics(again, "proposal")[-1]["llm/invalid_replies"] > 0
-        assert comparable_metrics(again, "proposal")[-1]["spent/llm_calls"] == 0
+        assert comparable[0] == comparable[1]
+        assert comparable_metrics(replayed_folder, "proposal")[-1]["llm/invalid_replies"] > 0
+        assert comparable_metrics(replayed_folder, "proposal")[-1]["usage/llm_calls"] == 0
         assert (
-            json.loads((again / "status.json").read_text())["llm"] == "replay of scripted rule (not a language model)"
+            json.loads((replayed_folder / "status.json").read_text())["llm"]
+            == "replay of scripted rule (not a language model)"
         )
 
 
-def test_replies_tokens_and_costs_are_the_recorded_ones(tmp_path):
-    recorded(tmp_path, "a", "b", "a")
+def test_replay_keeps_costs(tmp_path):
+    record_calls(tmp_path, "a", "b", "a")
     client = replay(tmp_path)
     replies = client.chat([ask("a"), ask("a"), ask("b")])
     assert [reply.text for reply in replies] == ["a", "a", "b"]
     assert replies[0].cost == 7e-6 and replies[0].prompt_tokens == 3 and replies[0].attempts == 0
-    assert client.label == "replay of echo" and client.metrics()["spent/llm_calls"] == 0
+    assert client.label == "replay of echo" and client.metrics()["usage/llm_calls"] == 0
     with pytest.raises(LLMError, match="holds no reply to this request"):
         client.chat([ask("a")])
 
 
-def test_another_seed_is_told_so(tmp_path):
-    recorded(tmp_path, "a", stream=3)
-    with pytest.raises(LLMError, match="recorded with seed=3 and this run has seed=4"):
+def test_different_seed_warns(tmp_path):
+    record_calls(tmp_path, "a", stream=3)
+    with pytest.raises(LLMError, match=r"seed=3.*seed=4"):
         replay(tmp_path, seed=4)
 
 
 def test_shared_replies_serve_any_seed(tmp_path):
-    recorded(tmp_path, "a", stream=None)
+    record_calls(tmp_path, "a", stream=None)
     assert replay(tmp_path, seed=4).chat([ask("a")])[0].text == "a"
 
 
-def test_nothing_to_replay(tmp_path):
-    with pytest.raises(ConfigError, match=r"holds no llm_calls\.jsonl"):
+def test_empty_replay(tmp_path):
+    with pytest.raises(ConfigError, match=r"llm_calls\.jsonl"):
         replay(tmp_path / "nowhere")
     CallLog(tmp_path / FILE_NAME)
-    with pytest.raises(ConfigError, match="holds no reply"):
+    with pytest.raises(ConfigError, match="no reply"):
         replay(tmp_path)
 
 
-def test_the_recorded_context_window_shapes_the_questions(tmp_path):
-    recorded(tmp_path, "a")
+def test_replay_uses_original_context_window(tmp_path):
+    record_calls(tmp_path, "a")
     (tmp_path / "config.yaml").write_text("llm: {context_window: 50, max_tokens: 20}")
     assert not replay(tmp_path).fits([{"role": "user", "content": "a " * 40}])
     (tmp_path / "config.yaml").unlink()

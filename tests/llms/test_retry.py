@@ -7,48 +7,48 @@ from llmrl.llms.retry import Retry, TransientError, parse_retry_after
 
 
 def failing(error, times=10**9):
-    """A call that raises `error` so many times and then returns "fine"."""
-    left = [times]
+    """Return a call that raises `error` so many times and then returns "fine"."""
+    remaining = [times]
 
     def call():
-        left[0] -= 1
-        if left[0] >= 0:
+        remaining[0] -= 1
+        if remaining[0] >= 0:
             raise error
         return "fine"
 
     return call
 
 
-def test_wait_grows_and_is_bounded():
+def test_wait_is_bounded():
     waits = []
     with pytest.raises(LLMError, match=r"down.*tried 9 times"):
-        Retry(8, first_delay=1.0, longest_delay=60.0)(failing(TransientError("down")), waits.append)
+        Retry(8, initial_delay=1.0, max_delay=60.0)(failing(TransientError("down")), waits.append)
     assert len(waits) == 8
     for n, wait in enumerate(waits):
         longest = min(2.0**n, 60.0)
         assert longest / 2 <= wait <= longest
 
 
-def test_waits_of_two_processes_differ():
+def test_waits_differ_across_processes():
     waits = []
     for _ in range(2):
         Retry(1)(failing(TransientError("down"), 1), waits.append)
     assert waits[0] != waits[1]
 
 
-def test_attempts_are_counted():
+def test_attempts_count():
     assert Retry(3)(failing(TransientError("down"), 2), lambda seconds: None) == ("fine", 3)
 
 
-def test_the_server_decides_how_long_to_wait():
+def test_server_sets_wait():
     waits = []
-    Retry(1, first_delay=0.0)(failing(TransientError("busy", retry_after=7.0), 1), waits.append)
+    Retry(1, initial_delay=0.0)(failing(TransientError("busy", retry_after=7.0), 1), waits.append)
     assert waits == [7.0]
-    with pytest.raises(LLMError, match="asks to wait 601 s"):
-        Retry(1, longest_retry_after=600.0)(failing(TransientError("busy", retry_after=601.0)), waits.append)
+    with pytest.raises(LLMError, match="601 s"):
+        Retry(1, max_retry_after=600.0)(failing(TransientError("busy", retry_after=601.0)), waits.append)
 
 
-def test_other_errors_are_not_tried_again():
+def test_permanent_errors_do_not_retry():
     waits = []
     with pytest.raises(LLMError, match=r"^no$"):
         Retry(5)(failing(LLMError("no")), waits.append)
@@ -65,5 +65,5 @@ def test_retry_after_forms():
     assert parse_retry_after("1.5") == 1.5
     assert parse_retry_after("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30.0
     assert parse_retry_after("Wed, 31 Dec 2025 00:00:00 GMT", now) == 0.0
-    for nothing in (None, "", "soon", "nan", "inf"):
-        assert parse_retry_after(nothing) is None
+    for missing_header in (None, "", "soon", "nan", "inf"):
+        assert parse_retry_after(missing_header) is None

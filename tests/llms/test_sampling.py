@@ -1,4 +1,4 @@
-"""What is sent beside the messages, and what becomes of thoughts."""
+"""Sampling settings in requests, and the treatment of thoughts."""
 
 import json
 
@@ -9,13 +9,11 @@ from llmrl.core.errors import ConfigError
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog, read_calls
-from llmrl.llms.hosted import reply_of
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.hosted import parse_message
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 from llmrl.llms.request_key import request_key
-from llmrl.llms.sampling import SamplingSettings
 from llmrl.llms.transcript import markdown
-from models import ask, connected
+from models import ask, connected, openai_model
 
 SETTINGS = {
     "top_p": 0.9,
@@ -27,7 +25,7 @@ SETTINGS = {
 }
 
 
-def test_all_settings_are_sent_and_the_limit_counts_thought_and_answer():
+def test_request_settings():
     with FakeOpenAIServer() as server:
         connected(server, provider={"max_tokens": 100, **SETTINGS}).chat([ask(), ask()])
     first, second = sorted(server.requests, key=lambda body: body["seed"])
@@ -48,38 +46,38 @@ def test_all_settings_are_sent_and_the_limit_counts_thought_and_answer():
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_each_setting_is_part_of_the_request_key(name):
+def test_settings_are_in_request_key(name):
     def key(**settings):
-        return request_key(OpenAICompatibleChat("http://localhost:1/v1", "m", **settings).identity, ask())
+        return request_key(openai_model("http://localhost:1/v1", "m", **settings).identity, ask())
 
     assert key(**{name: SETTINGS[name]}) != key()
 
 
-def test_room_for_thoughts_is_set_aside_in_budget_and_window():
-    model = OpenAICompatibleChat("http://localhost:1/v1", "m", max_tokens=100, thinking_budget=300, context_window=450)
+def test_budget_reserves_thoughts():
+    model = openai_model("http://localhost:1/v1", "m", max_tokens=100, thinking_budget=300, context_window=450)
     prompt = estimate_tokens("hi") + MESSAGE_TOKENS
     assert Budget().reserve(ask(), model).tokens == prompt + 400
     assert model.fits(ask().messages) and not model.fits(ask("word " * 60).messages)
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("settings", "message"),
     [
         ({"stop": ["a", ""]}, r"llm\.stop"),
-        ({"extra_body": {"max_tokens": 9}}, r"llm\.extra_body\.max_tokens is set by the client"),
-        ({"extra_body": {"n": 4}}, r"llm\.extra_body\.n would change"),
-        ({"extra_body": {"x": float("nan")}}, r"llm\.extra_body\.x is no JSON"),
+        ({"extra_body": {"max_tokens": 9}}, r"llm\.extra_body\.max_tokens"),
+        ({"extra_body": {"n": 4}}, r"llm\.extra_body\.n"),
+        ({"extra_body": {"x": float("nan")}}, r"llm\.extra_body\.x"),
     ],
 )
-def test_settings_that_contradict_the_client_are_refused(settings, named):
-    with pytest.raises(ConfigError, match=named):
-        SamplingSettings(**settings)
+def test_contradictory_settings_raise(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        openai_model("http://localhost:1/v1", "m", **settings)
 
 
 THOUGHT = {"content": "yes", "reasoning_content": "hm, perhaps"}
 
 
-def test_thoughts_are_kept_beside_the_reply(tmp_path):
+def test_thoughts_are_stored_with_reply(tmp_path):
     usage = {"completion_tokens_details": {"reasoning_tokens": 5}}
     with FakeOpenAIServer(lambda messages: THOUGHT, usage=usage) as server:
         for _ in range(2):
@@ -87,12 +85,12 @@ def test_thoughts_are_kept_beside_the_reply(tmp_path):
             [reply] = client.chat([ask()])
             assert (reply.text, reply.thoughts, reply.reasoning_tokens) == ("yes", "hm, perhaps", 5)
             assert client.metrics()["llm/reasoning_tokens"] == 5
-    paid, kept = read_calls(tmp_path / "calls.jsonl")
-    assert len(server.requests) == 1 and kept["cached"]
-    assert paid["thoughts"] == kept["thoughts"] == "hm, perhaps" and paid["reasoning_tokens"] == 5
-    shown = markdown(paid)
-    assert "**Thought before:**\n\n```\nhm, perhaps\n```" in shown and "5 reasoning tokens" in shown
-    assert "perhaps" not in json.dumps(paid["messages"])
+    first_call, cached_call = read_calls(tmp_path / "calls.jsonl")
+    assert len(server.requests) == 1 and cached_call["cached"]
+    assert first_call["thoughts"] == cached_call["thoughts"] == "hm, perhaps" and first_call["reasoning_tokens"] == 5
+    text = markdown(first_call)
+    assert "**Thought before:**\n\n```\nhm, perhaps\n```" in text and "5 reasoning tokens" in text
+    assert "perhaps" not in json.dumps(first_call["messages"])
 
 
 @pytest.mark.parametrize(
@@ -103,17 +101,17 @@ def test_thoughts_are_kept_beside_the_reply(tmp_path):
         ((11, 7, 40, None), 47),  # they cannot be part of it
     ],
 )
-def test_thoughts_are_never_left_out_of_what_is_charged(counts, completion):
-    prompt, replied, thought, total = counts
+def test_thoughts_cost_tokens(counts, completion):
+    prompt, answer_tokens, thought, total = counts
     usage = {
         "prompt_tokens": prompt,
-        "completion_tokens": replied,
+        "completion_tokens": answer_tokens,
         "total_tokens": total,
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
-    assert reply_of({"content": "yes"}, usage, "stop").completion_tokens == completion
+    assert parse_message({"content": "yes"}, usage, "stop").completion_tokens == completion
 
 
-def test_a_thought_without_an_answer_is_the_text_and_stands_once():
-    reply = reply_of({"content": "", "reasoning_content": '{"action": 1}'}, {}, "length")
+def test_thought_with_empty_answer_becomes_text():
+    reply = parse_message({"content": "", "reasoning_content": '{"action": 1}'}, {}, "length")
     assert reply.text == '<think>\n{"action": 1}' and reply.thoughts == "" and reply.cut

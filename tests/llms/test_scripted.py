@@ -12,18 +12,18 @@ from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.object_parser import parse_json
 from llmrl.llms.scripted import REFUSAL
 from llmrl.llms.structured import json_schema
-from llmrl.principals.llm_factory import llm_principal
 from models import ask, scripted
+from shipped import llm_principal
 from societies import CLEANUP, outcome, toy
 
 QUESTION = llm_principal(CLEANUP, scripted()).question(None).text
 
 
 def replies(n, seed=0, **shares):
-    return [reply.text for reply in scripted(seed, **shares).chat([asked()] * n)]
+    return [reply.text for reply in scripted(seed, **shares).chat([player_request()] * n)]
 
 
-def asked():
+def player_request():
     return ask(QUESTION, purpose="principal")
 
 
@@ -37,7 +37,7 @@ def asked():
         ("refusal", lambda text: text == REFUSAL),
     ],
 )
-def test_each_fault_makes_a_reply_invalid(fault, sign):
+def test_faults_make_reply_invalid(fault, sign):
     [text] = replies(1, **{fault: 1.0})
     assert sign(text)
     principal = llm_principal(CLEANUP, scripted(**{fault: 1.0}))
@@ -46,41 +46,41 @@ def test_each_fault_makes_a_reply_invalid(fault, sign):
 
 
 @pytest.mark.slow
-def test_shares_are_kept():
+def test_fault_shares():
     texts = replies(2000, empty=0.2, refusal=0.1)
     assert texts.count("") / 2000 == pytest.approx(0.2, abs=0.03)
     assert texts.count(REFUSAL) / 2000 == pytest.approx(0.1, abs=0.025)
 
 
-def test_the_same_question_has_the_same_fate():
+def test_repeated_question_has_equal_fault():
     assert replies(50, empty=0.5) == replies(50, empty=0.5) != replies(50, seed=1, empty=0.5)
 
 
-def test_shares_of_more_than_all():
-    with pytest.raises(ConfigError, match="add up to more than 1"):
+def test_fault_shares_exceeding_1_raise():
+    with pytest.raises(ConfigError, match="at most 1"):
         scripted(empty=0.6, refusal=0.6)
 
 
-def test_a_cut_reply_says_so():
-    assert scripted(truncated=1.0).chat([asked()])[0].finish == "length"
+def test_truncated_reply_has_finish_reason():
+    assert scripted(truncated=1.0).chat([player_request()])[0].finish == "length"
 
 
-def test_experiments_that_sample_take_it_too():
+def test_sampling_experiments_accept_rules():
     """A temperature changes nothing, the longest reply is kept to."""
-    plain, cold = (scripted(**options).chat([asked()])[0] for options in ({}, {"temperature": 0.0}))
+    plain, cold = (scripted(**options).chat([player_request()])[0] for options in ({}, {"temperature": 0.0}))
     assert plain.text == cold.text and plain.finish == "stop"
-    [short] = scripted(max_tokens=10).chat([asked()])
+    [short] = scripted(max_tokens=10).chat([player_request()])
     assert plain.text.startswith(short.text) and short.finish == "length" and 5 <= estimate_tokens(short.text) <= 12
 
 
-def test_it_costs_nothing_and_counts_tokens():
+def test_rules_are_free():
     client = scripted()
-    client.chat([asked()])
+    client.chat([player_request()])
     assert client.metrics()["llm/cost"] == 0.0 and client.metrics()["llm/prompt_tokens"] > 500
 
 
-def test_other_questions_are_refused():
-    with pytest.raises(LLMError, match="no rule for this question"):
+def test_unknown_questions_raise():
+    with pytest.raises(LLMError, match="no rule"):
         scripted().chat([ask("What is love?")])
 
 
@@ -95,19 +95,19 @@ class Plan(BaseModel):
     count: int = Field(gt=3, le=5)
     small: int = Field(le=-2)
     sure: bool
-    why: str | None
+    reason: str | None
     version: Literal[2]
 
 
-def test_any_structured_question_gets_a_valid_reply():
+def test_structured_questions_get_valid_replies():
     requests = [ask(f"Step {i}", schema=json_schema(Plan)) for i in range(200)]
     plans = [parse_json(reply.text, Plan) for reply in scripted().chat(requests)]
     assert {len(plan.steps) for plan in plans} == {2, 3, 4}
     assert {step.action for plan in plans for step in plan.steps} == {"left", "right", "stay"}
-    assert {plan.count for plan in plans} == {4, 5} and {plan.why is None for plan in plans} == {True, False}
+    assert {plan.count for plan in plans} == {4, 5} and {plan.reason is None for plan in plans} == {True, False}
 
 
-def test_a_repeated_question_gets_another_draw_and_a_run_the_same_ones():
+def test_repeats_are_reproducible_draws():
     def answers():
         requests = [ask("Where to?", schema=json_schema(Move))] * 30
         return [parse_json(reply.text, Move).action for reply in scripted().chat(requests)]
@@ -115,7 +115,7 @@ def test_a_repeated_question_gets_another_draw_and_a_run_the_same_ones():
     assert answers() == answers() and len(set(answers())) == 3
 
 
-def test_a_principal_learns_from_half_of_its_replies():
+def test_principal_learns_despite_faults():
     principal = llm_principal(toy(), scripted(malformed=0.3, out_of_range=0.1, truncated=0.1))
     values = []
     for _ in range(60):
@@ -129,15 +129,17 @@ def test_a_principal_learns_from_half_of_its_replies():
 
 
 @pytest.mark.slow
-def test_results_say_what_they_are(tmp_path, capsys):
+def test_outputs_mark_rule_model(tmp_path, capsys):
     """In the run's status, summary and call log, and on the screen."""
     run(
         "env=escape_room",
         "env.n_envs=2",
         "principal=llm",
         "llm.malformed=0.5",
+        "design.evaluations=1",
         "design.steps=4",
         "design.adapt_rounds=0",
+        "design.validate_episodes=2",
         f"output_root={tmp_path}",
     )
     folder, label = only_run_folder(tmp_path), "scripted rule (not a language model)"

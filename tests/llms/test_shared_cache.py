@@ -13,10 +13,9 @@ import commands
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
-from llmrl.llms.client import ChatClient
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import request_key
+from models import chat_client, openai_model
 
 PROCESSES, SHARE = 8, 250
 """Two processes each have the same questions, so half of all calls are duplicates."""
@@ -32,7 +31,7 @@ def ask(text):
 
 
 def client(url, folder, concurrency=1):
-    return ChatClient(OpenAICompatibleChat(url, "fake-model"), Cache(folder), limits=RateLimit(concurrency))
+    return chat_client(openai_model(url, "fake-model"), Cache(folder), limits=RateLimit(concurrency))
 
 
 def ask_all(url, folder, number, start, results):
@@ -42,17 +41,17 @@ def ask_all(url, folder, number, start, results):
     order = sorted(range(SHARE), key=lambda i: i + rng.uniform(-10, 10))
     chat = client(url, folder)
     start.wait()
-    answered = []
+    replies = []
     for i in order:
         question = f"question {number % (PROCESSES // 2)}.{i}"
-        before = time.monotonic()
+        start_time = time.monotonic()
         [reply] = chat.chat([ask(question)])
-        answered.append((question, before, time.monotonic(), reply.attempts > 0, reply.text))
+        replies.append((question, start_time, time.monotonic(), reply.attempts > 0, reply.text))
     chat.close()
-    results.put(answered)
+    results.put(replies)
 
 
-def test_eight_processes_share_a_folder(tmp_path, context):
+def test_eight_processes_share_folder(tmp_path, context):
     numbers = count()
     start, results = context.Barrier(PROCESSES), context.SimpleQueue()
     # No two answers are alike, not even to the same question.
@@ -70,18 +69,18 @@ def test_eight_processes_share_a_folder(tmp_path, context):
         for process in processes:
             process.join()
             assert process.exitcode == 0
-        identity = OpenAICompatibleChat(server.url, "fake-model").identity
-    distinct, paid = PROCESSES * SHARE // 2, 0
+        identity = openai_model(server.url, "fake-model").identity
+    distinct, n_charges = PROCESSES * SHARE // 2, 0
     assert len(calls) == distinct
-    for question, answered in calls.items():
-        (first, first_end, _, text), (second, _, _, other_text) = sorted(answered)
-        bills = [was_paid for *_, was_paid, _ in answered]
-        paid += sum(bills)
+    for question, records in calls.items():
+        (first, first_end, _, text), (second, _, _, second_text) = sorted(records)
+        bills = [charge for *_, charge, _ in records]
+        n_charges += sum(bills)
         # Whoever asks after a reply is there finds it; only those who ask meanwhile may pay as well.
-        assert sum(bills) == 1 or (sum(bills) == 2 and second < first_end), (question, first, answered)
-        assert text == other_text, "both must go on with the reply that is kept"
-    assert paid == server.delivered.total() == len(server.requests)
-    assert paid < 1.5 * distinct, "they were hardly ever in step, yet nothing was shared"
+        assert sum(bills) == 1 or (sum(bills) == 2 and second < first_end), (question, first, records)
+        assert text == second_text, "both must go on with the reply that is kept"
+    assert n_charges == server.delivered.total() == len(server.requests)
+    assert n_charges < 1.5 * distinct, "they were hardly ever in step, yet nothing was shared"
 
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert len(files) == distinct and not list(tmp_path.rglob("*.tmp"))
@@ -94,23 +93,23 @@ def test_eight_processes_share_a_folder(tmp_path, context):
         assert reply.text == calls[question][0][-1] and reply.attempts == 0
 
 
-def test_a_request_that_waited_for_its_turn_looks_again(tmp_path):
+def test_waiting_request_rechecks_cache(tmp_path):
     """Answers that arrive while a long batch is under way, from anywhere, are not paid for by it."""
     replies = []
 
     def reply(messages):
         text = messages[0]["content"]
         if text == "long":
-            replies.extend(other.chat([ask("next")]))
+            replies.extend(second_client.chat([ask("next")]))
         return text.upper()
 
     with FakeOpenAIServer(reply) as server:
-        other = client(server.url, tmp_path)
+        second_client = client(server.url, tmp_path)
         chat = client(server.url, tmp_path)
         assert [r.text for r in chat.chat([ask("long"), ask("next")])] == ["LONG", "NEXT"]
         assert [r.attempts for r in replies] == [1]
         assert list(server.delivered.values()) == [1, 1]
-        other.close(), chat.close()
+        second_client.close(), chat.close()
 
 
 TEXT = "half a line of text, and one more\n" * 20_000
@@ -124,15 +123,15 @@ def write_forever(folder, first):
 
 
 @pytest.mark.long
-def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
+def test_dead_writer_leaves_no_partial_record(tmp_path, context):
     rng = random.Random(0)
     for i in range(200):  # how many kills fall into a write depends on what else runs here
         if i >= 25 and len(list(tmp_path.rglob("*.tmp"))) > 5:
             break
         process = context.Process(target=write_forever, args=(tmp_path, i * 1000))
-        begun = len(list(tmp_path.rglob("*.json")))
+        n_initial = len(list(tmp_path.rglob("*.json")))
         process.start()
-        while len(list(tmp_path.rglob("*.json"))) <= begun + 1:  # how soon it writes depends on what else runs here
+        while len(list(tmp_path.rglob("*.json"))) <= n_initial + 1:  # how soon it writes depends on what else runs here
             time.sleep(0.002)
         process.join(timeout=rng.random() * 0.05)
         process.kill()
@@ -149,7 +148,7 @@ def test_a_writer_killed_at_any_moment_leaves_no_half_entry(tmp_path, context):
         assert cache.get(key).text in ("anew", TEXT)
 
 
-def test_threads_of_one_process_share_it_too(tmp_path):
+def test_threads_share_cache(tmp_path):
     requests = [ask(f"question {i % 20}") for i in range(200)]
     numbers = count()
     with FakeOpenAIServer(lambda messages: f"answer {next(numbers)}") as server:

@@ -31,7 +31,7 @@ def play(path, turns):
         model.chat([type(request)(tuple(conversation(turn)), schema={"enum": [f"take_{k}" for k in range(100)]})])
 
 
-def test_the_log_grows_by_what_is_new(tmp_path):
+def test_log_stores_only_new_values(tmp_path):
     play(tmp_path / "short" / FILE_NAME, 10)
     play(tmp_path / "long" / FILE_NAME, 40)
     short, long = ((tmp_path / name / FILE_NAME).stat().st_size for name in ("short", "long"))
@@ -41,7 +41,7 @@ def test_the_log_grows_by_what_is_new(tmp_path):
     assert long < 8 * short  # each call has references to all messages; whole messages are 16 times as much
 
 
-def test_calls_have_their_messages_and_schemas(tmp_path):
+def test_calls_resolve_messages(tmp_path):
     path = tmp_path / FILE_NAME
     play(path, 3)
     play(path, 2)  # another process of the same run
@@ -50,27 +50,27 @@ def test_calls_have_their_messages_and_schemas(tmp_path):
     assert {json.dumps(call["schema"]) for call in calls} == {json.dumps({"enum": [f"take_{k}" for k in range(100)]})}
 
 
-def test_a_transcript_shows_the_messages(tmp_path):
+def test_transcript_resolves_messages(tmp_path):
     play(tmp_path / FILE_NAME, 2)
-    shown = Transcript(tmp_path)({"llm/calls": 2, "time/unix": 1e12})
-    assert "turn 1: xxx" in shown and "The rules of the game." in shown
+    exchange = Transcript(tmp_path)({"llm/calls": 2, "time/unix": 1e12})
+    assert "turn 1: xxx" in exchange and "The rules of the game." in exchange
 
 
-def test_a_full_disk_leaves_no_reference_without_its_value(tmp_path):
+def test_full_disk_leaves_no_dangling_reference(tmp_path):
     path = tmp_path / FILE_NAME
     model = ChatClient(Echo(), ledger=CallLog(path))
     model.chat([ask("short")])
     with no_file_larger_than(path.stat().st_size + 1000), pytest.raises(RunFolderError):
         model.chat([ask(RULES)])
     model.chat([ask(RULES)])
-    replied = [call for call in read_calls(path) if "reply" in call]
-    assert replied[-1]["messages"][0]["content"] == RULES
+    records = [call for call in read_calls(path) if "reply" in call]
+    assert records[-1]["messages"][0]["content"] == RULES
 
 
 @given(
     st.lists(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
 )
-def test_what_is_stored_is_what_was_written(tmp_path_factory, values):
+def test_stored_values_round_trip(tmp_path_factory, values):
     path = tmp_path_factory.mktemp("log") / FILE_NAME
     writer, reader = ValueWriter(), ValueReader(path)
     lines = []

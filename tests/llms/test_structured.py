@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser, parse_json
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply, json_schema
+from llmrl.llms.structured import json_schema
 
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 # No signs with which a value, another turn or a correction could begin, and no letters of "if", "bad" or "e.g.".
@@ -30,18 +31,18 @@ def dollars(text, n):
 class TestDollar:
     @given(
         values=st.lists(finite, min_size=2, max_size=6),
-        before=prose,
+        prefix=prose,
         after=prose,
         separator=st.sampled_from([", ", ",", "; ", " ", "\n", " ,\n "]),
         brackets=st.sampled_from(["{}", "[{}]", "({})", "**{}**", "[[{}]]"]),
         dollar=st.sampled_from(["$", "$$", "\\$"]),
     )
-    def test_finds_the_list_in_any_dress(self, values, before, after, separator, brackets, dollar):
-        text = before + dollar + brackets.format(separator.join(map(repr, values))) + dollar + after
+    def test_finds_the_list_in_any_dress(self, values, prefix, after, separator, brackets, dollar):
+        text = prefix + dollar + brackets.format(separator.join(map(repr, values))) + dollar + after
         assert np.array_equal(dollars(text, len(values)), values)
 
     @given(text=st.text(st.sampled_from("$0123456789.,;eE+-% \n*[]ab"), max_size=80), n=st.integers(1, 4))
-    def test_gives_finite_numbers_or_says_why_not(self, text, n):
+    def test_result_is_finite_or_explains_error(self, text, n):
         try:
             values = dollars(text, n)
         except InvalidReply as error:
@@ -50,7 +51,7 @@ class TestDollar:
             assert values.shape == (n,) and np.isfinite(values).all()
 
     @pytest.mark.parametrize(
-        ("text", "expected"),
+        ("text", "numbers"),
         [
             ("This costs $5 in all, so: $0.1, 0.2, 0.3$", [0.1, 0.2, 0.3]),
             ("$0.1, 0.2, 0.3$ saves $5 a step.", [0.1, 0.2, 0.3]),
@@ -65,8 +66,8 @@ class TestDollar:
             ("They are $1$, $2$ and $3$.", [1, 2, 3]),
         ],
     )
-    def test_examples(self, text, expected):
-        assert dollars(text, 3).tolist() == expected
+    def test_examples(self, text, numbers):
+        assert dollars(text, 3).tolist() == numbers
 
     @pytest.mark.parametrize(
         "text",
@@ -92,10 +93,10 @@ class TestDollar:
 
 
 class TestJson:
-    @given(a=finite, b=finite, before=prose, after=prose, fence=st.sampled_from(["{}", "```json\n{}\n```", "`{}`"]))
-    def test_finds_the_object_in_prose(self, a, b, before, after, fence):
+    @given(a=finite, b=finite, prefix=prose, after=prose, fence=st.sampled_from(["{}", "```json\n{}\n```", "`{}`"]))
+    def test_finds_the_object_in_prose(self, a, b, prefix, after, fence):
         text = (
-            before
+            prefix
             + "\n"
             + fence.replace("{}", json.dumps({"reasoning": "x {y} $", "rate 1": a, "b": b}))
             + "\n"
@@ -105,22 +106,22 @@ class TestJson:
         assert (answer.a, answer.b) == (a, b)
 
     @given(st.text(st.sampled_from('{}[]",:0123456789.eE-+ abnultrfs\\'), max_size=200))
-    def test_any_text_is_an_answer_or_a_reason(self, text):
+    def test_text_parses_or_explains_error(self, text):
         try:
             parse_json(text, Answer)
         except InvalidReply as error:
             assert str(error)
 
-    def test_a_correction_replaces_what_was_there_before(self):
+    def test_correction_overrides_previous_answer(self):
         text = '{"rate 1": 1, "b": 1} no, rather {"rate 1": 2, "b": 2}; as in {"c": 3}'
         assert parse_json(text, Answer).b == 2
-        with pytest.raises(InvalidReply, match="several different answers"):
+        with pytest.raises(InvalidReply, match="different answers"):
             parse_json(text.replace("no, rather", "and"), Answer)
 
     @pytest.mark.parametrize(
         "text", ['{"Rate_1": 1, "B": 2}', '{"answer": {"rate 1": 1, "b": 2}}', '[{"rate1": 1, "b": 2}]']
     )
-    def test_names_and_wrappers(self, text):
+    def test_names_in_wrappers(self, text):
         assert parse_json(text, Answer).b == 2
 
     @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ class TestJson:
         with pytest.raises(InvalidReply, match=message):
             parse_json(text, Answer)
 
-    def test_a_complaint_tells_where_the_json_breaks(self):
-        with pytest.raises(InvalidReply, match=r"breaks at line 2, column 1, near .*Expecting"):
+    def test_error_locates_json_fault(self):
+        with pytest.raises(InvalidReply, match=r"line 2, column 1.*Expecting"):
             parse_json('{"x": 1,\n]', Answer)
 
     @pytest.mark.parametrize("text", ["{" * 200_000, '{"a":' * 20_000, '{"a": ' + "9" * 50_000 + "}"])
@@ -151,7 +152,7 @@ class TestJson:
         with pytest.raises(InvalidReply):
             parse_json(text, Answer)
 
-    def test_schema_is_strict_at_every_depth(self):
+    def test_schema_is_strict_at_all_depths(self):
         class Nested(BaseModel):
             answers: list[Answer]
             default: Answer | None = None
@@ -174,13 +175,13 @@ class TestJson:
         '{"answer": {"lesson": ["look left first"]}}',
     ],
 )
-def test_a_text_is_found(text):
+def test_text_matches(text):
     assert parse_answer(text, TextParser("lesson", 100)).answer == "look left first"
 
 
 @pytest.mark.parametrize(
     "text", ["", '{"lesson": ""}', '{"lesson": "<...>"}', "I'm sorry, I can't help with that.", "x " * 99]
 )
-def test_no_text_is_found(text):
+def test_text_mismatches(text):
     with pytest.raises(InvalidReply):
         parse_answer(text, TextParser("lesson", 100))

@@ -3,10 +3,10 @@ import pytest
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured import InvalidReply
 from llmrl.llms.structured_query import QUOTED_REPLY, Query, StructuredQuery
-from models import Echo, ask
+from models import Echo, ask, chat_client
 
 
 def number(reply):
@@ -29,7 +29,7 @@ class Answers(Echo):
 
 
 def asker(model, repair_turns=1, **policies):
-    client = ChatClient(model, **policies)
+    client = chat_client(model, **policies)
     return StructuredQuery(
         client, "test", number, lambda fault: Prompt(f"Wrong: {fault}"), {"type": "integer"}, repair_turns
     )
@@ -39,11 +39,11 @@ def questions(*texts):
     return [Prompt(text, "p/x", "abc") for text in texts]
 
 
-def test_many_at_once_and_repairs_together():
+def test_questions_are_batched():
     model = Answers("1", "two", "x", "4", "2", "y")
-    asked = asker(model)
-    assert asked.ask(questions("a", "b", "c", "d")) == [1, 2, None, 4]
-    assert asked.metrics() == {
+    query = asker(model)
+    assert query.ask(questions("a", "b", "c", "d")) == [1, 2, None, 4]
+    assert query.metrics() == {
         "llm/invalid_replies": 3.0,
         "llm/repairs": 1.0,
         "llm/fallbacks": 1.0,
@@ -56,49 +56,49 @@ def test_many_at_once_and_repairs_together():
     )
 
 
-def test_what_the_call_log_needs_goes_along():
+def test_request_carries_log_fields():
     model = Answers("1")
     asker(model).ask(questions("a"))
     [request] = model.requests
     assert (request.purpose, request.prompt, request.prompt_hash) == ("test", "p/x", "abc")
     assert request.schema == {"type": "integer"}
     assert request.read(ChatReply("7")) == 7
-    with pytest.raises(InvalidReply, match="'seven' is no number"):
+    with pytest.raises(InvalidReply, match="'seven'"):
         request.read(ChatReply("seven"))
 
 
-def test_a_long_or_empty_reply_is_quoted_as_providers_take_it():
+def test_repair_truncates_long_or_empty_reply():
     model = Answers("", "y" * 10_000, "z")
     asker(model, repair_turns=2).ask(questions("a"))
     assert model.requests[1].messages[1]["content"] == "(empty reply)"
     assert len(model.requests[2].messages[3]["content"]) == QUOTED_REPLY
 
 
-def test_a_cut_reply_is_told_why():
+def test_truncated_reply_repair_explains():
     model = Answers("12 an", "12", finish="length")
     assert asker(model).ask(questions("a")) == [12]
     assert "cut off because it grew too long" in model.requests[1].messages[2]["content"]
 
 
-def test_a_failed_call_falls_back_without_a_repair():
+def test_call_failure_skips_repair():
     model = Echo(fail={"a": LLMError("down")})
-    asked = asker(model, failures="fall_back")
-    assert asked.ask(questions("a", "7")) == [None, 7]
-    assert sorted(model.asked) == ["7", "a"] and asked.counters["fallbacks"] == 1
+    query = asker(model, failures="fall_back")
+    assert query.ask(questions("a", "7")) == [None, 7]
+    assert sorted(model.asked) == ["7", "a"] and query.counters["fallbacks"] == 1
 
 
-def test_no_room_for_a_repair_is_a_fallback():
+def test_full_window_skips_repair():
     model = Answers("word " * 30, context_window=40)
     assert asker(model).ask(questions("a")) == [None]
     assert len(model.requests) == 1
 
 
 def test_state():
-    asked = asker(Answers("x", "y"))
-    asked.ask(questions("a"))
-    other = asker(Answers())
-    other.load_state_dict(asked.state_dict())
-    assert other.metrics() == asked.metrics() and other.counters is not asked.counters
+    query = asker(Answers("x", "y"))
+    query.ask(questions("a"))
+    second_query = asker(Answers())
+    second_query.load_state_dict(query.state_dict())
+    assert second_query.metrics() == query.metrics() and second_query.counters is not query.counters
 
 
 class TestFit:
@@ -106,20 +106,20 @@ class TestFit:
         return Prompt("question " + "record " * k, "p/x")
 
     def fit(self, window, n=100):
-        asked = asker(Echo(context_window=window, max_tokens=10))
-        prompt = asked.fit(self.render, n)
-        return prompt.text.count("record"), asked.counters["trimmed_prompts"]
+        query = asker(Echo(context_window=window, max_tokens=10))
+        prompt = query.fit(self.render, n)
+        return prompt.text.count("record"), query.counters["trimmed_prompts"]
 
-    def test_everything_where_the_window_is_unknown_or_long(self):
+    def test_unknown_or_long_window_keeps_all(self):
         assert self.fit(None) == (100, 0) and self.fit(10**6) == (100, 0)
 
-    def test_as_much_as_fits(self, caplog):
+    def test_history_fits_window(self, caplog):
         # 4 tokens around a message, 2 of "question", 1 for each record, 10 of reply.
         assert self.fit(76) == (60, 1) and self.fit(16) == (0, 1)
         assert "shows 60 of 100 records" in caplog.text
 
-    def test_not_even_nothing(self):
-        with pytest.raises(LLMError, match="prompt p/x does not fit into the context window of echo"):
+    def test_minimal_prompt_overflow_raises(self):
+        with pytest.raises(LLMError, match=r"p/x.*echo"):
             self.fit(15)
 
 
@@ -139,49 +139,49 @@ class TestConversations:
         turns = [("system", "rules"), ("user", "a"), ("assistant", "1"), ("user", "b")]
         return Query(tuple({"role": role, "content": text} for role, text in turns), "p/y", "def", schema)
 
-    def test_they_are_asked_as_they_are(self):
+    def test_conversation_stays_unchanged(self):
         model = Answers("two", "2")
-        asked = asker(model)
-        assert asked.ask([self.question({"type": "string"})]) == [2]
+        query = asker(model)
+        assert query.ask([self.question({"type": "string"})]) == [2]
         first, second = model.requests
         assert [m["role"] for m in first.messages] == ["system", "user", "assistant", "user"]
         assert [m["role"] for m in second.messages][4:] == ["assistant", "user"]
         assert (first.schema, first.prompt, first.prompt_hash) == ({"type": "string"}, "p/y", "def")
         assert asker(model).schema == {"type": "integer"}
 
-    def test_what_each_took(self):
+    def test_usage_per_question(self):
         model = Echo(parallel=False, reply={"cost": 0.5}, fail={})
-        asked = asker(model, repair_turns=1)
-        asked.ask(questions("7", "x"))
-        good, bad = asked.asked
+        query = asker(model, repair_turns=1)
+        query.ask(questions("7", "x"))
+        good, bad = query.asked
         assert (good.replies, good.invalid, good.text) == (1, 0, "7")
         assert (bad.replies, bad.invalid, bad.text) == (2, 2, "Wrong: 'x' is no number")
         assert (bad.prompt_tokens, bad.completion_tokens, bad.cost) == (6, 4, 1.0)
 
-    def test_what_is_unknown_is_not_zero(self):
+    def test_unknown_usage_is_not_zero(self):
         model = Echo(parallel=False, reply={"prompt_tokens": None})
-        asked = asker(model)
-        asked.ask(questions("7"))
-        assert (asked.asked[0].prompt_tokens, asked.asked[0].cost) == (None, None)
+        query = asker(model)
+        query.ask(questions("7"))
+        assert (query.asked[0].prompt_tokens, query.asked[0].cost) == (None, None)
 
-    def test_a_failed_call_is_no_reply_and_costs_nothing(self):
-        asked = asker(Echo(fail={"a": LLMError("down")}), failures="fall_back")
-        asked.ask(questions("a"))
-        took = asked.asked[0]
-        assert (took.replies, took.invalid, took.failed, took.prompt_tokens, took.cost) == (0, 0, 1, 0, 0.0)
+    def test_call_failure_is_free(self):
+        query = asker(Echo(fail={"a": LLMError("down")}), failures="fall_back")
+        query.ask(questions("a"))
+        usage = query.asked[0]
+        assert (usage.replies, usage.invalid, usage.failed, usage.prompt_tokens, usage.cost) == (0, 0, 1, 0, 0.0)
 
 
-def test_a_thought_is_not_shown_back():
+def test_thought_is_excluded_from_repair():
     model = Answers("<think>" + "hm " * 3000 + "</think>two", "2")
     assert asker(model).ask(questions("a")) == [2]
     assert model.requests[1].messages[1] == {"role": "assistant", "content": "two"}
 
 
 @pytest.mark.parametrize("finish", ["length", "MAX_TOKENS", "model_length"])
-def test_a_reply_that_was_cut(finish):
+def test_truncated_reply(finish):
     model = Answers("two", "2", finish=finish)
-    asked = asker(model)
+    query = asker(model)
     assert (
-        asked.ask(questions("a")) == [2] and ChatReply("", finish=finish).cut and not ChatReply("", finish="stop").cut
+        query.ask(questions("a")) == [2] and ChatReply("", finish=finish).cut and not ChatReply("", finish="stop").cut
     )
     assert "cut off because it grew too long; 'two' is no number" in model.requests[1].messages[2]["content"]

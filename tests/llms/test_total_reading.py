@@ -19,17 +19,18 @@ from llmrl.core.spaces import ContinuousActions
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog, read_calls
 from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading import json_and_markup
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import parse_json
-from llmrl.llms.reading.reply_cleaning import LONGEST_REPLY, clean_reply, cleaned
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply, read
+from llmrl.llms.reply_cleaning import MAX_REPLY_LENGTH, clean_reply, strip_control_characters
+from llmrl.llms.structured import read
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.principals.llm_factory import llm_principal
 from llmrl.teachers.plans import Skill, parse_reply
-from models import Echo, scripted
+from models import Echo, chat_client, scripted
+from shipped import llm_principal
 from societies import toy
 
 SKILLS = (Skill("go to", True, ""), Skill("explore", False, ""))
@@ -41,13 +42,13 @@ def numbers(text, n, d):
     return parse_answer(text, VectorParser([f"params[{i}]" for i in range(d)], n))
 
 
-class Thing(BaseModel):
+class Preference(BaseModel):
     number: int
     text: str = ""
 
 
 READERS = {
-    "model": lambda text: parse_json(text, Thing),
+    "model": lambda text: parse_json(text, Preference),
     "dollar": lambda text: parse_answer(text, VectorParser(["x", "y", "z"])),
     "numbers": lambda text: numbers(text, 1, 2),
     "several": lambda text: numbers(text, 2, 2),
@@ -91,7 +92,7 @@ def texts_in(value):
         yield from texts_in([getattr(value, field.name) for field in dataclasses.fields(value)])
 
 
-class Kept(logging.Handler):
+class RecordingTransport(logging.Handler):
     def __init__(self):
         super().__init__(logging.WARNING)
         self.records = []
@@ -102,43 +103,43 @@ class Kept(logging.Handler):
 
 def check(text):
     """Every reader reads `text` or finds it invalid, without the help of what catches all errors."""
-    kept = Kept()
-    logging.getLogger("llmrl.llms.structured").addHandler(kept)
+    handler = RecordingTransport()
+    logging.getLogger("llmrl.llms.structured").addHandler(handler)
     try:
         _check(text)
     finally:
-        logging.getLogger("llmrl.llms.structured").removeHandler(kept)
-    assert kept.records == []
+        logging.getLogger("llmrl.llms.structured").removeHandler(handler)
+    assert handler.records == []
 
 
 def _check(text):
     for name, parse in READERS.items():
         try:
-            found = parse(text)
+            answer = parse(text)
             assert read(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
         except InvalidReply as fault:
-            found = str(fault)
-            assert found
-        for words in texts_in(found):
-            assert words == cleaned(words), name
+            answer = str(fault)
+            assert answer
+        for words in texts_in(answer):
+            assert words == strip_control_characters(words), name
             words.encode()
 
 
-anything = st.text(st.characters(exclude_categories=()))
+arbitrary_text = st.text(st.characters(exclude_categories=()))
 numerals = st.sampled_from(
     ["0", "-1", "1.5", "1" * 5000, "-" + "9" * 400, "1e999999", "-1E308", "NaN", "Infinity", "1e-9"]
 )
 leaves = numerals | st.sampled_from(["null", "true", '"left"', '"go to"', '"key"', '"\\ud800"', '"' + "7" * 5000 + '"'])
-leaves |= anything.map(json.dumps)
+leaves |= arbitrary_text.map(json.dumps)
 
 
-def joined(items):
-    return st.lists(items, max_size=4).map(lambda found: f"[{', '.join(found)}]") | st.dictionaries(
+def join_items(items):
+    return st.lists(items, max_size=4).map(lambda members: f"[{', '.join(members)}]") | st.dictionaries(
         st.sampled_from(NAMES), items, max_size=5
-    ).map(lambda found: "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in found.items()) + "}")
+    ).map(lambda members: "{" + ", ".join(f"{json.dumps(key)}: {value}" for key, value in members.items()) + "}")
 
 
-documents = st.recursive(leaves, joined, max_leaves=12)
+documents = st.recursive(leaves, join_items, max_leaves=12)
 deep = st.builds(
     lambda n, opening, leaf, closed: opening * n + leaf + ("" if closed else {"[": "]", '{"a":': "}"}[opening] * n),
     st.sampled_from([3, 60, 990, 5000]),
@@ -150,17 +151,17 @@ fragments = st.sampled_from([
     "{", "}", "[", "]", '"', "\\", "$", ",", "params[0]:", "params[1] = ", "f(params): 1", "<think>", "</think>",
     "<|message|>", "Action: {", "go to <key>", "```json\n", "-", "\ud800", "\x00", "\u2028", "%", "٣",
 ])  # fmt: skip
-mixtures = st.lists(fragments | documents | numerals | anything, max_size=12).map("".join)
+mixtures = st.lists(fragments | documents | numerals | arbitrary_text, max_size=12).map("".join)
 wrapped = st.builds("{{{}: {}}}".format, st.sampled_from(NAMES).map(json.dumps), documents | deep)
 
 
-@given(st.binary().map(lambda data: data.decode("latin-1")) | anything)
+@given(st.binary().map(lambda data: data.decode("latin-1")) | arbitrary_text)
 def test_any_bytes(text):
     check(text)
 
 
 @given(documents | wrapped | mixtures)
-def test_any_json_and_pieces_of_answers(text):
+def test_json_answer_fragments(text):
     check(text)
 
 
@@ -182,7 +183,7 @@ def test_any_depth(text):
         '{"action": ' + "[" * 900 + "]" * 900 + "}",
     ],
 )
-def test_odd_replies_are_invalid_and_nothing_else(text):
+def test_odd_replies_are_invalid(text):
     check(text)
     for parse in READERS.values():
         with pytest.raises(InvalidReply):
@@ -190,21 +191,21 @@ def test_odd_replies_are_invalid_and_nothing_else(text):
 
 
 PATTERNS = {
-    "digits": "params[0]: " + "1" * LONGEST_REPLY + "x",
-    "digits between dollars": "$" + "1" * (LONGEST_REPLY - 9) + "x$",
-    "digits in a list": "[" + "1" * (LONGEST_REPLY - 9) + "x]",
-    "exponent": "params[0]: 1e" + "1" * (LONGEST_REPLY - 40) + "x",
-    "prose": "a" * LONGEST_REPLY,
-    "braces": "{" * LONGEST_REPLY,
-    "braces and quotes": '{"' * LONGEST_REPLY,
-    "nested": '{"a":' * LONGEST_REPLY,
+    "digits": "params[0]: " + "1" * MAX_REPLY_LENGTH + "x",
+    "digits between dollars": "$" + "1" * (MAX_REPLY_LENGTH - 9) + "x$",
+    "digits in a list": "[" + "1" * (MAX_REPLY_LENGTH - 9) + "x]",
+    "exponent": "params[0]: 1e" + "1" * (MAX_REPLY_LENGTH - 40) + "x",
+    "prose": "a" * MAX_REPLY_LENGTH,
+    "braces": "{" * MAX_REPLY_LENGTH,
+    "braces and quotes": '{"' * MAX_REPLY_LENGTH,
+    "nested": '{"a":' * MAX_REPLY_LENGTH,
     "nested and long": '{"k":[' * 400 + "1," * 14_000,
     "strings without end": '{"k": "' + "x" * 20_000 + '{"' * 3000,
-    "thoughts": "<think>" * LONGEST_REPLY,
-    "ends of thoughts": "</think" * LONGEST_REPLY,
+    "thoughts": "<think>" * MAX_REPLY_LENGTH,
+    "ends of thoughts": "</think" * MAX_REPLY_LENGTH,
     "spaces": "params[0]:1" + " " * 14_000 + "z f(params)=1 " * 1000,
-    "backslashes": '{"a":"' + "\\" * LONGEST_REPLY,
-    "actions": "Action: {" * LONGEST_REPLY,
+    "backslashes": '{"a":"' + "\\" * MAX_REPLY_LENGTH,
+    "actions": "Action: {" * MAX_REPLY_LENGTH,
     "commas": "Action: {" + "go to key," * 2900 + "}",
     "ten million": "x{" * 5_000_000,
 }
@@ -214,7 +215,7 @@ STEPS = 100
 """Lines of Python for each character; the worst of these patterns takes 60 of the reader of several lists."""
 
 
-def steps_of(text, parse, files):
+def count_steps(text, parse, files):
     """Lines of Python that reading a text takes."""
     count = 0
 
@@ -226,37 +227,39 @@ def steps_of(text, parse, files):
     def trace(frame, event, argument):
         return local if frame.f_code.co_filename.startswith(files) else None
 
-    before = sys.gettrace()
+    tracer = sys.gettrace()
     sys.settrace(trace)
     try:
         parse(text)
     except InvalidReply:
         pass
     finally:
-        sys.settrace(before)
+        sys.settrace(tracer)
     return count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_the_work_is_linear(pattern, monkeypatch):
-    """No more than so many lines are executed for each character, and the library that repairs JSON, which takes longer
-    than linear time, is given a bounded part of the text."""
-    given = []
+    """The number of executed lines is at most linear in the number of characters.
+
+    The library that repairs JSON, which takes longer than linear time, receives a bounded part of the text.
+    """
+    pieces = []
     repair = json_and_markup.json_repair.loads
     monkeypatch.setattr(
-        json_and_markup.json_repair, "loads", lambda piece, **more: given.append(piece) or repair(piece, **more)
+        json_and_markup.json_repair, "loads", lambda piece, **options: pieces.append(piece) or repair(piece, **options)
     )
     folder = str(Path(json_and_markup.__file__).parent)
-    text = PATTERNS[pattern][: LONGEST_REPLY // 4]
+    text = PATTERNS[pattern][: MAX_REPLY_LENGTH // 8]
     for name, parse in READERS.items():
-        given.clear()
-        assert steps_of(text, parse, folder) < STEPS * len(text), name
+        pieces.clear()
+        assert count_steps(text, parse, folder) < STEPS * len(text), name
         # Quoting what is no JSON makes a piece somewhat longer.
-        assert sum(map(len, given)) <= 2 * 3 * json_and_markup.MOST_BROKEN, name
+        assert sum(map(len, pieces)) <= 2 * 3 * json_and_markup.MAX_TOTAL_REPAIR_LENGTH, name
 
 
-def test_thoughts_are_left_out():
+def test_thoughts_are_ignored():
     assert clean_reply("a<think>b</think>c<THINKING>d</thinking>e").text == "ace"
     assert clean_reply("of a cut-off thought</think>answer").text == "answer"
     assert (
@@ -265,15 +268,17 @@ def test_thoughts_are_left_out():
     assert clean_reply("<think>a<think>b</think>c").text == "c"
     assert clean_reply("x<|message|>y<|message|>z").text == "z"
     assert clean_reply("a</think>b<think>c</think>d</think>e").text == "e"
-    assert clean_reply("<think>" + "x" * LONGEST_REPLY).thought and clean_reply("x" * LONGEST_REPLY).thought is None
+    assert (
+        clean_reply("<think>" + "x" * MAX_REPLY_LENGTH).thought and clean_reply("x" * MAX_REPLY_LENGTH).thought is None
+    )
 
 
-def test_numbers_are_read_as_people_write_them():
-    for written, number in {"3.": 3, "3.And": 3, ".5": 0.5, "1e2,": 100, "-2.5;": -2.5, "\u22121": -1}.items():
-        assert numbers(f"params[0]: {written}", 1, 1).answer.tolist() == [[number]], written
-    for written in ("3%", "1.2.3", "3x", "1e5x"):
+def test_human_number_formats():
+    for text, number in {"3.": 3, "3.And": 3, ".5": 0.5, "1e2,": 100, "-2.5;": -2.5, "\u22121": -1}.items():
+        assert numbers(f"params[0]: {text}", 1, 1).answer.tolist() == [[number]], text
+    for text in ("3%", "1.2.3", "3x", "1e5x"):
         with pytest.raises(InvalidReply):
-            numbers(f"params[0]: {written}", 1, 1)
+            numbers(f"params[0]: {text}", 1, 1)
 
 
 def test_texts_are_cleaned_after_parsing():
@@ -285,7 +290,7 @@ def test_texts_are_cleaned_after_parsing():
 
 
 def asker(parse, path, model, **options):
-    client = ChatClient(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
+    client = chat_client(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
     return StructuredQuery(client, "test", parse, lambda fault: Prompt(f"wrong: {fault}"), None, 0), client
 
 
@@ -299,7 +304,7 @@ class Says(Echo):
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RecursionError(), KeyError("k"), UnicodeError(), MemoryError()])
-def test_whatever_a_reader_raises_is_an_invalid_reply_in_the_log(tmp_path, caplog, error):
+def test_reader_exception_is_logged_as_invalid(tmp_path, caplog, error):
     def parse(text):
         raise error
 
@@ -313,7 +318,7 @@ def test_whatever_a_reader_raises_is_an_invalid_reply_in_the_log(tmp_path, caplo
     assert type(error).__name__ in calls[0]["fault"]
 
 
-def test_the_log_has_a_reply_before_anybody_reads_it(tmp_path):
+def test_reply_log_precedes_parsing(tmp_path):
     lines = []
 
     def parse(reply):
@@ -322,34 +327,34 @@ def test_the_log_has_a_reply_before_anybody_reads_it(tmp_path):
 
     asking, client = asker(parse, tmp_path, Says("a paid reply"))
     asking.ask([Prompt("q")])
-    assert "a paid reply" in lines[0] and client.metrics()["spent/llm_calls"] == 1
+    assert "a paid reply" in lines[0] and client.metrics()["usage/llm_calls"] == 1
 
-    def killed(text):
+    def fail_on(text):
         raise KeyboardInterrupt
 
-    asking, _ = asker(killed, tmp_path / "killed", Says("a paid reply"))
+    asking, _ = asker(fail_on, tmp_path / "killed", Says("a paid reply"))
     with pytest.raises(KeyboardInterrupt):
         asking.ask([Prompt("q")])
     [call] = read_calls(tmp_path / "killed" / FILE_NAME)
     assert call["reply"] == "a paid reply" and call["valid"] is None
 
 
-def test_a_lesson_with_half_a_pair_can_be_asked_with(tmp_path):
+def test_lesson_may_contain_lone_surrogate(tmp_path):
     asking, _ = asker(lambda reply: read_lesson(reply.text), tmp_path, Says(r'{"lesson": "a \ud800"}'))
     [lesson] = asking.ask([Prompt("q")])
     asking.ask([Prompt(f"you know: {lesson}")])
     assert len(list(read_calls(tmp_path / FILE_NAME))) == 2
 
 
-def test_logs_with_lines_that_no_json_reader_takes(tmp_path):
+def test_logs_with_unparseable_lines(tmp_path):
     path = tmp_path / FILE_NAME
-    ChatClient(Echo(), ledger=CallLog(path)).chat([scripted_request()])
+    ChatClient(Echo(), ledger=CallLog(path)).chat([rule_request()])
     path.write_text(f'{{"hash": {"9" * 5000}}}\n' + "[" * 100_000 + "\n" + '{"judged": "x"}\n' + path.read_text())
     assert [call["reply"] for call in read_calls(path)] == ["hi"]
     assert CallLog(path).spent_before.calls == 1
 
 
-def scripted_request():
+def rule_request():
     from models import ask
 
     return ask("hi")

@@ -17,7 +17,14 @@ from llmrl.llms.call_log import read_calls
 from llmrl.principals import scripted_mechanism
 
 KEY = "sk-canary-1234"
-RUN = ("env=escape_room", "principal=llm", "design.steps=5", "design.adapt_rounds=1", "design.validate_episodes=1")
+RUN = (
+    "env=escape_room",
+    "principal=llm",
+    "design.evaluations=1",
+    "design.steps=5",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=1",
+)
 RUN += ("design.references=0",)
 
 
@@ -33,7 +40,7 @@ def legislator():
     return reply
 
 
-def test_a_run_survives_its_server(tmp_path, monkeypatch):
+def test_run_survives_server_restart(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", KEY)
     with FakeOpenAIServer(legislator(), key=KEY) as server:
         server.faults += ["429-after", "truncated"]
@@ -43,12 +50,12 @@ def test_a_run_survives_its_server(tmp_path, monkeypatch):
             f"llm.base_url={server.url}",
             "llm.model=fake-model",
             "llm.api_key_env=MY_KEY",
-            "llm.retry.first_delay=0.01",
+            "llm.retry.initial_delay=0.01",
             f"output_root={tmp_path}",
         )
     folder = only_run_folder(tmp_path)
-    lost, *calls = read_calls(folder / "llm_calls.jsonl")
-    assert lost["unsettled"] and lost["attempt"] == 2
+    unsettled, *calls = read_calls(folder / "llm_calls.jsonl")
+    assert unsettled["unsettled"] and unsettled["attempt"] == 2
     # Replies 1 (cut off on the way) to 8, of which 2 and 6 cannot be read: five proposals and two repairs.
     assert len(calls) == 7 and all(call["prompt_tokens"] == 11 and call["cost"] is None for call in calls)
     assert [call["valid"] for call in calls] == [False, True, True, True, False, True, True]
@@ -60,7 +67,7 @@ def test_a_run_survives_its_server(tmp_path, monkeypatch):
         assert path.is_dir() or KEY.encode() not in path.read_bytes(), path
 
 
-def test_no_key_stops_the_run_before_an_environment_starts(tmp_path, monkeypatch):
+def test_missing_key_stops_run_early(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.setattr("llmrl.envs.escape_room.EscapeRoom.__init__", lambda *args, **kwargs: pytest.fail("started"))
     with pytest.raises(LLMError, match="OPENAI_API_KEY"):
@@ -68,11 +75,11 @@ def test_no_key_stops_the_run_before_an_environment_starts(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_signal_ends_the_wait_for_a_server_that_is_down(tmp_path):
+def test_signal_ends_wait_for_unreachable_server(tmp_path):
     """As schedulers send it, with less patience than an outage takes: everything is saved, the same command goes on."""
     with FakeOpenAIServer(legislator()) as server:
         overrides = (*RUN, "llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model")
-        command = [sys.executable, "-m", "llmrl.cli.train", *overrides, "llm.retry.first_delay=30"]
+        command = [sys.executable, "-m", "llmrl.cli.train", *overrides, "llm.retry.initial_delay=30"]
         server.faults += ["503"] * 20
         process = commands.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         while not server.requests and process.poll() is None:
@@ -85,6 +92,8 @@ def test_a_signal_ends_the_wait_for_a_server_that_is_down(tmp_path):
         folder = only_run_folder(tmp_path)
         assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
         server.faults.clear()
-        again = commands.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120)
-    assert again.returncode == 0, again.stderr
+        second_run = commands.run(
+            command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=120
+        )
+    assert second_run.returncode == 0, second_run.stderr
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"

@@ -1,4 +1,4 @@
-"""Which exchange is shown beside which line of metrics, that nothing said in it is markup, and how much is shown."""
+"""Exchanges next to lines of metrics: their selection, their number, and text that is no markup."""
 
 import json
 from collections import Counter
@@ -12,32 +12,32 @@ from tensorboard.plugin_util import markdown_to_safe_html
 
 from experiments import only_run_folder, run
 from llmrl.llms.call_log import FILE_NAME, read_calls
-from llmrl.llms.transcript import ALL_OF_FIRST, CHARACTERS, Transcript, markdown
+from llmrl.llms.transcript import MAX_CHARACTERS, N_ALL_SHOWN, Transcript, markdown
 from llmrl.loops.adaptation_record import AdaptationRecord
 
 
-def call(time: float, reply: str = "r", **more: object) -> dict:
+def call(time: float, reply: str = "r", **extra: object) -> dict:
     messages = [{"role": "user", "content": f"question of {time}"}]
-    return {"time": time, "purpose": "principal", "model": "m", "messages": messages, "reply": reply} | more
+    return {"time": time, "purpose": "principal", "model": "m", "messages": messages, "reply": reply} | extra
 
 
 def write(folder: Path, *calls: dict, end: str = "") -> None:
     with (folder / FILE_NAME).open("a") as file:
-        file.write("".join(json.dumps(one) + "\n" for one in calls) + end)
+        file.write("".join(json.dumps(record) + "\n" for record in calls) + end)
 
 
 def line(step: int, unix: float) -> dict:
     return {"kind": "proposal", "x": "proposals", "proposals": step, "llm/calls": 1.0, "time/unix": unix}
 
 
-def test_the_newest_call_since_the_line_before(tmp_path):
+def test_newest_call_since_previous_line(tmp_path):
     transcript = Transcript(tmp_path)
     assert transcript(line(0, 1.0)) is None  # no log yet
     write(tmp_path, call(2.0, "first"), call(3.0, "second"))
     probe = {"kind": "probe", "x": "updates", "updates": 1, "time/unix": 2.5}
     assert transcript(probe) is None  # it tells nothing of a model
-    shown = transcript(line(1, 3.5))
-    assert "second" in shown and "last of 2 calls" in shown and "question of 3.0" in shown
+    exchange = transcript(line(1, 3.5))
+    assert "second" in exchange and "last of 2 calls" in exchange and "question of 3.0" in exchange
     write(tmp_path, end='{"time": 4.0, "reply": "cut sh')
     assert transcript(line(2, 5.0)) is None
     write(tmp_path, end="\n")
@@ -45,36 +45,36 @@ def test_the_newest_call_since_the_line_before(tmp_path):
     assert "third" in transcript(line(3, 6.0))
 
 
-def test_lines_of_before_get_the_texts_they_had(tmp_path):
+def test_earlier_lines_keep_texts(tmp_path):
     write(tmp_path, *[call(float(time), f"reply {time}") for time in range(1, 6)])
-    live, again = Transcript(tmp_path), Transcript(tmp_path)
+    live, second = Transcript(tmp_path), Transcript(tmp_path)
     lines = [line(step, step + 0.5) for step in range(1, 6)]
-    first = [live(one) for one in lines]
+    first = [live(row) for row in lines]
     assert [f"reply {step}" in text for step, text in enumerate(first, start=1)] == [True] * 5
     # The last two lines are lost, and their calls are made again before the next lines are written.
     write(tmp_path, call(7.0, "anew 4"))
-    assert [again(one) for one in lines[:3]] == first[:3]
-    assert "anew 4" in again(line(4, 7.5))
+    assert [second(row) for row in lines[:3]] == first[:3]
+    assert "anew 4" in second(line(4, 7.5))
 
 
 @given(st.text(alphabet=st.sampled_from("`~<>&*_# \n\t\\[](){}!'\"axé\ud83d|-=:")))
-def test_nothing_said_is_markup(said):
-    html = markdown_to_safe_html(markdown(call(1.0, said, messages=[{"role": "user", "content": said}], finish=said)))
+def test_text_is_not_markup(text):
+    html = markdown_to_safe_html(markdown(call(1.0, text, messages=[{"role": "user", "content": text}], finish=text)))
     tags = Counter(part.split(">")[0] for part in html.split("<")[1:])
     # The model, the purpose, the prompt's name, the role and perhaps the finish are code too.
-    codes = 6 if said == "" else 7
-    paired = {"p": 3, "pre": 2, "strong": 2, "code": codes}
-    assert tags == {f"{end}{tag}": count for tag, count in paired.items() for end in ("", "/")}, html
+    codes = 6 if text == "" else 7
+    tag_counts = {"p": 3, "pre": 2, "strong": 2, "code": codes}
+    assert tags == {f"{end}{tag}": count for tag, count in tag_counts.items() for end in ("", "/")}, html
 
 
-def test_html_of_a_model_is_shown_as_text():
-    said = "```\n</code></pre><script>alert(1)</script>\n~~~~\n<b>bold</b> **bold** <!--"
-    html = markdown_to_safe_html(markdown(call(1.0, said, model="<img src=x>")))
+def test_model_html_is_escaped():
+    text = "```\n</code></pre><script>alert(1)</script>\n~~~~\n<b>bold</b> **bold** <!--"
+    html = markdown_to_safe_html(markdown(call(1.0, text, model="<img src=x>")))
     assert "&lt;script&gt;" in html and "<script" not in html and "<b>" not in html and "<img" not in html
     assert "**bold**" in html
 
 
-def test_failures_invalid_replies_and_costs_are_told():
+def test_failures_are_visible():
     assert "not valid" in markdown(call(1.0, valid=False))
     assert "1,200 prompt tokens, 0.25 US dollars" in markdown(call(1.0, valid=True, prompt_tokens=1200, cost=0.25))
     assert "from the cache" in markdown(call(1.0, cached=True, cost=0.25))
@@ -83,28 +83,28 @@ def test_failures_invalid_replies_and_costs_are_told():
     assert "No reply" in markdown(failed) and "no route to host" in markdown(failed)
 
 
-def test_long_questions_are_cut_and_say_so():
+def test_long_questions_are_truncated_with_notice():
     words = " ".join(f"word{i}" for i in range(20_000))
     messages = [{"role": "user", "content": f"number {i}"} for i in range(9)] + [{"role": "user", "content": words}]
-    shown = markdown(call(1.0, messages=messages))
-    assert "6 earlier messages are left out" in shown and "number 5" not in shown and "number 6" in shown
-    assert f"{len(words) - CHARACTERS:,} characters left out" in shown
-    assert "word0 " in shown and "word19999" in shown and len(shown) < 2 * CHARACTERS
-    assert max(map(len, shown.splitlines())) <= 160
+    text = markdown(call(1.0, messages=messages))
+    assert "6 earlier messages are left out" in text and "number 5" not in text and "number 6" in text
+    assert f"{len(words) - MAX_CHARACTERS:,} characters left out" in text
+    assert "word0 " in text and "word19999" in text and len(text) < 2 * MAX_CHARACTERS
+    assert max(map(len, text.splitlines())) <= 160
 
 
-def test_a_long_run_shows_some_hundred_exchanges(tmp_path):
+def test_long_run_shows_limited_exchanges(tmp_path):
     write(tmp_path, *[call(float(time)) for time in range(8000)])
     transcript = Transcript(tmp_path)
-    shown = [step for step in range(8000) if transcript(line(step, step + 0.5)) is not None]
-    assert shown[: ALL_OF_FIRST + 2] == [*range(ALL_OF_FIRST), ALL_OF_FIRST, ALL_OF_FIRST + 2]
-    assert len(shown) <= 520 and shown[-1] > 7900
+    steps_with_text = [step for step in range(8000) if transcript(line(step, step + 0.5)) is not None]
+    assert steps_with_text[: N_ALL_SHOWN + 2] == [*range(N_ALL_SHOWN), N_ALL_SHOWN, N_ALL_SHOWN + 2]
+    assert len(steps_with_text) <= 520 and steps_with_text[-1] > 7900
 
 
-def test_a_resumed_run_shows_each_exchange_once(tmp_path, monkeypatch):
+def test_resume_repeats_no_exchange(tmp_path, monkeypatch):
     overrides = (
         "env=escape_room", "env.n_envs=4", "principal=llm", "llm=scripted", "design.steps=4", "design.adapt_rounds=1",
-        "design.validate_episodes=4", "checkpoint_seconds=0", f"output_root={tmp_path}",
+        "design.evaluations=1", "design.validate_episodes=4", "checkpoint_seconds=0", f"output_root={tmp_path}",
     )  # fmt: skip
     add, steps = AdaptationRecord.add, []
 
@@ -126,6 +126,6 @@ def test_a_resumed_run_shows_each_exchange_once(tmp_path, monkeypatch):
     accumulator.Reload()
     events = accumulator.Tensors(Transcript.TAG)
     assert [event.step for event in events] == [1, 2, 3, 4]
-    asked = [f"generation {k} of 4." for k in (1, 2, 3, 4)]
-    for event, generation in zip(events, asked, strict=True):
+    questions = [f"generation {k} of 4." for k in (1, 2, 3, 4)]
+    for event, generation in zip(events, questions, strict=True):
         assert f"This is {generation}" in event.tensor_proto.string_val[0].decode()

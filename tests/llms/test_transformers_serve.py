@@ -8,8 +8,8 @@ from experiments import only_run_folder, run
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.by_name import build_model
+from models import openai_model
 from tiny_models import make_tiny_causal
 from transformers_server import TransformersServer
 
@@ -30,22 +30,22 @@ def ask(text, schema=None):
 
 
 def client(server, **options):
-    return OpenAICompatibleChat(base_url=server.url, model=server.model, **{"max_tokens": 16, **options})
+    return openai_model(base_url=server.url, model=server.model, **{"max_tokens": 16, **options})
 
 
 def in_process(server, **options):
-    return LocalChat(server.model, device="cpu", seeds=Seeds(0), dtype="float32", max_tokens=16, **options)
+    return build_model("local_chat", model=server.model, seeds=Seeds(0), **{"max_tokens": 16, **options})
 
 
-def test_replies_and_counts_are_those_of_the_model_in_this_process(server):
+def test_replies_match_local_model(server):
     """Two roads to the same weights. A schema is ignored by this server, which must not break the call."""
     provider = client(server, temperature=0.0)
     provider.check()
     for request in (ask("What tax rate?"), ask("0.1 or 0.2?", schema={"type": "object"})):
-        (served,), (local,) = provider.complete([request]), in_process(server, temperature=0.0).complete([request])
-        assert served.text == local.text
-        assert (served.prompt_tokens, served.completion_tokens) == (local.prompt_tokens, local.completion_tokens)
-        assert served.finish == local.finish
+        (remote,), (local,) = provider.complete([request]), in_process(server, temperature=0.0).complete([request])
+        assert remote.text == local.text
+        assert (remote.prompt_tokens, remote.completion_tokens) == (local.prompt_tokens, local.completion_tokens)
+        assert remote.finish == local.finish
     provider.close()
 
 
@@ -58,13 +58,13 @@ def test_the_temperature_arrives(server):
     }
 
 
-def test_another_models_name_is_refused(server):
-    provider = OpenAICompatibleChat(base_url=server.url, model="another", max_tokens=4)
+def test_wrong_model_name_raises(server):
+    provider = openai_model(base_url=server.url, model="another", max_tokens=4)
     with pytest.raises(LLMError, match="another"):
         provider.complete([ask("Hi")])
 
 
-def test_a_run_with_a_model_that_only_babbles_finishes(server, tmp_path):
+def test_run_with_babbling_model_finishes(server, tmp_path):
     """Random weights never write numbers in the format asked for: every proposal falls back, and is counted."""
     run(
         "env=escape_room",

@@ -14,37 +14,35 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from fake_openai_server import FAULTS, FINAL, ODD, PASSING, FakeOpenAIServer, question_of
+from fake_openai_server import FAULTS, FINAL, ODD, PASSING, FakeOpenAIServer, question_text
 from llmrl.core.errors import BudgetExhausted
 from llmrl.core.records import ChatRequest
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog, read_calls
-from llmrl.llms.client import ChatClient
-from llmrl.llms.litellm_chat import LiteLLMChat
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.reading.object_parser import parse_json
 from llmrl.llms.retry import Retry
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
+from models import chat_client, litellm_model, openai_model
 
 OPEN_FILES = Path("/proc/self/fd")
 REQUESTS, CALLERS = 500, 16
-LOST = ("500", "503", "reset", "reset-midway", "truncated", "malformed", "no_choices")
+LOSSES = ("500", "503", "reset", "reset-midway", "truncated", "malformed", "no_choices")
 """Faults after which nobody knows whether a reply was generated."""
 GROWTH = 20 << 20
 """Bytes that may be added to a process by 2,000 requests after the first 500."""
 
 
 def client(url, folder, retries, timeout=1.0):
-    return ChatClient(
-        OpenAICompatibleChat(url, "fake-model", max_tokens=100, timeout=timeout),
+    return chat_client(
+        openai_model(url, "fake-model", max_tokens=100, timeout=timeout),
         Cache(folder / "cache"),
         CallLog(folder / "llm_calls.jsonl"),
-        Retry(retries, first_delay=0.002, longest_delay=0.01),
-        RateLimit(concurrency=CALLERS),
+        retry=Retry(retries, initial_delay=0.002, max_delay=0.01),
+        limits=RateLimit(concurrency=CALLERS),
         failures="fall_back",
     )
 
@@ -58,7 +56,7 @@ def answer(messages):
 
 
 @contextmanager
-def nothing_left():
+def no_resources_open():
     """Every thread and every open file of the block is gone after it."""
     threads, files = set(threading.enumerate()), len(list(OPEN_FILES.iterdir()))
     yield
@@ -66,17 +64,17 @@ def nothing_left():
     assert len(list(OPEN_FILES.iterdir())) <= files
 
 
-def test_an_open_client_would_be_noticed(tmp_path):
-    with pytest.raises(AssertionError), nothing_left(), FakeOpenAIServer() as server:
-        left_open = client(server.url, tmp_path, retries=0)
-        left_open.chat([ask(0)])
-    left_open.close()
+def test_unclosed_client_is_detected(tmp_path):
+    with pytest.raises(AssertionError), no_resources_open(), FakeOpenAIServer() as server:
+        open_client = client(server.url, tmp_path, retries=0)
+        open_client.chat([ask(0)])
+    open_client.close()
 
 
 @pytest.mark.parametrize("callers", ["threads", "one batch"])
-def test_every_request_ends_in_a_reply_or_a_counted_fallback(tmp_path, callers):
+def test_requests_end_in_reply_or_fallback(tmp_path, callers):
     requests = [ask(i) for i in range(REQUESTS)]
-    with nothing_left():
+    with no_resources_open():
         with FakeOpenAIServer(answer, delay=0.005, fault_rate=0.3, fault_kinds=FAULTS) as server:
             chat = client(server.url, tmp_path, retries=1)
             if callers == "threads":
@@ -99,28 +97,28 @@ def test_every_request_ends_in_a_reply_or_a_counted_fallback(tmp_path, callers):
     faults = {exchange.question: exchange.fault for exchange in server.exchanges if exchange.delivered}
     for request, reply in zip(requests, replies, strict=True):
         if not reply.error:
-            assert server.delivered[question_of(request.messages)] == 1
-            fault = faults[question_of(request.messages)]
+            assert server.delivered[question_text(request.messages)] == 1
+            fault = faults[question_text(request.messages)]
             assert (reply.text == answer(request.messages)) == (fault in (None, "wrong_usage")), fault
             assert (reply.prompt_tokens == 11) == (fault != "wrong_usage")
     assert set(ODD) <= set(faults.values())
     record = list(read_calls(tmp_path / "llm_calls.jsonl"))
     calls = [call for call in record if "unsettled" not in call]
-    assert len(record) - len(calls) == metrics["spent/llm_unsettled_calls"] > 0
+    assert len(record) - len(calls) == metrics["usage/llm_unsettled_calls"] > 0
     assert Counter("error" in call for call in calls) == {True: len(failed), False: REQUESTS - len(failed)}
-    assert metrics["spent/llm_failed_calls"] == len(failed)
-    assert metrics["spent/llm_calls"] == metrics["llm/calls"] == REQUESTS - len(failed)
+    assert metrics["usage/llm_failed_calls"] == len(failed)
+    assert metrics["usage/llm_calls"] == metrics["llm/calls"] == REQUESTS - len(failed)
     assert calls[-1]["spent"]["attempts"] == sum(reply.attempts for reply in replies)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
-def test_litellm_passes_on_what_happened(monkeypatch):
+def test_litellm_propagates_faults(monkeypatch):
     """Each fault that may pass is met with one more request, after the wait that the server asked for."""
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     with FakeOpenAIServer(answer, retry_after="0.3") as server:
-        provider = LiteLLMChat("gpt-4o", "OPENAI_API_KEY", api_base=server.url, timeout=1.0)
-        chat = ChatClient(provider, retry=Retry(1, first_delay=0.001), failures="fall_back")
+        provider = litellm_model("gpt-4o", "OPENAI_API_KEY", api_base=server.url, timeout=1.0)
+        chat = chat_client(provider, retry=Retry(1, initial_delay=0.001), failures="fall_back")
         # A time-out of litellm is one of silence, so an answer that trickles in has no end; and it takes some of the
         # wrong usages for errors of the server.
         for i, fault in enumerate(sorted(set(FAULTS) - {"trickle", "wrong_usage"})):
@@ -135,38 +133,38 @@ def test_litellm_passes_on_what_happened(monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [{"calls": 100}, {"usd": 0.3}])
-def test_a_budget_is_hard_for_all_threads_together(tmp_path, limit):
+def test_budget_bounds_all_threads(tmp_path, limit):
     """Requests that are refused give back what was set aside for them; those whose reply was lost do not."""
     kinds = ("429", "500", "503", "529", "reset", "reset-midway", "truncated", "malformed", "no_choices", "400-echo")
     with FakeOpenAIServer(answer, fault_rate=0.3, fault_kinds=kinds) as server:
-        provider = OpenAICompatibleChat(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
+        provider = openai_model(server.url, "fake-model", max_tokens=5000, input_price=1.0, output_price=2.0)
         budget = Budget(**limit)
-        chat = ChatClient(
+        chat = chat_client(
             provider, retry=Retry(1, 0.001), limits=RateLimit(CALLERS), budget=budget, failures="fall_back"
         )
         with pytest.raises(BudgetExhausted, match=rf"llm\.budget\.{next(iter(limit))}="):
             chat.chat([ask(i) for i in range(300)])
         chat.close()
-    spent, lost = budget.spent, sum(exchange.fault in LOST for exchange in server.exchanges)
-    assert spent.unsettled == lost > 0 and spent.calls == server.delivered.total()
-    most = provider.cost(provider.count_tokens(ask(300).messages), 5000)
-    assert spent.cost == pytest.approx(spent.calls * 25e-6)
-    assert spent.unsettled_cost == pytest.approx(lost * most, rel=1e-3)
+    totals, n_lost = budget.spent, sum(exchange.fault in LOSSES for exchange in server.exchanges)
+    assert totals.unsettled == n_lost > 0 and totals.calls == server.delivered.total()
+    reservation = provider.cost(provider.count_tokens(ask(300).messages), 5000)
+    assert totals.cost == pytest.approx(totals.calls * 25e-6)
+    assert totals.unsettled_cost == pytest.approx(n_lost * reservation, rel=1e-3)
     if "calls" in limit:
-        assert spent.calls + lost == limit["calls"]
+        assert totals.calls + n_lost == limit["calls"]
     else:
-        assert limit["usd"] - most < spent.cost + spent.unsettled_cost <= limit["usd"]
+        assert limit["usd"] - reservation < totals.cost + totals.unsettled_cost <= limit["usd"]
 
 
 class Number(BaseModel):
     number: int
 
 
-def test_questions_end_in_a_value_or_a_counted_none(tmp_path):
+def test_questions_end_in_value_or_none(tmp_path):
     def number(messages):
         return json.dumps({"number": int(messages[0]["content"].split()[1])})
 
-    with nothing_left(), FakeOpenAIServer(number, fault_rate=0.3, fault_kinds=FAULTS, seed=1) as server:
+    with no_resources_open(), FakeOpenAIServer(number, fault_rate=0.3, fault_kinds=FAULTS, seed=1) as server:
         chat = client(server.url, tmp_path, retries=1)
         asker = StructuredQuery(
             chat,
@@ -178,17 +176,17 @@ def test_questions_end_in_a_value_or_a_counted_none(tmp_path):
         )
         values = asker.ask([Prompt(f"question {i}") for i in range(REQUESTS)])
         chat.close()
-    given_up = values.count(None)
+    n_missing = values.count(None)
     assert [value for value in values if value is not None] == [i for i, value in enumerate(values) if value == i]
-    counted, failed = asker.counters, chat.metrics()["spent/llm_failed_calls"]
-    assert 0 < given_up == counted["fallbacks"] < REQUESTS / 5
+    counters, failed = asker.counters, chat.metrics()["usage/llm_failed_calls"]
+    assert 0 < n_missing == counters["fallbacks"] < REQUESTS / 5
     # A failed call ends its question at once; an invalid reply has one more chance, which may come to nothing.
-    assert counted["repairs"] > 0 and failed > 0
-    assert counted["invalid_replies"] + counted["repairs"] <= REQUESTS
-    assert counted["invalid_replies"] >= failed
+    assert counters["repairs"] > 0 and failed > 0
+    assert counters["invalid_replies"] + counters["repairs"] <= REQUESTS
+    assert counters["invalid_replies"] >= failed
     lines = [call for call in read_calls(tmp_path / "llm_calls.jsonl") if "unsettled" not in call]
     invalid = sum(not call["valid"] for call in lines if "error" not in call)
-    assert counted["invalid_replies"] == invalid + sum("error" in call for call in lines)
+    assert counters["invalid_replies"] == invalid + sum("error" in call for call in lines)
     assert "llm/prompt_tokens" not in chat.metrics(), "some replies did not tell their tokens"
 
 
@@ -219,8 +217,8 @@ def test_memory_stays_flat(tmp_path):
         process.start()
         process.join()
         assert process.exitcode == 0
-        before, after, failed, threads = results.get()
+        initial, after, failed, threads = results.get()
         assert sum(exchange.fault == "huge" for exchange in server.exchanges) > 20
     assert failed == 0 and threads == 1
     assert len(server.delivered) == 2500
-    assert after - before < GROWTH, f"{before / 2**20:.1f} MiB became {after / 2**20:.1f} MiB"
+    assert after - initial < GROWTH, f"{initial / 2**20:.1f} MiB became {after / 2**20:.1f} MiB"

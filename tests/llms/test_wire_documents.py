@@ -1,15 +1,15 @@
-"""What hosted options really send, over HTTP, keeps to the API documents that OpenAI, Anthropic and Google publish."""
+"""HTTP requests of hosted options against the API documents that OpenAI, Anthropic and Google publish."""
 
 import importlib.util
 
 import pytest
 
-from api_documents import CHAT, DocumentedServer, fault
+from api_documents import CHAT, SchemaServer, fault
 from hosted_questions import FRAME, QUESTIONS
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
-from llmrl.llms.images import picture
+from llmrl.llms.images import encode_frame
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,7 +18,7 @@ pytestmark = [
     ),
 ]
 
-DOCUMENTED = {
+OPERATIONS = {
     name: provider
     for name, fields in options("llm").items()
     if str(fields["_target_"]).endswith("LiteLLMChat")
@@ -27,30 +27,30 @@ DOCUMENTED = {
 """Options that ask a provider with a document, and the provider."""
 
 
-@pytest.mark.parametrize("option", DOCUMENTED)
-def test_every_request_keeps_to_the_providers_document(option, monkeypatch):
+@pytest.mark.parametrize("option", OPERATIONS)
+def test_requests_match_provider_schema(option, monkeypatch):
     monkeypatch.setenv(options("llm")[option]["api_key_env"], "sk-nothing")
-    with DocumentedServer(DOCUMENTED[option]) as server:
+    with SchemaServer(OPERATIONS[option]) as server:
         model = chat_model(option, api_base=server.url)
         for turns, form in QUESTIONS.values():
             messages = [{"role": role, "content": content} for role, content in turns]
-            messages[-1]["images"] = [picture(FRAME, 96)]
+            messages[-1]["images"] = [encode_frame(FRAME, 96)]
             [reply] = model.chat([ChatRequest(tuple(messages), form)])
             assert reply.text == "{}" and reply.prompt_tokens == 11, reply
     assert server.faults == [None] * len(QUESTIONS)
 
 
-def test_the_document_finds_what_is_wrong():
+def test_schema_detects_errors():
     """As the server would answer; so no fault above means something."""
     message = {"role": "user", "content": "hello"}
-    for provider, more, unknown in (
+    for provider, extra, unknown in (
         ("openai", {}, {"sampling_seed": 1}),
         ("anthropic", {"max_tokens": 5}, {"seed": 1}),
         ("gemini", {}, {"temperature": 1}),
     ):
         schema = CHAT[provider][1]
         plain = {"contents": [{"role": "user", "parts": [{"text": "hello"}]}]}
-        body = plain if provider == "gemini" else {"model": "m", "messages": [message], **more}
+        body = plain if provider == "gemini" else {"model": "m", "messages": [message], **extra}
         assert fault(provider, schema, body) is None
         assert fault(provider, schema, body | unknown)
         assert fault(provider, schema, dict.fromkeys(body, 1))

@@ -1,4 +1,4 @@
-"""What would be sent to hosted models, against the types of the providers' SDKs, which their API documents generate.
+"""Requests to hosted models against the types of the providers' SDKs, which their API documents generate.
 
 No provider has answered: this shows that fields, their places and their values are known there, not that a model takes
 all of them.
@@ -17,13 +17,13 @@ from hosted_questions import FRAME, QUESTIONS
 from llmrl.core.option_files import options
 from llmrl.core.records import ChatRequest
 from llmrl.llms.by_name import chat_model
-from llmrl.llms.images import picture
+from llmrl.llms.images import encode_frame
 from llmrl.llms.litellm_chat import _import_litellm
 
-needed = ("litellm", "openai", "anthropic", "google.genai")
+packages = ("litellm", "openai", "anthropic", "google.genai")
 
 
-def _there(name):
+def _is_installed(name):
     try:
         return importlib.util.find_spec(name) is not None
     except ModuleNotFoundError:
@@ -32,14 +32,14 @@ def _there(name):
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not all(map(_there, needed)), reason="the providers' SDKs are of the extra dev"),
+    pytest.mark.skipif(not all(map(_is_installed, packages)), reason="the providers' SDKs are of the extra dev"),
 ]
 
-HOSTED = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
+HOSTED_MODELS = [name for name, fields in options("llm").items() if str(fields["_target_"]).endswith("LiteLLMChat")]
 
 
-def sent(option, question, monkeypatch):
-    """The body that litellm would send for an option's model."""
+def request_body(option, question, monkeypatch):
+    """Return the body that litellm would send for an option's model."""
     _import_litellm()
     from litellm.types.utils import CallTypes
     from litellm.utils import return_raw_request
@@ -48,43 +48,45 @@ def sent(option, question, monkeypatch):
     turns, form = QUESTIONS[question]
     messages = [{"role": role, "content": content} for role, content in turns]
     if question == "seeing player":
-        messages[-1]["images"] = [picture(FRAME, 96)] * 2
+        messages[-1]["images"] = [encode_frame(FRAME, 96)] * 2
     request = ChatRequest(tuple(messages), form)
-    client, asked = chat_model(option), {}
+    client, keyword_arguments = chat_model(option), {}
     with monkeypatch.context() as patched:
-        patched.setattr("litellm.completion", lambda **arguments: asked.update(arguments) or 1 / 0)
+        patched.setattr("litellm.completion", lambda **arguments: keyword_arguments.update(arguments) or 1 / 0)
         with pytest.raises(Exception, match="ZeroDivisionError"):
             client.provider.complete([request])
-    del asked["api_key"]
-    raw = return_raw_request(CallTypes.completion, {k: v for k, v in asked.items() if "retries" not in k})
+    del keyword_arguments["api_key"]
+    raw = return_raw_request(CallTypes.completion, {k: v for k, v in keyword_arguments.items() if "retries" not in k})
     assert raw["error"] is None, raw
     return raw["raw_request_body"]
 
 
 def fault(kind, value, place="body"):
-    """What is wrong with `value` as a type of an SDK, fields that the type does not know included; None if nothing is.
+    """Return the first error of `value` as a type of an SDK, or None.
+
+    A field that the type does not have is an error, too.
 
     By hand: pydantic reads lists in these types as iterators, and panics at unions of them.
     """
     if typing_extensions.is_typeddict(kind):
         fields = typing_extensions.get_type_hints(kind, include_extras=True)
         # What Python says of it (`__required_keys__`) is wrong where annotations are texts.
-        needed = {name for name, inner in fields.items() if typing.get_origin(inner) is typing.Required}
-        if not isinstance(value, dict) or (odd := set(value) - set(fields) or needed - set(value)):
+        required = {name for name, inner in fields.items() if typing.get_origin(inner) is typing.Required}
+        if not isinstance(value, dict) or (odd := set(value) - set(fields) or required - set(value)):
             return f"{place} is no {kind.__name__}" + (f": {odd}" if isinstance(value, dict) else "")
-        return _first(fault(fields[name], inside, f"{place}.{name}") for name, inside in value.items())
+        return _first(fault(fields[name], part, f"{place}.{name}") for name, part in value.items())
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Required, typing.NotRequired, typing.Annotated):
         return fault(inner[0], value, place)
     if origin in (typing.Union, types.UnionType):
-        faults = [fault(each, value, place) for each in inner]
+        faults = [fault(kind, value, place) for kind in inner]
         return None if None in faults else max(faults, key=len)
     if origin is typing.Literal:
         return None if value in inner else f"{place}={value!r} is none of {inner}"
     if origin in (list, collections.abc.Iterable, collections.abc.Sequence):
         if not isinstance(value, list):
             return f"{place} is no list"
-        return _first(fault(inner[0], each, f"{place}[{i}]") for i, each in enumerate(value))
+        return _first(fault(inner[0], element, f"{place}[{i}]") for i, element in enumerate(value))
     if origin in (dict, collections.abc.Mapping):
         return None if isinstance(value, dict) else f"{place} is no object"
     if kind is float:
@@ -94,13 +96,13 @@ def fault(kind, value, place="body"):
 
 
 def _first(faults):
-    return next((each for each in faults if each is not None), None)
+    return next((fault for fault in faults if fault is not None), None)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("option", HOSTED)
-def test_every_field_is_one_that_the_provider_knows(option, question, monkeypatch):
-    body = sent(option, question, monkeypatch)
+@pytest.mark.parametrize("option", HOSTED_MODELS)
+def test_fields_exist_in_provider_types(option, question, monkeypatch):
+    body = request_body(option, question, monkeypatch)
     provider = options("llm")[option]["model"].partition("/")[0]
     if provider == "anthropic":
         from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming
@@ -128,25 +130,25 @@ def _texts(value):
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
-        for inside in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inside)
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _texts(child)
 
 
-@pytest.mark.parametrize("option", HOSTED)
-def test_the_pictures_arrive_whole_and_models_take_them(option, monkeypatch):
-    file = picture(FRAME, 96).partition(",")[2]
-    body = sent(option, "seeing player", monkeypatch)
+@pytest.mark.parametrize("option", HOSTED_MODELS)
+def test_images_arrive_intact(option, monkeypatch):
+    file = encode_frame(FRAME, 96).partition(",")[2]
+    body = request_body(option, "seeing player", monkeypatch)
     assert sum(text.endswith(file) for text in _texts(body)) == 2
     assert chat_model(option).sees()
 
 
-def test_what_is_unknown_or_of_another_kind_is_found():
+def test_invalid_fields_are_detected():
     from anthropic.types.beta.message_create_params import MessageCreateParamsNonStreaming as Claude
     from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming as OpenAI
 
     message = {"role": "user", "content": "hello"}
-    for kind, more in ((OpenAI, {}), (Claude, {"max_tokens": 5})):
-        body = {"model": "m", "messages": [message], **more}
+    for kind, extra in ((OpenAI, {}), (Claude, {"max_tokens": 5})):
+        body = {"model": "m", "messages": [message], **extra}
         assert fault(kind, body) is None
         assert "'sampling_seed'" in fault(kind, body | {"sampling_seed": 1})
         assert fault(kind, {"model": "m"}) and fault(kind, body | {"temperature": "high"})
@@ -159,12 +161,12 @@ STRICT = {"type", "properties", "required", "additionalProperties", "items", "en
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("option", ["gpt6_sol", "claude_haiku", "gemini_flash"])
-def test_schemas_keep_to_what_strict_output_takes(option, question, monkeypatch):
-    body = sent(option, question, monkeypatch)
-    found = next(_schemas(body))
-    assert found["type"] == "object" and set(found["required"]) == set(QUESTIONS[question][1]["properties"])
-    _strict({name: value for name, value in found.items() if name != "$defs"})
-    for part in found.get("$defs", {}).values():
+def test_schemas_respect_strict_output(option, question, monkeypatch):
+    body = request_body(option, question, monkeypatch)
+    schema = next(_schemas(body))
+    assert schema["type"] == "object" and set(schema["required"]) == set(QUESTIONS[question][1]["properties"])
+    _strict({name: value for name, value in schema.items() if name != "$defs"})
+    for part in schema.get("$defs", {}).values():
         _strict(part)
 
 
@@ -173,15 +175,15 @@ def _schemas(value):
     if isinstance(value, dict):
         if "properties" in value:
             yield value
-        for inside in value.values():
-            yield from _schemas(inside)
+        for child in value.values():
+            yield from _schemas(child)
 
 
 def _strict(part):
     assert set(part) <= STRICT, json.dumps(part)
     if part.get("type") == "object":
         assert part["additionalProperties"] is False and part["required"] == list(part["properties"])
-        for inside in part["properties"].values():
-            _strict(inside)
+        for child in part["properties"].values():
+            _strict(child)
     if "items" in part:
         _strict(part["items"])

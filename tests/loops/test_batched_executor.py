@@ -21,11 +21,12 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.batched_executor import PASSED_OVER, BatchedExecutor
+from llmrl.loops.batched_executor import MAX_SKIPS, BatchedExecutor
 from llmrl.loops.executor import serve
 from some import some
 
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")
+ROOM += ("design.evaluations=1",)
 HARVEST = (
     *(
         "env=harvest",
@@ -66,7 +67,7 @@ GAMES = {
     "escape room": ROOM,
     "harvest, pieces, confirmation": HARVEST,
     "harvest, two proposals": (*HARVEST, "design.candidates=2", "env.n_envs=2"),
-    "cleanup, everything learnt": (*CLEANUP, "agent.init_from=null", "agent.freeze=none"),
+    "cleanup, everything learned": (*CLEANUP, "agent.init_from=null", "agent.freeze=none"),
     "cleanup, convolutions": (*CLEANUP, "agent.init_from=null", "agent.core=auto", "agent.map_channels=[4,8]"),
     "cleanup, pixels": (*CLEANUP, "agent.init_from=null", "agent.core=auto", "env.observe=[pixels]"),
     "agents of their own": (*ROOM, "agent.share_parameters=false"),
@@ -91,7 +92,7 @@ class Recorder:
 
     def advance(self, units: float) -> None: ...
 
-    def tell(self, value: float, proposed: str = "") -> None: ...
+    def tell(self, value: float, proposal: str = "") -> None: ...
 
     def safe_point(self, *_: Any) -> None: ...
 
@@ -105,7 +106,7 @@ class Recorder:
 
 
 def digest(run: Recorder, loop: Any) -> str:
-    """Of all that a run found: what it logged, proposed and learned."""
+    """Return a digest of all results of a run: its metrics, its proposals and its weights."""
     timeless = [[kind, x, {k: v for k, v in m.items() if not k.startswith("time/")}, c] for kind, x, m, c in run.rows]
     weights = [x.numpy().tobytes() for agent in loop.agents for x in agent.policy.state_dict().values()]
     text = json.dumps([timeless, run.summary], default=lambda x: x.tolist() if hasattr(x, "tolist") else repr(x))
@@ -127,11 +128,11 @@ def compute(config: dict[str, Any], seat: Any = None, slow: random.Random | None
         parts.close()
 
 
-def together(
+def run_batched(
     configs: Sequence[dict[str, Any]], seed: int | None = None, watch: dict[int, Any] | None = None
 ) -> list[Any]:
     """Digests of runs in one process, or what they raised; with a seed they join and answer late at random."""
-    rows, found = BatchedExecutor(), [None] * len(configs)
+    rows, summaries = BatchedExecutor(), [None] * len(configs)
     seats = [rows.seat("alike") for _ in configs]
     late = None if seed is None else random.Random(seed)
     delays = [0.0 if late is None else late.choice([0, 0, 0.05, 0.2]) for _ in configs]
@@ -141,45 +142,45 @@ def together(
         try:
             with seats[i].away():
                 time.sleep(delays[i])
-            found[i] = compute(configs[i], seats[i], slow[i], (watch or {}).get(i))
+            summaries[i] = compute(configs[i], seats[i], slow[i], (watch or {}).get(i))
         except Exception as error:  # noqa: BLE001 (shown by the caller)
-            found[i] = error
+            summaries[i] = error
         finally:
             seats[i].leave()
 
     threads = [threading.Thread(target=live, args=(i,)) for i in range(len(configs))]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     rows.run()
-    for each in threads:
-        each.join()
-    return found
+    for thread in threads:
+        thread.join()
+    return summaries
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
+def single_thread():
+    n_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(n_threads)
 
 
 @pytest.mark.parametrize("game", some(["escape room", "harvest, pieces, confirmation", "cleanup, convolutions"], GAMES))
-def test_runs_have_the_numbers_that_they_have_alone(game):
+def test_batched_runs_match_single_runs(game):
     kinds = KINDS[:3] if game != "escape room" else KINDS
     configs = [compose(*GAMES[game], kind, f"seed={i % 2}") for i, kind in enumerate(kinds)]
     configs.append(compose(*GAMES[game], "principal=ucb", "seed=0", *LEARNING))
-    alone = [compute(config) for config in configs]
-    assert len(set(alone)) == len(alone), "the runs differ"
-    assert together(configs) == alone
-    assert together(configs[::-1][:3]) == alone[::-1][:3]
+    single_results = [compute(config) for config in configs]
+    assert len(set(single_results)) == len(single_results), "the runs differ"
+    assert run_batched(configs) == single_results
+    assert run_batched(configs[::-1][:3]) == single_results[::-1][:3]
 
 
 @pytest.mark.parametrize("seed", some([0, 1], range(4)))
-def test_who_joins_or_answers_late_changes_no_number(seed):
+def test_join_order_keeps_metrics(seed):
     configs = [compose(*ROOM, kind, f"seed={i // 2}") for i, kind in enumerate(KINDS)]
-    chosen = random.Random(seed).sample(configs, 4)
-    assert together(chosen, seed) == [compute(config) for config in chosen]
+    sample = random.Random(seed).sample(configs, 4)
+    assert run_batched(sample, seed) == [compute(config) for config in sample]
 
 
 class Breaks(Observer):
@@ -196,23 +197,23 @@ class Breaks(Observer):
             raise ConfigError("enough")
 
 
-def test_a_run_that_breaks_in_the_midst_of_a_wave_ends_alone():
+def test_failing_run_ends_independently():
     configs = [compose(*HARVEST, "principal=ucb", f"seed={i}") for i in range(3)]
-    alone = [compute(config) for config in configs]
+    single_results = [compute(config) for config in configs]
     for steps in (5, 15, 35):
-        first, broken, last = together(configs, watch={1: Breaks(steps)})
-        assert [first, last] == [alone[0], alone[2]]
+        first, broken, last = run_batched(configs, watch={1: Breaks(steps)})
+        assert [first, last] == [single_results[0], single_results[2]]
         assert isinstance(broken, ConfigError) and str(broken) == "enough"
 
 
-def test_what_was_computed_in_batches_is_counted(monkeypatch):
+def test_batched_calls_are_counted(monkeypatch):
     """The runs above were played together, and not one after the other."""
     from llmrl.rollout.multi_run_rollout import Wave
 
     sizes = []
     play = Wave.play
     monkeypatch.setattr(Wave, "play", lambda self, *a, **k: (sizes.append(len(self.members)), play(self, *a, **k))[1])
-    together(
+    run_batched(
         [
             compose(*ROOM, "design.confirm_steps=0", "design.evaluations=0", "principal=ucb", f"seed={i}")
             for i in range(4)
@@ -221,15 +222,15 @@ def test_what_was_computed_in_batches_is_counted(monkeypatch):
     assert sizes and set(sizes) == {4}
 
 
-def test_a_seat_that_is_abandoned_hears_why():
+def test_abandonment_reason_reaches_seat():
     rows = BatchedExecutor()
-    seat, heard = rows.seat(), []
+    seat, messages = rows.seat(), []
 
     def live() -> None:
         try:
             compute(compose(*ROOM, "principal=ucb"), seat)
         except ConfigError as error:
-            heard.append(str(error))
+            messages.append(str(error))
         finally:
             seat.leave()
 
@@ -238,25 +239,25 @@ def test_a_seat_that_is_abandoned_hears_why():
     thread.start()
     rows.run()
     thread.join()
-    assert heard == ["all end"]
+    assert messages == ["all end"]
 
 
-@pytest.mark.parametrize(("needed", "most"), [(False, PASSED_OVER + 2), (True, 2)])
-def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end(needed, most):
+@pytest.mark.parametrize(("needs_batch", "max_waves"), [(False, MAX_SKIPS + 2), (True, 2)])
+def test_lone_run_gets_answer(needs_batch, max_waves):
     """Three others go on playing together until it was answered; one that others need, at once."""
-    rows, answered, waves = BatchedExecutor(), threading.Event(), []
+    rows, done, waves = BatchedExecutor(), threading.Event(), []
     config = compose(*ROOM, "principal=ucb")
 
-    def live(seat: Any, alone: bool) -> None:
+    def live(seat: Any, is_unbatched: bool) -> None:
         try:
             parts = build_parts(config, None)
             loop = build_loop(config, parts)
-            neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.candidates)
-            request = loop.adaptation.episode(5, [Seeds(0)] * loop.candidates, neutral, 0)
-            with seat.apart() if alone and needed else nullcontext():
-                while not answered.is_set() and len(waves) < 1000:
+            neutral = np.stack([parts.env.spec.mechanism.neutral] * loop.settings.candidates)
+            request = loop.adaptation.episode(5, [Seeds(0)] * loop.settings.candidates, neutral, 0)
+            with seat.apart() if is_unbatched and needs_batch else nullcontext():
+                while not done.is_set() and len(waves) < 1000:
                     seat.answer(request)
-                    answered.set() if alone else waves.append(1)
+                    done.set() if is_unbatched else waves.append(1)
         finally:
             seat.leave()
 
@@ -267,4 +268,4 @@ def test_a_run_that_is_alone_in_its_phase_is_answered_in_the_end(needed, most):
     rows.run()
     for thread in threads:
         thread.join()
-    assert answered.is_set() and len(waves) < 3 * most
+    assert done.is_set() and len(waves) < 3 * max_waves

@@ -19,6 +19,7 @@ from llmrl.loops.compute_requests import Ask, Delegate, PlayEpisode, PlaySteps, 
 from llmrl.loops.executor import serve
 from llmrl.rollout.collector import Collector
 from llmrl.run.artifacts import saved_state
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
@@ -31,55 +32,56 @@ REQUESTS = get_args(Request)
 
 
 def calls(path: Path) -> set[str]:
-    """What is called in a file, as it stands there."""
+    """Return the calls in a file, as they are written there."""
     return {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
 
 
 def asking_modules() -> list[Path]:
     answering = ("compute_requests.py", "executor.py", "independent_games.py")
-    return [path for path in sorted(FOLDER.glob("*.py")) if path.name not in answering]
+    loops = [path for path in sorted(FOLDER.glob("*.py")) if path.name not in answering]
+    return [*loops, FOLDER.parent / "finetuning" / "loop.py"]
 
 
 class TestTheList:
-    def test_it_is_closed(self):
+    def test_request_list_is_closed(self):
         assert {request.__name__ for request in REQUESTS} == CLOSED
 
-    @pytest.mark.parametrize("request_type", REQUESTS, ids=lambda each: each.__name__)
-    def test_each_says_what_it_is_answered_by_and_what_its_fields_are(self, request_type):
-        told = "".join(each.__doc__ or "" for each in request_type.__mro__[:-1])
+    @pytest.mark.parametrize("request_type", REQUESTS, ids=lambda request_type: request_type.__name__)
+    def test_requests_document_answers_with_fields(self, request_type):
+        documentation = "".join(base.__doc__ or "" for base in request_type.__mro__[:-1])
         assert "answered" in (request_type.__doc__ or "")
-        for each in dataclasses.fields(request_type):
-            assert f" {each.name}:" in told or f" {each.name}, " in told, each.name
+        for field in dataclasses.fields(request_type):
+            assert f" {field.name}:" in documentation or f" {field.name}, " in documentation, field.name
 
-    def test_each_is_asked_for_by_some_loop(self):
+    def test_loops_use_all_requests(self):
         assert not CLOSED - {name for path in asking_modules() for name in calls(path)}
 
-    def test_the_page_on_architecture_lists_them(self):
+    def test_architecture_page_lists_requests(self):
         page = (FOLDER.parents[2] / "docs" / "architecture.md").read_text()
         table = page.partition("## Loops ask, executors play")[2].partition("\n## ")[0]
         rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
         assert {name.strip(" `") for row in rows for name in row.split(",")} == CLOSED
 
-    def test_no_loop_plays_learns_logs_or_saves_by_itself(self):
-        answered = (".collect", ".safe_point", ".checkpoint", "metrics.log", "principal.ask", ".chat", ".evaluator")
-        wrong = {(path.name, name) for path in asking_modules() for name in calls(path) if name.endswith(answered)}
+    def test_loops_do_no_work_directly(self):
+        forbidden = (".collect", ".safe_point", ".checkpoint", "metrics.log", "principal.ask", ".chat", ".evaluator")
+        wrong = {(path.name, name) for path in asking_modules() for name in calls(path) if name.endswith(forbidden)}
         assert not wrong
 
 
 class TestServing:
-    def test_a_loop_is_answered_and_its_result_returned(self):
+    def test_loop_returns_answer(self):
         def loop() -> Requests[int]:
             return (yield Delegate(lambda ask: ask(Delegate(lambda ask: 3)))) + 1
 
         assert serve(loop()) == 4
 
-    def test_an_error_of_an_answer_is_raised_where_it_was_asked_for(self):
-        def refused(ask):
+    def test_answer_error_propagates_to_caller(self):
+        def reject(ask):
             raise ConfigError("no")
 
         def loop(goes_on: bool) -> Requests[str]:
             try:
-                yield Delegate(refused)
+                yield Delegate(reject)
             except ConfigError:
                 if not goes_on:
                     raise
@@ -89,7 +91,7 @@ class TestServing:
         with pytest.raises(ConfigError, match="no"):
             serve(loop(False))
 
-    def test_an_error_of_the_loop_is_its_own(self):
+    def test_loop_error_propagates(self):
         def loop() -> Requests[None]:
             yield Delegate(lambda ask: None)
             raise ConfigError("mine")
@@ -97,7 +99,7 @@ class TestServing:
         with pytest.raises(ConfigError, match="mine"):
             serve(loop())
 
-    def test_what_is_to_be_saved_when_a_principal_cannot_ask_is_saved(self, tmp_path):
+    def test_llm_error_saves_run(self, tmp_path):
         class Silent:
             def ask(self, context, n):
                 raise LLMError("nobody answers")
@@ -111,26 +113,32 @@ class TestServing:
         iteration, state = saved_state(run.folder)
         assert iteration == 3 and state["x"] == 1
 
-    def test_an_episode_is_a_function_of_its_request_and_pieces_make_it_up(self):
+    def test_episode_depends_only_on_request(self):
         parts = build_parts(compose("env=escape_room", "agent=ppo", "env.n_envs=4", "env.horizon=6"), None)
         collector = Collector(parts.env, parts.agents[0].policy, "cpu")
 
         def loop() -> Requests[list[torch.Tensor]]:
-            told = {"collector": collector, "seed": 5, "copy": True}
-            whole = yield PlayEpisode(steps=6, actions=[7], **told)
-            again = yield PlayEpisode(steps=6, actions=[7], **told)
-            other = yield PlayEpisode(steps=6, actions=[8], **told)
-            first = yield PlayEpisode(steps=4, actions=[7], **told)
+            options = {"collector": collector, "seed": 5, "copy": True}
+            episode = yield PlayEpisode(steps=6, actions=[7], **options)
+            repeated = yield PlayEpisode(steps=6, actions=[7], **options)
+            different = yield PlayEpisode(steps=6, actions=[8], **options)
+            first = yield PlayEpisode(steps=4, actions=[7], **options)
             rest = yield PlaySteps(collector=collector, steps=2, actions=None)
-            return [whole.action, again.action, torch.cat([first.action, rest.action]), other.action]
+            return [episode.action, repeated.action, torch.cat([first.action, rest.action]), different.action]
 
-        whole, again, pieces, other = serve(loop())
+        episode, repeated, pieces, different = serve(loop())
         parts.close()
-        assert torch.equal(whole, again) and torch.equal(whole, pieces) and not torch.equal(whole, other)
+        assert torch.equal(episode, repeated) and torch.equal(episode, pieces) and not torch.equal(episode, different)
 
 
 ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=2", "design.validate_episodes=4", "design.steps=3")
-LEARN = ("env=escape_room", "env.n_envs=4", "learn.rollout_steps=5", "learn.env_steps=200", "learn.evaluate_every=4")
+LEARN = (
+    "env=escape_room",
+    "env.n_envs=4",
+    "learn.rollout_steps=5",
+    "learn.env_steps=200",
+    "learn.evaluation_interval=4",
+)
 SEARCH = ("env=cartpole", "agent=linear", "env.horizon=30", "search.iterations=3", "search.episodes=2")
 RUNS = {
     "design, confirmation of bandit arms": (
@@ -142,33 +150,36 @@ RUNS = {
         *ROOM, "principal=random", "env.horizon=10", "design.rollout_steps=5", "design.reset_agents=false",
         "design.confirm_steps=0", "design.evaluations=0",
     ),
-    "learn": (*LEARN, "learn.evaluate_episodes=4", "learn.trajectories_every=2"),
+    "learn": (*LEARN, "learn.evaluate_episodes=4", "learn.trajectory_interval=2"),
     "learn, a mechanism imposed": (*LEARN, "env.show_mechanism=true", "learn.mechanism=[1,0,2,0,5]"),
     "search": (
         *SEARCH, "principal=cem", "principal.population=4", "search.candidates=2", "search.race=2",
-        "search.race_rounds=2", "search.evaluate_every=2", "search.evaluate_episodes=3",
+        "search.race_rounds=2", "search.evaluation_interval=2", "search.evaluate_episodes=3",
     ),
     "search, random vectors first": (
         *SEARCH, "principal=random", "search.warmup=3", "search.extra_rollout=true", "search.race=0",
     ),
 }  # fmt: skip
 
-KEPT = ("summary.json", "results.json", "proposals.jsonl", "*.tsv", "*.npz")
+COMPARABLE_FILES = ("summary.json", "results.json", "proposals.jsonl", "*.tsv", "*.npz")
 """What a run writes beside its rows of metrics and its checkpoints, as far as it says nothing of time and machine."""
 
 
-def same(a, b) -> bool:
+def equal(a, b) -> bool:
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
     if hasattr(a, "shape"):
         return a.shape == b.shape and bool((a == b).all())
     return a == b
 
 
 def interrupted(requests: Requests[float], run: Run, stops: Counter[int]) -> Requests[float]:
-    """The loop up to its next safe point: twice at each iteration, as some tell one place several times."""
+    """Run the loop up to its next safe point.
+
+    It stops twice at each iteration, since some loops report one place several times.
+    """
     answer = None
     while True:
         try:
@@ -182,13 +193,13 @@ def interrupted(requests: Requests[float], run: Run, stops: Counter[int]) -> Req
             raise Stopped(run.folder, 15)
 
 
-def served(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None) -> tuple[float, Path]:
-    """Result and folder of a run; with `stops`, all its parts are built anew after each safe point."""
+def serve_run(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None) -> tuple[float, Path]:
+    """Return result and folder of a run; with `stops`, all its parts are built anew after each safe point."""
     config = compose(*overrides)
     while True:
         parts = build_parts(config, None)
         try:
-            with Run.open(root, "loop", config, seed=0, checkpoint_every_s=0) as run:
+            with Run.open(root, "loop", config, seed=0, options=RunOptions(checkpoint_every_s=0)) as run:
                 requests = build_loop(config, parts).requests(run)
                 run.result = serve(requests if stops is None else interrupted(requests, run, stops), run)
             return run.result, run.folder
@@ -200,16 +211,16 @@ def served(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_a_loop_made_anew_from_every_safe_point_gives_the_same_numbers(tmp_path, name):
+def test_rebuilt_loop_matches_uninterrupted_loop(tmp_path, name):
     stops: Counter[int] = Counter()
-    (result, whole), (again, parted) = (
-        served(tmp_path / "whole", RUNS[name], None),
-        served(tmp_path / "parted", RUNS[name], stops),
+    (result, reference), (rebuilt, parted) = (
+        serve_run(tmp_path / "whole", RUNS[name], None),
+        serve_run(tmp_path / "parted", RUNS[name], stops),
     )
-    assert sum(stops.values()) >= 3 and result == again
-    assert comparable_metrics(whole) == comparable_metrics(parted)
-    assert same(saved_state(whole)[1], saved_state(parted)[1])
-    written = {path.relative_to(whole) for each in KEPT for path in whole.rglob(each)}
-    assert written
-    for path in written:
-        assert (whole / path).read_bytes() == (parted / path).read_bytes(), path
+    assert sum(stops.values()) >= 3 and result == rebuilt
+    assert comparable_metrics(reference) == comparable_metrics(parted)
+    assert equal(saved_state(reference)[1], saved_state(parted)[1])
+    paths = {path.relative_to(reference) for pattern in COMPARABLE_FILES for path in reference.rglob(pattern)}
+    assert paths
+    for path in paths:
+        assert (reference / path).read_bytes() == (parted / path).read_bytes(), path

@@ -15,7 +15,7 @@ def vectors(n):
 
 
 @given(STEPS, SLOTS)
-def test_every_candidate_is_measured_in_the_first_round(steps, slots):
+def test_first_round_measures_all_candidates(steps, slots):
     halving = SuccessiveHalving(vectors(50), steps, slots)
     n = len(halving.survivors)
     while not halving.finished and len(halving.survivors) == n:
@@ -24,7 +24,7 @@ def test_every_candidate_is_measured_in_the_first_round(steps, slots):
 
 
 @given(STEPS, SLOTS, st.integers(2, 20), st.randoms(use_true_random=False))
-def test_the_budget_is_spent_on_survivors_and_the_best_remains(steps, slots, n, random):
+def test_budget_goes_to_survivors(steps, slots, n, random):
     values = list(range(n))
     random.shuffle(values)
     halving = SuccessiveHalving(vectors(n), steps, slots)
@@ -51,7 +51,7 @@ def test_rounds_halve_the_candidates():
 
 
 @given(st.integers(1, 20), SLOTS, st.integers(1, 5), st.integers(0, 40))
-def test_a_restored_confirmation_continues_alike(steps, slots, contexts, pause):
+def test_confirmation_state_round_trip(steps, slots, contexts, pause):
     def run(interrupt):
         confirmation = Confirmation({i: vectors(i + 1) for i in range(contexts)}, steps + contexts, slots)
         record = []
@@ -63,38 +63,38 @@ def test_a_restored_confirmation_continues_alike(steps, slots, contexts, pause):
             confirmation.halvings[context].advance(lambda vector: float(np.sin(vector[0])))
         return record, [confirmation.survivors(i) for i in range(contexts)]
 
-    (record, survivors), (resumed, others) = run(False), run(True)
-    assert record == resumed
-    for mine, theirs in zip(survivors, others, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
+    (record, survivors), (restored_record, restored_survivors) = run(False), run(True)
+    assert record == restored_record
+    for mine, second in zip(survivors, restored_survivors, strict=True):
+        np.testing.assert_array_equal(mine, second)
 
 
-def test_a_single_candidate_is_not_confirmed():
+def test_single_candidate_skips_confirmation():
     confirmation = Confirmation({0: vectors(1), 1: vectors(3)}, 6, 2)
     assert list(confirmation.halvings) == [1] and confirmation.survivors(0) is None
     assert confirmation.halvings[1].steps == 3
 
 
-def test_confirmation_finds_the_best_of_noisy_candidates_more_often_than_the_first_measurement():
+def test_confirmation_beats_first_measurement():
     rng, n = np.random.default_rng(0), 400
-    first = confirmed = 0
+    first = n_correct_confirmations = 0
     for _ in range(n):
         true = rng.normal(0, 5, 20)
-        measured = [[value] for value in true + rng.normal(0, 5, 20)]
-        order = np.argsort([-values[0] for values in measured])
+        samples = [[value] for value in true + rng.normal(0, 5, 20)]
+        order = np.argsort([-values[0] for values in samples])
         halving = SuccessiveHalving(order[:, None].astype(float), 16, 1)
         while not halving.finished:
             for i, _ in halving.trial:
                 arm = int(halving.vectors[i, 0])
-                measured[arm].append(true[arm] + rng.normal(0, 5))
-            halving.advance(lambda vector, measured=measured: float(np.mean(measured[int(vector[0])])))
+                samples[arm].append(true[arm] + rng.normal(0, 5))
+            halving.advance(lambda vector, samples=samples: float(np.mean(samples[int(vector[0])])))
         first += true[order[0]]
-        confirmed += true[int(halving.vectors[halving.survivors[0], 0])]
-    assert (confirmed - first) / n > 1.0, "mean true value of the choice"
+        n_correct_confirmations += true[int(halving.vectors[halving.survivors[0], 0])]
+    assert (n_correct_confirmations - first) / n > 1.0, "mean true value of the choice"
 
 
 @pytest.mark.parametrize(
     ("steps", "slots", "n"), [(1, 8, 3), (16, 1, 4), (2, 1, 2), (1, 1, 1), (4, 1, 2), (1, 2, 2), (24, 1, 5)]
 )
-def test_number_of_candidates(steps, slots, n):
+def test_candidate_count(steps, slots, n):
     assert n_candidates(steps, slots) == n

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.cli.evaluate import evaluate, parser
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
@@ -17,6 +16,7 @@ from llmrl.experiment.plan import plan
 from llmrl.run.artifacts import saved_state
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
+from llmrl.statistics.estimators import standard_error_of_mean
 from some import some
 
 pytestmark = pytest.mark.slow
@@ -47,10 +47,10 @@ def key(row):
 
 def pooled(rows):
     """Objectives of each (context, vector)."""
-    found = {}
+    values = {}
     for row in rows:
-        found.setdefault(key(row), []).append(row["objective"])
-    return {each: np.array(values) for each, values in found.items()}
+        values.setdefault(key(row), []).append(row["objective"])
+    return {key: np.array(values) for key, values in values.items()}
 
 
 def planned(*overrides):
@@ -62,7 +62,7 @@ def planned(*overrides):
 
 
 @pytest.fixture(scope="module")
-def confirmed(tmp_path_factory):
+def confirmed_run(tmp_path_factory):
     return design(tmp_path_factory.mktemp("confirmed"), *WIDE)
 
 
@@ -71,24 +71,26 @@ def anytime(tmp_path_factory):
     return design(tmp_path_factory.mktemp("anytime"), *SINGLE)
 
 
-def test_the_last_steps_confirm_the_leading_candidates(confirmed):
-    _, summary = confirmed
+def test_the_last_steps_confirm_the_leading_candidates(confirmed_run):
+    _, summary = confirmed_run
     assert summary["principal_steps"] == 30 and summary["measurements"] == 60
     assert summary["proposals"] == len(summary["history"]) == 48 and summary["confirmed"] == 12
-    means = {each: values.mean() for each, values in pooled(summary["history"]).items()}
+    means = {vector_key: values.mean() for vector_key, values in pooled(summary["history"]).items()}
     for context in {row["context"] for row in summary["confirmations"]}:
-        measured = {key(row) for row in summary["confirmations"] if row["context"] == context}
-        ranked = sorted((each for each in means if each[0] == context), key=lambda each: -means[each])
-        assert measured == set(ranked[:2]), "four measurements confirm two candidates"
-    everything = pooled(summary["history"] + summary["confirmations"])
+        confirmed_keys = {key(row) for row in summary["confirmations"] if row["context"] == context}
+        ranking = sorted(
+            (vector_key for vector_key in means if vector_key[0] == context), key=lambda vector_key: -means[vector_key]
+        )
+        assert confirmed_keys == set(ranking[:2]), "four measurements confirm two candidates"
+    all_values = pooled(summary["history"] + summary["confirmations"])
     for row in summary["recommendations"]:
-        finalists = {key(each) for each in summary["confirmations"] if each["context"] == row["context"]}
-        assert key(row) == max(finalists, key=lambda each: everything[each].mean())
-        assert row["measurements"] == len(everything[key(row)])
+        finalists = {key(outcome) for outcome in summary["confirmations"] if outcome["context"] == row["context"]}
+        assert key(row) == max(finalists, key=lambda vector_key: all_values[vector_key].mean())
+        assert row["measurements"] == len(all_values[key(row)])
 
 
-def test_the_result_is_the_mean_of_fresh_evaluations(confirmed):
-    folder, summary = confirmed
+def test_result_is_mean_fresh_evaluation(confirmed_run):
+    folder, summary = confirmed_run
     rows = summary["recommendations"]
     assert [row["evaluations"] for row in rows] == [4, 4, 4]
     for row in rows:
@@ -104,22 +106,22 @@ def test_the_result_is_the_mean_of_fresh_evaluations(confirmed):
     assert last["measurements"] == 60 and last["recommendation/objective"] == pytest.approx(mean)
 
 
-def test_trials_are_counted_and_planned(confirmed):
-    _, summary = confirmed
+def test_trial_counts_match_plan(confirmed_run):
+    _, summary = confirmed_run
     assert summary["evaluation_env_steps"] == 6 * TRIAL, "two of the four evaluations in a trial, three contexts"
     assert summary["env_steps"] == 36 * TRIAL
     assert planned(*WIDE)["environment steps"] == f"{36 * TRIAL:,}"
 
 
-def test_evaluations_do_not_change_what_the_steps_measure(tmp_path, confirmed):
+def test_evaluations_keep_step_measurements(tmp_path, confirmed_run):
     folder, summary = design(tmp_path, *WIDE, "design.evaluations=0", "design.confirm_steps=6")
-    assert summary["history"] == confirmed[1]["history"]
-    assert summary["confirmations"] == confirmed[1]["confirmations"]
+    assert summary["history"] == confirmed_run[1]["history"]
+    assert summary["confirmations"] == confirmed_run[1]["confirmations"]
     assert [key(row) for row in summary["recommendations"]] != [] and "recommendation" not in summary
     assert json.loads((folder / "status.json").read_text())["result"] == summary["online_performance"]
-    assert summary["online_performance"] == confirmed[1]["online_performance"]
-    mine, theirs = (saved_state(each)[1]["agents"] for each in (folder, confirmed[0]))
-    for a, b in zip(mine, theirs, strict=True):
+    assert summary["online_performance"] == confirmed_run[1]["online_performance"]
+    mine, second = (saved_state(folder)[1]["agents"] for folder in (folder, confirmed_run[0]))
+    for a, b in zip(mine, second, strict=True):
         assert all((x == b["policy"][name]).all() for name, x in a["policy"].items())
 
 
@@ -127,8 +129,8 @@ def test_principals_with_equal_recommendations_have_equal_results(tmp_path):
     """The seeds of the evaluation are the same for all principals."""
     fixed = design(tmp_path / "fixed", *ROOM, "env.fixed_context=0", "principal=fixed", "principal.values=[5,0,0,0,0]")
     vectors = "principal.vectors=[[5,0,0,0,0],[5,0,0,0,0]]"
-    listed = design(tmp_path / "listed", *ROOM, "env.fixed_context=0", "principal=listed", vectors, "design.steps=5")
-    assert fixed[1]["recommendations"][0]["values"] == listed[1]["recommendations"][0]["values"]
+    list_run = design(tmp_path / "listed", *ROOM, "env.fixed_context=0", "principal=listed", vectors, "design.steps=5")
+    assert fixed[1]["recommendations"][0]["values"] == list_run[1]["recommendations"][0]["values"]
     assert fixed[1]["history"][0]["objective"] != fixed[1]["recommendations"][0]["values"][0]
 
 
@@ -140,7 +142,7 @@ def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
     for row in rows[:-1]:
         means = pooled(summary["history"][: row["measurements"]])
         best = max(means.values(), key=np.mean).mean()
-        [leading] = [each for each, values in means.items() if values.mean() == best][:1]
+        [leading] = [vector_key for vector_key, values in means.items() if values.mean() == best][:1]
         assert [row[f"recommendation/{name}"] for name in names] == pytest.approx(list(leading[1]))
         assert 4 <= row["recommendation/evaluations"] <= 16
     assert rows[-1]["recommendation/objective"] == summary["recommendation"]
@@ -149,7 +151,7 @@ def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
 @pytest.mark.parametrize(
     "moment", some(["confirmation", "evaluation"], ["proposal", "confirmation", "evaluation", "between"])
 )
-def test_stopped_anywhere_it_continues_alike(tmp_path, monkeypatch, confirmed, moment):
+def test_interruption_keeps_results(tmp_path, monkeypatch, confirmed_run, moment):
     safe_point, stopped = Run.safe_point, []
     places = {"proposal": 9 * 4 + 2, "confirmation": 25 * 4 + 2, "evaluation": 31 * 4 + 2, "between": 30 * 4}[moment]
 
@@ -163,18 +165,18 @@ def test_stopped_anywhere_it_continues_alike(tmp_path, monkeypatch, confirmed, m
     with pytest.raises(Stopped):
         run("design.evaluations=4", *WIDE, f"output_root={tmp_path}")
     folder, summary = design(tmp_path, *WIDE)
-    assert stopped and summary == confirmed[1]
-    assert comparable_metrics(folder) == comparable_metrics(confirmed[0])
+    assert stopped and summary == confirmed_run[1]
+    assert comparable_metrics(folder) == comparable_metrics(confirmed_run[0])
 
 
-def test_evaluate_plays_the_recommendation(confirmed):
-    folder, summary = confirmed
-    found = evaluate(parser().parse_args([str(folder), "--episodes", "8", "--mechanism", "best"]))
-    assert found["mechanism"] == pytest.approx(summary["recommendations"][0]["mechanism"])
-    assert found["context"] == summary["recommendations"][0]["context"]
+def test_evaluate_plays_the_recommendation(confirmed_run):
+    folder, summary = confirmed_run
+    evaluation = evaluate(parser().parse_args([str(folder), "--episodes", "8", "--mechanism", "best"]))
+    assert evaluation["mechanism"] == pytest.approx(summary["recommendations"][0]["mechanism"])
+    assert evaluation["context"] == summary["recommendations"][0]["context"]
 
 
-def test_a_principal_that_learns_from_gradients_is_confirmed_and_evaluated(tmp_path):
+def test_gradient_principal_is_evaluated(tmp_path):
     _, summary = design(
         tmp_path,
         *ROOM,
@@ -187,7 +189,7 @@ def test_a_principal_that_learns_from_gradients_is_confirmed_and_evaluated(tmp_p
     assert summary["confirmed"] == 2 and summary["recommendations"][0]["evaluations"] == 4
 
 
-def test_repetitions_of_a_vector_within_a_step_draw_their_own_numbers(tmp_path):
+def test_repetitions_in_step_draw_independently(tmp_path):
     vectors = "principal.vectors=[[5,0,0,0,0],[5,0,0,0,0],[0,0,0,0,0],[5,0,0,0,0]]"
     common = ("principal=listed", vectors, "env.fixed_context=0", "design.steps=1")
     _, batch = design(tmp_path / "batch", *ROOM, *common, "design.candidates=4", "env.n_envs=16")
@@ -195,24 +197,24 @@ def test_repetitions_of_a_vector_within_a_step_draw_their_own_numbers(tmp_path):
     assert values[0] != values[1] != values[3] != values[0]
     assert [row.get("repetition", 0) for row in batch["history"]] == [0, 1, 0, 2]
     assert batch["recommendations"][0]["measurements"] in (1, 3)
-    alone = ("principal=listed", "principal.vectors=[[5,0,0,0,0]]", "env.fixed_context=0", "design.steps=1")
-    _, single = design(tmp_path / "single", *ROOM, *alone)
+    single_vector = ("principal=listed", "principal.vectors=[[5,0,0,0,0]]", "env.fixed_context=0", "design.steps=1")
+    _, single = design(tmp_path / "single", *ROOM, *single_vector)
     assert single["history"][0]["values"] == values[0], "the first draws what it draws alone"
 
 
 def test_validation_after_earlier_rounds(tmp_path):
     common = (*ROOM, "principal=listed", "principal.vectors=[[5,0,0,0,0],[0,0,0,0,0]]", "env.fixed_context=0")
     common = (*common, "design.candidates=2", "env.n_envs=8", "design.steps=1", "design.evaluations=0")
-    folder, summary = design(tmp_path / "at", *common, "design.validate_at=[0,2]")
+    folder, summary = design(tmp_path / "at", *common, "design.validation_rounds=[0,2]")
     _, plain = design(tmp_path / "plain", *common)
     assert [row["objective"] for row in summary["history"]] == [row["objective"] for row in plain["history"]]
-    for each in summary["history"]:
-        *earlier, last = each["validated"]
+    for outcome in summary["history"]:
+        *earlier, last = outcome["validated"]
         assert earlier == ["0", "2"]
-        assert each["validated"][last] == each["objective"]
+        assert outcome["validated"][last] == outcome["objective"]
     [row] = [row for row in comparable_metrics(folder) if row["kind"] == "proposal"]
     for n in ("0", "2"):
-        mean = np.mean([each["validated"][n] for each in summary["history"]])
+        mean = np.mean([outcome["validated"][n] for outcome in summary["history"]])
         assert row[f"validation/objective_after_{n}"] == pytest.approx(mean)
     assert summary["env_steps"] == plain["env_steps"] + 2 * 5 * 8
 
@@ -224,24 +226,24 @@ def test_validation_after_earlier_rounds(tmp_path):
         ("design.confirm_steps=30",),
         ("design.confirm_steps=2",),
         ("design.anytime=true", "design.evaluations=0"),
-        ("design.validate_at=[4]",),
+        ("design.validation_rounds=[4]",),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(tmp_path, overrides):
-    with pytest.raises(ConfigError) as raised:
+def test_contradictory_settings_raise(tmp_path, overrides):
+    with pytest.raises(ConfigError) as error:
         design(tmp_path, *BANDIT, *overrides)
-    assert overrides[0].split("=")[0] in str(raised.value)
+    assert overrides[0].split("=")[0] in str(error.value)
 
 
-def test_societies_that_do_not_start_anew_are_evaluated_as_they_are(tmp_path):
+def test_persistent_societies_are_evaluated_directly(tmp_path):
     _, summary = design(tmp_path, *BANDIT, "design.reset_agents=false", "design.steps=6")
     assert summary["confirmed"] == 0 and summary["recommendations"][0]["evaluations"] == 4
 
 
-def test_an_error_over_societies():
+def test_society_standard_error():
     """Pooled estimate of a proposal that governed three societies, twice."""
     pool, societies = PooledEstimates(), [np.array([1.0, 2.0, 6.0]), np.array([0.0, 4.0, 5.0])]
-    for each in societies:
-        pool.add([1.0], float(each.mean()), standard_error_of_mean(each), 3, 12)
+    for society in societies:
+        pool.add([1.0], float(society.mean()), standard_error_of_mean(society), 3, 12)
     assert pool.of([1.0]).standard_error == pytest.approx(standard_error_of_mean(np.concatenate(societies)))
     assert pool.of([1.0]).episodes == 24 and pool.count([1.0]) == 2 and pool.count([2.0]) == 0

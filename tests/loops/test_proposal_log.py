@@ -5,7 +5,7 @@ import pytest
 from llmrl.run.proposals import FILE_NAME, ProposalLog, read_proposals
 
 
-def test_the_log_of_proposals_is_cut_back_to_the_checkpoint(tmp_path):
+def test_proposal_log_is_truncated_at_checkpoint(tmp_path):
     log = ProposalLog(tmp_path)
     for i in range(4):
         log.write({"iteration": i, "reasoning": "because \ud800 of \u2212"})
@@ -19,11 +19,11 @@ def test_the_log_of_proposals_is_cut_back_to_the_checkpoint(tmp_path):
     assert log.position()["lines"] == 3
     log.close()
     assert [p["iteration"] for p in read_proposals(tmp_path)] == [0, 1, 2]
-    with pytest.raises(Exception, match="has 3 lines but the checkpoint was written at 9"):
+    with pytest.raises(Exception, match=r"3 lines.* 9"):
         ProposalLog(tmp_path, {"lines": 9, "sha256": ""})
 
 
-def test_reasons_may_hold_what_unicode_breaks_lines_at(tmp_path):
+def test_reasons_may_contain_unicode_line_breaks(tmp_path):
     reason = "one\u2028two\x85three\x0bfour"
     position = None
     for _ in range(3):

@@ -4,33 +4,33 @@ import numpy as np
 
 from llmrl.core.pooling import PooledEstimates
 from llmrl.loops.confirmation import Confirmation
-from llmrl.loops.recommendation_rule import ranking, recommended
+from llmrl.loops.design_results import ranking, recommended
 from llmrl.principals.fixed import FixedPrincipal
 from societies import toy
 
 SPACE = toy(d=1, low=-1.0, high=3.0).mechanism
 
 
-def estimates_of(*pairs):
+def make_estimates(*pairs):
     estimates = PooledEstimates()
     for vector, value in pairs:
         estimates.add([vector], value, None, 1, 1)
     return estimates
 
 
-def test_incumbents_follow_the_rule_without_duplicates():
-    estimates = estimates_of((0.0, 3.0), (1.0, 2.0), (2.0, 1.0))
+def test_incumbents_follow_rule():
+    estimates = make_estimates((0.0, 3.0), (1.0, 2.0), (2.0, 1.0))
     rule = FixedPrincipal(SPACE, values=[1.0])
     assert ranking(rule, SPACE, estimates, None).tolist() == [[1.0], [0.0], [2.0]]
     assert ranking(object(), SPACE, estimates, None).tolist() == [[0.0], [1.0], [2.0]]
     assert ranking(FixedPrincipal(SPACE, values=[-0.0]), SPACE, estimates, None).tolist() == [[0.0], [1.0], [2.0]]
 
 
-def test_without_measurements_the_neutral_vector_is_recommended():
+def test_no_measurements_recommend_neutral_vector():
     assert ranking(object(), SPACE, PooledEstimates(), None).tolist() == [SPACE.neutral.tolist()]
 
 
-def test_after_confirmation_a_survivor_is_recommended():
+def test_confirmation_survivor_is_recommendation():
     candidates = np.array([[0.0], [1.0], [2.0]])
     confirmation = Confirmation({None: candidates}, 1, 4)
     assert recommended(candidates, object(), confirmation, None).tolist() == [0.0]

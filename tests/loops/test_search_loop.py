@@ -32,8 +32,8 @@ from societies import toy
 SMALL = ("env=cartpole", "agent=linear", "env.horizon=60", "search.episodes=4", "search.evaluate_episodes=10")
 
 
-def searched(tmp_path, *overrides):
-    """A small search; its result, folder, rows of metrics and proposals."""
+def run_search(tmp_path, *overrides):
+    """Return a small search; its result, folder, rows of metrics and proposals."""
     result = run(*SMALL, f"output_root={tmp_path}", *overrides)
     folder = only_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -45,7 +45,7 @@ def pooled(proposals):
     episodes = {}
     for p in proposals:
         episodes.setdefault(tuple(p["vector"]), {})[p["iteration"]] = p["returns"]
-    return {vector: np.mean([x for own in each.values() for x in own]) for vector, each in episodes.items()}
+    return {vector: np.mean([x for returns in values.values() for x in returns]) for vector, values in episodes.items()}
 
 
 def summary(folder):
@@ -56,10 +56,10 @@ class TestRun:
     @pytest.fixture(scope="class")
     def small(self, tmp_path_factory):
         root = tmp_path_factory.mktemp("search")
-        overrides = ("principal=cem", "search.iterations=9", "search.candidates=3", "search.evaluate_every=4")
-        return searched(root, *overrides)
+        overrides = ("principal=cem", "search.iterations=9", "search.candidates=3", "search.evaluation_interval=4")
+        return run_search(root, *overrides)
 
-    def test_every_proposal_is_written_down(self, small):
+    def test_proposals_are_logged(self, small):
         _, _, _, proposals = small
         assert [(p["iteration"], p["candidate"]) for p in proposals] == [(i, k) for i in range(1, 10) for k in range(3)]
         space = LinearAgent(replace(POLE, observation=compose_spec().observation)).controller.space
@@ -68,63 +68,69 @@ class TestRun:
             assert np.array_equal(vector, space.rounded(vector))
             assert p["return"] == pytest.approx(np.mean(p["returns"])) and len(p["returns"]) == 4
 
-    def test_what_is_logged_is_what_was_played(self, small):
+    def test_metrics_match_proposals(self, small):
         _, folder, rows, proposals = small
-        told = [row for row in rows if row["kind"] == "proposal"]
-        assert [row["iterations"] for row in told] == list(range(1, 10)) and told[0]["x"] == "proposals"
-        for i, row in enumerate(told):
-            own = [p["return"] for p in proposals if p["iteration"] == i + 1]
+        proposal_rows = [row for row in rows if row["kind"] == "proposal"]
+        assert [row["iterations"] for row in proposal_rows] == list(range(1, 10)) and proposal_rows[0][
+            "x"
+        ] == "proposals"
+        for i, row in enumerate(proposal_rows):
+            returns = [p["return"] for p in proposals if p["iteration"] == i + 1]
             best = max(pooled([p for p in proposals if p["iteration"] <= i + 1]).values())
-            assert row["search/return"] == pytest.approx(np.mean(own))
-            assert row["search/best_of_iteration"] == max(own) and row["search/best_return"] == pytest.approx(best)
+            assert row["search/return"] == pytest.approx(np.mean(returns))
+            assert row["search/best_of_iteration"] == max(returns) and row["search/best_return"] == pytest.approx(best)
             assert row["episodes"] == 12 * (i + 1) and row["proposals"] == 3 * (i + 1)
         # CartPole pays 1 a step.
-        assert told[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
+        assert proposal_rows[-1]["env_steps"] == sum(sum(p["returns"]) for p in proposals)
         # And so are the episodes of the race, which come after the last iteration.
         races = [row for row in rows if row["kind"] == "race"]
         assert 1 <= len(races) <= 3 and all(row["x"] == "episodes" and row["iterations"] == 9 for row in races)
         assert [row["episodes"] for row in races] == sorted({row["episodes"] for row in races})
-        assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > told[-1]["env_steps"]
+        assert summary(folder)["env_steps"] == rows[-1]["env_steps"] > proposal_rows[-1]["env_steps"]
 
-    def test_the_best_is_played_again_on_other_seeds(self, small):
+    def test_best_is_evaluated_on_new_seeds(self, small):
         result, folder, rows, proposals = small
-        measured = [row for row in rows if row["kind"] == "evaluation"]
-        assert [(row["iterations"], row["proposals"]) for row in measured] == [(4, 12), (8, 24), (9, 27)]
-        found = summary(folder)
-        assert result == found["incumbent_return"] == measured[-1]["search/incumbent_return"]
-        assert found["highest_return"] == max(p["return"] for p in proposals)
-        assert found["best_return"] == pytest.approx(max(pooled(proposals).values()))
-        best = tuple(found["best"]["vector"])
-        assert found["best"]["return"] == pytest.approx(pooled(proposals)[best])
-        assert found["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
-        assert found["incumbent_standard_error"] >= 0 and 0 <= found["incumbent_success"] <= 1
+        evaluation_rows = [row for row in rows if row["kind"] == "evaluation"]
+        assert [(row["iterations"], row["proposals"]) for row in evaluation_rows] == [(4, 12), (8, 24), (9, 27)]
+        summary_ = summary(folder)
+        assert result == summary_["incumbent_return"] == evaluation_rows[-1]["search/incumbent_return"]
+        assert summary_["highest_return"] == max(p["return"] for p in proposals)
+        assert summary_["best_return"] == pytest.approx(max(pooled(proposals).values()))
+        best = tuple(summary_["best"]["vector"])
+        assert summary_["best"]["return"] == pytest.approx(pooled(proposals)[best])
+        assert summary_["best"]["iteration"] == next(p["iteration"] for p in proposals if tuple(p["vector"]) == best)
+        assert summary_["incumbent_standard_error"] >= 0 and 0 <= summary_["incumbent_success"] <= 1
 
     def test_summaries(self, small):
         _, folder, rows, _ = small
         means = [row["search/return"] for row in rows if "search/return" in row]
         bests = [row["search/best_return"] for row in rows if "search/best_return" in row]
-        found = summary(folder)
-        assert found["area"] == pytest.approx(np.mean(means)) and found["area_of_best"] == pytest.approx(np.mean(bests))
-        assert found["final_return"] == means[-1] and found["episodes"] == 108 + found["race_episodes"]
+        summary_ = summary(folder)
+        assert summary_["area"] == pytest.approx(np.mean(means)) and summary_["area_of_best"] == pytest.approx(
+            np.mean(bests)
+        )
+        assert summary_["final_return"] == means[-1] and summary_["episodes"] == 108 + summary_["race_episodes"]
 
-    def test_the_run_s_policy_can_be_evaluated(self, small):
+    def test_policy_can_be_evaluated(self, small):
         _, folder, _, _ = small
         results = evaluate(parser().parse_args([str(folder), "--episodes", "40", "--seed", "5"]))
-        played = np.mean(results["per_episode"]["return per agent"])
-        found = summary(folder)
-        assert played == pytest.approx(found["incumbent_return"], abs=6 * found["incumbent_standard_error"] + 1)
-        assert saved_state(folder)[1]["agents"][0]["parameters"].tolist() == found["best"]["vector"]
+        mean_return = np.mean(results["per_episode"]["return per agent"])
+        summary_ = summary(folder)
+        assert mean_return == pytest.approx(
+            summary_["incumbent_return"], abs=6 * summary_["incumbent_standard_error"] + 1
+        )
+        assert saved_state(folder)[1]["agents"][0]["parameters"].tolist() == summary_["best"]["vector"]
 
 
 def compose_spec():
-    parts = built("principal=random")
+    parts = build_search("principal=random")
     try:
         return parts.env.spec
     finally:
         parts.close()
 
 
-def built(*overrides):
+def build_search(*overrides):
     config = compose(*SMALL, *overrides)
     return build_parts(config, build_llm(config, None, check=False))
 
@@ -132,23 +138,23 @@ def built(*overrides):
 class TestSeeds:
     FIXED = ("principal=fixed", f"principal.values={[0.1] * 10}", "search.iterations=3", "search.candidates=2")
 
-    def test_proposals_of_an_iteration_meet_the_same_games(self, tmp_path):
-        *_, proposals = searched(tmp_path, *self.FIXED)
+    def test_iteration_proposals_share_games(self, tmp_path):
+        *_, proposals = run_search(tmp_path, *self.FIXED)
         returns = [p["returns"] for p in proposals]
         assert returns[0] == returns[1] and returns[2] == returns[3] and returns[0] != returns[2]
 
-    def test_or_those_of_all_iterations(self, tmp_path):
-        *_, proposals = searched(tmp_path, *self.FIXED, "search.episode_seeds=common")
+    def test_all_iterations_can_share_games(self, tmp_path):
+        *_, proposals = run_search(tmp_path, *self.FIXED, "search.episode_seeds=common")
         assert len({tuple(p["returns"]) for p in proposals}) == 1
 
-    def test_another_run_seed_is_another_draw(self, tmp_path):
-        a = searched(tmp_path / "a", *self.FIXED)[3]
-        b = searched(tmp_path / "b", *self.FIXED, "seed=1")[3]
+    def test_run_seed_changes_games(self, tmp_path):
+        a = run_search(tmp_path / "a", *self.FIXED)[3]
+        b = run_search(tmp_path / "b", *self.FIXED, "seed=1")[3]
         assert a[0]["returns"] != b[0]["returns"]
 
 
 class TestWarmup:
-    def test_is_told_first_and_counted(self, tmp_path):
+    def test_warmup_precedes_search(self, tmp_path):
         overrides = (
             "principal=llm",
             "llm=scripted",
@@ -157,7 +163,7 @@ class TestWarmup:
             "search.warmup_episodes=1",
             "search.race=0",
         )
-        _, folder, rows, proposals = searched(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
+        _, folder, rows, proposals = run_search(tmp_path, *overrides, "search.warmup_draw=normal3_round1")
         first = [p for p in proposals if p["iteration"] == 0]
         assert len(first) == 5 and all(len(p["returns"]) == 1 and p["standard_error"] is None for p in first)
         assert rows[0]["iterations"] == 0 and rows[0]["episodes"] == rows[0]["proposals"] == 5
@@ -168,7 +174,7 @@ class TestWarmup:
         assert summary(folder)["highest_return"] == max(p["return"] for p in proposals if p["iteration"])
         assert summary(folder)["best_return"] == max(p["return"] for p in proposals if p["iteration"])
 
-    def test_the_published_counts_of_episodes(self):
+    def test_default_episode_counts(self):
         """20 random policies of one episode: 8,020; 21 judged like all others, and one wasted an iteration: 8,820."""
         for treatment, episodes in (("props", 8020), ("props_main", 8820)):
             config = compose(*search_in("cartpole", treatment), "llm=scripted")
@@ -178,9 +184,9 @@ class TestWarmup:
             finally:
                 parts.close()
 
-    def test_the_wasted_episode_is_played_and_counted(self, tmp_path):
+    def test_extra_episode_is_counted(self, tmp_path):
         overrides = ("principal=random", "search.iterations=2", "search.extra_rollout=true", "search.race=0")
-        _, folder, rows, proposals = searched(tmp_path, *overrides)
+        _, folder, rows, proposals = run_search(tmp_path, *overrides)
         assert summary(folder)["episodes"] == 2 * 5
         assert rows[-1]["env_steps"] > sum(sum(p["returns"]) for p in proposals)
 
@@ -193,14 +199,14 @@ class TestWarmup:
         assert np.array_equal(uniform, uniform.round(4)) and 3.49 < np.abs(uniform).max() <= 3.5
         table = warmup_vectors(toy_table(), "uniform", 6000, rng)
         assert [np.mean(table == a) for a in (0, 1, 2)] == pytest.approx([1 / 3] * 3, abs=0.02)
-        with pytest.raises(ConfigError, match=r"search.warmup_draw=normal3_round1.*whole; use uniform"):
+        with pytest.raises(ConfigError, match=r"search.warmup_draw=normal3_round1.*uniform"):
             warmup_vectors(toy_table(), "normal3_round1", 1, rng)
 
     @pytest.mark.parametrize("principal", ["cem", "ucb"])
-    def test_is_refused_where_it_could_not_be_learnt_from(self, principal):
-        parts = built(f"principal={principal}")
+    def test_unsupported_principals_raise(self, principal):
+        parts = build_search(f"principal={principal}")
         try:
-            with pytest.raises(ConfigError, match=r"search.warmup=3.*its own proposals; set search.warmup=0"):
+            with pytest.raises(ConfigError, match=r"search.warmup=3.*search.warmup=0"):
                 build_loop(compose(*SMALL, f"principal={principal}", "search.warmup=3"), parts)
         finally:
             parts.close()
@@ -223,14 +229,14 @@ def toy_table():
         ("principal=gp", "principal.initial=2"),
         ("principal=cem", "principal.population=4"),
         ("principal=cmaes", "principal.population=4"),
-        ("principal=llm", "principal.one_prompt_per_batch=true"),
+        ("principal=llm", "principal.joint_prompt=true"),
         ("principal=random", "agent=mlp_policy"),
         ("principal=random", "agent=projection"),
     ],
     ids=lambda overrides: ", ".join(overrides),
 )
-def test_every_principal_and_policy(tmp_path, overrides):
-    _, _, _, proposals = searched(tmp_path, *overrides, "search.iterations=3", "search.candidates=2")
+def test_all_principals_with_all_policies(tmp_path, overrides):
+    _, _, _, proposals = run_search(tmp_path, *overrides, "search.iterations=3", "search.candidates=2")
     assert len(proposals) == 6
     principal = overrides[0].removeprefix("principal=")
     if principal not in ("fixed", "thompson"):  # two arms, drawn from the posterior
@@ -238,7 +244,7 @@ def test_every_principal_and_policy(tmp_path, overrides):
 
 
 @pytest.mark.parametrize("principal", ["random", "cem", "llm", "egreedy"])
-def test_tables_are_searched_in_whole_numbers(tmp_path, principal):
+def test_tables_use_integers(tmp_path, principal):
     small = ("env=maze", "agent=tabular", "env.horizon=30", "search.episodes=1", "search.evaluate_episodes=1")
     run(*small, f"principal={principal}", "search.iterations=6", "search.candidates=4", f"output_root={tmp_path}")
     vectors = np.array([p["vector"] for p in read_proposals(only_run_folder(tmp_path))])
@@ -248,18 +254,18 @@ def test_tables_are_searched_in_whole_numbers(tmp_path, principal):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("principal=dual_rl",), "DualRLPrincipal looks at .* cannot search .* use principal=cem, cmaes"),
-        (("principal=metagrad",), "MetaGradPrincipal looks at"),
+        (("principal=dual_rl",), "DualRLPrincipal.*principal=cem"),
+        (("principal=metagrad",), "MetaGradPrincipal"),
         (
             ("principal=ucb", "principal.points=2", "agent=mlp_policy"),
             "numbers of multilayer perceptron.*choose a principal without a grid",
         ),
         (("principal=fixed", f"principal.values={[0.05] * 10}"), r"params\[0\]=0.05 has more decimals than 1"),
         (("principal=egreedy", "principal.points=122", "agent=projection", "agent.rank=1"), "has only 121 values"),
-        (("principal=random", "env=escape_room", "~env.horizon"), "policy search plays whole episodes .*escape_room"),
+        (("principal=random", "env=escape_room", "~env.horizon"), "horizon"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_played(overrides, message):
+def test_invalid_settings_raise_early(overrides, message):
     config = compose(*[x for x in SMALL if not x.startswith("env.") or "~env.horizon" not in overrides], *overrides)
     with pytest.raises(ConfigError, match=message):
         parts = build_parts(config, build_llm(config, None, check=False))
@@ -269,25 +275,25 @@ def test_what_cannot_work_is_refused_before_anything_is_played(overrides, messag
             parts.close()
 
 
-def test_one_proposal_at_a_time():
-    class OneByOne(RandomPrincipal):
+def test_single_proposal_steps():
+    class SequentialPrincipal(RandomPrincipal):
         parallel = False
 
-    parts = built("principal=random")
-    principal = OneByOne(parts.agents[0].controller.space, Seeds(0))
+    parts = build_search("principal=random")
+    principal = SequentialPrincipal(parts.agents[0].controller.space, Seeds(0))
     try:
-        with pytest.raises(ConfigError, match=r"search.candidates=2: OneByOne proposes one vector at a time"):
+        with pytest.raises(ConfigError, match=r"search.candidates=2.*OneByOne"):
             SearchLoop(LoopParts(parts.env, parts.agents, Seeds(0), principal=principal), SearchSettings(1, 2, 1))
     finally:
         parts.close()
 
 
 @pytest.mark.parametrize("agent", ["linear", "tabular", "mlp_policy", "projection"])
-def test_a_policy_without_numbers_is_not_played(agent):
+def test_non_numeric_policy_raises(agent):
     config = compose("env=frozen_lake" if agent == "tabular" else "env=cartpole", f"agent={agent}")
     parts = build_parts(config, None)
     try:
-        with pytest.raises(ConfigError, match=r"principal=none proposes none: choose principal=cmaes.*principal=fixed"):
+        with pytest.raises(ConfigError, match=r"principal=none.*principal=cmaes.*principal=fixed"):
             build_loop(config, parts)
         parts.agents[0].set_parameters(np.zeros(parts.agents[0].controller.space.dim))
         assert isinstance(build_loop(config, parts), PlayLoop)
@@ -295,7 +301,7 @@ def test_a_policy_without_numbers_is_not_played(agent):
         parts.close()
 
 
-def test_the_plan_tells_episodes_and_tokens():
+def test_plan_states_episodes():
     config = compose(*search_in("cartpole", "props"), "llm=scripted")
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
@@ -310,62 +316,70 @@ def test_the_plan_tells_episodes_and_tokens():
 class TestStop:
     COMMON = ("principal=random", "search.iterations=30", "search.race=0")
 
-    def test_a_confirmed_return_ends_the_search(self, tmp_path):
-        _, free, _, proposals = searched(tmp_path / "free", *self.COMMON)
+    def test_confirmation_stops_search(self, tmp_path):
+        _, free, _, proposals = run_search(tmp_path / "free", *self.COMMON)
         level = sorted(np.mean(p["returns"]) for p in proposals)[-8]
-        _, folder, _, stopped = searched(tmp_path / "stopped", *self.COMMON, f"search.stop_at={level}")
-        found = summary(folder)
-        assert found["solved"] and found["iterations"] == len(stopped) < 30
+        _, folder, _, stopped = run_search(tmp_path / "stopped", *self.COMMON, f"search.target_return={level}")
+        summary_ = summary(folder)
+        assert summary_["solved"] and summary_["iterations"] == len(stopped) < 30
         assert [p["vector"] for p in stopped] == [p["vector"] for p in proposals[: len(stopped)]]
         assert np.mean(stopped[-1]["returns"]) >= level
-        reached = sum(np.mean(p["returns"]) >= level for p in stopped)
-        assert found["episodes"] == 4 * (len(stopped) + reached), "each confirmation is as many episodes"
+        n_reaching = sum(np.mean(p["returns"]) >= level for p in stopped)
+        assert summary_["episodes"] == 4 * (len(stopped) + n_reaching), "each confirmation is as many episodes"
         assert "solved" not in summary(free)
 
-    def test_a_return_that_is_not_reached_changes_nothing(self, tmp_path):
+    def test_unreachable_return_changes_no_result(self, tmp_path):
         free, stopped = (
-            searched(tmp_path / name, *self.COMMON, "search.iterations=5", *more)
-            for name, more in (("free", ()), ("stopped", ("search.stop_at=1000",)))
+            run_search(tmp_path / name, *self.COMMON, "search.iterations=5", *options)
+            for name, options in (("free", ()), ("stopped", ("search.target_return=1000",)))
         )
         assert [p | {} for p in free[3]] == stopped[3] and summary(stopped[1])["solved"] is False
 
-    def test_the_plan_has_the_most_episodes(self, tmp_path, capsys):
-        run(*SMALL, *self.COMMON, "search.stop_at=50", "dry_run=true", f"output_root={tmp_path}")
-        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        assert "at most 240," in said and "at a confirmed mean return of 50" in said, "30 x 4, and as many to confirm"
+    def test_plan_states_maximum_episodes(self, tmp_path, capsys):
+        run(*SMALL, *self.COMMON, "search.target_return=50", "dry_run=true", f"output_root={tmp_path}")
+        output = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "at most 240," in output and "at a confirmed mean return of 50" in output, (
+            "30 x 4, and as many to confirm"
+        )
 
-    def test_it_is_the_greatest_possible_return_by_default(self, tmp_path):
-        _, folder, _, proposals = searched(tmp_path, "env.horizon=500", *self.COMMON, "search.iterations=400")
-        found = summary(folder)
-        assert found["solved"] and found["iterations"] < 400
+    def test_default_level_is_maximum_return(self, tmp_path):
+        _, folder, _, proposals = run_search(tmp_path, "env.horizon=500", *self.COMMON, "search.iterations=400")
+        summary_ = summary(folder)
+        assert summary_["solved"] and summary_["iterations"] < 400
         assert np.mean(proposals[-1]["returns"]) == 500
 
-    def test_a_game_without_a_known_maximum_has_no_level(self, tmp_path, capsys):
+    def test_unknown_maximum_has_no_level(self, tmp_path, capsys):
         run("env=frozen_lake", "agent=tabular", "principal=random", "dry_run=true", f"output_root={tmp_path}")
         assert "confirmed mean return" not in capsys.readouterr().out
 
-    def test_external_algorithms_refuse_it(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"search\.stop_at"):
-            run("env=cartpole", "agent=sb3", "search.stop_at=100", f"output_root={tmp_path}")
+    def test_external_algorithms_raise(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"search\.target_return"):
+            run("env=cartpole", "agent=sb3", "search.target_return=100", f"output_root={tmp_path}")
 
 
 class TestResume:
-    @pytest.mark.parametrize("asked", [(), ("principal.turns=4", "principal.episode_steps=3")])
-    def test_a_run_out_of_budget_goes_on_where_it_stopped(self, tmp_path, asked):
-        llm = ("principal=llm", "llm=scripted", "search.iterations=12", "search.warmup=3", "search.evaluate_every=5")
-        llm = (*llm, *asked)
-        _, whole, _, proposals = searched(tmp_path / "whole", *llm)
+    @pytest.mark.parametrize("options", [(), ("principal.turns=4", "principal.episode_steps=3")])
+    def test_exhausted_budget_resumes(self, tmp_path, options):
+        llm = (
+            "principal=llm",
+            "llm=scripted",
+            "search.iterations=12",
+            "search.warmup=3",
+            "search.evaluation_interval=5",
+        )
+        llm = (*llm, *options)
+        _, reference, _, proposals = run_search(tmp_path / "whole", *llm)
         overrides = (*SMALL, *llm, f"output_root={tmp_path / 'parts'}")
         for calls in (4, 9):
             with pytest.raises(BudgetExhausted):
                 run(*overrides, f"llm.budget.calls={calls}")
         run(*overrides)
-        resumed = only_run_folder(tmp_path / "parts")
-        assert [p | {} for p in read_proposals(resumed)] == proposals
-        assert _comparable(resumed) == _comparable(whole)
+        resumed_folder = only_run_folder(tmp_path / "parts")
+        assert [p | {} for p in read_proposals(resumed_folder)] == proposals
+        assert _comparable(resumed_folder) == _comparable(reference)
 
     @pytest.mark.slow
-    def test_killed_and_resumed_it_ends_with_the_same_numbers(self, tmp_path):
+    def test_sigkill_resumes_with_equal_numbers(self, tmp_path):
         context = commands.children()
         overrides = (
             *SMALL,
@@ -384,28 +398,28 @@ class TestResume:
             return sum(path.read_bytes().count(b"\n") for path in root.rglob("metrics.jsonl"))
 
         child(tmp_path / "whole").join()
-        for some in random.Random(0).sample(range(1, rows(tmp_path / "whole") // 2), 2):
+        for n_rows in random.Random(0).sample(range(1, rows(tmp_path / "whole") // 2), 2):
             process = child(tmp_path / "killed")
-            while process.is_alive() and rows(tmp_path / "killed") < some:
+            while process.is_alive() and rows(tmp_path / "killed") < n_rows:
                 time.sleep(0.01)
             assert process.is_alive()
             process.kill()
             process.join()
         child(tmp_path / "killed").join()
-        whole, killed = (only_run_folder(tmp_path / name) for name in ("whole", "killed"))
-        assert comparable_metrics(whole) == comparable_metrics(killed)
-        assert (whole / FILE_NAME).read_bytes() == (killed / FILE_NAME).read_bytes()
-        assert summary(whole) == summary(killed)
+        reference, killed_run = (only_run_folder(tmp_path / name) for name in ("whole", "killed"))
+        assert comparable_metrics(reference) == comparable_metrics(killed_run)
+        assert (reference / FILE_NAME).read_bytes() == (killed_run / FILE_NAME).read_bytes()
+        assert summary(reference) == summary(killed_run)
 
 
 def _comparable(folder):
     """Rows without what was paid, which a resumed run finds in its cache."""
-    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
 
 
-def test_a_mechanism_s_principal_is_as_before():
+def test_mechanism_principal_is_unchanged():
     """A space without decimals is not rounded."""
     space = toy().proposals
     vectors = RandomPrincipal(space, Seeds(3)).ask(n=4)
-    drawn = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
-    assert np.array_equal(vectors, drawn)
+    random_vectors = Seeds(3).numpy("principal").uniform(space.low, space.high, (4, 2))
+    assert np.array_equal(vectors, random_vectors)

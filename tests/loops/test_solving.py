@@ -1,13 +1,11 @@
 """CMA-ES and the cross-entropy method solve what linear policies can solve; all treatments build and run."""
 
-from pathlib import Path
-
 import gymnasium
 import numpy as np
 import pytest
 
-import llmrl.conf
 from experiments import compose, only_run_folder, run, search_in
+from llmrl.core.option_files import content, root
 from llmrl.envs.gym import tasks
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
@@ -38,7 +36,7 @@ what is otherwise in ProPS+."""
 CAPS = {"frozen_lake": 100, "cliff_walking": 100, "maze": 100, "mountain_car": 200}
 """Steps of an episode, where they are published."""
 TABLES = ("frozen_lake", "cliff_walking", "maze", "nim")
-NUMBERS = {name: published[1] for name, published in TASKS.items()}
+NUMBERS = {name: settings[1] for name, settings in TASKS.items()}
 MUJOCO = ("inverted_pendulum", "inverted_double_pendulum", "reacher", "swimmer", "hopper", "walker2d")
 
 
@@ -52,7 +50,7 @@ FREE = ("agent.bias=false", "agent.bound=30")
 
 
 @pytest.mark.parametrize(
-    ("env", "principal", "settings", "least"),
+    ("env", "principal", "settings", "min_return"),
     [
         ("cartpole", "cmaes", (25, 24, 3), 475.0),
         # In seed 1 it ends on a lesser hill, of about 400.
@@ -64,30 +62,31 @@ FREE = ("agent.bias=false", "agent.bound=30")
         ("mountain_car_continuous", "cem", (12, 16, 3, *FREE), 90.0),
     ],
 )
-def test_solved(tmp_path, env, principal, settings, least):
+def test_search_solves_task(tmp_path, env, principal, settings, min_return):
     """On unseen seeds, mean over the first two seeds of runs: what Gymnasium calls solved (475 and 90), or near it."""
-    iterations, candidates, episodes, *others = settings
+    iterations, candidates, episodes, *overrides_ = settings
     budget = (f"search.iterations={iterations}", f"search.candidates={candidates}", f"search.episodes={episodes}")
-    overrides = (*search_in(env), f"principal={principal}", *budget, *others)
-    measured = ("search.evaluate_every=0", "search.evaluate_episodes=40", f"output_root={tmp_path}")
-    assert np.mean([run(*overrides, *measured, f"seed={seed}") for seed in range(2)]) >= least
+    overrides = (*search_in(env), f"principal={principal}", *budget, *overrides_)
+    evaluation = ("search.evaluation_interval=0", "search.evaluate_episodes=40", f"output_root={tmp_path}")
+    assert np.mean([run(*overrides, *evaluation, f"seed={seed}") for seed in range(2)]) >= min_return
 
 
-def test_every_task_has_its_published_settings():
-    folder = Path(llmrl.conf.__file__).parent / "treatment" / "numbers"
-    for treatment in ("props", "props_plus"):
-        assert {path.stem for path in (folder / treatment).glob("*.yaml")} == set(TASKS)
+def test_tasks_have_paper_settings():
+    tables = {name: content(root() / "treatment" / f"{name}.yaml")["per_env"] for name in ("props", "props_plus")}
+    assert set(tables["props_plus"]) < set(tables["props"]) == set(TASKS)
 
 
-def kind_of(name):
-    """Which of the two published ways the scripted searcher goes in `test_the_scripted_searcher_runs_every_task`."""
+def treatment_kind(name):
+    """Return the one of the two published treatments that `test_rules_run_all_tasks` uses for a task."""
     return "props" if list(NUMBERS).index(name) % 2 else "props_plus"
 
 
-OTHERS = [(name, "props_plus" if kind_of(name) == "props" else "props") for name in NUMBERS]
+ALTERNATIVES = [(name, "props_plus" if treatment_kind(name) == "props" else "props") for name in NUMBERS]
 
 
-@pytest.mark.parametrize(("name", "treatment"), [*OTHERS, ("cartpole", "short_history"), ("cartpole", "props_main")])
+@pytest.mark.parametrize(
+    ("name", "treatment"), [*ALTERNATIVES, ("cartpole", "short_history"), ("cartpole", "props_main")]
+)
 def test_treatments_build(name, treatment):
     """Those that are not run below."""
     task(name)
@@ -104,29 +103,29 @@ def test_treatments_build(name, treatment):
 
 @pytest.mark.parametrize("kind", ["props", "props_plus"])
 @pytest.mark.parametrize("name", TASKS)
-def test_published_settings(name, kind):
+def test_paper_settings(name, kind):
     config = compose(*search_in(name, kind))
     env, search, principal, agent = (config[group] for group in ("env", "search", "principal", "agent"))
-    id_, _, optimum, step_size, otherwise = TASKS[name]
-    told = {"iterations": 400, "episodes": 20, "warmup": 20, "optimum": optimum, "takes": [0, 1, 2]}
-    told |= otherwise if kind == "props_plus" else {}
+    id_, _, optimum, step_size, defaults = TASKS[name]
+    settings = {"iterations": 400, "episodes": 20, "warmup": 20, "optimum": optimum, "takes": [0, 1, 2]}
+    settings |= defaults if kind == "props_plus" else {}
     assert {key: search[key] for key in ("iterations", "episodes", "warmup")} == {
-        key: told[key] for key in ("iterations", "episodes", "warmup")
+        key: settings[key] for key in ("iterations", "episodes", "warmup")
     }
     assert search["warmup_episodes"] == search["candidates"] == 1 and search["extra_rollout"] is False
     assert search["warmup_draw"] == ("uniform" if name in TABLES else "normal3_round1")
     tasks.register()
     assert env["id"] == id_
-    assert (env["horizon"] or gymnasium.spec(id_).max_episode_steps) == told.get(
+    assert (env["horizon"] or gymnasium.spec(id_).max_episode_steps) == settings.get(
         "horizon", CAPS.get(name, gymnasium.spec(id_).max_episode_steps)
     )
     if name == "nim":
-        assert env["kwargs"]["takes"] == told["takes"]
+        assert env["kwargs"]["takes"] == settings["takes"]
     if name in ("frozen_lake", "cliff_walking"):
         assert {**gymnasium.spec(id_).kwargs, "is_slippery": True, **env["kwargs"]}["is_slippery"] is True
-    assert (principal["optimum"], principal["step_size"]) == (told["optimum"], step_size)
+    assert (principal["optimum"], principal["step_size"]) == (settings["optimum"], step_size)
     assert principal["prompt"] == ("numeric" if kind == "props" else "described")
-    assert (principal["count_from"], principal["told_iterations"]) == (0, 400)
+    assert (principal["first_iteration"], principal["prompt_iterations"]) == (0, 400)
     assert (principal["history"], principal["rows"], principal["reply"]) == ("all", "named", "lines")
     assert (principal["out_of_range"], principal["duplicates"]) == ("accept", "accept")
     assert (principal["repair_turns"], principal["fallback"]) == (5, "stop")
@@ -138,12 +137,12 @@ def test_published_settings(name, kind):
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_the_scripted_searcher_runs_every_task(tmp_path, name):
+def test_rules_run_all_tasks(tmp_path, name):
     """End to end, as published, in little: numbers only in odd tasks and with the game in words in even ones."""
     task(name)
     small = ("search.iterations=3", "search.episodes=2", "search.evaluate_episodes=2", "env.horizon=30", "env.n_envs=1")
     overrides = (
-        *search_in(name, kind_of(name)),
+        *search_in(name, treatment_kind(name)),
         "llm=scripted",
         *small,
         "search.warmup=2",
@@ -158,10 +157,23 @@ def test_the_scripted_searcher_runs_every_task(tmp_path, name):
 
 
 @pytest.mark.parametrize(("name", "optimum", "budget"), [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (40, 20))])
-def test_the_scripted_searcher_finds_the_best_table(tmp_path, name, optimum, budget):
-    """A hill climber that reads nothing but prompts with numbers only. (The maze is no hill: all tables but one in 256
-    return the same.)"""
-    searched = [f"search.{key}={n}" for key, n in zip(("iterations", "episodes"), budget, strict=True)]
-    asked = ("principal=llm", "llm=scripted", "principal.prompt=numeric", "principal.one_prompt_per_batch=true")
-    overrides = (*search_in(name), *asked, *searched, "search.candidates=8", "search.evaluate_every=0")
+def test_rules_find_best_table(tmp_path, name, optimum, budget):
+    """A hill climber that reads only prompts with numbers finds the best table.
+
+    (The maze is no hill: all tables but one in 256 have the same return.)
+    """
+    search_options = [f"search.{key}={n}" for key, n in zip(("iterations", "episodes"), budget, strict=True)]
+    principal_options = (
+        "principal=llm",
+        "llm=scripted",
+        "principal.prompt=numeric",
+        "principal.joint_prompt=true",
+    )
+    overrides = (
+        *search_in(name),
+        *principal_options,
+        *search_options,
+        "search.candidates=8",
+        "search.evaluation_interval=0",
+    )
     assert run(*overrides, f"output_root={tmp_path}") == pytest.approx(optimum)

@@ -14,23 +14,23 @@ from llmrl.run.artifacts import saved_state
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-def test_they_are_those_of_everything_seen(sizes, seed):
-    rng, moments, seen = np.random.default_rng(seed), RunningMoments((3,)), []
+def test_moments_match_numpy(sizes, seed):
+    rng, moments, batches = np.random.default_rng(seed), RunningMoments((3,)), []
     for n in sizes:
-        seen.append(rng.normal(5, [1, 20, 0], (n, 3)))
-        moments.see(torch.from_numpy(seen[-1]))
-    every = np.concatenate(seen)
-    deviation = np.where(every.std(0) > 1e-8, every.std(0), 1)
-    np.testing.assert_allclose(moments.mean, every.mean(0), rtol=1e-9)
+        batches.append(rng.normal(5, [1, 20, 0], (n, 3)))
+        moments.update(torch.from_numpy(batches[-1]))
+    all_values = np.concatenate(batches)
+    deviation = np.where(all_values.std(0) > 1e-8, all_values.std(0), 1)
+    np.testing.assert_allclose(moments.mean, all_values.mean(0), rtol=1e-9)
     np.testing.assert_allclose(moments.deviation, deviation, rtol=1e-9)
     x = torch.from_numpy(rng.normal(size=(2, 3)))
-    torch.testing.assert_close(moments.restored(moments.normalized(x)), x)
+    torch.testing.assert_close(moments.denormalize(moments.normalize(x)), x)
 
 
-def test_far_out_numbers_are_clipped():
+def test_outliers_are_clipped():
     normalizer = RunningNormalizer((1,))
     assert normalizer(torch.tensor([[3.0], [99.0]])).tolist() == [[3.0], [10.0]]
-    normalizer.see(torch.tensor([[0.0], [2.0]]))
+    normalizer.update(torch.tensor([[0.0], [2.0]]))
     assert normalizer(torch.tensor([[3.0], [-99.0]])).tolist() == [[2.0], [-10.0]]
 
 
@@ -38,7 +38,7 @@ ROOM = ("env=escape_room", "env.n_envs=4", "learn.env_steps=100", "learn.evaluat
 
 
 @pytest.mark.parametrize("critic", ["own", "separate", "central"])
-def test_an_agent_keeps_the_moments_of_what_it_saw(tmp_path, critic):
+def test_agent_saves_moments(tmp_path, critic):
     run(*ROOM, "agent.normalize_observations=true", f"agent.critic={critic}", f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     saved = saved_state(folder)[1]["agents"][0]["policy"]
@@ -52,6 +52,6 @@ def test_an_agent_keeps_the_moments_of_what_it_saw(tmp_path, critic):
     loaded.close()
 
 
-def test_a_frozen_core_is_given_what_it_was_given():
+def test_frozen_core_rejects_normalization():
     with pytest.raises(ConfigError, match="normalize_observations"):
         build_parts(compose(*ROOM, "agent.normalize_observations=true", "agent.freeze=core"), None)

@@ -3,6 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shipped
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.seeding import Seeds
@@ -20,13 +21,11 @@ from llmrl.principals.grid import (
     listed_vectors,
 )
 from llmrl.principals.scan import ScanPrincipal
-from llmrl.principals.thompson import ThompsonPrincipal
-from llmrl.principals.ucb import UCBPrincipal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 
 class TestGrid:
-    def test_first_coordinate_is_the_most_significant(self):
+    def test_first_coordinate_is_most_significant(self):
         grid = ActionGrid(toy(d=3, low=0.0, high=1.0).mechanism, 11)
         assert grid.n_arms == 1331
         assert grid.vector(0).tolist() == [0, 0, 0]
@@ -35,17 +34,17 @@ class TestGrid:
         assert grid.vector(1330).tolist() == [1, 1, 1]
 
     @given(st.integers(1, 5), st.integers(2, 9), st.data())
-    def test_arms_and_vectors_are_inverse_and_inside(self, d, points, data):
+    def test_arm_vector_round_trip(self, d, points, data):
         mechanism = toy(d=d, low=-0.3, high=0.7).mechanism
         grid = ActionGrid(mechanism, points)
         arm = data.draw(st.integers(0, grid.n_arms - 1))
         vector = mechanism.check(grid.vector(arm))
         assert grid.arm(vector) == arm
 
-    def test_vectors_off_the_grid_are_refused(self):
+    def test_off_grid_vectors_raise(self):
         grid = ActionGrid(toy().mechanism, 5)
         for wrong in ([0.5, 0.1], [-2.0, 0.0], [4.0, 0.0]):
-            with pytest.raises(ValueError, match="not on the grid"):
+            with pytest.raises(ValueError, match="grid"):
                 grid.arm(np.array(wrong))
 
     def test_limits(self):
@@ -63,23 +62,23 @@ class TestGrid:
         ("principal", "spec", "arms"),
         [
             (EpsilonGreedyPrincipal, CLEANUP, (1, 9261)),
-            (UCBPrincipal, CLEANUP, (1, 1331)),
-            (ThompsonPrincipal, CLEANUP, (1, 1331)),
+            (shipped.ucb, CLEANUP, (1, 1331)),
+            (shipped.thompson, CLEANUP, (1, 1331)),
             (EpsilonGreedyPrincipal, ESCAPE_ROOM, (3, 7776)),
-            (UCBPrincipal, ESCAPE_ROOM, (3, 243)),
-            (ThompsonPrincipal, ESCAPE_ROOM, (3, 243)),
-            (UCBPrincipal, toy(d=1), (1, 101)),
-            (UCBPrincipal, toy(d=2), (1, 36**2)),
+            (shipped.ucb, ESCAPE_ROOM, (3, 243)),
+            (shipped.thompson, ESCAPE_ROOM, (3, 243)),
+            (shipped.ucb, toy(d=1), (1, 101)),
+            (shipped.ucb, toy(d=2), (1, 36**2)),
         ],
     )
-    def test_published_sizes(self, principal, spec, arms):
-        """Where nobody says how long the run is, and where it is long enough."""
+    def test_paper_sizes(self, principal, spec, arms):
+        """The published sizes apply if the length of the run is unknown, or if it is long enough."""
         assert principal(spec.proposals, Seeds(0)).counts.shape == arms
-        enough = 3 * arms[0] * arms[1]
-        assert principal(spec.proposals, Seeds(0), proposals=enough).counts.shape == arms
-        assert principal(spec.proposals, Seeds(0), proposals=enough - 1).n_arms < arms[1]
+        long_run = 3 * arms[0] * arms[1]
+        assert principal(spec.proposals, Seeds(0), proposals=long_run).counts.shape == arms
+        assert principal(spec.proposals, Seeds(0), proposals=long_run - 1).n_arms < arms[1]
 
-    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, UCBPrincipal, ThompsonPrincipal])
+    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.ucb, shipped.thompson])
     @pytest.mark.parametrize(
         ("spec", "proposals", "points"),
         [
@@ -88,12 +87,12 @@ class TestGrid:
             (ESCAPE_ROOM, 3 * 3 * 3**5, 3),
         ],
     )
-    def test_grids_follow_the_length_of_the_run(self, principal, spec, proposals, points):
+    def test_grid_size_follows_run_length(self, principal, spec, proposals, points):
         """Every arm can be measured three times in its context; explicit points are used as they are."""
         assert principal(spec.proposals, Seeds(0), proposals=proposals).grid.points == points
         assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).grid.points == 4
 
-    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, UCBPrincipal, ThompsonPrincipal])
+    @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.ucb, shipped.thompson])
     @pytest.mark.parametrize(
         ("spec", "proposals", "arms"),
         [
@@ -106,31 +105,31 @@ class TestGrid:
             (ESCAPE_ROOM, 287, 15),
         ],
     )
-    def test_short_runs_have_a_list_of_arms(self, principal, spec, proposals, arms):
+    def test_short_runs_list_arms(self, principal, spec, proposals, arms):
         """Too short for three points per number; explicit points still give the whole grid."""
-        found = principal(spec.proposals, Seeds(0), proposals=proposals)
-        assert found.n_arms == arms and found.arms().shape == (arms, spec.proposals.dim)
+        principal_ = principal(spec.proposals, Seeds(0), proposals=proposals)
+        assert principal_.n_arms == arms and principal_.arms().shape == (arms, spec.proposals.dim)
         assert principal(spec.proposals, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposals.dim
 
     @given(st.integers(1, 7), st.integers(1, 10**5), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
-    def test_the_most_points_that_fit(self, d, proposals, contexts, published):
+    def test_maximum_points(self, d, proposals, contexts, default_points_):
         space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
-        points, most = fitting_points(space, published, proposals), default_points(space, published)
-        each = proposals / max(contexts, 1)
-        assert 2 <= points <= most
-        assert points == 2 or 3 * points**d <= each
-        assert points == most or 3 * (points + 1) ** d > each
+        points, maximum = fitting_points(space, default_points_, proposals), default_points(space, default_points_)
+        per_context = proposals / max(contexts, 1)
+        assert 2 <= points <= maximum
+        assert points == 2 or 3 * points**d <= per_context
+        assert points == maximum or 3 * (points + 1) ** d > per_context
 
     @given(st.integers(1, 7), st.integers(6, 2000), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
-    def test_default_arms_leave_three_measurements_of_each(self, d, proposals, contexts, published):
+    def test_default_arms_get_three_measurements(self, d, proposals, contexts, default):
         space = toy(d=d, contexts=tuple("abcd"[:contexts])).proposals
-        arms = fitting_arms(space, None, published, proposals)
+        arms = fitting_arms(space, None, default, proposals)
         assert 3 * arms.n_arms <= max(proposals / max(contexts, 1), 6)
 
 
-class TestListedVectors:
+class TestVectorList:
     @given(st.integers(1, 6), st.integers(2, 40))
-    def test_distinct_inside_the_bounds_and_as_many_as_requested(self, d, n):
+    def test_vectors_are_distinct_in_bounds(self, d, n):
         space = toy(d=d).proposals
         vectors = listed_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
@@ -139,24 +138,24 @@ class TestListedVectors:
         assert [arms.arm(arms.vector(arm)) for arm in range(n)] == list(range(n))
 
     @given(st.integers(2, 6), st.integers(0, 10))
-    def test_the_coarse_scan_comes_first_and_is_whole_or_without_single_numbers(self, d, more):
+    def test_coarse_scan_comes_first(self, d, n_extra):
         space = toy(d=d).proposals
         scan = space.coarse_scan
-        assert np.array_equal(listed_vectors(space, len(scan) + more)[: len(scan)], scan)
+        assert np.array_equal(listed_vectors(space, len(scan) + n_extra)[: len(scan)], scan)
         fewer = listed_vectors(space, len(scan) - 1)
         assert np.array_equal(fewer[:3], scan[:3])
-        assert not any((vector == each).all() for vector in fewer[3:] for each in scan)
+        assert not any((vector == scan_vector).all() for vector in fewer[3:] for scan_vector in scan)
 
     def test_longer_lists_extend_shorter_ones(self):
         space = toy(d=3).proposals
         assert np.array_equal(listed_vectors(space, 20)[:9], listed_vectors(space, 9))
 
-    def test_a_space_with_fewer_vectors_is_listed_completely(self):
+    def test_small_space_is_enumerated(self):
         space = ParameterSpace("digits", tuple(Parameter(f"x{i}", 0.0, 2.0, "", "", decimals=0) for i in range(2)))
         vectors = listed_vectors(space, 20)
         assert sorted(map(tuple, vectors.tolist())) == [(float(i), float(j)) for i in range(3) for j in range(3)]
 
-    def test_more_numbers_than_a_sobol_sequence_has(self):
+    def test_dimensions_exceed_sobol(self):
         space = ParameterSpace("many", tuple(Parameter(f"x{i}", 0.0, 1.0, "", "") for i in range(21_202)))
         with pytest.raises(ConfigError):
             listed_vectors(space, 4)
@@ -173,7 +172,7 @@ arm_payoffs = st.lists(st.tuples(st.integers(0, 8), st.floats(-50, 50)), min_siz
 
 
 @given(arm_payoffs)
-def test_counts_and_means(payoffs):
+def test_counts_with_means(payoffs):
     spec = toy()
     principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=3)
     metrics = play(principal, spec, payoffs)
@@ -186,14 +185,14 @@ def test_counts_and_means(payoffs):
 
 
 class TestEpsilonGreedy:
-    def test_greedy_among_played_arms_whatever_the_sign(self):
+    def test_greedy_maximizes_mean_despite_sign(self):
         for sign in (1, -1):
             spec = toy()
             principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.0, points=3)
             play(principal, spec, [(4, 20.0 * sign), (7, 30.0 * sign)])
             assert principal.grid.arm(principal.ask()[0]) == (7 if sign == 1 else 4)
 
-    def test_initial_value_makes_it_optimistic_and_first_breaks_ties_in_order(self):
+    def test_optimistic_start_with_ordered_ties(self):
         spec = toy()
         principal = EpsilonGreedyPrincipal(
             spec.proposals, Seeds(0), epsilon=0.0, points=3, initial_value=0.0, ties="first"
@@ -211,7 +210,7 @@ class TestEpsilonGreedy:
         play(principal, spec, [(2, 1.0), (5, 1.0)])
         assert {principal.grid.arm(principal.ask()[0]) for _ in range(50)} == {2, 5}
 
-    def test_epsilon_is_the_chance_of_a_random_arm(self):
+    def test_epsilon_is_random_arm_probability(self):
         spec = toy()
         principal = EpsilonGreedyPrincipal(spec.proposals, Seeds(0), epsilon=0.3, points=3)
         play(principal, spec, [(4, 1.0)])
@@ -225,19 +224,23 @@ class TestUCB:
     @given(arm_payoffs, st.floats(0, 3), st.one_of(st.none(), st.floats(0.1, 9)))
     def test_index_is_the_closed_form(self, payoffs, coefficient, scale):
         spec = toy()
-        principal = UCBPrincipal(spec.proposals, Seeds(0), coefficient, scale, points=3)
+        principal = shipped.ucb(spec.proposals, Seeds(0), coefficient=coefficient, scale=scale, points=3)
         play(principal, spec, payoffs)
         values = [payoff for _, payoff in payoffs]
         size = max(values) - min(values) if scale is None else scale
         for arm in range(9):
-            own = [payoff for a, payoff in payoffs if a == arm]
-            expected = np.mean(own) + coefficient * size * np.sqrt(np.log(len(values)) / len(own)) if own else np.inf
-            assert principal.index(0)[arm] == pytest.approx(expected, abs=1e-8)
+            arm_payoffs = [payoff for a, payoff in payoffs if a == arm]
+            reference = (
+                np.mean(arm_payoffs) + coefficient * size * np.sqrt(np.log(len(values)) / len(arm_payoffs))
+                if arm_payoffs
+                else np.inf
+            )
+            assert principal.index(0)[arm] == pytest.approx(reference, abs=1e-8)
 
     @pytest.mark.parametrize("order", ["ascending", "shuffled"])
-    def test_every_arm_once_then_the_highest_index(self, order):
+    def test_plays_all_arms_then_highest_index(self, order):
         spec = toy()
-        principal = UCBPrincipal(spec.proposals, Seeds(3), points=3, arm_order=order)
+        principal = shipped.ucb(spec.proposals, Seeds(3), points=3, arm_order=order)
         arms = []
         for _ in range(9):
             vector = principal.ask()[0]
@@ -247,9 +250,9 @@ class TestUCB:
         assert (arms == list(range(9))) is (order == "ascending")
         assert principal.grid.arm(principal.ask()[0]) == int(principal.index(0).argmax())
 
-    def test_the_order_differs_between_contexts_and_seeds(self):
+    def test_order_differs_between_contexts(self):
         spec = toy(contexts=("a", "b"))
-        orders = [UCBPrincipal(spec.proposals, Seeds(seed), points=5).order for seed in (0, 1)]
+        orders = [shipped.ucb(spec.proposals, Seeds(seed), points=5).order for seed in (0, 1)]
         assert not np.array_equal(orders[0][0], orders[0][1]) and not np.array_equal(orders[0], orders[1])
 
     def test_shared_counter(self):
@@ -257,7 +260,9 @@ class TestUCB:
         payoffs = [(arm, float(arm)) for arm in range(4)]
         bonus = {}
         for shared in (False, True):
-            principal = UCBPrincipal(spec.proposals, Seeds(0), 1.0, 1.0, points=2, shared_counter=shared)
+            principal = shipped.ucb(
+                spec.proposals, Seeds(0), coefficient=1.0, scale=1.0, points=2, shared_counter=shared
+            )
             play(principal, spec, payoffs, context=0)
             play(principal, spec, payoffs * 2, context=1)
             bonus[shared] = principal.index(0)[3] - 3.0
@@ -269,50 +274,52 @@ class TestThompson:
     @given(arm_payoffs, st.floats(-5, 5), st.floats(0.01, 3), st.floats(0.5, 4), st.floats(0.5, 50))
     def test_posterior_is_the_closed_form(self, payoffs, m0, n0, a0, b0):
         spec = toy()
-        principal = ThompsonPrincipal(spec.proposals, Seeds(0), 3, m0, n0, a0, b0)
+        principal = shipped.thompson(
+            spec.proposals, Seeds(0), points=3, prior_mean=m0, prior_strength=n0, prior_shape=a0, prior_rate=b0
+        )
         play(principal, spec, payoffs)
         mean, strength, shape, rate = principal.posterior(0)
         for arm in range(9):
-            own = np.array([payoff for a, payoff in payoffs if a == arm])
-            n, x = len(own), own.mean() if len(own) else 0.0
-            assert mean[arm] == pytest.approx((n0 * m0 + own.sum()) / (n0 + n), abs=1e-9)
+            arm_payoffs = np.array([payoff for a, payoff in payoffs if a == arm])
+            n, x = len(arm_payoffs), arm_payoffs.mean() if len(arm_payoffs) else 0.0
+            assert mean[arm] == pytest.approx((n0 * m0 + arm_payoffs.sum()) / (n0 + n), abs=1e-9)
             assert strength[arm] == n0 + n and shape[arm] == a0 + n / 2
-            expected = b0 + ((own - x) ** 2).sum() / 2 + n * n0 * (x - m0) ** 2 / (2 * (n0 + n))
-            assert rate[arm] == pytest.approx(expected, rel=1e-9, abs=1e-9)
+            reference = b0 + ((arm_payoffs - x) ** 2).sum() / 2 + n * n0 * (x - m0) ** 2 / (2 * (n0 + n))
+            assert rate[arm] == pytest.approx(reference, rel=1e-9, abs=1e-9)
 
     def test_integer_posterior_is_truncated(self):
         spec = toy()
-        principal = ThompsonPrincipal(spec.proposals, Seeds(0), 3, integer_posterior=True)
+        principal = shipped.thompson(spec.proposals, Seeds(0), points=3, integer_posterior=True)
         play(principal, spec, [(0, -3.9), (1, 3.9)])
         mean, _, _, rate = principal.posterior(0)
         assert mean[:2].tolist() == [-3.0, 3.0] and (rate == np.trunc(rate)).all()
 
-    def test_draws_have_the_moments_of_the_posterior(self, monkeypatch):
+    def test_sample_moments_match_posterior(self, monkeypatch):
         spec = toy(d=1)
-        principal = ThompsonPrincipal(spec.proposals, Seeds(0), 2, prior_shape=4.0, prior_rate=9.0)
+        principal = shipped.thompson(spec.proposals, Seeds(0), points=2, prior_shape=4.0, prior_rate=9.0)
         play(principal, spec, [(0, 5.0), (0, 7.0), (0, 6.0)])
-        drawn = []
-        monkeypatch.setattr(principal, "_argmax", lambda values: drawn.append(values[0]) or 0)
+        samples = []
+        monkeypatch.setattr(principal, "_argmax", lambda values: samples.append(values[0]) or 0)
         for _ in range(4000):
             principal.ask()[0]
         mean, strength, shape, rate = (x[0] for x in principal.posterior(0))
         # The marginal is Student's t with 2 shape degrees of freedom.
         variance = rate / (strength * shape) * (2 * shape) / (2 * shape - 2)
-        assert np.mean(drawn) == pytest.approx(mean, abs=5 * (variance / 4000) ** 0.5)
-        assert np.var(drawn) == pytest.approx(variance, rel=0.2)
+        assert np.mean(samples) == pytest.approx(mean, abs=5 * (variance / 4000) ** 0.5)
+        assert np.var(samples) == pytest.approx(variance, rel=0.2)
 
 
 BATCHED = {
     "egreedy": lambda spec: EpsilonGreedyPrincipal(spec.proposals, Seeds(0), points=2),
-    "ucb": lambda spec: UCBPrincipal(spec.proposals, Seeds(0), points=2),
-    "thompson": lambda spec: ThompsonPrincipal(spec.proposals, Seeds(0), points=2, prior_rate=0.1),
+    "ucb": lambda spec: shipped.ucb(spec.proposals, Seeds(0), points=2),
+    "thompson": lambda spec: shipped.thompson(spec.proposals, Seeds(0), points=2, prior_rate=0.1),
     "scan": lambda spec: ScanPrincipal(spec.proposals, Seeds(0)),
 }
 
 
 @pytest.mark.parametrize("name", BATCHED)
 @pytest.mark.parametrize("extra", [0, 3])
-def test_candidates_that_cover_all_arms_are_chosen(name, extra):
+def test_candidates_covering_all_arms(name, extra):
     """With as many candidates as arms, or more, later steps measure the better arms more often."""
     spec = toy(d=3)
     principal = BATCHED[name](spec)
@@ -328,7 +335,7 @@ def test_candidates_that_cover_all_arms_are_chosen(name, extra):
 
 
 @pytest.mark.parametrize("name", ["egreedy", "ucb", "thompson"])
-def test_the_second_step_does_not_play_every_arm(name):
+def test_second_step_skips_arms(name):
     spec = toy(d=3)
     principal = BATCHED[name](spec)
     principal.tell([outcome(spec, vector) for vector in principal.ask(None, 8)])
@@ -336,62 +343,62 @@ def test_the_second_step_does_not_play_every_arm(name):
 
 
 class TestBatchedUCB:
-    def test_the_first_step_plays_each_arm_before_any_again(self):
-        principal = UCBPrincipal(toy().proposals, Seeds(0), points=2)
+    def test_first_step_repeats_no_arm(self):
+        principal = shipped.ucb(toy().proposals, Seeds(0), points=2)
         arms = [principal.grid.arm(vector) for vector in principal.ask(None, 10)]
         assert sorted(arms[:4]) == sorted(arms[4:8]) == [0, 1, 2, 3] and len(set(arms[8:])) == 2
 
-    def test_pending_plays_count_in_the_bonus_and_leave_the_mean(self):
+    def test_pending_plays_change_only_bonus(self):
         """By hand: means 1 and 0.8, one play each; the bonus is c sqrt(ln t / n), c = 0.3."""
         spec = toy(d=1)
-        principal = UCBPrincipal(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
+        principal = shipped.ucb(spec.proposals, Seeds(0), coefficient=0.3, scale=1.0, points=2)
         play(principal, spec, [(0, 1.0), (1, 0.8)])
         pending = np.array([2, 1])
-        expected = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
-        assert principal.index(0, pending) == pytest.approx(expected)
-        chosen = [principal.grid.arm(vector) for vector in principal.ask(None, 20)]
+        reference = [1.0 + 0.3 * np.sqrt(np.log(5) / 3), 0.8 + 0.3 * np.sqrt(np.log(5) / 2)]
+        assert principal.index(0, pending) == pytest.approx(reference)
+        arms = [principal.grid.arm(vector) for vector in principal.ask(None, 20)]
         counts = np.ones(2)
-        for arm in chosen:
+        for arm in arms:
             index = np.array([1.0, 0.8]) + 0.3 * np.sqrt(np.log(counts.sum()) / counts)
             assert arm == index.argmax()
             counts[arm] += 1
         assert counts.min() > 1
 
-    def test_an_arm_that_is_only_pending_has_no_index(self):
+    def test_pending_arm_has_no_index(self):
         spec = toy(d=1)
-        principal = UCBPrincipal(spec.proposals, Seeds(0), points=3)
+        principal = shipped.ucb(spec.proposals, Seeds(0), points=3)
         play(principal, spec, [(0, 1.0)])
         arms = [principal.grid.arm(vector) for vector in principal.ask(None, 5)]
         assert sorted(arms[:2]) == [1, 2] and arms[2:] == [0, 0, 0]
 
     @settings(max_examples=30)
     @given(arm_payoffs, st.integers(0, 99), st.integers(1, 6))
-    def test_the_first_candidate_does_not_depend_on_their_number(self, payoffs, seed, n):
-        spec, found = toy(), []
+    def test_first_candidate_ignores_batch_size(self, payoffs, seed, n):
+        spec, first_vectors = toy(), []
         for size in (1, n):
-            principal = UCBPrincipal(spec.proposals, Seeds(seed), points=3)
+            principal = shipped.ucb(spec.proposals, Seeds(seed), points=3)
             play(principal, spec, payoffs)
-            found.append(principal.ask(None, size)[0].tolist())
-        assert found[0] == found[1]
+            first_vectors.append(principal.ask(None, size)[0].tolist())
+        assert first_vectors[0] == first_vectors[1]
 
 
-@pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, ThompsonPrincipal])
+@pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.thompson])
 def test_candidates_are_independent_draws(principal):
     """A step of n candidates draws what n steps without outcomes in between draw."""
     spec = toy()
-    one, many = (principal(spec.proposals, Seeds(0), points=3) for _ in range(2))
-    for each in (one, many):
-        play(each, spec, [(1, 3.0), (4, 2.0)])
-    assert np.array_equal(np.concatenate([one.ask() for _ in range(12)]), many.ask(None, 12))
+    single, batch = (principal(spec.proposals, Seeds(0), points=3) for _ in range(2))
+    for principal_ in (single, batch):
+        play(principal_, spec, [(1, 3.0), (4, 2.0)])
+    assert np.array_equal(np.concatenate([single.ask() for _ in range(12)]), batch.ask(None, 12))
 
 
-def test_thompson_recommends_by_posterior_means():
+def test_thompson_recommends_posterior_mean():
     """Two measurements of 5 outweigh one of 6 where the prior mean of 0 weighs one measurement."""
     spec = toy()
-    principal = ThompsonPrincipal(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
+    principal = shipped.thompson(spec.proposals, Seeds(0), points=3, prior_strength=1.0)
     estimates = PooledEstimates()
     for arm, value in ((0, 6.0), (3, 5.0), (3, 5.0), (7, -1.0)):
         estimates.add(principal.grid.vector(arm), value, None, 1, 1)
-    found = principal.recommend(None, 5, estimates)
-    assert [principal.grid.arm(vector) for vector in found] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
+    recommendations = principal.recommend(None, 5, estimates)
+    assert [principal.grid.arm(vector) for vector in recommendations] == [3, 0, 7]  # 10 / 3, 6 / 2, -1 / 2
     assert [principal.grid.arm(vector) for vector in principal.recommend(None, 1, estimates)] == [3]

@@ -10,33 +10,33 @@ from llmrl.core.protocols import Proposer
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.client import ChatClient
-from llmrl.principals.llm_factory import llm_principal
+from shipped import llm_principal
 from societies import outcome, toy
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def example(page: str) -> dict:
-    """What the one Python example of a page defines."""
+    """Return the definitions of the one Python example of a page."""
     [code] = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     namespace: dict = {}
     exec(compile(code, page, "exec"), namespace)
     return namespace
 
 
-def test_principal_of_ones_own():
+def test_custom_principal():
     society = toy()
     principal = example("principals.md")["HillClimber"](society.proposals, Seeds(0), step=0.2)
     assert isinstance(principal, Proposer)
     values = []
     for _ in range(60):
-        told = outcome(society, society.mechanism.check(principal.ask()[0]))
-        principal.tell([told])
-        values.append(told.value)
+        outcome_ = outcome(society, society.mechanism.check(principal.ask()[0]))
+        principal.tell([outcome_])
+        values.append(outcome_.value)
     assert np.max(values) > values[0] + 0.5
 
 
-def test_chat_model_of_ones_own():
+def test_custom_chat_model():
     parrot = ChatClient(example("llms.md")["Parrot"]())
     assert isinstance(parrot, ChatModel)
     [reply] = parrot.chat([ChatRequest(({"role": "user", "content": "$1, 2$"},))])

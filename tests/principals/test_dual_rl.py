@@ -6,93 +6,93 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
-from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.observation import ObserveSettings
+from shipped import make_principal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 
 def late_payoff(seed, contexts=(), offset=0.0, steps=250, **settings):
     """Mean payoff of the last fifth of a run with four proposals a step; `offset` is added to what it is told."""
     society = toy(contexts=contexts)
-    principal = DualRLPrincipal(society, Seeds(seed), **settings)
+    principal = make_principal("dual_rl", society, Seeds(seed), **settings)
     draws, payoffs = np.random.default_rng(seed), []
     for _ in range(steps):
         context = int(draws.integers(len(contexts))) if contexts else None
         outcomes = [outcome(society, vector, context) for vector in principal.ask(context, 4)]
-        payoffs.append(np.mean([told.value for told in outcomes]))
-        for told in outcomes:
-            told.value += offset
+        payoffs.append(np.mean([outcome.value for outcome in outcomes]))
+        for outcome_ in outcomes:
+            outcome_.value += offset
         principal.tell(outcomes)
     return np.mean(payoffs[-steps // 5 :])
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("offset", [0.0, 45.0, -1000.0])
-def test_it_learns_wherever_payoffs_lie(offset):
+def test_learns_payoffs_at_any_scale(offset):
     """Chance gives 7.5 of 10, and a first network hardly more."""
     payoffs = [late_payoff(seed, offset=offset) for seed in range(3)]
     assert min(payoffs) > 9.0, payoffs
 
 
 @pytest.mark.slow
-def test_it_learns_a_best_vector_for_each_context():
+def test_learns_best_vector_per_context():
     """A vector for both contexts at once could give no more than 9.2 on average."""
-    payoffs = [late_payoff(seed, ("calm", "storm"), steps=400, learning_rate=1e-3) for seed in range(3)]
+    payoffs = [late_payoff(seed, ("calm", "storm"), steps=400, learning_rate=1e-3) for seed in range(2)]
     assert min(payoffs) > 9.25, payoffs
 
 
-def test_a_step_is_the_gradient_of_the_stated_loss():
+def test_step_matches_loss_gradient():
     """One epoch: the ratio is 1, so the loss is closed; Adam's first step is lr * g / (|g| + eps)."""
     society = toy()
-    principal = DualRLPrincipal(
-        society, Seeds(0), hidden=[8], epochs=1, max_grad_norm=1e9, scale_payoffs=False, value_clip=0.2
+    principal = make_principal(
+        "dual_rl", society, Seeds(0), hidden=[8], epochs=1, max_grad_norm=1e9, scale_payoffs=False, value_clip=0.2
     )
     network = principal.network
-    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    initial = {name: p.detach().clone() for name, p in network.named_parameters()}
     vectors = principal.ask(None, 3)
     choice = principal.asked["choice"]
     logits, value = network(torch.ones(principal.observed.size))
     log_p = logits.log_softmax(-1)
     payoff = torch.tensor([1.0, -2.0, 0.5])
     advantage = payoff - value.detach()
-    taken = torch.stack([sum(log_p[head, choice[i, head]] for head in range(2)) for i in range(3)])
+    log_probs = torch.stack([sum(log_p[head, choice[i, head]] for head in range(2)) for i in range(3)])
     entropy = -(log_p.exp() * log_p).sum()
-    loss = -(taken * advantage).mean() + 0.25 * (value - payoff).square().mean() - 0.05 * entropy
+    loss = -(log_probs * advantage).mean() + 0.25 * (value - payoff).square().mean() - 0.05 * entropy
     gradients = torch.autograd.grad(loss, list(network.parameters()))
     metrics = principal.tell([outcome(society, v, None, float(x)) for v, x in zip(vectors, payoff, strict=True)])
     for (name, p), g in zip(network.named_parameters(), gradients, strict=True):
-        torch.testing.assert_close(p.detach(), before[name] - 2e-4 * g / (g.abs() + 1e-5), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(p.detach(), initial[name] - 2e-4 * g / (g.abs() + 1e-5), rtol=1e-4, atol=1e-6)
     assert metrics["principal/advantage"] == pytest.approx(float(advantage.mean()), abs=1e-5)
     assert metrics["principal/value"] == pytest.approx(value.item(), abs=1e-5)
 
 
 def test_the_last_choice_keeps_the_previous_number():
     society = toy()  # two numbers in [-1, 3]
-    principal = DualRLPrincipal(society, Seeds(0), points=5)
+    principal = make_principal("dual_rl", society, Seeds(0), points=5)
     choices = np.array([[0, 5], [4, 2]])
     principal.previous = principal._vectors(choices)
     assert principal.previous.tolist() == [[-1.0, 0.0], [3.0, 1.0]]  # no number before: 0
     # Each proposal of a step follows the one in its place; a third one has none before it.
-    again = principal._vectors(np.array([[5, 1], [5, 5], [5, 5]]))
-    assert again.tolist() == [[-1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]
-    above_zero = DualRLPrincipal(toy(low=0.5), Seeds(0), points=5)
-    assert above_zero._vectors(np.array([[5, 5]])).tolist() == [[0.5, 0.5]]
+    vectors = principal._vectors(np.array([[5, 1], [5, 5], [5, 5]]))
+    assert vectors.tolist() == [[-1.0, 0.0], [3.0, 1.0], [0.0, 0.0]]
+    positive_space = make_principal("dual_rl", toy(low=0.5), Seeds(0), points=5)
+    assert positive_space._vectors(np.array([[5, 5]])).tolist() == [[0.5, 0.5]]
 
 
 @pytest.mark.parametrize(("spec", "shape"), [(CLEANUP, (3, 22)), (ESCAPE_ROOM, (5, 7)), (toy(), (2, 97))])
-def test_published_points(spec, shape):
-    assert DualRLPrincipal(spec, Seeds(0)).network.shape == shape
+def test_paper_network_sizes(spec, shape):
+    assert make_principal("dual_rl", spec, Seeds(0)).network.shape == shape
 
 
-def test_standardised_payoffs():
-    principal = DualRLPrincipal(toy(), Seeds(0))
+def test_standardized_payoffs():
+    principal = make_principal("dual_rl", toy(), Seeds(0))
     payoffs = [3.0, -1.0, 7.0, 7.0]
-    assert principal._standardise(payoffs[:1]) == (3.0, 1.0)
-    assert principal._standardise(payoffs[1:]) == pytest.approx((np.mean(payoffs), np.std(payoffs)))
+    assert principal._update_moments(payoffs[:1]) == (3.0, 1.0)
+    assert principal._update_moments(payoffs[1:]) == pytest.approx((np.mean(payoffs), np.std(payoffs)))
 
 
 def test_refusals():
     with pytest.raises(ConfigError, match="points must be at least 2"):
-        DualRLPrincipal(toy(), Seeds(0), points=1)
+        make_principal("dual_rl", toy(), Seeds(0), points=1)
     with pytest.raises(ConfigError, match="no metric 'happiness'"):
-        DualRLPrincipal(toy(), Seeds(0), observe=ObserveSettings(["happiness"]))
+        make_principal("dual_rl", toy(), Seeds(0), observe=ObserveSettings(["happiness"]))

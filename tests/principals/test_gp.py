@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from known_functions import CONTEXTUAL, QUADRATIC, SMOOTH, best_found, optimize
+from known_functions import CONTEXTUAL, QUADRATIC, SMOOTH, best_value, optimize
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.seeding import Seeds
@@ -19,8 +19,8 @@ from some import some
 pytestmark = pytest.mark.slow
 
 
-def told(society, n, value=None, seed=0, context=None, **kwargs):
-    """A principal that was told n outcomes at random places."""
+def after_steps(society, n, value=None, seed=0, context=None, **kwargs):
+    """Return a principal that was told n outcomes at random places."""
     principal = GaussianProcessPrincipal(society.proposals, Seeds(seed), initial=1, **kwargs)
     low, high = society.mechanism.low, society.mechanism.high
     vectors = np.random.default_rng(seed).uniform(low, high, (n, len(low)))
@@ -38,26 +38,26 @@ def test_initial_points_fill_the_space():
         points[step % 2].append(vector)
         principal.tell([outcome(society, vector, step % 2)])
     points[0] += list(principal.ask(0, 4))
-    for found, count in ((points[0], 8), (points[1], 4)):
-        assert len(found) == count
-        halves = np.array(found) > 1.0  # of [-1, 3]
+    for point, count in ((points[0], 8), (points[1], 4)):
+        assert len(point) == count
+        halves = np.array(point) > 1.0  # of [-1, 3]
         # A Sobol sequence in base two: every quarter of the square gets as many points as any other.
         assert all((halves == corner).all(1).sum() == count // 4 for corner in np.ndindex(2, 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", some([0], range(4)))
-def test_smooth_function_of_three_numbers_is_solved_in_30_evaluations(seed):
+def test_smooth_function_is_optimized_in_30_evaluations(seed):
     principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(seed))
-    assert best_found(SMOOTH, optimize(SMOOTH, principal, seed, 30)) < 0.01
+    assert best_value(SMOOTH, optimize(SMOOTH, principal, seed, 30)) < 0.01
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_many_at_once_differ_and_serve_as_well():
+def test_batch_is_diverse():
     principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(0), initial=8)
     regrets = optimize(SMOOTH, principal, 0, 36, n=4)
-    assert best_found(SMOOTH, regrets, 4) < 0.02
+    assert best_value(SMOOTH, regrets, 4) < 0.02
     batch = principal.ask(None, 4) / (np.array(SMOOTH.high) - np.array(SMOOTH.low))
     distances = np.linalg.norm(batch[:, None] - batch[None], axis=-1)[np.triu_indices(4, 1)]
     assert distances.min() > 1e-3
@@ -65,13 +65,13 @@ def test_many_at_once_differ_and_serve_as_well():
 
 def test_upper_confidence_bound():
     society = toy(1)
-    careful, bold = (told(society, 12, acquisition="ucb", beta=beta) for beta in (1e-4, 1e3))
+    careful, bold = (after_steps(society, 12, acquisition="ucb", beta=beta) for beta in (1e-4, 1e3))
     best = 1.8  # 70 % of [-1, 3]
     assert abs(careful.ask()[0, 0] - best) < 0.1
     assert abs(bold.ask()[0, 0] - best) > 0.5
 
 
-def test_contexts_inform_each_other():
+def test_contexts_share_information():
     """Two contexts seen well, with one and the same best vector; a third never seen is proposed that vector."""
     society = toy(contexts=("a", "b", "c"))
     principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
@@ -84,12 +84,12 @@ def test_contexts_inform_each_other():
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_contexts_are_told_apart():
+def test_contexts_are_distinguished():
     principal = GaussianProcessPrincipal(CONTEXTUAL.spec.proposals, Seeds(0))
     optimize(CONTEXTUAL, principal, 0, 45)
     for context in range(3):
-        near = [v for row, v in zip(principal.rows, principal.vectors, strict=True) if row == context][-3:]
-        assert min(np.abs(v - CONTEXTUAL.best[context]).max() for v in near) < 0.15
+        close_values = [v for row, v in zip(principal.rows, principal.vectors, strict=True) if row == context][-3:]
+        assert min(np.abs(v - CONTEXTUAL.best[context]).max() for v in close_values) < 0.15
 
 
 @pytest.mark.parametrize(
@@ -104,63 +104,66 @@ def test_contexts_are_told_apart():
     ],
     ids=["constant", "large", "small", "offset", "outlier", "step"],
 )
-def test_values_of_any_size(value, recwarn):
+def test_values_at_any_scale(value, recwarn):
     society = toy(contexts=("calm", "storm"))
-    principal = told(society, 14, value, context=0)
+    principal = after_steps(society, 14, value, context=0)
     for context in (0, 1):
         society.mechanism.check(principal.ask(context, 3))
     # One outcome is not enough for a spread, but for a proposal.
-    society.mechanism.check(told(society, 1, value, context=0).ask(1, 2))
+    society.mechanism.check(after_steps(society, 1, value, context=0).ask(1, 2))
     assert not [w for w in recwarn if "botorch" in str(w.filename) and not issubclass(w.category, DeprecationWarning)]
 
 
 def test_the_best_is_the_highest():
-    """Not the lowest: the library maximises what it is told."""
+    """Not the lowest: the library maximizes what it is told."""
     society = toy(1)
-    assert told(society, 15, lambda vector, i: vector[0]).ask()[0, 0] > 2.5
-    assert told(society, 15, lambda vector, i: -vector[0]).ask()[0, 0] < -0.5
+    assert after_steps(society, 15, lambda vector, i: vector[0]).ask()[0, 0] > 2.5
+    assert after_steps(society, 15, lambda vector, i: -vector[0]).ask()[0, 0] < -0.5
 
 
-def test_learned_noise_is_logged():
+def test_noise_estimate_is_logged():
     rng = np.random.default_rng(0)
     society = toy(1)
-    principal = told(society, 60, lambda vector, i: vector[0] + 5 * rng.normal())
+    principal = after_steps(society, 60, lambda vector, i: vector[0] + 5 * rng.normal())
     [vector] = principal.ask()
     metrics = principal.tell([outcome(society, vector)])
     assert 3 < metrics["principal/noise"] < 7
-    assert -5 < metrics["principal/predicted"] < 5
+    assert -5 < metrics["principal/predicted_objective"] < 5
 
 
-def test_global_random_streams_are_left_alone():
-    principal = told(toy(), 10)
+def test_global_rng_is_unchanged():
+    principal = after_steps(toy(), 10)
     np.random.seed(3)
     torch.manual_seed(3)
-    before = torch.random.get_rng_state(), np.random.get_state()[1].copy()
+    rng_states = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     first = principal.ask(None, 2)
-    assert torch.equal(torch.random.get_rng_state(), before[0])
-    assert np.array_equal(np.random.get_state()[1], before[1])
+    assert torch.equal(torch.random.get_rng_state(), rng_states[0])
+    assert np.array_equal(np.random.get_state()[1], rng_states[1])
     torch.manual_seed(4)
-    assert np.array_equal(told(toy(), 10).ask(None, 2), first)
+    assert np.array_equal(after_steps(toy(), 10).ask(None, 2), first)
 
 
-def test_resumed_with_a_model_between_ask_and_tell():
+def test_resume_between_ask_tell():
     society, runs = QUADRATIC.spec, []
     for resume in (False, True):
         principal, vectors = GaussianProcessPrincipal(society.proposals, Seeds(2), initial=4), []
         for step in range(5):
-            asked = principal.ask(None, 2)
+            proposals = principal.ask(None, 2)
             if resume and step == 3:
                 state = principal.state_dict()
                 json.dumps({key: value for key, value in state.items() if key not in ("vectors", "values")})
                 principal = GaussianProcessPrincipal(society.proposals, Seeds(2), initial=4)
                 principal.load_state_dict(state)
             rng = np.random.default_rng(step)
-            vectors += [asked.tolist(), principal.tell([QUADRATIC.outcome(vector, None, rng) for vector in asked])]
+            vectors += [
+                proposals.tolist(),
+                principal.tell([QUADRATIC.outcome(vector, None, rng) for vector in proposals]),
+            ]
         runs.append(vectors)
     assert runs[0] == runs[1] and runs[0][-1]["principal/noise"] > 0
 
 
-def measured(society, principal, context=None):
+def play_and_estimate(society, principal, context=None):
     """Pooled estimates of what a principal was told."""
     estimates = PooledEstimates()
     for vector, value in zip(principal.vectors, principal.values, strict=True):
@@ -172,27 +175,29 @@ def test_recommendation_is_the_highest_posterior_mean():
     """A lucky measurement far from the ridge of good ones is not recommended, although it is the highest."""
     society = toy(1)
     rng = np.random.default_rng(1)
-    principal = told(society, 40, lambda vector, i: 50.0 if i == 0 else -10 * (vector[0] - 2) ** 2 + rng.normal())
+    principal = after_steps(
+        society, 40, lambda vector, i: 50.0 if i == 0 else -10 * (vector[0] - 2) ** 2 + rng.normal()
+    )
     principal.vectors[0] = np.array([0.1])
-    estimates = measured(society, principal)
-    recommended = principal.recommend(None, 3, estimates)
-    assert recommended.shape == (3, 1) and np.abs(recommended - 2.0).max() < 0.5
+    estimates = play_and_estimate(society, principal)
+    recommendations = principal.recommend(None, 3, estimates)
+    assert recommendations.shape == (3, 1) and np.abs(recommendations - 2.0).max() < 0.5
     assert estimates.best().vector[0] < 0
-    every = principal.recommend(None, 100, estimates)
-    assert {tuple(vector) for vector in every} == {each.vector for each in estimates.ranked()}
-    assert np.array_equal(every[:3], recommended)
+    all_vectors = principal.recommend(None, 100, estimates)
+    assert {tuple(vector) for vector in all_vectors} == {estimate.vector for estimate in estimates.ranked()}
+    assert np.array_equal(all_vectors[:3], recommendations)
 
 
-def test_recommendation_before_the_first_model_is_the_incumbent():
+def test_default_recommendation_is_incumbent():
     society = toy()
     principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=9)
     principal.tell([outcome(society, vector) for vector in principal.ask(None, 8)])
-    estimates = measured(society, principal)
+    estimates = play_and_estimate(society, principal)
     assert principal.recommend(None, 2, estimates).tolist() == [list(e.vector) for e in estimates.ranked()[:2]]
     assert principal.recommend(None, 2, PooledEstimates()).shape == (0, 2)
 
 
-def test_recommendation_of_a_context_has_its_vectors_only():
+def test_recommendation_is_context_specific():
     society = toy(contexts=("calm", "storm"))
     principal = GaussianProcessPrincipal(society.proposals, Seeds(0), initial=1)
     estimates = PooledEstimates()
@@ -202,31 +207,33 @@ def test_recommendation_of_a_context_has_its_vectors_only():
         principal.tell([result])
         estimates.add(vector, result.value, None, 1, 1, context)
     for context, best in ((0, 1.8), (1, 0.2)):
-        recommended = principal.recommend(context, 6, estimates)
-        assert {tuple(vector) for vector in recommended} == {each.vector for each in estimates.ranked(context)}
-        distances = np.linalg.norm(recommended - best, axis=1)
+        recommendations = principal.recommend(context, 6, estimates)
+        assert {tuple(vector) for vector in recommendations} == {
+            estimate.vector for estimate in estimates.ranked(context)
+        }
+        distances = np.linalg.norm(recommendations - best, axis=1)
         assert distances[0] < np.median(distances)
 
 
-def test_recommendation_changes_neither_the_search_nor_random_numbers():
-    society, (plain, recommending) = toy(), (told(toy(), 10) for _ in range(2))
+def test_recommendation_keeps_search_state():
+    society, (plain, recommending) = toy(), (after_steps(toy(), 10) for _ in range(2))
     recommending.ask()
     plain.ask()
     torch.manual_seed(3)
-    before, state = torch.random.get_rng_state(), json.dumps(recommending.state_dict(), default=np.ndarray.tolist)
-    first = recommending.recommend(None, 2, measured(society, recommending))
-    assert torch.equal(torch.random.get_rng_state(), before)
+    rng_state, state = torch.random.get_rng_state(), json.dumps(recommending.state_dict(), default=np.ndarray.tolist)
+    first = recommending.recommend(None, 2, play_and_estimate(society, recommending))
+    assert torch.equal(torch.random.get_rng_state(), rng_state)
     assert json.dumps(recommending.state_dict(), default=np.ndarray.tolist) == state
-    assert np.array_equal(recommending.recommend(None, 2, measured(society, recommending)), first)
+    assert np.array_equal(recommending.recommend(None, 2, play_and_estimate(society, recommending)), first)
     assert np.array_equal(plain.ask(), recommending.ask())
 
 
 @pytest.mark.parametrize("seed", some([0], range(3)))
-def test_proposals_of_a_step_are_chosen_with_regard_to_each_other(seed):
+def test_batch_proposals_are_diverse(seed):
     """A batch begins with the vector that is proposed alone, and does not repeat it."""
     society = toy(1)
-    principal = told(society, 12, seed=seed)
-    batch, single = principal.ask(None, 4)[:, 0], told(society, 12, seed=seed).ask()[0, 0]
+    principal = after_steps(society, 12, seed=seed)
+    batch, single = principal.ask(None, 4)[:, 0], after_steps(society, 12, seed=seed).ask()[0, 0]
     assert abs(batch[0] - single) < 1e-6
     assert np.diff(np.sort(batch)).min() > 1e-6
     # Exploitation: most of a batch lies near the maximum, at 1.8.
@@ -235,5 +242,5 @@ def test_proposals_of_a_step_are_chosen_with_regard_to_each_other(seed):
 
 def test_missing_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "botorch", None)
-    with pytest.raises(ConfigError, match=r"needs BoTorch: pip install 'llmrl\[search\]'"):
+    with pytest.raises(ConfigError, match=r"BoTorch.*'llmrl\[search\]'"):
         GaussianProcessPrincipal(toy().proposals, Seeds(0))

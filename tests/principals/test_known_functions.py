@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 
-from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, best_found, optimize, suits
+from known_functions import CONTEXTUAL, FUNCTIONS, PRINCIPALS, best_value, optimize, suits
 from llmrl.core.seeding import Seeds
 
 pytestmark = pytest.mark.slow
 
 STEPS = {"dual_rl": 600, "metagrad": 300}
 """Evaluations where 150 are not enough."""
-TRIED = ("contextual", "noisy")
+CHANCE_FUNCTIONS = ("contextual", "noisy")
 """Functions that `make test` tries; dual_rl takes twice as long in contexts, which test_dual_rl.py gives it."""
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_functions_are_what_they_say(name):
+def test_functions_match_definitions(name):
     function = FUNCTIONS[name]
     rng, step = np.random.default_rng(0), 1e-6
     low, high = np.array(function.low), np.array(function.high)
@@ -32,8 +32,8 @@ def test_the_functions_are_what_they_say(name):
             / step
             for e in np.eye(len(low))
         ]
-        told = function.outcome(at, context, rng)
-        assert np.allclose(told.gradient, numeric, atol=1e-5 * function.range)
+        outcome = function.outcome(at, context, rng)
+        assert np.allclose(outcome.gradient, numeric, atol=1e-5 * function.range)
 
 
 def late_regret(principal, function, seed, evaluations):
@@ -46,14 +46,14 @@ def late_regret(principal, function, seed, evaluations):
 @pytest.mark.parametrize(
     ("principal", "function"),
     [
-        pytest.param(p, f, marks=[pytest.mark.long] * (f != TRIED[p == "dual_rl"]))
+        pytest.param(p, f, marks=[pytest.mark.long] * (f != CHANCE_FUNCTIONS[p == "dual_rl"]))
         for p in PRINCIPALS
         for f in FUNCTIONS
         if p not in ("random", "gp")
     ],
 )
-def test_what_is_learned_beats_chance(principal, function):
-    """What is proposed in the end is better; the best of many random points may be better still than a coarse grid.
+def test_learning_beats_chance(principal, function):
+    """The last proposals are better than random ones; the best of many random points may be better than a coarse grid.
 
     GP has its own test: it goes on exploring where nothing is left to gain.
     """
@@ -61,25 +61,29 @@ def test_what_is_learned_beats_chance(principal, function):
         pytest.skip("no grid has so many numbers")
     evaluations = STEPS.get(principal, 150)
     seeds = range(2 if principal in STEPS else 20)
-    learned = [late_regret(principal, FUNCTIONS[function], seed, evaluations) for seed in seeds]
+    regrets = [late_regret(principal, FUNCTIONS[function], seed, evaluations) for seed in seeds]
     chance = [late_regret("random", FUNCTIONS[function], seed, evaluations) for seed in seeds]
-    assert np.mean(learned) < 0.75 * np.mean(chance), (learned, chance)
+    assert np.mean(regrets) < 0.75 * np.mean(chance), (regrets, chance)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("function", FUNCTIONS)
-def test_gp_finds_more_than_random_search(function):
-    known = FUNCTIONS[function]
+def test_gp_beats_random_search(function):
+    target_function = FUNCTIONS[function]
 
-    def found(name, seed, n):
-        return best_found(known, optimize(known, PRINCIPALS[name](known.spec, Seeds(seed)), seed, 36, n), n)
+    def search_best(name, seed, n):
+        return best_value(
+            target_function,
+            optimize(target_function, PRINCIPALS[name](target_function.spec, Seeds(seed)), seed, 36, n),
+            n,
+        )
 
-    gp, chance = ([found(name, seed, n) for n in (1, 4) for seed in range(2)] for name in ("gp", "random"))
+    gp, chance = ([search_best(name, seed, n) for n in (1, 4) for seed in range(2)] for name in ("gp", "random"))
     assert np.median(gp) < 0.7 * np.median(chance), (gp, chance)
 
 
-def test_best_is_taken_in_every_context():
+def test_best_exists_in_all_contexts():
     regrets = np.array([0.5, 0.2, 0.9, 0.1, 0.4, 0.3])
-    assert best_found(CONTEXTUAL, regrets) == pytest.approx((0.1 + 0.2 + 0.3) / 3)
-    assert best_found(CONTEXTUAL, regrets, n=2) == pytest.approx((0.2 + 0.1 + 0.3) / 3)
+    assert best_value(CONTEXTUAL, regrets) == pytest.approx((0.1 + 0.2 + 0.3) / 3)
+    assert best_value(CONTEXTUAL, regrets, n=2) == pytest.approx((0.2 + 0.1 + 0.3) / 3)

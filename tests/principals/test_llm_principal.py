@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from environments import make_env
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import Briefing, ChatRequest, Pretraining
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, Parameter, ParameterSpace
 from llmrl.core.welfare_measures import OBJECTIVES
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.llms.client import ChatClient
-from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm_factory import llm_principal
+from llmrl.llms.invalid_reply import InvalidReply
 from models import Echo, connected, scripted
+from shipped import llm_principal
 from societies import (
     CLEANUP,
     CLEANUP_LEGISLATIVE,
@@ -35,7 +35,7 @@ from societies import (
 
 GOLDEN = Path(__file__).parent / "golden"
 WELFARE = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
-LENIENT = EscapeRoom(Seeds(0), n_envs=1, min_at_lever=3, stay_penalty=False).spec
+LENIENT = make_env("escape_room", n_envs=1, min_agents_per_lever=3, stay_penalty=False).spec
 SOCIETIES = {
     "cleanup": CLEANUP,
     "cleanup_legislative": CLEANUP_LEGISLATIVE,
@@ -52,17 +52,19 @@ def result(society, vector, context=None, **kwargs):
     return replace(outcome(society, np.array(vector, dtype=float), context, **kwargs), welfare=WELFARE)
 
 
-def told(society, vectors, n=2, together=1, **kwargs):
-    """A principal that was told some outcomes, `together` a generation, in contexts 0, 1, 2, 0, ... where there are
-    any."""
+def principal_after(society, vectors, n=2, batch_size=1, **kwargs):
+    """Return a principal that received some outcomes, `batch_size` per generation.
+
+    Their contexts are 0, 1, 2, 0, ... if the game has contexts.
+    """
     principal = llm_principal(society, scripted(), **kwargs)
-    for i in range(0, len(vectors), together):
-        context = i // together % len(society.contexts) if society.contexts else None
-        principal.tell([result(society, vector, context, n=n) for vector in vectors[i : i + together]])
+    for i in range(0, len(vectors), batch_size):
+        context = i // batch_size % len(society.contexts) if society.contexts else None
+        principal.tell([result(society, vector, context, n=n) for vector in vectors[i : i + batch_size]])
     return principal
 
 
-def reviewed(name, text):
+def check_snapshot(name, text):
     """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("LLMRL_UPDATE_GOLDEN"):
@@ -78,70 +80,70 @@ def vectors_for(society):
 
 @pytest.mark.parametrize("moment", ["first", "later"])
 @pytest.mark.parametrize("name", SOCIETIES)
-def test_prompts_are_as_reviewed(name, moment):
+def test_prompt_snapshots(name, moment):
     society = SOCIETIES[name]
-    principal = told(society, [] if moment == "first" else vectors_for(society))
-    reviewed(f"{name}_{moment}", principal.question(society.contexts[0] if society.contexts else None).text)
+    principal = principal_after(society, [] if moment == "first" else vectors_for(society))
+    check_snapshot(f"{name}_{moment}", principal.question(society.contexts[0] if society.contexts else None).text)
 
 
-def test_the_prompt_of_a_proposal_among_several_is_as_reviewed():
-    principal = told(
+def test_multiple_proposals_prompt_snapshot():
+    principal = principal_after(
         ESCAPE_ROOM,
         [v for v in vectors_for(ESCAPE_ROOM) for _ in range(2)],
-        together=3,
+        batch_size=3,
         contexts="own",
         measurements="separate",
     )
-    reviewed("escape_room_second_of_three", principal.question(ESCAPE_ROOM.contexts[0], 2, 3).text)
+    check_snapshot("escape_room_second_of_three", principal.question(ESCAPE_ROOM.contexts[0], 2, 3).text)
 
 
-def test_the_prompt_of_a_charged_principal_is_as_reviewed():
+def test_cost_aware_prompt_snapshot():
     society = replace(CLEANUP, objective=OBJECTIVES["equality_productivity"], spending_cost=0.1)
     seeing = {**society.observation, "mechanism": Channel((3,), "float32")}
     society = replace(society, observation=seeing)
-    reviewed("cleanup_charged", told(society, vectors_for(society)).question(None).text)
+    check_snapshot("cleanup_charged", principal_after(society, vectors_for(society)).question(None).text)
 
 
-def test_what_the_payoff_is():
-    """Of every objective, with payments free and not."""
+def test_payoff_definition():
+    """Every objective has a definition in the prompt, with free and with costly payments."""
     sections = []
     for name, objective in OBJECTIVES.items():
         for cost in (0.0, 0.025):
-            text = told(replace(toy(), objective=objective, spending_cost=cost), []).question(None).text
+            text = principal_after(replace(toy(), objective=objective, spending_cost=cost), []).question(None).text
             section = text.split("## Your payoff\n")[1].split("\n\n## ")[0]
             assert "\n" not in section
             sections.append(f"{name}, spending_cost {cost}: {section}\n")
-    reviewed("payoffs", "\n".join(sections))
+    check_snapshot("payoffs", "\n".join(sections))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", SOCIETIES)
-def test_every_prompt_says_what_the_principal_is_judged_on(name, objective):
-    judged = OBJECTIVES[objective]
-    society = replace(SOCIETIES[name], objective=judged)
-    sentence = judged.told(society.n_agents)
+def test_prompts_state_objective(name, objective):
+    definition = OBJECTIVES[objective]
+    society = replace(SOCIETIES[name], objective=definition)
+    sentence = definition.told(society.n_agents)
     assert sentence.startswith("Your payoff is ") and sentence.endswith(".")
-    text = told(society, []).question(society.contexts[0] if society.contexts else None).text
+    text = principal_after(society, []).question(society.contexts[0] if society.contexts else None).text
     assert text.count(sentence) == text.count("Your payoff is ") == 1
 
 
-def test_agents_that_see_the_numbers():
-    shown = replace(toy(), observation={**toy().observation, "mechanism": Channel((2,), "float32")})
-    assert "They also see the numbers themselves." in told(shown, []).question(None).text
-    assert "They do not see the numbers themselves." in told(toy(), []).question(None).text
+def test_agents_observe_parameters():
+    observable = replace(toy(), observation={**toy().observation, "mechanism": Channel((2,), "float32")})
+    assert "They also see the numbers themselves." in principal_after(observable, []).question(None).text
+    assert "They do not see the numbers themselves." in principal_after(toy(), []).question(None).text
 
 
 @pytest.mark.parametrize("name", SOCIETIES)
-def test_every_number_is_explained(name):
+def test_parameters_are_explained(name):
     society = SOCIETIES[name]
-    prompt = told(society, []).question(society.contexts[0] if society.contexts else None).text
+    prompt = principal_after(society, []).question(society.contexts[0] if society.contexts else None).text
     for p in society.mechanism.parameters:
         assert f"- {p.name}: from {p.low:g} to {p.high:g} ({p.unit}): {p.description}" in prompt
         assert f'"{p.name}": <number>' in prompt
 
 
-def test_payoffs_keep_their_fractions():
+def test_payoffs_keep_fractions():
     principal = llm_principal(CLEANUP, scripted())
     principal.tell([outcome(CLEANUP, np.array([1 / 3, 0.0, 3.0]), value=-0.4375)])
     assert "Generation 1: eat=0.3333, clean=0, other=3 -> payoff -0.4375;" in principal.question(None).text
@@ -149,7 +151,7 @@ def test_payoffs_keep_their_fractions():
 
 @pytest.mark.slow
 @given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
-def test_small_payoffs_keep_their_signal(size, sign):
+def test_small_payoffs_keep_precision(size, sign):
     """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
     principal = llm_principal(CLEANUP, scripted())
     principal.tell([result(CLEANUP, [1.0, 2.0, 3.0], value=sign * size)])
@@ -164,7 +166,7 @@ class TestHistory:
         return [line for line in principal.question(context).text.splitlines() if line.startswith("Generation ")]
 
     def generations(self, society=None, context=None, **kwargs):
-        lines = self.lines(told(society or toy(), self.VECTORS, **kwargs), context)
+        lines = self.lines(principal_after(society or toy(), self.VECTORS, **kwargs), context)
         return [int(line.split()[1].rstrip(":,")) for line in lines]
 
     def test_all_last_best(self):
@@ -177,56 +179,58 @@ class TestHistory:
         society = toy(contexts=("a", "b"))
         assert self.generations(society, "a", history="last", window=1) == [5, 6]
 
-    def test_chain_of_the_best_so_far(self):
+    def test_best_chain(self):
         # Payoffs rise to generation 2, the best, and the newest is 6.
         assert self.generations(history="chain") == [1, 2, 6]
-        principal = told(toy(), [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0], [0.5, 0.5], [1.8, 1.8]], history="chain")
+        principal = principal_after(
+            toy(), [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0], [0.5, 0.5], [1.8, 1.8]], history="chain"
+        )
         assert [line[:12] for line in self.lines(principal)] == [f"Generation {i}" for i in (1, 3, 5)]
         words = "Shown are the proposals that were better than all before them, and the newest."
         assert words in principal.question(None).text
 
-    def test_chain_of_generations_with_several_proposals(self):
-        """Of a generation only the best can be a link; of the newest all are shown."""
-        shown = self.lines(told(toy(), self.VECTORS, together=2, history="chain"))
-        assert [line.split(":")[0] for line in shown] == [
+    def test_generation_chain_with_proposals(self):
+        """Only the best proposal of a generation can be a link; of the newest generation all are shown."""
+        lines = self.lines(principal_after(toy(), self.VECTORS, batch_size=2, history="chain"))
+        assert [line.split(":")[0] for line in lines] == [
             "Generation 1, proposal 2",
             "Generation 3, proposal 1",
             "Generation 3, proposal 2",
         ]
 
     @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=20), st.integers(1, 3))
-    def test_what_a_chain_is(self, told_, together):
+    def test_chain_definition(self, payoffs_, batch_size):
         """In each context: payoffs rise, the best is in it, and so is the newest generation."""
         society = toy(contexts=("a", "b", "c"))
         principal = llm_principal(society, scripted(), history="chain")
-        for step, (context, payoff) in enumerate(told_):
-            proposals = [([step / 10, i / 10], float(payoff + i % 2)) for i in range(together)]
+        for step, (context, payoff) in enumerate(payoffs_):
+            proposals = [([step / 10, i / 10], float(payoff + i % 2)) for i in range(batch_size)]
             principal.tell([result(society, vector, context, value=value) for vector, value in proposals])
         chain = principal.history.select("chain", 1)
         assert [r["index"] for r in chain] == sorted({r["index"] for r in chain})
         for context in society.contexts:
-            own = principal.history.in_context(context)
+            records = principal.history.in_context(context)
             links = [r for r in chain if r["context"] == context]
-            if not own:
+            if not records:
                 assert not links
                 continue
-            newest = own[-1]["generation"]
+            newest = records[-1]["generation"]
             payoffs = [r["payoff"] for r in links if r["generation"] != newest]
             assert payoffs == sorted(set(payoffs))
-            assert max(r["payoff"] for r in links) == max(r["payoff"] for r in own)
-            assert sum(r["generation"] == newest for r in links) == together
+            assert max(r["payoff"] for r in links) == max(r["payoff"] for r in records)
+            assert sum(r["generation"] == newest for r in links) == batch_size
 
-    def test_contexts_of_ones_own(self):
+    def test_custom_contexts(self):
         society = toy(contexts=("a", "b"))
         assert self.generations(society, "a", contexts="own") == [1, 3, 5]
         assert self.generations(society, "b", contexts="own", history="last", window=1) == [6]
-        principal = told(society, self.VECTORS, contexts="own")
+        principal = principal_after(society, self.VECTORS, contexts="own")
         text = principal.question("b").text
         assert "Shown are the proposals of this context.\n" in text and "[context: a]" not in text
         assert "Proposals made so far: 6\nProposals made so far in this context: 3\n" in text
-        assert "Shown are" not in told(toy(), self.VECTORS, contexts="own").question(None).text
-        alone = told(society, self.VECTORS[:1], contexts="own").question("b").text
-        assert "None of them was made in this context, so none is shown.\n" in alone
+        assert "Shown are" not in principal_after(toy(), self.VECTORS, contexts="own").question(None).text
+        single = principal_after(society, self.VECTORS[:1], contexts="own").question("b").text
+        assert "None of them was made in this context, so none is shown.\n" in single
 
     @pytest.mark.parametrize(
         ("policy", "words"),
@@ -239,13 +243,16 @@ class TestHistory:
             ({"history": "chain"}, "Shown are the proposals of each context that were better"),
         ],
     )
-    def test_selections_within_contexts_are_announced(self, policy, words):
+    def test_context_selection_is_announced(self, policy, words):
         society = toy(contexts=("a", "b"))
-        assert words in told(society, [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)], **policy).question("b").text
+        assert (
+            words
+            in principal_after(society, [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)], **policy).question("b").text
+        )
 
-    def test_records_of_one_generation_have_an_identity_each(self):
+    def test_generation_records_have_unique_ids(self):
         """Three proposals, one generation: a window or a trim takes some of them, not all or none."""
-        principal = told(toy(), self.VECTORS, together=3)
+        principal = principal_after(toy(), self.VECTORS, batch_size=3)
         assert principal.history.generations == 2 and len(principal.history.records) == 6
         assert [line.split(":")[0] for line in self.lines(principal)[3:]] == [
             f"Generation 2, proposal {i}" for i in (1, 2, 3)
@@ -256,40 +263,40 @@ class TestHistory:
                 assert len(principal.history.trim(selected, policy, n)) == n
         assert "This is generation 3." in principal.question(None).text
 
-    def test_identities_survive_a_checkpoint(self):
-        principal = told(toy(), self.VECTORS, together=3)
+    def test_ids_survive_checkpoint(self):
+        principal = principal_after(toy(), self.VECTORS, batch_size=3)
         restored = llm_principal(toy(), scripted())
         restored.load_state_dict(principal.state_dict())
-        for each in (principal, restored):
-            each.tell([result(toy(), [0.0, 0.0])])
+        for principal_ in (principal, restored):
+            principal_.tell([result(toy(), [0.0, 0.0])])
         assert restored.question(None).text == principal.question(None).text
         assert restored.history.records[-1]["generation"] == 3
 
-    def test_welfare_beside_the_payoff(self):
-        """Of welfare where payoffs do not just add up over agents and steps; of spending where it is charged for."""
-        least = replace(toy(), objective=OBJECTIVES["minimum"])
-        line = self.lines(told(least, self.VECTORS))[0]
+    def test_welfare_next_to_payoff(self):
+        """Rows show the welfare if payoffs are no sums over agents and steps, and the spending if it is charged for."""
+        minimum = replace(toy(), objective=OBJECTIVES["minimum"])
+        line = self.lines(principal_after(minimum, self.VECTORS))[0]
         assert "; equality: 0.25; sustainability: 12.5; base reward of each agent: " in line and "spending" not in line
-        charged = told(replace(least, spending_cost=0.5), self.VECTORS)
-        assert "; sustainability: 12.5; spending: 3; base reward" in self.lines(charged)[0]
-        assert "spending (what your numbers paid out beyond what they took" in charged.question(None).text
-        assert "equality" not in told(least, self.VECTORS, observations=False).question(None).text
-        added = self.lines(told(toy(), self.VECTORS))[0]
+        with_cost = principal_after(replace(minimum, spending_cost=0.5), self.VECTORS)
+        assert "; sustainability: 12.5; spending: 3; base reward" in self.lines(with_cost)[0]
+        assert "spending (what your numbers paid out beyond what they took" in with_cost.question(None).text
+        assert "equality" not in principal_after(minimum, self.VECTORS, observations=False).question(None).text
+        added = self.lines(principal_after(toy(), self.VECTORS))[0]
         assert "equality" not in added and "; base reward of an agent: " in added
 
-    def test_selection_is_announced_only_when_something_is_left_out(self):
-        some = told(toy(), self.VECTORS, history="last", window=2).question(None).text
-        assert "Shown are at least the 2 newest" in some
-        assert "Shown are" not in told(toy(), self.VECTORS, history="last", window=6).question(None).text
+    def test_selection_notice_requires_omission(self):
+        excerpt = principal_after(toy(), self.VECTORS, history="last", window=2).question(None).text
+        assert "Shown are at least the 2 newest" in excerpt
+        assert "Shown are" not in principal_after(toy(), self.VECTORS, history="last", window=6).question(None).text
 
-    def test_observations_can_be_left_out(self):
+    def test_observations_are_optional(self):
         line = "level at 25/50/75/100 % of the episode: 4, 9, 14, 19; moves: 19; base reward of an agent: "
-        assert line in told(toy(), self.VECTORS).question(None).text
-        bare = told(toy(), self.VECTORS, observations=False).question(None).text
+        assert line in principal_after(toy(), self.VECTORS).question(None).text
+        bare = principal_after(toy(), self.VECTORS, observations=False).question(None).text
         assert "moves" not in bare and "base reward of" not in bare and "payoff" in bare
 
     @pytest.mark.parametrize(
-        ("history", "expected", "words"),
+        ("history", "generations", "words"),
         [
             ("all", [2, 5, 6], "the best and the newest"),
             ("best", [2, 3, 5], "the best"),
@@ -297,8 +304,8 @@ class TestHistory:
             ("chain", [2, 6], "the best and the newest"),
         ],
     )
-    def test_as_much_as_the_context_window_takes(self, history, expected, words):
-        """Of six records, whose best are generations 2, 5 and 3, as many fit as are expected."""
+    def test_history_fills_context_window(self, history, generations, words):
+        """The prompt contains as many of six records as fit; the best generations are 2, 5 and 3."""
         model = Echo(max_tokens=100)
         principal = llm_principal(toy(), ChatClient(model), history=history)
         for vector in self.VECTORS:
@@ -306,25 +313,25 @@ class TestHistory:
         records = principal.history.select(history, 50)
         prompts = [principal._render(None, records, n).text for n in range(len(records) + 1)]
         tokens = [model.count_tokens([{"role": "user", "content": prompt}]) for prompt in prompts]
-        fits = len(expected)
+        fits = len(generations)
         assert tokens[: fits + 2] == sorted(tokens[: fits + 2])
         model.context_window = tokens[fits] + 100
         prompt = principal.question(None).text
-        shown = [line.split()[1].rstrip(":") for line in prompt.splitlines() if line.startswith("Generation ")]
-        assert [int(n) for n in shown] == expected
+        rows = [line.split()[1].rstrip(":") for line in prompt.splitlines() if line.startswith("Generation ")]
+        assert [int(n) for n in rows] == generations
         assert f"There is room for {fits} of the 6 proposals: {words} of them are shown." in prompt
         assert "Proposals made so far: 6" in prompt
         assert principal.tell([outcome(toy(), np.zeros(2))])["llm/trimmed_prompts"] == 1
 
     def test_short_episodes(self):
-        principal = told(toy(), [])
+        principal = principal_after(toy(), [])
         result = outcome(toy(), np.zeros(2))
         result.trajectories["level"] = np.array([5.0, 7.0])
         principal.tell([result])
         assert "level at 25/50/75/100 % of the episode: 5, 5, 7, 7" in principal.question(None).text
 
 
-class TestSeveralMeasurements:
+class TestRepeatedMeasurements:
     """The same numbers, tried again: a row with the mean over all measurements."""
 
     LUCKY, GOOD, FAIR = [1.0, 0.0], [0.0, 1.0], [0.0, 0.0]
@@ -343,7 +350,7 @@ class TestSeveralMeasurements:
         lines = [line for line in principal.question(context).text.splitlines() if line.startswith("Generation ")]
         return [(line[: line.index(";")], line) for line in lines]
 
-    def test_the_best_of_them_are_different_vectors(self):
+    def test_best_are_distinct_vectors(self):
         principal = self.principal(history="best", window=2)
         [(second, _), (first, line)] = self.rows(principal)
         assert second.startswith("Generation 2: x0=0, x1=1 -> payoff 145 (standard error")
@@ -353,52 +360,52 @@ class TestSeveralMeasurements:
         assert principal.history.best(None).tolist() == self.GOOD
 
     @pytest.mark.parametrize("history", ["all", "last"])
-    def test_rows_stay_and_what_they_come_to_follows(self, history):
+    def test_rows_precede_means(self, history):
         text = self.principal(history=history).question(None).text
         rows = [line for line in text.splitlines() if line.startswith("Generation ")]
         payoffs = [row.split("payoff ")[1].split(" (")[0] for row in rows]
         assert payoffs == ["122", "145", "152.2", "120", "148.6"]
-        below = text[text.rindex("Generation 5") :]
+        means = text[text.rindex("Generation 5") :]
         repeated = "- x0=1, x1=0: 3 times, mean payoff 140.9, standard deviation between generations 16.5\n"
-        assert repeated in below and "Best mean so far: x0=0, x1=1 with 145, measured once." in below
+        assert repeated in means and "Best mean so far: x0=0, x1=1 with 145, measured once." in means
 
     @pytest.mark.parametrize(("history", "n"), [("chain", 2), ("best_and_last", 3), ("best", 3)])
-    def test_nothing_is_a_row_twice(self, history, n):
-        shown = [row.split(": ")[1].split(" ->")[0] for row, _ in self.rows(self.principal(history=history))]
-        assert len(shown) == len(set(shown)) == n
+    def test_rows_are_unique(self, history, n):
+        vectors = [row.split(": ")[1].split(" ->")[0] for row, _ in self.rows(self.principal(history=history))]
+        assert len(vectors) == len(set(vectors)) == n
 
     def test_all_is_all(self):
         text = self.principal().question(None).text
         assert "Proposals made so far: 5" in text and "Shown are" not in text and "There is room" not in text
 
-    def test_they_can_be_rows_of_their_own(self):
+    def test_separate_measurement_rows(self):
         principal = self.principal(history="best", window=3, measurements="separate")
         assert [row.split("payoff ")[1].split(" (")[0] for row, _ in self.rows(principal)] == ["145", "152.2", "148.6"]
         assert "mean of" not in principal.question(None).text
         assert principal.history.best(None).tolist() == self.GOOD, "what is proposed again is no matter of prompts"
 
-    def test_what_was_measured_beside_it_is_averaged_too(self):
+    def test_observations_are_averaged(self):
         principal = llm_principal(toy(), scripted(), history="best")
         for n, moves in ((1, 10.0), (3, 30.0)):
-            told = result(toy(), self.GOOD, value=2.0 * n, n=n)
-            told.summaries["moves"] = moves
-            told.trajectories["level"] = np.full(20, moves)
-            principal.tell([told])
+            outcome = result(toy(), self.GOOD, value=2.0 * n, n=n)
+            outcome.summaries["moves"] = moves
+            outcome.trajectories["level"] = np.full(20, moves)
+            principal.tell([outcome])
         [(_, line)] = self.rows(principal)
         assert "-> payoff 5 " in line and "; moves: 25;" in line
         assert "level at 25/50/75/100 % of the episode: 25, 25, 25, 25" in line and "an agent: 5 to 5" in line
 
-    def test_the_same_luck_counts_once(self):
+    def test_repeated_luck_is_deduplicated(self):
         """Equal proposals of a step meet the same games; means of different ones weigh as they have episodes."""
         principal = llm_principal(toy(), scripted(), history="best")
-        together = [replace(result(toy(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
-        principal.tell(together)
+        outcomes = [replace(result(toy(), self.GOOD, value=10.0, n=2), draw="step 0") for _ in range(2)]
+        principal.tell(outcomes)
         principal.tell([replace(result(toy(), self.GOOD, value=1.0, n=4), draw="step 1")])
         [(row, _)] = self.rows(principal)
-        told = "(mean of 2 measurements, in generations 1, 2, that differ by a standard deviation of 6.364)"
-        assert f"-> payoff 4 {told} (standard error" in row
+        notice = "(mean of 2 measurements, in generations 1, 2, that differ by a standard deviation of 6.364)"
+        assert f"-> payoff 4 {notice} (standard error" in row
 
-    def test_contexts_are_apart(self):
+    def test_contexts_are_separate(self):
         society = toy(contexts=("a", "b"))
         principal = llm_principal(society, scripted(), history="best")
         for context, value in ((0, 1.0), (1, 5.0), (0, 2.0)):
@@ -409,12 +416,12 @@ class TestSeveralMeasurements:
         ]
 
 
-class TestWhatItIsTold:
-    def test_of_the_run(self):
-        principal = told(ESCAPE_ROOM, [])
+class TestPromptContent:
+    def test_run_description(self):
+        principal = principal_after(ESCAPE_ROOM, [])
         assert "This is generation 1." in principal.question("lever_0_works").text
-        without = {"lever_0_works": -5.0, "lever_1_works": 0.25}
-        principal.brief(Briefing(40, 20, 64, 1, True, without))
+        baselines = {"lever_0_works": -5.0, "lever_1_works": 0.25}
+        principal.brief(Briefing(40, 20, 64, 1, True, baselines))
         text = principal.question("lever_0_works").text
         assert "This is generation 1 of 40." in text and "begin it with the same weights" in text
         assert "there are 20 training rounds" in text and "64 episodes are evaluated" in text
@@ -435,65 +442,65 @@ class TestWhatItIsTold:
             "No standard error is given, as there are too few" in text and "are measured again, 8 times in all" in text
         )
 
-    def test_no_standard_error_of_two_episodes(self):
-        for n, shown in ((2, False), (3, True)):
-            assert ("(standard error" in told(toy(), [[0.0, 0.0]], n=n).question(None).text) == shown
+    def test_two_episodes_have_no_standard_error(self):
+        for n, has_error in ((2, False), (3, True)):
+            assert ("(standard error" in principal_after(toy(), [[0.0, 0.0]], n=n).question(None).text) == has_error
 
-    def test_how_training_went(self):
-        principal = told(toy(), [])
+    def test_training_summary(self):
+        principal = principal_after(toy(), [])
         principal.tell([replace(result(toy(), [0.0, 0.0], value=3.0), training=(-12.5, 2.75))])
         assert "-> payoff 3; training: -12.5 to 2.75;" in principal.question(None).text
 
-    def test_notes_outlast_a_checkpoint_between_a_proposal_and_its_outcome(self):
+    def test_notes_survive_checkpoint(self):
         with FakeOpenAIServer(lambda messages: "no idea") as server:
             principal, restored = (llm_principal(toy(), connected(server)) for _ in range(2))
             [vector] = principal.ask()
             restored.load_state_dict(principal.state_dict())
-            for each in (principal, restored):
-                each.tell([result(toy(), vector)])
-                each.llm.close()
+            for principal_ in (principal, restored):
+                principal_.tell([result(toy(), vector)])
+                principal_.llm.close()
             assert restored.question(None).text == principal.question(None).text
             assert "not a proposal of yours" in restored.question(None).text
 
-    def test_the_escape_room_s_prompt_says_how_to_govern_it_where_asked_alone(self):
-        said = "a few must stand at the right lever"
-        assert said not in told(ESCAPE_ROOM, []).question("lever_0_works").text
-        assert said in told(ESCAPE_ROOM, [], prompt="escape_room_explained").question("lever_0_works").text
+    def test_escape_room_hint_is_optional(self):
+        hint = "a few must stand at the right lever"
+        assert hint not in principal_after(ESCAPE_ROOM, []).question("lever_0_works").text
+        assert hint in principal_after(ESCAPE_ROOM, [], prompt="escape_room_explained").question("lever_0_works").text
 
-    def test_which_lever_works_can_be_left_to_be_found_out(self):
+    def test_lever_context_can_be_hidden(self):
         """Names say nothing of levers and are dealt by the seed."""
-        rooms = EscapeRoom(Seeds(0), n_envs=1, name_lever=False).spec
+        rooms = make_env("escape_room", n_envs=1, name_lever=False).spec
         assert sorted(rooms.contexts) == ["room_0", "room_1", "room_2"] and rooms.told == ESCAPE_ROOM.told
-        assert len({EscapeRoom(Seeds(i), n_envs=1, name_lever=False).spec.contexts for i in range(8)}) > 1
-        text = told(rooms, []).question("room_1").text
+        assert len({make_env("escape_room", Seeds(i), n_envs=1, name_lever=False).spec.contexts for i in range(8)}) > 1
+        text = principal_after(rooms, []).question("room_1").text
         assert "Its name does not say which" in text and "_works" not in text
 
-    def test_what_a_tax_takes(self):
-        text = told(HARVEST, []).question(None).text
+    def test_tax_semantics(self):
+        text = principal_after(HARVEST, []).question(None).text
         assert "A rate of 0.25 takes the whole of an apple, and a higher one more" in text
 
-    def test_that_a_proposal_was_not_its_own_or_was_moved(self):
+    def test_corrections_are_disclosed(self):
         replies = iter(["no idea", "none", json.dumps({"x0": 7, "x1": 0.5})])
         with FakeOpenAIServer(lambda messages: next(replies)) as server:
             principal = llm_principal(toy(), connected(server), out_of_range="clamp")
-            for said in ("not a proposal of yours", "put at the nearest end"):
+            for notice in ("not a proposal of yours", "put at the nearest end"):
                 [vector] = principal.ask()
                 principal.tell([result(toy(), vector)])
                 newest = [x for x in principal.question(None).text.splitlines() if x.startswith("Generation ")][-1]
-                assert said in newest
+                assert notice in newest
             principal.llm.close()
 
-    def test_only_the_end_of_a_question_is_new(self):
-        """What providers keep of it is all but the newest row and what follows."""
+    def test_only_question_suffix_changes(self):
+        """The provider's cache can reuse everything before the newest row."""
         vectors = [[i / 50] * 5 for i in range(30)]
-        before, after = (told(ESCAPE_ROOM, vectors[:n]).question("lever_1_works").text for n in (29, 30))
-        shared = next(i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b)
-        assert shared > 0.95 * before.index("Proposals made so far")
+        earlier, after = (principal_after(ESCAPE_ROOM, vectors[:n]).question("lever_1_works").text for n in (29, 30))
+        shared = next(i for i, (a, b) in enumerate(zip(earlier, after, strict=False)) if a != b)
+        assert shared > 0.95 * earlier.index("Proposals made so far")
 
 
 class TestParsing:
     @pytest.mark.parametrize(
-        ("text", "expected"),
+        ("text", "answer"),
         [
             ('{"reasoning": "r", "eat": 1, "clean": 0.5, "other": 0}', [1, 0.5, 0]),
             ('```json\n{"other": 0, "clean": 0.5, "eat": 1}\n```', [1, 0.5, 0]),
@@ -501,8 +508,8 @@ class TestParsing:
             ('{"eat": "much"} or rather $1, 0.5, 0$', [1, 0.5, 0]),
         ],
     )
-    def test_valid(self, text, expected):
-        assert told(CLEANUP, []).parse(text).tolist() == expected
+    def test_valid(self, text, answer):
+        assert principal_after(CLEANUP, []).parse(text).tolist() == answer
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -516,7 +523,7 @@ class TestParsing:
     )
     def test_invalid(self, text, message):
         with pytest.raises(InvalidReply, match=message):
-            told(CLEANUP, []).parse(text)
+            principal_after(CLEANUP, []).parse(text)
 
     def test_names_need_not_be_identifiers(self):
         names = ("rate 1", "class", "model_dump", "_x")
@@ -538,7 +545,7 @@ class TestConversation:
         metrics = principal.tell([outcome(toy(), np.zeros(2))])
         return [metrics[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")]
 
-    def test_valid_at_once(self):
+    def test_valid_at_first_turn(self):
         with FakeOpenAIServer(lambda messages: self.GOOD) as server:
             principal = self.principal(server)
             assert principal.ask()[0].tolist() == [1.0, 2.0]
@@ -546,7 +553,7 @@ class TestConversation:
         assert request["response_format"]["json_schema"]["schema"]["required"] == ["reasoning", "x0", "x1"]
         assert self.counters(principal) == [0, 0, 0]
 
-    def test_repair_shows_what_was_wrong(self):
+    def test_repair_shows_error(self):
         bad = '{"x0": 9.0, "x1": 2.0}'
         with FakeOpenAIServer(lambda messages: bad if len(messages) == 1 else self.GOOD) as server:
             principal = self.principal(server)
@@ -556,7 +563,7 @@ class TestConversation:
         assert "x0=9 is outside [-1, 3] (units)" in second[2]["content"]
         assert self.counters(principal) == [1, 1, 0]
 
-    def test_fallback_is_the_middle_and_later_the_best(self):
+    def test_fallback_is_middle_then_best(self):
         with FakeOpenAIServer(lambda messages: "") as server:
             principal = self.principal(server)
             assert principal.ask()[0].tolist() == [1.0, 1.0]
@@ -572,7 +579,7 @@ class TestConversation:
             principal.ask()[0]
         assert len(server.requests) == 1 and self.counters(principal) == [1, 0, 1]
 
-    def test_an_outage_is_an_error_not_a_fallback(self):
+    def test_connection_error_skips_fallback(self):
         with FakeOpenAIServer() as server:
             server.faults += ["503"]
             principal = self.principal(server)
@@ -580,21 +587,21 @@ class TestConversation:
                 principal.ask()[0]
         assert self.counters(principal) == [0, 0, 0]
 
-    def test_replies_are_never_templates(self):
+    def test_replies_are_not_templates(self):
         with FakeOpenAIServer(lambda messages: "{{ 7 * 7 }} {% raise %}") as server:
             self.principal(server).ask()[0]
         assert server.requests[1]["messages"][1]["content"] == "{{ 7 * 7 }} {% raise %}"
 
 
-class TestSeveralProposals:
-    def test_each_question_says_which_it_is(self):
+class TestMultipleProposals:
+    def test_questions_state_index(self):
         with FakeOpenAIServer(lambda messages: TestConversation.GOOD) as server:
             principal = llm_principal(toy(), connected(server))
             assert principal.ask(n=3).shape == (3, 2)
             principal.ask()
         questions = [request["messages"][0]["content"] for request in server.requests]
-        said = sorted(text.split("this is number ")[1].split(":")[0] for text in questions[:3])
-        assert said == ["1 of 3", "2 of 3", "3 of 3"]
+        numbers = sorted(text.split("this is number ")[1].split(":")[0] for text in questions[:3])
+        assert numbers == ["1 of 3", "2 of 3", "3 of 3"]
         assert "side by side" not in questions[3]
 
     def test_fallbacks_are_counted_per_proposal(self):
@@ -607,7 +614,7 @@ class TestSeveralProposals:
         assert principal.asker.counters["fallbacks"] == 1 and principal.asker.counters["invalid_replies"] == 2
 
     @pytest.mark.parametrize("kwargs", [{}, {"history": "chain"}, {"contexts": "own", "history": "last", "window": 3}])
-    def test_the_estimate_is_near_what_is_asked(self, kwargs):
+    def test_estimate_approximates_prompt(self, kwargs):
         """Calls are counted exactly, prompt tokens to a fifth."""
         principal = llm_principal(ESCAPE_ROOM, scripted(), **kwargs)
         estimate = principal.estimate(steps=6, n=3)
@@ -628,18 +635,18 @@ def test_fallback_is_per_context():
 
 
 def test_refusals():
-    with pytest.raises(ConfigError, match=r"llm=none is none.*gpt4o.*scripted"):
+    with pytest.raises(ConfigError, match=r"llm=none.*gpt4o.*scripted"):
         llm_principal(toy(), None)
-    with pytest.raises(ConfigError, match=r"principal\.prompt=haiku does not exist; there are .*cleanup.*generic"):
+    with pytest.raises(ConfigError, match=r"principal\.prompt=haiku.*cleanup.*generic"):
         llm_principal(toy(), scripted(), prompt="haiku")
     with pytest.raises(ConfigError, match="'reasoning'"):
         llm_principal(spec(ParameterSpace("m", (Parameter("reasoning", 0, 1, "u", "d"),))), scripted())
 
 
-class TestScripted:
+class TestRules:
     @pytest.mark.slow
     @pytest.mark.parametrize("name", SOCIETIES)
-    def test_reads_bounds_and_best_from_the_prompt(self, name):
+    def test_reads_bounds_from_prompt(self, name):
         society = SOCIETIES[name]
         principal = llm_principal(society, scripted())
         payoffs = []
@@ -656,18 +663,18 @@ class TestScripted:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("society", [toy(), toy(d=1), ESCAPE_ROOM], ids=["two", "one", "escape room"])
-    def test_proposals_of_a_generation_differ(self, society):
+    def test_generation_proposals_differ(self, society):
         """From the first spread to the small steps, and the same ones for the same past."""
         context = 0 if society.contexts else None
         principals = [llm_principal(society, scripted()) for _ in range(2)]
         for _ in range(5):
-            vectors, again = (principal.ask(context, 7) for principal in principals)
+            vectors, repeated = (principal.ask(context, 7) for principal in principals)
             assert len(np.unique(vectors, axis=0)) == 7
-            np.testing.assert_array_equal(vectors, again)
+            np.testing.assert_array_equal(vectors, repeated)
             for principal in principals:
                 principal.tell([result(society, vector, context) for vector in vectors])
 
-    def test_they_differ_at_a_bound_too(self):
+    def test_proposals_differ_at_bound(self):
         """The best number is the highest, so that half of all changes end there."""
         principal = llm_principal(toy(d=1), scripted())
         for _ in range(6):
@@ -675,12 +682,12 @@ class TestScripted:
             assert len(np.unique(vectors)) == 7
             principal.tell([result(toy(d=1), vector, value=float(vector[0])) for vector in vectors])
 
-    def test_side_by_side_it_learns_too(self):
+    def test_learns_with_parallel_proposals(self):
         principal, means = llm_principal(toy(), scripted()), []
         for _ in range(12):
             outcomes = [result(toy(), vector) for vector in principal.ask(n=4)]
             principal.tell(outcomes)
-            means.append(np.mean([each.value for each in outcomes]))
+            means.append(np.mean([outcome.value for outcome in outcomes]))
         assert np.mean(means[-3:]) > np.mean(means[:3]) + 1
 
     def test_bounds_need_not_be_round(self):
@@ -690,8 +697,8 @@ class TestScripted:
             principal.tell([outcome(society, principal.ask()[0])])
         assert principal.asker.counters["invalid_replies"] == 0
 
-    def test_other_questions_are_refused(self):
-        with pytest.raises(LLMError, match="no rule for this question"):
+    def test_unknown_questions_raise(self):
+        with pytest.raises(LLMError, match="no rule"):
             scripted().chat([ChatRequest(({"role": "user", "content": "What is love?"},))])
 
 
@@ -707,7 +714,7 @@ class TestScripted:
         (Pretraining(1000, (0.0,), (1.0,)), "trained for 1,000 steps of the game."),  # of another mechanism
     ],
 )
-def test_how_agents_were_trained_before_is_told(pretraining, words):
+def test_agent_pretraining_is_described(pretraining, words):
     principal = llm_principal(CLEANUP, scripted())
     principal.brief(Briefing(8, 2, 2, 1, True, pretraining=pretraining))
     assert f"Before the first generation the agents were {words}" in principal.question(None).text
@@ -717,7 +724,7 @@ def test_how_agents_were_trained_before_is_told(pretraining, words):
 
 class TestBoundedHistory:
     @pytest.mark.parametrize("society", [CLEANUP, ESCAPE_ROOM], ids=["cleanup", "escape_room"])
-    def test_questions_stop_growing_and_keep_their_beginnings(self, society):
+    def test_question_length_is_bounded(self, society):
         principal = llm_principal(society, scripted(), history_tokens=4000)
         rng = np.random.default_rng(0)
         texts = []
@@ -726,8 +733,8 @@ class TestBoundedHistory:
                 principal.space.high - principal.space.low
             )
             context = step % len(society.contexts) if society.contexts else None
-            made = result(society, vector, context, n=3)
-            principal.tell([replace(made, value=float(rng.normal()))])
+            outcome = result(society, vector, context, n=3)
+            principal.tell([replace(outcome, value=float(rng.normal()))])
             texts.append(principal.question(society.contexts[0] if society.contexts else None).text)
         tokens = np.array([len(text) / 4 for text in texts])
         assert tokens[160:].max() < tokens[0] + 4000 * 1.5
@@ -735,30 +742,34 @@ class TestBoundedHistory:
         shared = [_shared(a, b) for a, b in itertools.pairwise(texts)]
         assert np.mean(np.array(shared[160:]) / (4 * tokens[160:-1])) > 0.7
 
-    def test_what_is_not_shown_is_summed_up(self):
+    def test_omissions_are_summarized(self):
         principal = llm_principal(CLEANUP, scripted(), history_tokens=1)
         for i in range(100):
-            made = result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3)
-            principal.tell([replace(made, value=float(i))])
+            outcome = result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3)
+            principal.tell([replace(outcome, value=float(i))])
         text = principal.question(None).text
         assert "Of the payoffs of all 100 proposals a tenth is below 9.9, half is below 49.5" in text
-        shown = text.count("-> payoff")
-        assert 12 <= shown <= 16 and "-> payoff 99" in text
+        n_rows = text.count("-> payoff")
+        assert 12 <= n_rows <= 16 and "-> payoff 99" in text
 
-    def test_few_proposals_are_all_shown(self):
-        whole, bounded = (told(CLEANUP, vectors_for(CLEANUP) * 3, history_tokens=n) for n in (None, 8000))
-        assert whole.question(None).text == bounded.question(None).text
+    def test_small_history_is_complete(self):
+        unbounded, bounded = (
+            principal_after(CLEANUP, vectors_for(CLEANUP) * 3, history_tokens=n) for n in (None, 8000)
+        )
+        assert unbounded.question(None).text == bounded.question(None).text
 
-    def test_a_resumed_principal_asks_the_same(self):
+    def test_restart_asks_equal_question(self):
         principal = llm_principal(CLEANUP, scripted(), history_tokens=1500)
         for i in range(60):
             principal.tell([replace(result(CLEANUP, [0.01 * i, 0.5, 0.5], n=3), value=float(i % 7))])
         text = principal.question(None).text
-        resumed = llm_principal(CLEANUP, scripted(), history_tokens=1500)
-        resumed.load_state_dict(principal.state_dict())
-        assert resumed.question(None).text == text
+        restored = llm_principal(CLEANUP, scripted(), history_tokens=1500)
+        restored.load_state_dict(principal.state_dict())
+        assert restored.question(None).text == text
 
 
-def _shared(one, other):
+def _shared(first, second):
     """Characters of the common beginning of two texts."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )

@@ -1,15 +1,14 @@
 """Every option file of the groups principal and llm builds, and has no dead or missing key."""
 
-import inspect
-
 import pytest
 
 from llmrl.config.builder import Builder
+from llmrl.core.arguments import signature_of
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import options
 from llmrl.core.protocols import Proposer
 from llmrl.core.seeding import Seeds
-from llmrl.experiment.models import POLICIES
+from llmrl.experiment.resources import POLICIES
 from llmrl.experiment.small_models import SmallModels
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
@@ -24,8 +23,8 @@ PRINCIPALS, LLMS = options("principal"), options("llm")
 
 
 def builder(spec):
-    given = {"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"}
-    return Builder({**given, "workshop": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
+    arguments = {"spec": spec, "space": spec.proposals, "seeds": Seeds(0), "llm": scripted(), "device": "cpu"}
+    return Builder({**arguments, "workshop": SmallModels({"output_root": "outputs", "env": {}, "seed": 0})})
 
 
 ONLY = {"saez": TAX_ECONOMY}
@@ -39,8 +38,8 @@ CASES = [(name, spec) for name in sorted(set(PRINCIPALS) - {"none"}) for spec in
     ids=lambda part: part if isinstance(part, str) else part.name,
 )
 def test_principals(name, spec):
-    given = {"vectors": [spec.mechanism.high.tolist()]} if name == "listed" else {}
-    principal = builder(spec).build({**PRINCIPALS[name], **given}, "principal")
+    arguments = {"vectors": [spec.mechanism.high.tolist()]} if name == "listed" else {}
+    principal = builder(spec).build({**PRINCIPALS[name], **arguments}, "principal")
     assert isinstance(principal, Proposer)
     context = 0 if spec.contexts else None
     vector = spec.mechanism.check(principal.ask(context)[0])
@@ -51,8 +50,8 @@ def test_principals(name, spec):
 @pytest.mark.parametrize("name", sorted(set(LLMS) - {"none"}))
 def test_llms(name, tmp_path):
     ChatClient(Echo(), ledger=CallLog(tmp_path / FILE_NAME)).chat([ask()])
-    given = {"calls": str(tmp_path)} if name == "replay" else {}
-    node = {key: value for key, value in {**LLMS[name], **given}.items() if key not in POLICIES}
+    arguments = {"calls": str(tmp_path)} if name == "replay" else {}
+    node = {key: value for key, value in {**LLMS[name], **arguments}.items() if key not in POLICIES}
     model = builder(CLEANUP).build(node, "llm")
     assert isinstance(model, Scorer if name.endswith("scorer") or "_scorer_" in name else Provider)
 
@@ -62,8 +61,8 @@ def test_llms(name, tmp_path):
     [("principal", n) for n in sorted(PRINCIPALS)] + [("llm", n) for n in sorted(LLMS)],
     ids=lambda x: x,
 )
-def test_every_argument_is_in_the_option(group, name):
+def test_options_cover_arguments(group, name):
     fields = options(group)[name]
     if fields["_target_"] is not None:
         target = builder(CLEANUP).locate(fields["_target_"], group)
-        assert set(fields) - {"_target_", *POLICIES} == set(inspect.signature(target).parameters) - INJECTED
+        assert set(fields) - {"_target_", *POLICIES} == set(signature_of(target).parameters) - INJECTED

@@ -14,7 +14,7 @@ from societies import toy
 PLAIN, CONTEXTUAL = toy().proposals, toy(contexts=("calm", "storm")).proposals
 
 
-def test_every_quarter_of_the_box_gets_as_many_points(recwarn):
+def test_quarters_get_equal_points(recwarn):
     principal = SobolPrincipal(PLAIN, Seeds(0))
     points = np.concatenate([principal.ask(n=n) for n in (3, 5, 8)])
     upper = points > 1.0  # of [-1, 3]
@@ -24,20 +24,20 @@ def test_every_quarter_of_the_box_gets_as_many_points(recwarn):
 
 @settings(max_examples=25)
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), seed=st.integers(0, 2**20))
-def test_points_do_not_depend_on_the_number_proposed_at_a_time(sizes, seed):
+def test_points_ignore_batch_size(sizes, seed):
     batches, single = SobolPrincipal(PLAIN, Seeds(seed)), SobolPrincipal(PLAIN, Seeds(seed))
-    found = np.concatenate([batches.ask(n=n) for n in sizes])
-    assert np.array_equal(found, np.concatenate([single.ask() for _ in range(sum(sizes))]))
+    points = np.concatenate([batches.ask(n=n) for n in sizes])
+    assert np.array_equal(points, np.concatenate([single.ask() for _ in range(sum(sizes))]))
 
 
-def test_contexts_and_seeds_have_sequences_of_their_own():
-    principal, other = SobolPrincipal(CONTEXTUAL, Seeds(0)), SobolPrincipal(CONTEXTUAL, Seeds(1))
+def test_contexts_have_independent_sequences():
+    principal, different = SobolPrincipal(CONTEXTUAL, Seeds(0)), SobolPrincipal(CONTEXTUAL, Seeds(1))
     calm, storm = principal.ask(0, 4), principal.ask(1, 4)
     assert not np.isclose(calm, storm).any()
-    assert not np.isclose(calm, other.ask(0, 4)).any()
+    assert not np.isclose(calm, different.ask(0, 4)).any()
 
 
-def test_a_restored_sequence_is_continued():
+def test_state_round_trip():
     principal, restored = SobolPrincipal(CONTEXTUAL, Seeds(0)), SobolPrincipal(CONTEXTUAL, Seeds(0))
     principal.ask(1, 3)
     state = principal.state_dict()
@@ -46,7 +46,7 @@ def test_a_restored_sequence_is_continued():
     assert state["counts"] == [0, 3]
 
 
-def test_more_dimensions_than_the_sequence_has_are_refused(monkeypatch):
+def test_dimension_limit_raises(monkeypatch):
     monkeypatch.setattr(Sobol, "MAXDIM", 1)
     with pytest.raises(ConfigError, match="principal=sobol"):
         SobolPrincipal(PLAIN, Seeds(0))

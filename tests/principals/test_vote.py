@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shipped
+from environments import make_env
 from experiments import comparable_metrics, only_run_folder, run
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.records import Briefing, ChatReply, Outcome
 from llmrl.core.seeding import Seeds
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import Incentives
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
-from llmrl.llms.structured import InvalidReply
-from llmrl.principals.ballots import approved, counted, vote_schema
-from llmrl.principals.vote import VotePrincipal
+from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.principals.vote import count_votes, parse_approvals, vote_schema
 from models import Echo, scripted
 
 GAMES = ("cleanup", "escape_room")
@@ -40,12 +40,12 @@ class Citizens(Echo):
         for request in requests:
             text = request.messages[0]["content"]
             self.asked.append((request.purpose, text))
-            who = int(re.search(r"You are agent (\d+) of", text)[1])
+            agent = int(re.search(r"You are agent (\d+) of", text)[1])
             if request.purpose == "nomination":
-                replies.append(ChatReply(json.dumps(self.numbers(who))))
+                replies.append(ChatReply(json.dumps(self.numbers(agent))))
                 continue
             options = dict(re.findall(r"^- (option_\d+)(?: \(as in the last generation\))?: (.+?)\. ", text, re.M))
-            replies.append(ChatReply(self.vote(options, who, text)))
+            replies.append(ChatReply(self.vote(options, agent, text)))
         return replies
 
 
@@ -63,29 +63,29 @@ class Unusable(Echo):
 
 
 def numbers(value):
-    names = EscapeRoom(Seeds(0), n_envs=1).spec.mechanism.names
+    names = make_env("escape_room", n_envs=1).spec.mechanism.names
     return {"reasoning": "x"} | dict.fromkeys(names, value)
 
 
 def room(**options):
-    return EscapeRoom(Seeds(0), n_envs=1, fixed_context=0, **options).spec
+    return make_env("escape_room", n_envs=1, fixed_context=0, **options).spec
 
 
 def principal(citizens, seed=0, spec=None, **options):
-    return VotePrincipal(spec or room(), ChatClient(citizens), Seeds(seed), **options)
+    return shipped.make_principal("vote", spec or room(), Seeds(seed), llm=ChatClient(citizens), **options)
 
 
-def told(proposer, vector, returns):
+def tell_returns(proposer, vector, returns):
     outcome = Outcome(vector, 0.0, np.zeros(1), context=0, net_returns=np.array(returns))
     return proposer.tell([outcome])
 
 
-def largest(options, who, text):
+def largest(options, agent, text):
     best = max(options, key=lambda name: float(options[name].split("=")[1].split(",")[0]))
     return json.dumps({"reasoning": "more", "choice": best})
 
 
-def test_votes_on_payments_that_nobody_pays_for_warn(caplog):
+def test_unfunded_payment_vote_warns(caplog):
     principal(Unusable())
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     caplog.clear()
@@ -93,7 +93,7 @@ def test_votes_on_payments_that_nobody_pays_for_warn(caplog):
     assert not caplog.records
 
 
-def test_citizens_pay_for_what_they_vote_on():
+def test_citizens_fund_payments():
     for proposer, balanced in (("vote", True), ("ucb", False)):
         cleanup, escape_room = (Experiment.compose(f"env={env}", f"principal={proposer}") for env in GAMES)
         assert cleanup.config["env"]["mechanism"]["budget_balanced"] is balanced
@@ -102,14 +102,14 @@ def test_citizens_pay_for_what_they_vote_on():
 
 class TestCounting:
     @given(st.lists(st.none() | st.lists(st.integers(0, 4), unique=True), max_size=12))
-    def test_every_vote_counts_once(self, votes):
-        tally = counted(votes, 5)
+    def test_votes_are_counted(self, votes):
+        tally = count_votes(votes, 5)
         assert tally.shape == (5,) and tally.sum() == sum(len(vote) for vote in votes if vote is not None)
 
     def test_approvals(self):
-        assert approved('{"choices": ["option_1", "Option 3"]}', OPTIONS, False) == [0, 2]
-        assert approved('{"choices": []}', OPTIONS, False) == []
-        assert approved('```json\n{"reasoning": "x", "choices": "option_2"}\n```', OPTIONS, False) == [1]
+        assert parse_approvals('{"choices": ["option_1", "Option 3"]}', OPTIONS, False) == [0, 2]
+        assert parse_approvals('{"choices": []}', OPTIONS, False) == []
+        assert parse_approvals('```json\n{"reasoning": "x", "choices": "option_2"}\n```', OPTIONS, False) == [1]
         for reply in (
             "[1, 3]",
             '["option_1", "option_3"]',
@@ -119,7 +119,7 @@ class TestCounting:
             "- option_1\n- option_3",
             "1. Option 1\n2. Option 3",
         ):
-            assert approved(reply, OPTIONS, False) == [0, 2], reply
+            assert parse_approvals(reply, OPTIONS, False) == [0, 2], reply
         for wrong in (
             '{"choices": ["option_4"]}',
             "[1, 7]",
@@ -129,7 +129,7 @@ class TestCounting:
             '{"x": 1}',
         ):
             with pytest.raises(InvalidReply):
-                approved(wrong, OPTIONS, False)
+                parse_approvals(wrong, OPTIONS, False)
 
     def test_the_schema_names_the_options(self):
         assert vote_schema(OPTIONS, False)["properties"]["choice"]["enum"] == list(OPTIONS)
@@ -137,137 +137,142 @@ class TestCounting:
 
 
 class TestVotes:
-    def test_the_option_with_most_votes_holds(self):
-        citizens = Citizens(lambda who: numbers(who / 2), largest)
+    def test_plurality_wins(self):
+        citizens = Citizens(lambda agent: numbers(agent / 2), largest)
         proposer = principal(citizens, nominations=5)
         [vector] = proposer.ask(0)
         assert vector.tolist() == [2.5] * 5
         purposes = [purpose for purpose, _ in citizens.asked]
         assert purposes.count("nomination") == 5 and purposes.count("vote") == 5
-        metrics = told(proposer, vector, [1, 2, 3, 4, 5])
+        metrics = tell_returns(proposer, vector, [1, 2, 3, 4, 5])
         assert metrics["vote/turnout"] == 1 and metrics["vote/winner_share"] == 1 and metrics["vote/options"] == 6
 
-    def test_a_tie_leaves_things_as_they_are(self):
-        def split(options, who, text):
+    def test_tie_keeps_status_quo(self):
+        def split(options, agent, text):
             names = sorted(options, key=lambda name: options[name])
-            return json.dumps({"choice": names[0] if who <= 2 else names[-1]})
+            return json.dumps({"choice": names[0] if agent <= 2 else names[-1]})
 
-        proposer = principal(Citizens(lambda who: numbers(4.0), split), voters=4, nominations=1)
+        proposer = principal(Citizens(lambda agent: numbers(4.0), split), voters=4, nominations=1)
         assert proposer.ask(0)[0].tolist() == [0.0] * 5
-        assert told(proposer, np.zeros(5), [0] * 5)["vote/kept"] == 1
+        assert tell_returns(proposer, np.zeros(5), [0] * 5)["vote/unchanged"] == 1
 
-    def test_who_cannot_be_understood_abstains(self):
-        def one(options, who, text):
-            return largest(options, who, text) if who == 3 else "I would rather not."
+    def test_invalid_ballot_is_abstention(self):
+        def single_vote(options, agent, text):
+            return largest(options, agent, text) if agent == 3 else "I would rather not."
 
-        proposer = principal(Citizens(lambda who: numbers(4.0), one))
+        proposer = principal(Citizens(lambda agent: numbers(4.0), single_vote))
         assert proposer.ask(0)[0].tolist() == [4.0] * 5
-        metrics = told(proposer, np.zeros(5), [0] * 5)
+        metrics = tell_returns(proposer, np.zeros(5), [0] * 5)
         assert metrics["vote/turnout"] == pytest.approx(0.2) and metrics["vote/abstentions"] == 4
 
-    def test_numbers_out_of_bounds_are_no_nomination(self):
-        proposer = principal(Citizens(lambda who: numbers(9.0), largest))
+    def test_out_of_bounds_nomination_is_dropped(self):
+        proposer = principal(Citizens(lambda agent: numbers(9.0), largest))
         assert proposer.ask(0)[0].tolist() == [0.0] * 5
         assert proposer.last["vote/options"] == 1
 
     def test_approval(self):
-        def all_but_the_smallest(options, who, text):
+        def approve_larger(options, agent, text):
             assert '"choices"' in text
             names = sorted(options, key=lambda name: float(options[name].split("=")[1].split(",")[0]))
-            return json.dumps({"choices": names[1:] if who > 1 else names[-1:]})
+            return json.dumps({"choices": names[1:] if agent > 1 else names[-1:]})
 
-        proposer = principal(
-            Citizens(lambda who: numbers(who / 2), all_but_the_smallest), rule="approval", nominations=5
-        )
+        proposer = principal(Citizens(lambda agent: numbers(agent / 2), approve_larger), rule="approval", nominations=5)
         assert proposer.ask(0)[0].tolist() == [2.5] * 5
 
-    def test_a_citizen_is_told_what_itself_got(self):
-        citizens = Citizens(lambda who: numbers(1.0), largest)
+    def test_citizen_sees_individual_reward(self):
+        citizens = Citizens(lambda agent: numbers(1.0), largest)
         proposer = principal(citizens, nominate="random", memory=1)
         for vector, returns in (([1.0] * 5, [9] * 5), ([2.0] * 5, [1, 2, 3, 4, 5])):
-            told(proposer, np.array(vector), returns)
+            tell_returns(proposer, np.array(vector), returns)
         proposer.ask(0)
         for _, text in citizens.asked:
-            who = int(re.search(r"You are agent (\d+) of", text)[1])
-            assert f"an episode, payments included: {who} in generation 2." in text
+            agent = int(re.search(r"You are agent (\d+) of", text)[1])
+            assert f"an episode, payments included: {agent} in generation 2." in text
             assert "Generation 2 [" in text and "-> all agents on average 3 an episode" in text
             assert "Generation 1 " not in text and "(as in the last generation): lever_0=2" in text
 
-    def test_citizens_share_all_but_the_end_of_a_ballot(self):
+    def test_ballots_share_prefix(self):
         """So that a provider's cache holds what all of them are asked."""
-        citizens = Citizens(lambda who: numbers(who / 2), largest)
+        citizens = Citizens(lambda agent: numbers(agent / 2), largest)
         proposer = principal(citizens)
         for generation in range(8):
-            told(proposer, np.full(5, float(generation)), [generation + k for k in range(5)])
+            tell_returns(proposer, np.full(5, float(generation)), [generation + k for k in range(5)])
         proposer.ask(0)
         for kind in ("nomination", "vote"):
             texts = [text for purpose, text in citizens.asked if purpose == kind]
-            shared = sum(1 for _ in takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False)))
+            shared = sum(1 for _ in takewhile(lambda characters: len(set(characters)) == 1, zip(*texts, strict=False)))
             assert shared > 0.9 * max(map(len, texts))
 
-    def test_ballots_are_shuffled_by_the_seed(self):
-        found = set()
+    def test_seed_shuffles_ballots(self):
+        orders = set()
         for seed in range(6):
-            citizens = Citizens(lambda who: numbers(who / 2), largest)
+            citizens = Citizens(lambda agent: numbers(agent / 2), largest)
             principal(citizens, seed=seed).ask(0)
-            found.add(next(text for purpose, text in citizens.asked if purpose == "vote").partition("## The vote")[2])
-        assert len(found) > 2
+            orders.add(next(text for purpose, text in citizens.asked if purpose == "vote").partition("## The vote")[2])
+        assert len(orders) > 2
 
-    def test_games_are_described_and_briefed(self):
+    def test_games_have_descriptions(self):
         settings = SubstrateSettings("cleanup", 1, n_agents=3, mechanism=Incentives(), observe=["grid"], map="own")
         spec = NativeEnv(settings, Seeds(0), tiles="plain").spec
-        proposer = principal(Citizens(lambda who: {}, largest), spec=spec)
+        proposer = principal(Citizens(lambda agent: {}, largest), spec=spec)
         proposer.brief(Briefing(7, 1, 1, 1, True))
-        text = proposer._ballot(0, None, proposer._named([spec.mechanism.neutral])).text
+        text = proposer._ballot(0, None, proposer._build_options([spec.mechanism.neutral])).text
         assert "a river at one end and an orchard" in text and "This is generation 1 of 7" in text
 
-    @pytest.mark.parametrize(("nominate", "purpose_repaired"), [("citizens", "nomination"), ("random", "vote")])
-    def test_repair_prompt_belongs_to_query(self, nominate, purpose_repaired):
+    @pytest.mark.parametrize(("nominate", "repair_purpose"), [("citizens", "nomination"), ("random", "vote")])
+    def test_repair_prompt_belongs_to_query(self, nominate, repair_purpose):
         """A malformed nomination or vote is corrected in the terms of its own query, also after a resume."""
         llm = Unusable()
         proposer = principal(llm, nominate=nominate)
         for _ in range(2):
-            told(proposer, proposer.ask(0)[0], [0.0] * 5)
+            tell_returns(proposer, proposer.ask(0)[0], [0.0] * 5)
         checkpoint = proposer.state_dict()
         for purpose, repair in llm.repairs:
             assert ("lever_0" in repair) == (purpose == "nomination") == ("option_1" not in repair)
             assert "action" not in repair
-        assert {purpose for purpose, _ in llm.repairs} == {purpose_repaired}
+        assert {purpose for purpose, _ in llm.repairs} == {repair_purpose}
         requests = []
         restored = principal(llm, nominate=nominate)
         restored.load_state_dict(checkpoint)
-        for each in (proposer, restored):
-            before = len(llm.requests)
-            each.ask(0)
-            requests.append([(request.messages, request.schema) for request in llm.requests[before:]])
+        for principal_ in (proposer, restored):
+            n_requests = len(llm.requests)
+            principal_.ask(0)
+            requests.append([(request.messages, request.schema) for request in llm.requests[n_requests:]])
         assert requests[0] == requests[1]
 
-    def test_a_ballot_with_one_option_is_not_held(self):
+    def test_single_option_skips_ballot(self):
         llm = Unusable()
         proposer = principal(llm)
         assert proposer.ask(0).tolist() == [[0.0] * 5]
         assert {request.purpose for request in llm.requests} == {"nomination"}
 
     @pytest.mark.parametrize("options", [{"voters": 6}, {"nominations": 6}])
-    def test_more_than_there_are(self, options):
-        with pytest.raises(ConfigError, match="has only 5 agents"):
-            principal(Citizens(lambda who: {}, largest), **options)
+    def test_excess_options(self, options):
+        with pytest.raises(ConfigError, match="exceeds the 5 agents"):
+            principal(Citizens(lambda agent: {}, largest), **options)
 
-    def test_without_a_model(self):
+    def test_missing_model(self):
         with pytest.raises(ConfigError, match="needs a chat model"):
-            VotePrincipal(room(), None, Seeds(0))
+            shipped.make_principal("vote", room(), Seeds(0), llm=None)
 
-    def test_estimates_are_what_is_asked(self):
+    def test_estimates_match_requests(self):
         llm = scripted()
-        proposer = VotePrincipal(room(), llm, Seeds(0))
+        proposer = shipped.make_principal("vote", room(), Seeds(0), llm=llm)
         estimate = proposer.estimate(4, 1)
         for _ in range(4):
-            told(proposer, proposer.ask(0)[0], [0.0] * 5)
+            tell_returns(proposer, proposer.ask(0)[0], [0.0] * 5)
         assert estimate.calls == 4 * (5 + 3) == llm.metrics()["llm/calls"]
 
 
-def test_a_society_votes_and_goes_on_after_a_budget(tmp_path):
-    options = ("env=escape_room", "principal=vote", "env.n_envs=4", "design.steps=4", "design.adapt_rounds=2")
+def test_society_vote_resumes_after_budget(tmp_path):
+    options = (
+        "env=escape_room",
+        "principal=vote",
+        "env.n_envs=4",
+        "design.evaluations=1",
+        "design.steps=4",
+        "design.adapt_rounds=2",
+    )
     options = (*options, "design.validate_episodes=4", "llm.cache=off", "env.fixed_context=1")
     run(*options, f"output_root={tmp_path / 'whole'}")
     with pytest.raises(BudgetExhausted):
@@ -275,8 +280,8 @@ def test_a_society_votes_and_goes_on_after_a_budget(tmp_path):
     run(*options, "llm.budget.calls=1000", f"output_root={tmp_path / 'parts'}")
 
     def unpaid(folder):
-        return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+        return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
 
-    whole, parts = (only_run_folder(tmp_path / name) for name in ("whole", "parts"))
-    assert unpaid(whole) == unpaid(parts)
-    assert [row["vote/turnout"] for row in unpaid(whole) if row["kind"] == "proposal"] == [1] * 4
+    reference, parts = (only_run_folder(tmp_path / name) for name in ("whole", "parts"))
+    assert unpaid(reference) == unpaid(parts)
+    assert [row["vote/turnout"] for row in unpaid(reference) if row["kind"] == "proposal"] == [1] * 4

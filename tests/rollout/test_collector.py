@@ -24,7 +24,7 @@ def collect(env, policy, n_steps, seed=0, **kwargs):
     return collector, collector.collect(n_steps, Seeds(seed).torch("actions"), **kwargs)
 
 
-def test_episodes_are_whole_and_sum_up(signal_game):
+def test_episode_returns_sum_rewards(signal_game):
     env = signal_game(horizon=4)
     _, rollout = collect(env, make_policy(env.spec), 10)
     assert len(rollout.episodes) == 2 * env.spec.n_envs  # 10 steps hold two episodes of 4
@@ -41,11 +41,11 @@ def test_episodes_span_rollouts(signal_game):
     collector, first = collect(env, policy, 4)
     second = collector.collect(4, Seeds(1).torch("actions"))
     assert not first.episodes and len(second.episodes) == env.spec.n_envs
-    expected = (first.info["correct"].sum(0) + second.info["correct"][:2].sum(0)).tolist()
-    assert [e.summaries["correct"] for e in second.episodes] == pytest.approx(expected)
+    reference = (first.info["correct"].sum(0) + second.info["correct"][:2].sum(0)).tolist()
+    assert [e.summaries["correct"] for e in second.episodes] == pytest.approx(reference)
 
 
-def test_next_value_is_the_value_of_the_state_reached(signal_game):
+def test_next_value_uses_final_state(signal_game):
     """Against values computed one state at a time, also where an episode was cut."""
     env, twin = signal_game(horizon=3), signal_game(horizon=3)
     policy = make_policy(env.spec)
@@ -55,33 +55,33 @@ def test_next_value_is_the_value_of_the_state_reached(signal_game):
         value = policy.values({"vector": torch.as_tensor(observation["vector"])})
         torch.testing.assert_close(rollout.value[t], value)
         step = twin.step(rollout.action[t].numpy())
-        reached = policy.values({"vector": torch.as_tensor(step.observation["vector"])})
-        torch.testing.assert_close(rollout.next_value[t], reached)
+        next_values = policy.values({"vector": torch.as_tensor(step.observation["vector"])})
+        torch.testing.assert_close(rollout.next_value[t], next_values)
         observation = twin.reset(mask=step.truncated) if step.truncated.any() else step.observation
 
 
-def test_mechanism_reaches_rewards_but_not_welfare(signal_game):
+def test_mechanism_changes_rewards_but_not_welfare(signal_game):
     env = signal_game()
     env.set_mechanism([2.0])
     _, rollout = collect(env, make_policy(env.spec), 8)
     zeros = (rollout.action == 0).sum().item()
-    paid = sum((e.returns - e.base_returns).sum() for e in rollout.episodes)
-    assert zeros > 0 and paid == pytest.approx(2.0 * zeros)
+    payments = sum((e.returns - e.base_returns).sum() for e in rollout.episodes)
+    assert zeros > 0 and payments == pytest.approx(2.0 * zeros)
 
 
 def test_state_dict_continues_exactly(signal_game):
-    env, other = signal_game(horizon=5), signal_game(horizon=5, seed=9)
+    env, second_env = signal_game(horizon=5), signal_game(horizon=5, seed=9)
     policy = make_policy(env.spec)
     collector, _ = collect(env, policy, 7)
-    resumed = Collector(other, policy, "cpu")
-    resumed.load_state_dict(collector.state_dict())
-    expected = collector.collect(6, Seeds(3).torch("actions"))
-    got = resumed.collect(6, Seeds(3).torch("actions"))
-    assert torch.equal(got.reward, expected.reward) and torch.equal(got.value, expected.value)
-    assert [e.summaries for e in got.episodes] == [e.summaries for e in expected.episodes]
+    restored = Collector(second_env, policy, "cpu")
+    restored.load_state_dict(collector.state_dict())
+    reference = collector.collect(6, Seeds(3).torch("actions"))
+    actual = restored.collect(6, Seeds(3).torch("actions"))
+    assert torch.equal(actual.reward, reference.reward) and torch.equal(actual.value, reference.value)
+    assert [e.summaries for e in actual.episodes] == [e.summaries for e in reference.episodes]
 
 
-def test_frozen_core_stores_features_instead_of_observations(signal_game):
+def test_frozen_core_stores_features(signal_game):
     env = signal_game()
     policy = make_policy(env.spec, core_frozen=True)
     _, rollout = collect(env, policy, 8)
@@ -91,7 +91,7 @@ def test_frozen_core_stores_features_instead_of_observations(signal_game):
     assert np.isfinite(logits.detach().numpy()).all()
 
 
-def test_a_teacher_gets_its_channels_also_where_a_frozen_core_stores_features(signal_game):
+def test_teacher_gets_channels_with_frozen_core(signal_game):
     env = signal_game()
     collector = Collector(env, make_policy(env.spec, core_frozen=True), "cpu", keep=("vector",))
     collector.reset(0)
@@ -99,40 +99,40 @@ def test_a_teacher_gets_its_channels_also_where_a_frozen_core_stores_features(si
     assert rollout.features is not None and rollout.observation["vector"].shape[:3] == (8, 4, 2)
 
 
-def test_what_a_policy_remembers_returns_to_its_device(signal_game):
+def test_memory_returns_to_device(signal_game):
     """Checkpoints are read onto the processor."""
     env = signal_game()
     collector, _ = collect(env, make_policy(env.spec), 3)
     state = collector.state_dict() | {"state": torch.zeros(4, 2, 6)}
-    resumed = Collector(signal_game(), make_policy(env.spec), "meta")
-    resumed.load_state_dict(state)
-    assert resumed._state.device.type == "meta" and resumed._state.shape == (4, 2, 6)
+    restored = Collector(signal_game(), make_policy(env.spec), "meta")
+    restored.load_state_dict(state)
+    assert restored._state.device.type == "meta" and restored._state.shape == (4, 2, 6)
 
 
-def test_a_copy_outlives_the_next_rollout(signal_game):
+def test_copy_survives_next_rollout(signal_game):
     env = signal_game()
     collector, rollout = collect(env, make_policy(env.spec, core_frozen=True), 8)
-    kept = rollout.copy()
+    copy = rollout.copy()
     names = ("action", "log_prob", "value", "next_value", "features")
-    before = {name: getattr(kept, name).clone() for name in names}
+    initial = {name: getattr(copy, name).clone() for name in names}
     collector.collect(8, Seeds(7).torch("actions"))
-    assert all(torch.equal(getattr(kept, name), before[name]) for name in names)
-    assert not torch.equal(rollout.action, kept.action)
+    assert all(torch.equal(getattr(copy, name), initial[name]) for name in names)
+    assert not torch.equal(rollout.action, copy.action)
 
 
-def test_without_learning_nothing_is_stored(signal_game):
+def test_frozen_learner_stores_nothing(signal_game):
     env = signal_game()
     _, rollout = collect(env, make_policy(env.spec), 8, learn=False)
     assert not rollout.observation and rollout.features is None and len(rollout.episodes) == 4
 
 
-def test_separate_networks_see_only_their_agent(signal_game):
+def test_separate_networks_see_single_agent(signal_game):
     env = signal_game()
     policy = make_policy(env.spec, share=False)
     observation = {"vector": torch.as_tensor(env.reset(seed=0)["vector"])}
-    before = policy.values(observation)
+    initial = policy.values(observation)
     with torch.no_grad():
         for p in policy.members[0].parameters():
             p.add_(0.1)
     after = policy.values(observation)
-    assert not torch.allclose(before[:, 0], after[:, 0]) and torch.equal(before[:, 1], after[:, 1])
+    assert not torch.allclose(initial[:, 0], after[:, 0]) and torch.equal(initial[:, 1], after[:, 1])

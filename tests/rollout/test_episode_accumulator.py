@@ -25,24 +25,24 @@ def make_spec(device=None):
     return EnvSpec("toy", GAMES, AGENTS, {}, 2, ("a", "b"), 5, metrics=METRICS, device=device)
 
 
-def by_steps(reward, base, info, over):
+def sum_by_steps(reward, base, info, ends):
     """(game, returns, base returns, length, summaries, gains, gain times) of each episode, in the order of the ends."""
-    found, begun = [], np.zeros(GAMES, dtype=int)
-    for t, game in np.argwhere(over):
-        own = slice(begun[game], t + 1), game
-        gained = base[own] > 0
-        last, total, mean = info[0][own][-1], info[1][own].sum(), info[2][own].sum() / len(info[2][own])
-        times = (gained * np.arange(len(gained))[:, None]).sum(0)
-        found.append(
-            (game, reward[own].sum(0), base[own].sum(0), len(gained), (last, total, mean), gained.sum(0), times)
+    summaries, starts = [], np.zeros(GAMES, dtype=int)
+    for t, game in np.argwhere(ends):
+        steps = slice(starts[game], t + 1), game
+        positive = base[steps] > 0
+        last, total, mean = info[0][steps][-1], info[1][steps].sum(), info[2][steps].sum() / len(info[2][steps])
+        times = (positive * np.arange(len(positive))[:, None]).sum(0)
+        summaries.append(
+            (game, reward[steps].sum(0), base[steps].sum(0), len(positive), (last, total, mean), positive.sum(0), times)
         )
-        begun[game] = t + 1
-    return found
+        starts[game] = t + 1
+    return summaries
 
 
-def check(got, expected):
-    assert len(got) == len(expected)
-    for e, (game, returns, base, length, summaries, gains, times) in zip(got, expected, strict=True):
+def check(actual, reference):
+    assert len(actual) == len(reference)
+    for e, (game, returns, base, length, summaries, gains, times) in zip(actual, reference, strict=True):
         assert (e.game, e.length) == (game, length) and list(e.summaries) == list(METRICS)
         pairs = [(e.returns, returns), (e.base_returns, base), (e.gains, gains), (e.gain_times, times)]
         for x, y in [*pairs, (list(e.summaries.values()), summaries)]:
@@ -52,23 +52,23 @@ def check(got, expected):
 @pytest.mark.slow
 @given(rewards, infos, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans(), st.booleans())
 @settings(max_examples=60)
-def test_sums_are_those_of_the_steps(reward, info, over, pieces, block, on_tensors, resumed):
+def test_sums_match_steps(reward, info, over, pieces, block, on_tensors, is_restart):
     """However the steps are cut into rollouts and blocks, and also after a resume."""
     spec = make_spec("cpu" if on_tensors else None)
-    running, got = EpisodeAccumulator(spec), []
-    as_given = torch.from_numpy if on_tensors else np.asarray
+    running, actual = EpisodeAccumulator(spec), []
+    convert = torch.from_numpy if on_tensors else np.asarray
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(episode_accumulator, "BLOCK", block)
+        patch.setattr(episode_accumulator, "MAX_SUMMED", block)
         for a, b in zip([0, *pieces], [*pieces, T], strict=True):
-            if resumed:
+            if is_restart:
                 running = EpisodeAccumulator(spec, running.state_dict())
             waiting = np.zeros(GAMES, dtype=bool)
-            told = (as_given(x) for x in (reward[0, a:b], reward[1, a:b], info[:, a:b]))
-            got += running.add(*told, over[a:b], waiting)
-    check(got, by_steps(*reward, info, over))
+            chunks = (convert(x) for x in (reward[0, a:b], reward[1, a:b], info[:, a:b]))
+            actual += running.add(*chunks, over[a:b], waiting)
+    check(actual, sum_by_steps(*reward, info, over))
 
 
-DERIVED = {
+DERIVATIONS = {
     "yield": Ratio("apples", "shots"),
     "apples": "sum",
     "when": MeanStep("apples"),
@@ -83,35 +83,35 @@ amounts = arrays.arrays(np.float32, (5, T, GAMES), elements=st.sampled_from([0.0
 @pytest.mark.slow
 @given(amounts, ends, cuts, st.sampled_from([1, 40, 2**22]), st.booleans())
 @settings(max_examples=60)
-def test_what_follows_from_several_metrics(rows, over, pieces, block, resumed):
-    """Of the steps of each episode, by their definitions; NaN where they say nothing."""
-    spec = EnvSpec("toy", GAMES, AGENTS, {}, 2, ("a", "b"), 5, metrics=DERIVED)
+def test_derived_metrics(rows, over, pieces, block, is_restart):
+    """The metrics of each episode match their definitions, and are NaN where these are undefined."""
+    spec = EnvSpec("toy", GAMES, AGENTS, {}, 2, ("a", "b"), 5, metrics=DERIVATIONS)
     assert spec.rows == ("apples", "shots", "dirt", *Entropy().rows) and list(spec.per_step) == list(spec.rows[:3])
-    running, got, nothing = EpisodeAccumulator(spec), [], np.zeros((T, GAMES, AGENTS), dtype=np.float32)
+    running, actual, zeros = EpisodeAccumulator(spec), [], np.zeros((T, GAMES, AGENTS), dtype=np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(episode_accumulator, "BLOCK", block)
+        patch.setattr(episode_accumulator, "MAX_SUMMED", block)
         for a, b in zip([0, *pieces], [*pieces, T], strict=True):
-            if resumed:
+            if is_restart:
                 running = EpisodeAccumulator(spec, running.state_dict())
-            told = (nothing[a:b], nothing[a:b], rows[:, a:b], over[a:b])
-            got += running.add(*told, np.zeros(GAMES, dtype=bool))
-    begun = np.zeros(GAMES, dtype=int)
-    assert len(got) == over.sum()
-    for episode, (t, game) in zip(got, np.argwhere(over), strict=True):
-        apples, shots, dirt, entropy, agents = rows[:, begun[game] : t + 1, game].tolist()
-        begun[game] = t + 1
-        eaten = [i for i, n in enumerate(apples, 1) for _ in range(int(n))]
-        expected = {
+            chunks = (zeros[a:b], zeros[a:b], rows[:, a:b], over[a:b])
+            actual += running.add(*chunks, np.zeros(GAMES, dtype=bool))
+    starts = np.zeros(GAMES, dtype=int)
+    assert len(actual) == over.sum()
+    for episode, (t, game) in zip(actual, np.argwhere(over), strict=True):
+        apples, shots, dirt, entropy, agents = rows[:, starts[game] : t + 1, game].tolist()
+        starts[game] = t + 1
+        apple_steps = [i for i, n in enumerate(apples, 1) for _ in range(int(n))]
+        reference = {
             "yield": sum(apples) / sum(shots) if sum(shots) else np.nan,
             "apples": sum(apples),
-            "when": sum(eaten) / len(eaten) if eaten else np.nan,
+            "when": sum(apple_steps) / len(apple_steps) if apple_steps else np.nan,
             "shots": sum(shots) / len(shots),
             "late": sum(dirt[2:5]) / len(dirt[2:5]) if dirt[2:5] else np.nan,
             "dirt": dirt[-1],
             "entropy": sum(entropy) / sum(agents) if sum(agents) else np.nan,
         }
-        assert list(episode.summaries) == list(expected)
-        assert episode.summaries == pytest.approx(expected, nan_ok=True)
+        assert list(episode.summaries) == list(reference)
+        assert episode.summaries == pytest.approx(reference, nan_ok=True)
 
 
 @pytest.mark.parametrize("horizon", [1, 3, 4, 10, 1000])
@@ -122,30 +122,30 @@ def test_quarters_part_the_horizon(horizon):
     assert horizon < 4 or max(p.stop - p.start for _, p in parts) - min(p.stop - p.start for _, p in parts) <= 1
 
 
-def test_what_a_game_shows_while_it_waits_counts_nothing():
+def test_idle_steps_are_ignored():
     running, ones = EpisodeAccumulator(make_spec()), np.ones((4, GAMES, AGENTS), dtype=np.float32)
     info = np.ones((len(METRICS), 4, GAMES), dtype=np.float32)
-    over = np.zeros((4, GAMES), dtype=bool)
-    over[1, 0] = True
-    assert [e.length for e in running.add(ones, ones, info, over, np.array([True, False, True]))] == [2]
-    over[:] = False
-    over[2] = True
-    found = running.add(ones, ones, info, over, np.zeros(GAMES, dtype=bool))
-    assert [e.length for e in found] == [3, 7, 3]
-    assert [e.returns.tolist() for e in found] == [[3, 3], [7, 7], [3, 3]]
-    assert [e.gain_times.tolist() for e in found] == [[3, 3], [21, 21], [3, 3]]
-    assert [e.summaries["apples"] for e in found] == [3, 7, 3]
+    ends = np.zeros((4, GAMES), dtype=bool)
+    ends[1, 0] = True
+    assert [e.length for e in running.add(ones, ones, info, ends, np.array([True, False, True]))] == [2]
+    ends[:] = False
+    ends[2] = True
+    summaries = running.add(ones, ones, info, ends, np.zeros(GAMES, dtype=bool))
+    assert [e.length for e in summaries] == [3, 7, 3]
+    assert [e.returns.tolist() for e in summaries] == [[3, 3], [7, 7], [3, 3]]
+    assert [e.gain_times.tolist() for e in summaries] == [[3, 3], [21, 21], [3, 3]]
+    assert [e.summaries["apples"] for e in summaries] == [3, 7, 3]
 
 
-def test_sums_are_of_double_precision():
+def test_sums_use_double_precision():
     """A million steps of 0.1 in float32 are off by far more than this."""
     spec = EnvSpec("toy", 1, 1, {}, 2, ("a", "b"), 5)
     running, reward = EpisodeAccumulator(spec), np.full((1000, 1, 1), 0.1, dtype=np.float32)
     info = np.zeros((0, 1000, 1), dtype=np.float32)
-    over = np.zeros((1000, 1), dtype=bool)
+    ends = np.zeros((1000, 1), dtype=bool)
     for _ in range(99):
-        running.add(reward, reward, info, over, np.zeros(1, dtype=bool))
-    over[-1] = True
-    [episode] = running.add(reward, reward, info, over, np.zeros(1, dtype=bool))
+        running.add(reward, reward, info, ends, np.zeros(1, dtype=bool))
+    ends[-1] = True
+    [episode] = running.add(reward, reward, info, ends, np.zeros(1, dtype=bool))
     assert episode.returns[0] == pytest.approx(100_000 * float(np.float32(0.1)), rel=1e-12)
     assert episode.gain_times[0] == 100_000 * 99_999 // 2

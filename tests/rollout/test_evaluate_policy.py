@@ -23,19 +23,19 @@ class Stubborn(RandomPolicy):
         return PolicyOutput(torch.full((self.n_envs, self.n_agents), self.action))
 
 
-def test_one_episode_of_every_game_in_every_round():
+def test_single_episode_per_game_round():
     env = RecallGame([1, 2, 16])
     episodes = evaluate_policy(Collector(env, RandomPolicy(env.spec), "cpu"), 5, Seeds(0))
     assert [e.length for e in episodes] == [1, 2, 16] * 2
 
 
-def test_players_meet_the_same_games():
+def test_players_share_games():
     """Over the same first signals, one who always names 0 is right where one who always names 1 is wrong."""
-    found = []
+    returns = []
     for action in (0, 1):
         env = RecallGame([3] * 8)
-        found.append(evaluate_policy(Collector(env, Stubborn(env.spec, action), "cpu"), 16, Seeds(4)))
-    first, second = (np.array([e.summaries["correct"] for e in episodes]) for episodes in found)
+        returns.append(evaluate_policy(Collector(env, Stubborn(env.spec, action), "cpu"), 16, Seeds(4)))
+    first, second = (np.array([e.summaries["correct"] for e in episodes]) for episodes in returns)
     assert (first + second == 1).all() and 0 < first.mean() < 1
 
 
@@ -46,7 +46,7 @@ def test_rounds_differ():
     assert len({tuple(r) for r in rounds.tolist()}) > 1
 
 
-def test_random_players_follow_a_mask_to_its_device():
+def test_random_players_respect_device_mask():
     spec = EnvSpec("toy", 2, 1, {"action_mask": Channel((3,), "bool", 0, 1)}, 3, tuple("abc"), 10)
     mask = torch.tensor([[[True, False, False]], [[False, False, True]]])
     assert RandomPolicy(spec).act({"action_mask": mask}, generator=Seeds(0).torch("a")).action.tolist() == [[0], [2]]

@@ -44,37 +44,37 @@ class Diary(Observer):
         self.told.append(("rollout", len(rollout.reward)))
 
 
-def test_all_of_a_rollout_is_told_in_order():
+def test_observer_events_are_ordered():
     env, diary = recall(), Diary()
     collector = Collector(env, make_policy(env.spec), "cpu", observers=[diary])
     collector.reset(0)
     rollouts = [collector.collect(6, torch.Generator().manual_seed(i)) for i in range(2)]
-    resets = [games for what, games in diary.told if what == "reset"]
+    resets = [games for event, games in diary.told if event == "reset"]
     assert resets[0] == [True] * env.spec.n_envs
     assert np.array_equal(np.array(diary.rewards), torch.cat([r.reward for r in rollouts]).numpy())
-    steps = np.array([ended for what, ended in diary.told if what == "step"])
+    steps = np.array([ends for event, ends in diary.told if event == "step"])
     ends = torch.cat([r.terminated | r.truncated for r in rollouts]).numpy()
     assert np.array_equal(steps, ends) and ends.any()
     # A game that is over begins anew before the next step, and nowhere else.
     assert resets[1:] == [row.tolist() for row in ends[:-1] if row.any()]
-    assert [game for what, game in diary.told if what == "end"] == [e.game for r in rollouts for e in r.episodes]
-    kinds = [what for what, _ in diary.told]
+    assert [game for event, game in diary.told if event == "end"] == [e.game for r in rollouts for e in r.episodes]
+    kinds = [event for event, _ in diary.told]
     assert kinds.count("rollout") == 2 and kinds[-1] == "rollout" and kinds[-2] == "end"
 
 
-def test_watching_changes_nothing():
-    found = []
+def test_observers_keep_rollout_unchanged():
+    rollouts = []
     for observers in ([], [Diary(), Diary()]):
         env = recall()
         collector = Collector(env, make_policy(env.spec), "cpu", observers=observers)
         collector.reset(3)
-        found.append(collector.collect(9, torch.Generator().manual_seed(1)))
+        rollouts.append(collector.collect(9, torch.Generator().manual_seed(1)))
     for name in ("action", "log_prob", "value", "reward", "terminated", "next_value"):
-        assert torch.equal(getattr(found[0], name), getattr(found[1], name))
-    assert [e.returns.tolist() for e in found[0].episodes] == [e.returns.tolist() for e in found[1].episodes]
+        assert torch.equal(getattr(rollouts[0], name), getattr(rollouts[1], name))
+    assert [e.returns.tolist() for e in rollouts[0].episodes] == [e.returns.tolist() for e in rollouts[1].episodes]
 
 
-def test_spans_say_who_watches():
+def test_spans_list_observers():
     """Evaluations between rollouts are not observed, and who is asked to watch for a while is forgotten."""
     env, always, sometimes = recall(), Diary(), Diary()
     policy = make_policy(env.spec)
@@ -83,20 +83,20 @@ def test_spans_say_who_watches():
         collector.reset(0)
         collector.collect(2, torch.Generator())
         assert always.told == sometimes.told != []
-        before = len(always.told)
+        n_events = len(always.told)
         with collector.unobserved():
             evaluate_policy(collector, 1, Seeds(0))
-        assert len(always.told) == len(sometimes.told) == before
+        assert len(always.told) == len(sometimes.told) == n_events
     with pytest.raises(RuntimeError), collector.observed(sometimes):
         raise RuntimeError
     collector.reset(0)
-    assert len(always.told) == before + 1 and len(sometimes.told) == before
+    assert len(always.told) == n_events + 1 and len(sometimes.told) == n_events
 
 
-def test_a_policy_is_told_before_the_observers():
+def test_policy_is_notified_before_observers():
     order = []
 
-    class Told(RandomPolicy):
+    class NotifiedPolicy(RandomPolicy):
         def on_reset(self, games, observation):
             order.append("policy")
 
@@ -111,13 +111,13 @@ def test_a_policy_is_told_before_the_observers():
             order.append("observer")
 
     env = recall()
-    collector = Collector(env, Told(env.spec), "cpu", observers=[Watch()])
+    collector = Collector(env, NotifiedPolicy(env.spec), "cpu", observers=[Watch()])
     collector.reset(0)
     collector.collect(1, torch.Generator(), learn=False)
     assert order == ["policy", "observer"] * 2
 
 
-def test_channels_that_observers_read_are_asked_for():
+def test_observer_channels_are_requested():
     class OnRequest(RecallGame):
         provided = ()
 
@@ -131,5 +131,5 @@ def test_channels_that_observers_read_are_asked_for():
     with collector.observed(watch):
         assert env.provided == ("vector",)
     watch.channels = ("smell",)
-    with pytest.raises(ConfigError, match=r"env=recall_game offers no channel 'smell'"):
+    with pytest.raises(ConfigError, match=r"env=recall_game.*'smell'"):
         Collector(env, RandomPolicy(env.spec), "cpu", observers=[watch])

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from environments import make_env
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
 from llmrl.envs.adapters.parallel import ParallelAdapter
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
@@ -25,7 +25,7 @@ INCENTIVES = np.array([0.3, 1.0, 0.0, 2.5, 0.1])
 
 
 def escape_room(seed=0):
-    env = EscapeRoom(Seeds(seed), n_envs=4, n_agents=3, show_mechanism=True)
+    env = make_env("escape_room", Seeds(seed), n_envs=4, n_agents=3, show_mechanism=True)
     env.set_mechanism(INCENTIVES)
     return env
 
@@ -43,18 +43,18 @@ def make_policy(spec, remembers=False, core_frozen=False):
     return SocietyPolicy(spec, [network], core_frozen)
 
 
-def same_episodes(got, expected):
-    assert [(e.game, e.length, e.summaries) for e in got] == [(e.game, e.length, e.summaries) for e in expected]
+def check_episodes(actual, reference):
+    assert [(e.game, e.length, e.summaries) for e in actual] == [(e.game, e.length, e.summaries) for e in reference]
     for name in ("returns", "base_returns", "gains", "gain_times"):
-        np.testing.assert_array_equal([getattr(e, name) for e in got], [getattr(e, name) for e in expected])
+        np.testing.assert_array_equal([getattr(e, name) for e in actual], [getattr(e, name) for e in reference])
 
 
-def same(got, expected):
+def check_rollout(actual, reference):
     """Two rollouts, number for number."""
-    for field in fields(got):
-        x, y = getattr(got, field.name), getattr(expected, field.name)
+    for field in fields(actual):
+        x, y = getattr(actual, field.name), getattr(reference, field.name)
         if field.name == "episodes":
-            same_episodes(x, y)
+            check_episodes(x, y)
         elif isinstance(y, dict):
             assert set(x) == set(y) and all(type(x[n]) is type(y[n]) for n in y)
             assert all(np.array_equal(x[n], y[n]) for n in y), field.name
@@ -64,46 +64,48 @@ def same(got, expected):
 
 @pytest.mark.parametrize("make", [escape_room, recall])
 @pytest.mark.parametrize("remembers", [False, True])
-def test_rollouts_are_those_of_arrays(make, remembers):
+def test_rollouts_match_arrays(make, remembers):
     env, tensors = make(), OnDevice(make())
     policy = make_policy(env.spec, remembers)
-    players = [Collector(each, policy, "cpu", ("vector",)) for each in (env, tensors)]
-    for each in players:
-        each.reset(5)
+    players = [Collector(env, policy, "cpu", ("vector",)) for env in (env, tensors)]
+    for collector in players:
+        collector.reset(5)
     for n_steps in (9, 4, 1, 12):
-        expected, got = (
-            each.collect(n_steps, Seeds(n_steps).torch("actions"), keep_reward_jacobian=env.spec.has_reward_jacobian)
-            for each in players
+        reference, actual = (
+            collector.collect(
+                n_steps, Seeds(n_steps).torch("actions"), keep_reward_jacobian=env.spec.has_reward_jacobian
+            )
+            for collector in players
         )
-        assert n_steps < 9 or expected.episodes
-        same(got, expected)
+        assert n_steps < 9 or reference.episodes
+        check_rollout(actual, reference)
     assert all(torch.is_tensor(action) and action.dtype == torch.int64 for action in tensors.actions)
 
 
 @pytest.mark.parametrize("make", [escape_room, recall])
-def test_evaluations_are_those_of_arrays(make):
+def test_evaluations_match_arrays(make):
     env, tensors = make(), OnDevice(make())
     policy = make_policy(env.spec)
-    found = [evaluate_policy(Collector(each, policy, "cpu"), 11, Seeds(2), exactly=True) for each in (env, tensors)]
-    assert len(found[0]) == 11
-    same_episodes(found[1], found[0])
+    evaluations = [evaluate_policy(Collector(env, policy, "cpu"), 11, Seeds(2), exactly=True) for env in (env, tensors)]
+    assert len(evaluations[0]) == 11
+    check_episodes(evaluations[1], evaluations[0])
 
 
-def test_a_rollout_outlives_the_next_one_but_for_what_copy_copies():
+def test_rollout_survives_next_rollout():
     env = OnDevice(escape_room())
     collector = Collector(env, make_policy(env.spec), "cpu")
     collector.reset(0)
     rollout = collector.collect(5, Seeds(1).torch("actions"), keep_reward_jacobian=True).copy()
-    before = replace(rollout, info={n: x.copy() for n, x in rollout.info.items()}).copy()
+    original = replace(rollout, info={n: x.copy() for n, x in rollout.info.items()}).copy()
     for name in ("reward", "base_reward", "reward_jacobian", "terminated", "truncated", "episode_start"):
-        setattr(before, name, getattr(before, name).clone())
+        setattr(original, name, getattr(original, name).clone())
     after = collector.collect(5, Seeds(2).torch("actions"), keep_reward_jacobian=True)
-    same(rollout, before)
-    assert not torch.equal(after.reward, before.reward)
+    check_rollout(rollout, original)
+    assert not torch.equal(after.reward, original.reward)
 
 
 @pytest.mark.parametrize("make", [escape_room, recall])
-def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(make, tmp_path):
+def test_resume_is_bit_exact(make, tmp_path):
     env = OnDevice(make())
     policy = make_policy(env.spec, remembers=True)
     collector = Collector(env, policy, "cpu")
@@ -111,22 +113,24 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(make, tmp_path):
     collector.collect(8, Seeds(1).torch("actions"))
     store = CheckpointStore(tmp_path)
     state = store.load(store.save(1, collector.state_dict()))[1]
-    other = Collector(OnDevice(make(seed=8)), policy, "cpu")
-    other.load_state_dict(state)
+    second_collector = Collector(OnDevice(make(seed=8)), policy, "cpu")
+    second_collector.load_state_dict(state)
     for i in range(2, 4):
-        expected, got = (each.collect(9, Seeds(i).torch("actions")) for each in (collector, other))
-        same(got, expected)
+        reference, actual = (
+            collector.collect(9, Seeds(i).torch("actions")) for collector in (collector, second_collector)
+        )
+        check_rollout(actual, reference)
 
 
-def test_a_checkpoint_returns_to_the_device_of_the_environment():
+def test_checkpoint_returns_to_environment_device():
     env = OnDevice(recall())
     collector = Collector(env, make_policy(env.spec), "cpu")
     collector.reset(0)
     collector.collect(4, Seeds(0).torch("actions"))
-    elsewhere = OnDevice(recall(), "meta")
-    other = Collector(elsewhere, make_policy(elsewhere.spec), "cpu")
-    other.load_state_dict(collector.state_dict())
-    assert other._observation["vector"].is_meta and other._running.state_dict()["sums"].is_meta
+    meta_env = OnDevice(recall(), "meta")
+    second_collector = Collector(meta_env, make_policy(meta_env.spec), "cpu")
+    second_collector.load_state_dict(collector.state_dict())
+    assert second_collector._observation["vector"].is_meta and second_collector._running.state_dict()["sums"].is_meta
 
 
 @pytest.mark.slow
@@ -137,35 +141,35 @@ def test_no_step_waits_for_the_device(make, core_frozen):
     env = OnDevice(make(), "meta")
     collector = Collector(env, make_policy(env.spec, not core_frozen, core_frozen).to("meta"), "meta")
     collector.reset(0)
-    steps, ended = [], []
+    steps, ends = [], []
 
     class Watch(Observer):
         def on_step(self, transition):
             steps.append(env.actions[-1])
-            ended.append(transition.ended.any())
+            ends.append(transition.ended.any())
 
     with pytest.raises(NotImplementedError, match="meta tensor"), collector.observed(Watch()):
         collector.collect(12, Seeds(0).torch("actions"), keep_reward_jacobian=env.spec.has_reward_jacobian)
-    assert len(steps) == 12 and all(action.is_meta for action in steps) and any(ended)
+    assert len(steps) == 12 and all(action.is_meta for action in steps) and any(ends)
 
 
-def test_what_is_written_of_tensors_is_what_is_written_of_arrays(tmp_path):
+def test_writers_match_arrays(tmp_path):
     env, tensors = recall(), OnDevice(recall())
     policy = make_policy(env.spec)
-    for name, each in (("arrays", env), ("tensors", tensors)):
-        with trajectory_observers(each, policy, tmp_path / name) as writers:
-            evaluate_policy(Collector(each, policy, "cpu", observers=writers(each)), 8, Seeds(1))
-    expected, got = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
-    assert len(expected) > 50
-    for field in fields(expected):
-        x, y = getattr(got, field.name), getattr(expected, field.name)
+    for name, env_ in (("arrays", env), ("tensors", tensors)):
+        with trajectory_observers(env_, policy, tmp_path / name) as writers:
+            evaluate_policy(Collector(env_, policy, "cpu", observers=writers(env_)), 8, Seeds(1))
+    reference, actual = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
+    assert len(reference) > 50
+    for field in fields(reference):
+        x, y = getattr(actual, field.name), getattr(reference, field.name)
         assert np.array_equal(x, y, equal_nan=x.dtype.kind == "f") if isinstance(x, np.ndarray) else x == y
 
 
-def test_a_tensor_game_is_a_pettingzoo_environment():
-    adapter = ParallelAdapter(OnDevice(EscapeRoom(Seeds(0), n_envs=1, n_agents=3)))
+def test_tensor_game_supports_pettingzoo():
+    adapter = ParallelAdapter(OnDevice(make_env("escape_room", n_envs=1, n_agents=3)))
     observation, _ = adapter.reset(seed=1)
-    assert all(adapter.observation_space(agent).contains(seen) for agent, seen in observation.items())
+    assert all(adapter.observation_space(agent).contains(observation) for agent, observation in observation.items())
     _, reward, _, truncated, info = adapter.step(dict.fromkeys(adapter.agents, 1))
     assert reward == dict.fromkeys(reward, -1.0) and not any(truncated.values())
     assert info["player_0"]["agents_at_lever_1"] == 3.0

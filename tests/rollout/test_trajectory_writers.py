@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from errands import KINDS, THINGS, Errands, Reader
+from errands import KINDS, OBJECTS, Errands, Reader
 from experiments import compose, only_run_folder, run_experiment
 from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
@@ -16,60 +16,60 @@ from llmrl.run.trajectories import files, read
 
 
 def config(root, *overrides, learns=True, n_envs=3):
-    composed = compose("agent=random", "trusted_modules=[errands]", "checkpoint_seconds=0", *overrides)
-    composed["env"] = {"_target_": "errands.Errands", "n_envs": n_envs}
-    composed["agent"] = {"_target_": "errands.ReaderAgent", "skill": 1.0, "learns": learns}
-    return {**composed, "output_root": str(root), "name": "errands"}
+    config = compose("agent=random", "trusted_modules=[errands]", "checkpoint_seconds=0", *overrides)
+    config["env"] = {"_target_": "errands.Errands", "n_envs": n_envs}
+    config["agent"] = {"_target_": "errands.ReaderAgent", "skill": 1.0, "learns": learns}
+    return {**config, "output_root": str(root), "name": "errands"}
 
 
-def check_rows(found):
-    """What is in a row agrees with the game's rules."""
-    for row in range(len(found)):
-        mission, action = found.mission[row], found.action_names[found.action[row]]
-        told = "nothing yet" if found.kind[row] == "wait" and found.step[row] == 0 else mission
-        assert found.text(row) == f"Goal: {told}. Seen: {found.step[row]} steps. Done: "
+def check_rows(steps):
+    """Check that rows agree with the rules of the game."""
+    for row in range(len(steps)):
+        mission, action = steps.mission[row], steps.action_names[steps.action[row]]
+        mission_text = "nothing yet" if steps.kind[row] == "wait" and steps.step[row] == 0 else mission
+        assert steps.text(row) == f"Goal: {mission_text}. Seen: {steps.step[row]} steps. Done: "
         right = mission == action.replace("take", "take the")
-        assert found.terminated[row] == right and found.base_reward[row] == right
-        assert found.reward[row] == 20 * right and found.value[row] == 0.5
-        assert found.truncated[row] == (not right and found.step[row] == 4)
-        known = [float(f"take the {thing}" in found.text(row)) for thing in THINGS]
-        if found.log_prob[row] == pytest.approx(-np.log(3)):
-            assert not any(known)
+        assert steps.terminated[row] == right and steps.base_reward[row] == right
+        assert steps.reward[row] == 20 * right and steps.value[row] == 0.5
+        assert steps.truncated[row] == (not right and steps.step[row] == 4)
+        probabilities = [float(f"take the {target}" in steps.text(row)) for target in OBJECTS]
+        if steps.log_prob[row] == pytest.approx(-np.log(3)):
+            assert not any(probabilities)
 
 
-def test_played_episodes_are_whole_and_agree_with_the_game(tmp_path):
+def test_trajectories_match_game(tmp_path):
     env = Errands(Seeds(0))
     reader = Reader(env.spec, 1.0)
-    played = PlayedEpisodes(env.spec, chunk=7)
-    played.open(tmp_path)
-    writer = TrajectoryWriter(env, kept_text(env.spec, reader), played)
+    recorder = PlayedEpisodes(env.spec, chunk=7)
+    recorder.open(tmp_path)
+    writer = TrajectoryWriter(env, kept_text(env.spec, reader), recorder)
     episodes = evaluate_policy(Collector(env, reader, "cpu", observers=[writer]), 10, Seeds(1), exactly=True)
     writer.close()
-    found = read(tmp_path)
+    steps = read(tmp_path)
     assert len(files(tmp_path)) > 1  # in pieces
-    check_rows(found)
-    assert set(found.kind) == set(KINDS) and list(dict.fromkeys(found.episode)) == list(range(10))
+    check_rows(steps)
+    assert set(steps.kind) == set(KINDS) and list(dict.fromkeys(steps.episode)) == list(range(10))
     for number in range(10):
-        own = found.rows(found.episode == number)
-        assert own.step.tolist() == list(range(len(own)))
-        assert own.terminated[-1] | own.truncated[-1]
-        assert (own.success == own.base_reward.sum()).all() and len(set(own.game)) == 1
-    assert sorted(e.length for e in episodes) == sorted(np.bincount(found.episode).tolist())
-    assert len(found.prompts) == len(set(found.prompts)) <= 3 * 5 + 1
+        rows = steps.rows(steps.episode == number)
+        assert rows.step.tolist() == list(range(len(rows)))
+        assert rows.terminated[-1] | rows.truncated[-1]
+        assert (rows.success == rows.base_reward.sum()).all() and len(set(rows.game)) == 1
+    assert sorted(e.length for e in episodes) == sorted(np.bincount(steps.episode).tolist())
+    assert len(steps.prompts) == len(set(steps.prompts)) <= 3 * 5 + 1
 
 
-def test_recording_changes_nothing_that_is_played():
+def test_recording_changes_no_action():
     env, twin = Errands(Seeds(0)), Errands(Seeds(0))
-    alone = evaluate_policy(Collector(env, Reader(env.spec, 1.0), "cpu"), 8, Seeds(1))
+    plain = evaluate_policy(Collector(env, Reader(env.spec, 1.0), "cpu"), 8, Seeds(1))
 
     writer = TrajectoryWriter(twin, "prompt")  # which comes to no file
     collector = Collector(twin, Reader(twin.spec, 1.0), "cpu", observers=[writer])
-    beside = evaluate_policy(collector, 8, Seeds(1))
-    assert [e.length for e in alone] == [e.length for e in beside]
-    assert [e.returns.tolist() for e in alone] == [e.returns.tolist() for e in beside]
+    observing = evaluate_policy(collector, 8, Seeds(1))
+    assert [e.length for e in plain] == [e.length for e in observing]
+    assert [e.returns.tolist() for e in plain] == [e.returns.tolist() for e in observing]
 
 
-def test_texts_are_asked_for_even_if_the_player_reads_none():
+def test_texts_are_requested_for_recording():
     class Blind(Reader):
         def act(self, observation, state=None, generator=None, greedy=False):
             assert list(observation) == ["vector"]
@@ -88,7 +88,7 @@ def test_texts_are_asked_for_even_if_the_player_reads_none():
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_keeps_the_same_steps(tmp_path, monkeypatch):
+def test_sigkill_resumes_with_equal_steps(tmp_path, monkeypatch):
     """A stop in the middle of a wave; the files of the whole run are equal."""
     from llmrl.rollout import trajectory_writers
     from llmrl.run.run import Run
@@ -110,30 +110,35 @@ def test_a_killed_and_resumed_run_keeps_the_same_steps(tmp_path, monkeypatch):
             with pytest.raises((KeyboardInterrupt, Stopped)):
                 run_experiment(config(tmp_path / "cut", *options, learns=False), [])
     run_experiment(config(tmp_path / "cut", *options, learns=False), [])
-    whole, cut = (files(only_run_folder(tmp_path / name)) for name in ("whole", "cut"))
-    assert [f.name for f in whole] == [f.name for f in cut] and len(whole) > 1
-    assert [f.read_bytes() for f in whole] == [f.read_bytes() for f in cut]
-    found = read(only_run_folder(tmp_path / "cut"))
-    check_rows(found)
-    assert list(dict.fromkeys(found.episode)) == list(range(8))
+    reference, interrupted = (files(only_run_folder(tmp_path / name)) for name in ("whole", "cut"))
+    assert [f.name for f in reference] == [f.name for f in interrupted] and len(reference) > 1
+    assert [f.read_bytes() for f in reference] == [f.read_bytes() for f in interrupted]
+    steps = read(only_run_folder(tmp_path / "cut"))
+    check_rows(steps)
+    assert list(dict.fromkeys(steps.episode)) == list(range(8))
 
 
-def test_every_second_rollout_of_a_learner_is_kept(tmp_path):
-    options = ["learn.env_steps=60", "learn.rollout_steps=4", "learn.trajectories_every=2", "learn.evaluate_every=2"]
+def test_recording_interval_for_learner(tmp_path):
+    options = [
+        "learn.env_steps=60",
+        "learn.rollout_steps=4",
+        "learn.trajectory_interval=2",
+        "learn.evaluation_interval=2",
+    ]
     run_experiment(config(tmp_path, *options), [])
     folder = only_run_folder(tmp_path)
     assert [f.name for f in files(folder)] == ["2.npz", "4.npz"]
-    found = read(folder)
-    assert len(found) == 2 * 4 * 3
-    check_rows(found)
-    assert found.log_prob.max() <= 0 and not np.isnan(found.log_prob).any()
+    steps = read(folder)
+    assert len(steps) == 2 * 4 * 3
+    check_rows(steps)
+    assert steps.log_prob.max() <= 0 and not np.isnan(steps.log_prob).any()
     # The second evaluation starts new episodes, so none of file 2 goes on in file 4.
     assert not set(read(folder / "trajectories" / "2.npz").episode) & set(
         read(folder / "trajectories" / "4.npz").episode
     )
 
 
-def test_episodes_of_rollouts_are_numbered_across_files(tmp_path):
+def test_rollout_episode_ids_continue_across_files(tmp_path):
     env = Errands(Seeds(0), n_envs=5)
     collector = Collector(env, Reader(env.spec, 0.1), "cpu")
     collector.reset(3)
@@ -148,44 +153,44 @@ def test_episodes_of_rollouts_are_numbered_across_files(tmp_path):
             state = recorder.state_dict()
             recorder = RolloutWriter(env, 1)
             recorder.open(tmp_path, 2, state)
-    found = read(tmp_path)
-    check_rows(found)
-    over = found.terminated | found.truncated
-    assert over.sum() == len(ends)
-    told = [
+    steps = read(tmp_path)
+    check_rows(steps)
+    done = steps.terminated | steps.truncated
+    assert done.sum() == len(ends)
+    lengths = [
         (int(g), int(s) + 1, float(x))
-        for g, s, x in zip(found.game[over], found.step[over], found.success[over], strict=True)
+        for g, s, x in zip(steps.game[done], steps.step[done], steps.success[done], strict=True)
     ]
-    assert told == ends
-    for number in np.unique(found.episode):
-        own = found.rows(found.episode == number)
-        order = np.argsort(own.step)
-        assert own.step[order].tolist() == list(range(len(own))) and len(set(own.mission)) == 1
+    assert lengths == ends
+    for number in np.unique(steps.episode):
+        rows = steps.rows(steps.episode == number)
+        order = np.argsort(rows.step)
+        assert rows.step[order].tolist() == list(range(len(rows))) and len(set(rows.mission)) == 1
         # Known in all rows, or, of an episode that is not over, in none.
-        assert np.isnan(own.success).all() != (own.terminated | own.truncated).any()
+        assert np.isnan(rows.success).all() != (rows.terminated | rows.truncated).any()
 
 
-def test_damaged_files_are_named(tmp_path):
-    with pytest.raises(RunFolderError, match="has no trajectories"):
+def test_damaged_files_are_reported(tmp_path):
+    with pytest.raises(RunFolderError, match="trajectories"):
         read(tmp_path)
     env = Errands(Seeds(0))
-    played = PlayedEpisodes(env.spec)
-    played.open(tmp_path)
-    writer = TrajectoryWriter(env, "prompt", played)
+    recorder = PlayedEpisodes(env.spec)
+    recorder.open(tmp_path)
+    writer = TrajectoryWriter(env, "prompt", recorder)
     evaluate_policy(Collector(env, Reader(env.spec, 1.0), "cpu", observers=[writer]), 4, Seeds(1))
-    state = played.state_dict()
+    state = recorder.state_dict()
     writer.close()
     path = tmp_path / "trajectories" / "0.npz"
     content = path.read_bytes()
-    for damaged in (content[:100], b"", b"no archive"):
-        path.write_bytes(damaged)
-        with pytest.raises(RunFolderError, match=r"0\.npz cannot be read"):
+    for corrupt in (content[:100], b"", b"no archive"):
+        path.write_bytes(corrupt)
+        with pytest.raises(RunFolderError, match=r"0\.npz"):
             read(path)
     np.savez(path, format=np.array(1), prompt=np.zeros(3))
-    with pytest.raises(RunFolderError, match=r"0\.npz is no file of trajectories: it has no array 'prompts'"):
+    with pytest.raises(RunFolderError, match=r"0.*'prompts'"):
         read(path)
     np.savez(path, prompt=np.array([{}], dtype=object))
-    with pytest.raises(RunFolderError, match=r"0\.npz cannot be read"):
+    with pytest.raises(RunFolderError, match=r"0\.npz"):
         read(path)
     # What was written after the checkpoint goes; what was there before must be there.
     PlayedEpisodes(env.spec).open(tmp_path, state)

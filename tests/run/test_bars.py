@@ -1,4 +1,4 @@
-"""What a terminal shows of runs: bars with the objective and the last proposal, a table of a sweep's runs below."""
+"""Terminal output of runs: bars with the objective and the last proposal, and below a table of the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from llmrl.analysis.runs import read_runs
+from llmrl.results.run_records import read_runs
 from llmrl.run.bars import Bars
-from llmrl.run.progress_bar import ProgressBar, shortened
+from llmrl.run.progress_bar import ProgressBar, shorten
 from llmrl.run.progress_rows import RowsDisplay
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
@@ -21,8 +21,8 @@ from llmrl.sweeps.watch import COLUMNS, rows, summary
 from run_folders import write_run
 
 
-def shown(bars: Bars, width: int = 110) -> str:
-    """What is drawn, as text."""
+def render(bars: Bars, width: int = 110) -> str:
+    """Return the bars as text."""
     console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True)
     for part in bars.get_renderables():
         console.print(part)
@@ -36,34 +36,34 @@ def running(tmp_path: Path):
         write_run(
             tmp_path, "toy", ["env=toy", f"principal={name}"], seed, [1.0, 2.0], cost=0.25 if name == "llm" else 0
         )
-    told = [Numbers(10 * k, 100, "steps", 2.0, 60.0 * k, 7.5 + k, f"clean: {k}, eat: 0.5") for k in range(3)]
-    found = sorted(read_runs(tmp_path), key=lambda record: record.seed)
-    return [replace(r, state="running", result=None, progress=n) for r, n in zip(found, told, strict=True)]
+    numbers = [Numbers(10 * k, 100, "steps", 2.0, 60.0 * k, 7.5 + k, f"clean: {k}, eat: 0.5") for k in range(3)]
+    records = sorted(read_runs(tmp_path), key=lambda record: record.seed)
+    return [replace(r, state="running", result=None, progress=n) for r, n in zip(records, numbers, strict=True)]
 
 
-def test_a_run_s_own_bar_has_the_objective_and_what_was_proposed_last(monkeypatch):
+def test_run_bar_shows_objective_with_proposal(monkeypatch):
     monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
     with ProgressBar(100, "steps", "design", terminal=True) as progress:
         progress.update(40)
         progress.tell(-3.25, "eat: 2.3, clean: 3")
         assert progress._bar is not None
-        said = shown(progress._bar)
-        assert "design" in said and "40/100" in said and "objective -3.25 with eat: 2.3, clean: 3" in said
+        text = render(progress._bar)
+        assert "design" in text and "40/100" in text and "objective -3.25 with eat: 2.3, clean: 3" in text
         progress.tell(17.0)
-        assert "return 17" in shown(progress._bar) and "with" not in shown(progress._bar)
+        assert "return 17" in render(progress._bar) and "with" not in render(progress._bar)
 
 
-def test_markup_and_commands_of_terminals_are_shown_as_text(monkeypatch):
+def test_markup_is_shown_as_text(monkeypatch):
     monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
     with ProgressBar(2, "steps", "design", terminal=True) as progress:
         progress.tell(1.0, "[red]x\x1b[2J")
         assert progress._bar is not None
         progress.table(("run",), [["[bold]y\x1b]0;z"]])
-        said = shown(progress._bar)
-    assert "[red]x" in said and "[bold]y" in said and "\x1b" not in said
+        text = render(progress._bar)
+    assert "[red]x" in text and "[bold]y" in text and "\x1b" not in text
 
 
-def test_without_a_terminal_a_line_says_the_same(caplog):
+def test_line_replaces_bar_in_pipe(caplog):
     with caplog.at_level(logging.INFO), ProgressBar(10, "steps", "design", terminal=False) as progress:
         progress.tell(0.5, "a: 1")
         assert str(progress).startswith("design 0/10 steps (0.0%)") and str(progress).endswith(
@@ -73,29 +73,32 @@ def test_without_a_terminal_a_line_says_the_same(caplog):
         assert caplog.messages[-1].endswith("; 3 running")
 
 
-def test_others_read_it_from_the_status(tmp_path):
+def test_status_contains_progress(tmp_path):
     status = Status()
     with ProgressBar(
         10, "steps", "design", report=lambda n: setattr(status, "progress", n), terminal=False
     ) as progress:
         progress.tell(2.0, "a: 1")
     status.write(tmp_path)
-    found = read_status(tmp_path)
-    assert found is not None and (found.progress.value, found.progress.proposed) == (2.0, "a: 1")
+    stored_status = read_status(tmp_path)
+    assert stored_status is not None and (stored_status.progress.value, stored_status.progress.proposed) == (
+        2.0,
+        "a: 1",
+    )
 
 
-def test_hundreds_of_numbers_are_cut():
-    assert shortened("x" * 500, 80) == "x" * 79 + "…" and shortened("short") == "short"
+def test_long_vectors_are_truncated():
+    assert shorten("x" * 500, 80) == "x" * 79 + "…" and shorten("short") == "short"
 
 
-def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(running):
+def test_sweep_table_lists_runs(running):
     table = rows(running)
     assert [row[1] for row in table] == ["2", "1", "0"], "those that take longest first"
     assert table[0] == ["principal=llm", "2", "-", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
     bars = Bars(Console(file=io.StringIO()))
     bars.add_task("sweep", total=3, completed=1, unit="runs", speed="", news="")
     bars.show_below(COLUMNS, table)
-    lines = shown(bars).splitlines()
+    lines = render(bars).splitlines()
     assert "sweep" in lines[0] and lines[1].split() == [
         "run",
         "seed",
@@ -109,42 +112,42 @@ def test_a_sweep_shows_each_run_with_step_objective_proposal_money_and_time(runn
     ]
     assert len(lines) == 5 and "clean: 2, eat: 0.5" in lines[2]
     assert max(map(len, lines)) <= 110
-    narrow = shown(bars, 60).splitlines()
+    narrow = render(bars, 60).splitlines()
     assert max(map(len, narrow)) <= 60
 
 
-def test_a_terminal_does_not_scroll_for_a_hundred_runs():
+def test_terminal_does_not_scroll_for_100_runs():
     bars = Bars(Console(file=io.StringIO()))
     bars.show_below(("run",), [[f"run {i}"] for i in range(100)])
-    lines = shown(bars).splitlines()
+    lines = render(bars).splitlines()
     assert len(lines) == 14 and "and 88 more" in lines[-1]
     bars.show_below((), [])
-    assert not shown(bars).strip()
+    assert not render(bars).strip()
 
 
-def test_the_line_of_a_sweep_has_the_last_proposal(running):
+def test_sweep_line_has_last_proposal(running):
     assert "seed 2 20% at 9.5 with clean: 2, eat: 0.5, 2:00 left" in summary(running)
 
 
-def test_rows_of_one_process_take_turns_in_the_line(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+def test_packed_runs_rotate_in_line(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with RowsDisplay(2, every_s=0.0, terminal=False) as display:
         for _ in range(2):
             display.tell("first", Numbers(1, 10, value=1.0, proposed="a: 1"))
             display.tell("second", Numbers(1, 10, value=2.0, proposed="a: 2"))
-    lines = said.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
     assert any("first: objective 1 with a: 1" in line for line in lines)
     assert any("second: objective 2 with a: 2" in line for line in lines)
 
 
-def test_runs_that_need_another_one_are_named_by_stage(monkeypatch):
+def test_dependent_runs_show_stage(monkeypatch):
     """Their progress is that of the needed run, and does not count as theirs."""
-    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with RowsDisplay(2, every_s=0.0, terminal=False) as display:
         display.tell("first", Numbers(9, 10), stage="pre-training")
         display.tell("second", Numbers(1, 10))
         display.tell("first", Numbers(3, 10))
-    lines = said.getvalue().splitlines()
+    lines = stream.getvalue().splitlines()
     assert lines[0].startswith("0 of 2 runs") and "pre-training 90%" in lines[0]
     assert "10.0%" in lines[1] and "pre-training 90%" in lines[1]
     assert "20.0%" in lines[2] and "pre-training" not in lines[2]

@@ -26,14 +26,15 @@ REASONS = {
     "hydra": "configures the launcher",
     "observers": "read rollouts, and cannot change them",
     "report": "configures the presentation of results",
+    "regime_name": "is the name of an option; its values are other keys",
     "prompts": "is a path; `prompts_digest` covers the content",
     "play.videos": "selects what is recorded of episodes",
     "play.records": "selects what is recorded of episodes",
     "play.fps": "sets the speed of videos",
     "play.trajectories": "selects what is recorded of episodes",
-    "learn.trajectories_every": "selects what is recorded of rollouts",
+    "learn.trajectory_interval": "selects what is recorded of rollouts",
     "learn.probes": "are queried without learning, with random numbers of their own",
-    "learn.probe_every": "are queried without learning, with random numbers of their own",
+    "learn.probe_interval": "are queried without learning, with random numbers of their own",
     "llm.cache": "a cached reply is the reply of the same request",
     "llm.cache_dir": "says where the cache is",
     "llm.retry": "repeats a request; whether a run goes on without the reply is up to `llm.failures`",
@@ -48,10 +49,10 @@ REASONS = {
 }
 """Why each excluded key cannot change results. A key is excluded only with a reason."""
 
-OTHER = "another value"
+SECOND_NAME = "another value"
 
 
-def test_every_excluded_key_has_a_reason() -> None:
+def test_excluded_keys_have_reasons() -> None:
     assert set(EXCLUDED) == set(REASONS) and len(set(EXCLUDED)) == len(EXCLUDED)
 
 
@@ -66,7 +67,7 @@ def leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 def changed(node: Mapping[str, Any], path: str) -> dict[str, Any]:
     key, _, rest = path.partition(".")
-    return {**node, key: changed(node[key], rest) if rest else OTHER}
+    return {**node, key: changed(node[key], rest) if rest else SECOND_NAME}
 
 
 @pytest.mark.parametrize(
@@ -77,14 +78,14 @@ def changed(node: Mapping[str, Any], path: str) -> dict[str, Any]:
         ("finetune", ()),
     ],
 )
-def test_every_key_of_a_config_is_hashed_or_has_a_reason(primary: str, overrides: tuple[str, ...]) -> None:
+def test_config_keys_are_hashed_or_excluded(primary: str, overrides: tuple[str, ...]) -> None:
     config = compose(*overrides, primary=primary)
     digest = config_hash(config)
     ignored = {path for path in leaves(config) if config_hash(changed(config, path)) == digest}
     assert ignored == {path for path in leaves(config) if path in REASONS} and len(ignored) >= 10
 
 
-def test_the_reaction_to_failed_calls_is_hashed() -> None:
+def test_failure_reaction_is_hashed() -> None:
     """With `fall_back` a run goes on without the replies that failed, and so may have other results."""
     model = ("env=escape_room", "principal=llm", "llm=scripted")
     hashes = {config_hash(compose(*model, f"llm.failures={value}")) for value in ("stop", "fall_back")}

@@ -16,8 +16,21 @@ from some import some
 from stalling import STALLED_S, Stall, impatient
 
 ROOMS = ("env=escape_room", "env.n_envs=4")
-LEARN = (*ROOMS, "learn.rollout_steps=5", "learn.env_steps=400", "learn.evaluate_episodes=40", "learn.evaluate_every=4")
-DESIGN = (*ROOMS, "principal=random", "design.steps=3", "design.adapt_rounds=2", "design.validate_episodes=4")
+LEARN = (
+    *ROOMS,
+    "learn.rollout_steps=5",
+    "learn.env_steps=400",
+    "learn.evaluate_episodes=40",
+    "learn.evaluation_interval=4",
+)
+DESIGN = (
+    *ROOMS,
+    "principal=random",
+    "design.evaluations=1",
+    "design.steps=3",
+    "design.adapt_rounds=2",
+    "design.validate_episodes=4",
+)
 GP = (*DESIGN, "principal=gp", "principal.initial=2")
 PLAY = (*ROOMS, "agent=random", "play.episodes=12")
 SEARCH = ("env=cartpole", "agent=linear", "principal=random", "search.iterations=3", "search.candidates=2")
@@ -31,7 +44,7 @@ STALLS = {
     "learn, one step of a game": (LEARN, ROOM, "step", 30, True),
     "learn, an update": (LEARN, STEP, "step", 12, False),
     "learn, an evaluation": (LEARN, ROOM, "step", 22, False),
-    "learn, the last evaluation": ((*LEARN, "learn.evaluate_every=0"), ROOM, "step", 101, False),
+    "learn, the last evaluation": ((*LEARN, "learn.evaluation_interval=0"), ROOM, "step", 101, False),
     "learn, a build": (LEARN, ROOM, "__init__", 0, True),
     "learn, what is written at the end": (LEARN, "llmrl.loops.learn", "write_results", 0, True),
     "design, an update": (DESIGN, STACKED, "step", 2, False),
@@ -61,23 +74,23 @@ def located(path):
 
 
 def all_metrics(root):
-    """Of a run, and of those that it needed."""
-    found = {path.parent.relative_to(root): comparable_metrics(path.parent) for path in root.rglob("metrics.jsonl")}
-    assert found
-    return found
+    """Return the metrics of a run and of the runs that it depends on."""
+    metrics = {path.parent.relative_to(root): comparable_metrics(path.parent) for path in root.rglob("metrics.jsonl")}
+    assert metrics
+    return metrics
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", some(ESSENTIAL, STALLS))
-def test_a_run_that_stalls_ends_when_it_is_told_to_and_loses_nothing(tmp_path, monkeypatch, case):
-    overrides, owner, method, at, whole = STALLS[case]
+def test_stalling_run_stops_with_full_state(tmp_path, monkeypatch, case):
+    overrides, owner, method, at, full_stall = STALLS[case]
     with monkeypatch.context() as patch:
         impatient(patch)
-        stall = Stall(patch, located(owner), method, at, whole)
-        with pytest.raises(Stopped) as ended:
+        stall = Stall(patch, located(owner), method, at, full_stall)
+        with pytest.raises(Stopped) as stop:
             run(*overrides, f"output_root={tmp_path / 'stopped'}")
-        assert time.monotonic() - stall.signalled < STALLED_S / 2
-    assert ended.value.exit_code == 128 + signal.SIGTERM
+        assert time.monotonic() - stall.signaled < STALLED_S / 2
+    assert stop.value.exit_code == 128 + signal.SIGTERM
     folders = [path.parent for path in (tmp_path / "stopped").rglob("status.json")]
     assert {read_status(folder).state for folder in folders} == {"preempted"}
     assert not [folder for folder in folders if read_owner(folder)]
@@ -86,27 +99,27 @@ def test_a_run_that_stalls_ends_when_it_is_told_to_and_loses_nothing(tmp_path, m
     assert all_metrics(tmp_path / "stopped") == all_metrics(tmp_path / "whole")
 
 
-ASKED = {
+LLM_OVERRIDES = {
     "a principal": (*DESIGN, "principal=llm"),
     "a player": ("env=nim", "env.n_envs=2", "agent=llm_player", "play.episodes=4", "env.horizon=6"),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ASKED)
-def test_what_is_before_a_reply_of_a_model_in_this_process_is_saved_though_ways_are_short(tmp_path, monkeypatch, who):
-    overrides = (*ASKED[who], "llm=scripted", "checkpoint_seconds=1000")
+@pytest.mark.parametrize("player", LLM_OVERRIDES)
+def test_state_is_saved_ahead_of_local_reply(tmp_path, monkeypatch, player):
+    overrides = (*LLM_OVERRIDES[player], "llm=scripted", "checkpoint_seconds=1000")
     with monkeypatch.context() as patch:
         impatient(patch)
         stall = Stall(patch, ScriptedChat, "complete", at=1, whole=True)
         with pytest.raises(Stopped, match="everything is saved"):
             run(*overrides, f"output_root={tmp_path / 'stopped'}")
-        assert time.monotonic() - stall.signalled < STALLED_S / 2
+        assert time.monotonic() - stall.signaled < STALLED_S / 2
     assert saved_state(only_run_folder(tmp_path / "stopped"))[0] > 0
     run(*overrides, f"output_root={tmp_path / 'stopped'}")
     run(*overrides, f"output_root={tmp_path / 'whole'}")
-    one, two = (
-        [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+    first, two = (
+        [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
         for folder in (only_run_folder(tmp_path / name) for name in ("stopped", "whole"))
     )
-    assert one == two
+    assert first == two

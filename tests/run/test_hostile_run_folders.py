@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.analysis.runs import read_run
 from llmrl.core.errors import LlmrlError, RunFolderError
 from llmrl.llms.call_log import CallLog
+from llmrl.results.run_records import read_run
 from llmrl.run.artifacts import read_config
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.files import read_lines
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog, read_metrics
@@ -29,13 +30,13 @@ QUEUED = json.dumps(asdict(Queued("", 0, "", "m", 1, "1", "h", "s", "", "", "", 
 FOLDERS = ("checkpoints", "episodes", "trajectories", "sources", "loggers", "llm_images", "backup.partial")
 
 
-def opened(root: Path, **options: bool) -> Run:
-    return Run.open(root, "toys", CONFIG, checkpoint_every_s=0.0, **options)
+def open_run(root: Path, **options: bool) -> Run:
+    return Run.open(root, "toys", CONFIG, options=RunOptions(checkpoint_every_s=0.0, **options))
 
 
 def interrupted(root: Path) -> Path:
-    """A run that has stopped after its first checkpoint."""
-    with contextlib.suppress(KeyboardInterrupt), opened(root) as run:
+    """Return a run that has stopped after its first checkpoint."""
+    with contextlib.suppress(KeyboardInterrupt), open_run(root) as run:
         run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         run.checkpoint(1, {"i": 1})
         raise KeyboardInterrupt
@@ -49,7 +50,7 @@ def contents(folder: Path) -> dict[str, str | None]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A folder outside the run folder, with files that a run would remove, move or write to."""
+    """Return a folder outside the run folder, with files that a run would remove, move or write to."""
     folder = tmp_path / "precious"
     for name in ("file", "checkpoint_000000009.pt", ".checkpoint_1.tmp", "7.npz", "3/frames/000000.png", "wandb/file"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ def precious(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("rerun", [False, True], ids=["resume", "rerun"])
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_a_resumed_run_changes_nothing_behind_a_link(tmp_path: Path, precious: Path, name: str, rerun: bool) -> None:
+def test_resume_ignores_link_targets(tmp_path: Path, precious: Path, name: str, rerun: bool) -> None:
     folder = interrupted(tmp_path / "outputs")
     path = folder / name
     if path.exists():
@@ -67,24 +68,24 @@ def test_a_resumed_run_changes_nothing_behind_a_link(tmp_path: Path, precious: P
     if name in FILES:
         shutil.rmtree(folder / "checkpoints")  # such a file is emptied, where one of a checkpoint is compared with it
     path.symlink_to(precious if name in FOLDERS else precious / "file")
-    before = contents(precious)
-    with contextlib.suppress(LlmrlError), opened(tmp_path / "outputs", rerun=rerun) as run:
+    initial = contents(precious)
+    with contextlib.suppress(LlmrlError), open_run(tmp_path / "outputs", rerun=rerun) as run:
         EventFile(run.folder, 0.0).close()
         TrainingEpisodes(run.folder, 1, None, []).close()
         run.checkpoint(2, {"i": 2})
         run.result = 1.0
-    assert contents(precious) == before
+    assert contents(precious) == initial
     assert rerun or path.is_symlink()
 
 
 @pytest.mark.parametrize("name", [*FILES, *FOLDERS])
-def test_a_link_ends_a_resume_with_an_error_that_names_it(tmp_path: Path, precious: Path, name: str) -> None:
+def test_resume_raises_on_link(tmp_path: Path, precious: Path, name: str) -> None:
     folder = interrupted(tmp_path / "outputs")
     if (folder / name).exists():
         (folder / name).rename(tmp_path / "moved")
     (folder / name).symlink_to(precious)
     with pytest.raises(RunFolderError) as error:
-        opened(tmp_path / "outputs", rerun=name == "backup.partial")
+        open_run(tmp_path / "outputs", rerun=name == "backup.partial")
     assert name in str(error.value)
 
 
@@ -105,7 +106,7 @@ READERS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_each_writer_refuses_a_link_by_itself(tmp_path: Path, precious: Path, name: str) -> None:
+def test_writers_reject_links(tmp_path: Path, precious: Path, name: str) -> None:
     """A link that appears after the run folder was searched is not followed either."""
     (tmp_path / name).symlink_to(precious / "file")
     with pytest.raises(RunFolderError):
@@ -114,7 +115,7 @@ def test_each_writer_refuses_a_link_by_itself(tmp_path: Path, precious: Path, na
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_each_reader_refuses_a_link(tmp_path: Path, name: str) -> None:
+def test_readers_reject_links(tmp_path: Path, name: str) -> None:
     content, read = READERS[name]
     (tmp_path / "outside").write_bytes(content)
     (tmp_path / name).symlink_to("outside")
@@ -123,48 +124,48 @@ def test_each_reader_refuses_a_link(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("level", ["run", "seed"])
-def test_a_run_folder_that_is_a_link_is_refused(tmp_path: Path, precious: Path, level: str) -> None:
+def test_linked_run_folder_raises(tmp_path: Path, precious: Path, level: str) -> None:
     folder = interrupted(tmp_path / "outputs")
     (precious / "s0").mkdir()
     path = folder if level == "seed" else folder.parent
     path.rename(tmp_path / "moved")
     path.symlink_to(precious / "s0" if level == "seed" else precious)
-    before = contents(precious)
+    initial = contents(precious)
     for rerun in (False, True):
         with pytest.raises(RunFolderError):
-            opened(tmp_path / "outputs", rerun=rerun)
-    assert contents(precious) == before
+            open_run(tmp_path / "outputs", rerun=rerun)
+    assert contents(precious) == initial
 
 
-def test_a_checkpoint_behind_a_link_is_not_read(tmp_path: Path) -> None:
+def test_checkpoint_link_is_not_loaded(tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "outputs")
     [checkpoint] = (folder / "checkpoints").iterdir()
     checkpoint.rename(tmp_path / "outside.pt")
     checkpoint.symlink_to(tmp_path / "outside.pt")
     with pytest.raises(LlmrlError):
-        opened(tmp_path / "outputs")
+        open_run(tmp_path / "outputs")
 
 
-def test_links_in_backups_and_in_folders_of_sinks_are_left_alone(tmp_path: Path, precious: Path) -> None:
+def test_links_in_backups_are_ignored(tmp_path: Path, precious: Path) -> None:
     folder = interrupted(tmp_path / "outputs")
     for place in ("backup_1", "loggers/wandb"):
         (folder / place).mkdir(parents=True)
         (folder / place / "latest").symlink_to(precious)
-    with opened(tmp_path / "outputs") as run:
+    with open_run(tmp_path / "outputs") as run:
         assert run.state == "resumed"
 
 
-def test_a_run_that_was_not_computed_is_not_finished(tmp_path: Path) -> None:
+def test_unverified_run_is_not_finished(tmp_path: Path) -> None:
     folder = interrupted(tmp_path / "outputs")
     status = json.loads((folder / "status.json").read_text())
     (folder / "status.json").write_text(json.dumps({**status, "state": "finished", "result": 99.0}))
     assert read_run(folder).state == "unreadable"
     with pytest.raises(RunFolderError):
-        opened(tmp_path / "outputs")
+        open_run(tmp_path / "outputs")
     (folder / "status.json").unlink()
-    with opened(tmp_path / "outputs") as run:
+    with open_run(tmp_path / "outputs") as run:
         assert run.state == "resumed"
         run.result = 2.0
     assert read_run(folder).state == "finished"
-    with opened(tmp_path / "outputs") as run:
+    with open_run(tmp_path / "outputs") as run:
         assert run.finished and run.result == 2.0

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from llmrl.core.errors import RunFolderError
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.line_file import LineFile
 from llmrl.run.run import Run
 from llmrl.run.status import Status, read_status
@@ -22,7 +23,7 @@ def removed(path: Path) -> None:
     path.unlink()
 
 
-def moved(path: Path) -> None:
+def move_file(path: Path) -> None:
     path.rename(path.with_name("elsewhere.jsonl"))
 
 
@@ -30,11 +31,11 @@ def emptied(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
-def copied_over(path: Path) -> None:
+def copy_file(path: Path) -> None:
     content = path.read_bytes()
     path.unlink()
     path.write_bytes(content)
@@ -45,13 +46,13 @@ def added_to(path: Path) -> None:
         file.write(b"{}\n")
 
 
-MEDDLING = [removed, moved, emptied, cut, copied_over, added_to]
+MEDDLING = [removed, move_file, emptied, truncate, copy_file, added_to]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("meddle", MEDDLING)
 @pytest.mark.parametrize("late", [True, False], ids=["at the end", "at a safe point"])
-def test_a_run_whose_metrics_are_gone_has_failed(tmp_path: Path, meddle: Callable[[Path], None], late: bool) -> None:
+def test_missing_metrics_fail_run(tmp_path: Path, meddle: Callable[[Path], None], late: bool) -> None:
     with pytest.raises(RunFolderError, match=r"metrics\.jsonl .*rerun=true"), Run.open(tmp_path, "toys", {}) as run:
         run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         run.safe_point(1, dict)
@@ -60,16 +61,16 @@ def test_a_run_whose_metrics_are_gone_has_failed(tmp_path: Path, meddle: Callabl
             run.safe_point(2, dict)
             pytest.fail("the run went on")
         run.result = 1.0
-    found = read_status(run.folder)
-    assert found is not None and found.state == "failed" and "while the run went on" in found.error
-    with Run.open(tmp_path, "toys", {}, rerun=True) as again:
-        again.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
-        again.safe_point(1, dict)
-    found = read_status(run.folder)
-    assert found is not None and found.state == "finished"
+    status = read_status(run.folder)
+    assert status is not None and status.state == "failed" and "during the run" in status.error
+    with Run.open(tmp_path, "toys", {}, options=RunOptions(rerun=True)) as second_run:
+        second_run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
+        second_run.safe_point(1, dict)
+    status = read_status(run.folder)
+    assert status is not None and status.state == "finished"
 
 
-def test_a_file_that_nobody_touches_is_believed(tmp_path: Path) -> None:
+def test_untouched_file_is_trusted(tmp_path: Path) -> None:
     lines, positions = LineFile(tmp_path / "lines"), []
     for i in range(3):
         lines.write([str(i), "é" * i])
@@ -77,42 +78,42 @@ def test_a_file_that_nobody_touches_is_believed(tmp_path: Path) -> None:
         assert positions[-1]["lines"] == 2 * (i + 1)
     lines.write(["lost"])
     lines.close()
-    again = LineFile(tmp_path / "lines", positions[1])
-    again.check()
-    assert again.position() == positions[1]
-    again.write(["x"])
-    assert again.position()["lines"] == 5
+    reopened = LineFile(tmp_path / "lines", positions[1])
+    reopened.check()
+    assert reopened.position() == positions[1]
+    reopened.write(["x"])
+    assert reopened.position()["lines"] == 5
     assert (tmp_path / "lines").read_text() == "0\n\n1\né\nx\n"
 
 
 @settings(max_examples=50)
 @given(
     lines=st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"])), min_size=1),
-    later=st.lists(st.just("later")),
+    appended=st.lists(st.just("later")),
     data=st.data(),
 )
-def test_a_changed_byte_before_the_checkpoint_is_rejected(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str], later: list[str], data: st.DataObject
+def test_change_preceding_checkpoint_raises(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], appended: list[str], data: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("changed") / "lines"
     file = LineFile(path)
     for line in lines:
         file.write([line])
     position = file.position()
-    file.write(later)
+    file.write(appended)
     file.close()
     content = path.read_bytes()
     at = data.draw(st.integers(0, len(content) - 1))
     changed = content[:at] + bytes([content[at] ^ data.draw(st.integers(1, 255))]) + content[at + 1 :]
     path.write_bytes(changed)
-    if at < len(content) - len("later\n") * len(later):
+    if at < len(content) - len("later\n") * len(appended):
         with pytest.raises(RunFolderError):
             LineFile(path, position)
         assert path.read_bytes() == changed
     else:
-        again = LineFile(path, position)
-        assert again.position() == position
-        again.close()
+        reopened = LineFile(path, position)
+        assert reopened.position() == position
+        reopened.close()
         assert path.read_bytes() == "".join(f"{line}\n" for line in lines).encode()
 
 
@@ -125,54 +126,50 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("record", RECORDS)
-def test_a_resume_rejects_a_record_that_was_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str
-) -> None:
+def test_resume_rejects_changed_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
     def fail(run: Run) -> None:
         raise RuntimeError("before the end")
 
     overrides = (*RECORDS[record], f"output_root={tmp_path}", "checkpoint_seconds=0")
     with monkeypatch.context() as patch:
         patch.setattr(Run, "_finish", fail)
-        with pytest.raises(RuntimeError, match="before the end"):
+        with pytest.raises(RuntimeError, match="the end"):
             run(*overrides)
     path = only_run_folder(tmp_path) / record
-    written = path.read_bytes()
-    digit = re.search(rb"\d", written)
+    content = path.read_bytes()
+    digit = re.search(rb"\d", content)
     assert digit is not None
-    path.write_bytes(written.replace(digit[0], b"%d" % (9 - int(digit[0])), 1))
+    path.write_bytes(content.replace(digit[0], b"%d" % (9 - int(digit[0])), 1))
     with pytest.raises(RunFolderError, match=re.escape(record)):
         run(*overrides)
-    path.write_bytes(written)
+    path.write_bytes(content)
     assert run(*overrides) is not None
 
 
-def test_the_folder_of_a_run_that_is_removed_is_told(tmp_path: Path) -> None:
+def test_missing_run_folder_is_reported(tmp_path: Path) -> None:
     import shutil
 
-    with pytest.raises(RunFolderError, match="has been removed"), Run.open(tmp_path, "toys", {}) as run:
+    with pytest.raises(RunFolderError, match="removed"), Run.open(tmp_path, "toys", {}) as run:
         shutil.rmtree(run.folder)
         run.checkpoint(1, {})
 
 
-def test_the_status_and_its_name_are_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_is_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The content before it takes its name, the name before anybody is told that the run has finished."""
-    synced: list[tuple[str, bool]] = []
+    sync_calls: list[tuple[str, bool]] = []
     fsync = os.fsync
 
     def spy(descriptor: int) -> None:
         fsync(descriptor)
-        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, (tmp_path / "status.json").exists()))
+        sync_calls.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, (tmp_path / "status.json").exists()))
 
     monkeypatch.setattr(os, "fsync", spy)
     Status("finished").write(tmp_path)
-    assert [name.startswith(".status.json") for name, _ in synced] == [True, False]
-    assert synced[1] == (tmp_path.name, True) and not synced[0][1]
+    assert [name.startswith(".status.json") for name, _ in sync_calls] == [True, False]
+    assert sync_calls[1] == (tmp_path.name, True) and not sync_calls[0][1]
 
 
-def test_metrics_are_on_the_disk_before_a_run_counts_as_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_are_synced_prior_to_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states: list[str] = []
     fsync = os.fsync
 

@@ -22,8 +22,6 @@ from llmrl.core.terminal import GuardedStream
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.client import ChatClient
-from llmrl.llms.litellm_chat import LiteLLMChat
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import write_atomic, write_json
 from llmrl.run.folder import run_label
@@ -31,7 +29,7 @@ from llmrl.run.line_file import LineFile
 from llmrl.run.log_file import LogFile
 from llmrl.run.run import Run
 from llmrl.run.tensorboard_file import EventFile, hyperparameters_of
-from models import Echo, ask
+from models import Echo, ask, litellm_model, openai_model
 
 SECRET = "correcthorsebattery"
 GAME = (
@@ -49,15 +47,15 @@ GAME = (
 
 @pytest.fixture
 def secret(monkeypatch):
-    """A secret in the environment, under the name that keys have."""
+    """Return a secret in the environment, under the name that keys have."""
     monkeypatch.setenv("SOME_API_KEY", SECRET)
     return SECRET
 
 
 def leaks(folder):
-    """The files below a folder, and their names, that hold the secret."""
-    found = [path for path in folder.rglob("*") if SECRET in path.name]
-    return found + [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    """Return the files below a folder, and their names, that hold the secret."""
+    paths = [path for path in folder.rglob("*") if SECRET in path.name]
+    return paths + [path for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
 def main(module, *arguments, cwd, **environment):
@@ -83,7 +81,7 @@ class TestSinks:
         assert lines.position()["lines"] == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{MARK}"}}\n2\n'
         assert leaks(tmp_path) == []
 
-    def test_log_and_its_tracebacks(self, tmp_path, secret):
+    def test_log_tracebacks(self, tmp_path, secret):
         log = LogFile(tmp_path)
         try:
             raise ValueError(f"no {secret} here")
@@ -93,7 +91,7 @@ class TestSinks:
             log.close()
         assert "ValueError" in (tmp_path / "run.log").read_text() and leaks(tmp_path) == []
 
-    def test_call_log_and_cache(self, tmp_path, secret):
+    def test_call_log_cache(self, tmp_path, secret):
         client = ChatClient(Echo(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
         [reply] = client.chat([ask(f"say {secret}", purpose=secret, schema={"title": secret})])
         assert reply.text == f"say {MARK}", "what is written down is what was used"
@@ -106,7 +104,7 @@ class TestSinks:
         events.close()
         assert leaks(tmp_path) == []
 
-    def test_names_of_folders(self, secret):
+    def test_folder_names(self, secret):
         assert secret not in run_label([f"env.x={secret}"]) and "redacted" in run_label([f"env.x={secret}"])
 
     def test_terminal(self, capsys, secret):
@@ -115,14 +113,14 @@ class TestSinks:
         out.writelines([secret, "\n"])
         assert capsys.readouterr().out == f"a {MARK} b\n{MARK}\n" and out.encoding
 
-    def test_a_run_that_is_opened_with_one_leaves_nothing(self, tmp_path, secret):
+    def test_opening_run_leaks_no_secret(self, tmp_path, secret):
         for config, overrides in (({"llm": {"x": secret}}, []), ({}, [f"llm.x={secret}"])):
             with pytest.raises(ConfigError, match=r"llm\.x holds") as error:
                 Run.open(tmp_path, "name", config, overrides)
             assert secret not in str(error.value)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_failure_that_quotes_one(self, tmp_path, secret):
+    def test_failure_message_hides_secret(self, tmp_path, secret):
         with pytest.raises(ValueError, match=secret), Run.open(tmp_path, "name", {}):
             raise ValueError(f"no {secret} here")
         assert "ValueError" in (only_run_folder(tmp_path) / "traceback.txt").read_text()
@@ -141,15 +139,15 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("override", HOSTILE)
-def test_a_secret_that_is_typed_goes_nowhere(tmp_path, override):
-    known = {} if override == HOSTILE[2] else {"SOME_API_KEY": SECRET}
-    done = main("llmrl.cli.train", *GAME, "llm=openai_compatible", override, cwd=tmp_path, **known)
+def test_command_line_secret_is_masked(tmp_path, override):
+    variables = {} if override == HOSTILE[2] else {"SOME_API_KEY": SECRET}
+    done = main("llmrl.cli.train", *GAME, "llm=openai_compatible", override, cwd=tmp_path, **variables)
     assert done.returncode == 1 and override.partition("=")[0] in done.stderr
     assert SECRET not in done.stdout + done.stderr and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("module", ["llmrl.cli.finetune", "llmrl.cli.train"])
-def test_a_secret_that_a_file_reads_is_refused(tmp_path, module):
+def test_secret_in_file_raises(tmp_path, module):
     """Before it is read: the message is about the place."""
     (tmp_path / "conf" / "llm").mkdir(parents=True)
     option = {"_target_": "llmrl.llms.scripted.ScriptedChat", "nested": [{"key": "${oc.env:SOME_API_KEY}"}]}
@@ -173,15 +171,15 @@ def test_check_refuses_as_well(tmp_path):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: OpenAICompatibleChat(f"http://h/v1?key={SECRET}", "m"),
-        lambda: OpenAICompatibleChat(f"u:{SECRET}@h/v1", "m"),
-        lambda: OpenAICompatibleChat("http://h/v1", "m", api_key_env=SECRET),
-        lambda: LiteLLMChat("m", "OPENAI_API_KEY", api_base=f"https://u:{SECRET}@h"),
-        lambda: LiteLLMChat("m", "OPENAI_API_KEY", api_base=f"https://h/?sig={SECRET}"),
-        lambda: LiteLLMChat("m", f"sk-{SECRET}0123456789"),
+        lambda: openai_model(f"http://h/v1?key={SECRET}", "m"),
+        lambda: openai_model(f"u:{SECRET}@h/v1", "m"),
+        lambda: openai_model("http://h/v1", "m", api_key_env=SECRET),
+        lambda: litellm_model("m", "OPENAI_API_KEY", api_base=f"https://u:{SECRET}@h"),
+        lambda: litellm_model("m", "OPENAI_API_KEY", api_base=f"https://h/?sig={SECRET}"),
+        lambda: litellm_model("m", f"sk-{SECRET}0123456789"),
     ],
 )
-def test_models_refuse_what_a_config_would(make):
+def test_models_reject_secrets(make):
     with pytest.raises(ConfigError, match=r"^llm\.(base_url|api_base|api_key_env) ") as error:
         make()
     assert SECRET not in str(error.value)
@@ -189,8 +187,8 @@ def test_models_refuse_what_a_config_would(make):
 
 @contextlib.contextmanager
 def recording_server():
-    """A chat server that notes the paths and headers of its requests."""
-    seen = []
+    """Yield a chat server that notes the paths and headers of its requests."""
+    requests = []
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args):
@@ -198,7 +196,7 @@ def recording_server():
 
         def do_POST(self):
             self.rfile.read(int(self.headers["Content-Length"]))
-            seen.append((self.path, dict(self.headers)))
+            requests.append((self.path, dict(self.headers)))
             data = json.dumps({"choices": [{"message": {"content": "hello"}}], "usage": {}}).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
@@ -209,52 +207,52 @@ def recording_server():
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", seen
+        yield f"http://127.0.0.1:{server.server_port}/v1", requests
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-def test_servers_that_want_the_key_elsewhere(tmp_path, secret, caplog):
+def test_custom_key_headers(tmp_path, secret, caplog):
     caplog.set_level(logging.DEBUG)
-    with recording_server() as (url, seen):
+    with recording_server() as (url, requests):
         for way in ({}, {"api_key_header": "api-key"}, {"api_key_query": "key"}):
-            provider = OpenAICompatibleChat(url, "m", api_key_env="SOME_API_KEY", **way)
+            provider = openai_model(url, "m", api_key_env="SOME_API_KEY", **way)
             client = ChatClient(provider, Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
             client.chat([ask(str(way))])
             client.close()
             assert secret not in provider.label and secret not in str(provider.identity)
-    (path, headers), (other, more), (address, rest) = seen
-    assert path == other == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {secret}"
-    assert more["api-key"] == secret and "Authorization" not in more
+    (path, headers), (second_path, second_headers), (address, rest) = requests
+    assert path == second_path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {secret}"
+    assert second_headers["api-key"] == secret and "Authorization" not in second_headers
     assert address == f"/v1/chat/completions?key={secret}" and secret not in str(rest)
     assert leaks(tmp_path) == []
-    with pytest.raises(ConfigError, match="name its variable in"):
-        OpenAICompatibleChat(url, "m", api_key_query="key")
-    with pytest.raises(ConfigError, match="choose one"):
-        OpenAICompatibleChat(url, "m", api_key_env="SOME_API_KEY", api_key_query="key", api_key_header="key")
+    with pytest.raises(ConfigError, match=r"set llm\.api_key_env"):
+        openai_model(url, "m", api_key_query="key")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        openai_model(url, "m", api_key_env="SOME_API_KEY", api_key_query="key", api_key_header="key")
 
 
 def modes(folder):
-    """The permissions of a folder and all that is in it: of folders, and of files."""
-    found = [folder, *folder.rglob("*")]
+    """Return the permissions of a folder and all that is in it: of folders, and of files."""
+    paths = [folder, *folder.rglob("*")]
     return tuple(
-        {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir() == kind} for kind in (True, False)
+        {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir() == kind} for kind in (True, False)
     )
 
 
 @contextlib.contextmanager
 def umask(mask):
-    before = os.umask(mask)
+    previous = os.umask(mask)
     try:
         yield
     finally:
-        os.umask(before)
+        os.umask(previous)
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_files_of_a_run(tmp_path, private, monkeypatch):
+def test_run_file_permissions(tmp_path, private, monkeypatch):
     """The run folder, all above it up to the output root, and the cache of replies."""
     monkeypatch.delenv("LLMRL_UMASK", raising=False)
     root = tmp_path / "deep" / "outputs"
@@ -267,7 +265,7 @@ def test_files_of_a_run(tmp_path, private, monkeypatch):
     assert modes(root) == (({0o700}, {0o600}) if private else ({0o755}, {0o644}))
 
 
-def test_a_run_folder_that_is_open_is_closed(tmp_path):
+def test_open_run_folder_is_closed(tmp_path):
     with umask(0o022):
         make_folder(tmp_path / "a" / "b", private=False)
         assert modes(tmp_path / "a") == ({0o755}, set())
@@ -279,11 +277,11 @@ def test_a_run_folder_that_is_open_is_closed(tmp_path):
     ]
 
 
-def test_who_may_read_is_no_other_experiment():
+def test_privacy_is_not_hashed():
     assert config_hash(compose(*GAME)) == config_hash(compose(*GAME, "private=false"))
 
 
-def test_nested_blocks_give_back_what_was_there(monkeypatch):
+def test_nested_blocks_restore_state(monkeypatch):
     monkeypatch.delenv("LLMRL_UMASK", raising=False)
     with umask(0o027):
         with kept_private(True):
@@ -296,7 +294,7 @@ def test_nested_blocks_give_back_what_was_there(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_of_processes(tmp_path):
+def test_process_sweep(tmp_path):
     """The launcher's folder, the logs of its runs, and what their processes write."""
     arguments = ["--multirun", *GAME, "llm=scripted", "seed=0,1", "hardware.rows=1", "output_root=outputs"]
     with umask(0o022):

@@ -13,7 +13,7 @@ import commands
 from experiments import comparable_metrics, only_run_folder, silent_run
 from llmrl.run.artifacts import saved_state
 from some import some
-from sweeping import until
+from sweeping import wait_for
 
 KILLS = 10
 DESIGN = (
@@ -46,11 +46,11 @@ def context():
     return commands.children()
 
 
-def same(a, b) -> bool:
+def equal(a, b) -> bool:
     if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)
     if isinstance(a, list):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, torch.Tensor):
         return torch.equal(a, b)
     if hasattr(a, "shape"):
@@ -60,13 +60,13 @@ def same(a, b) -> bool:
 
 def unpaid_metrics(folder) -> list[dict]:
     """Without what was spent: an answer that a kill took before it was recorded was paid for all the same."""
-    return [{k: v for k, v in row.items() if not k.startswith("spent/")} for row in comparable_metrics(folder)]
+    return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
 
 
 def check(context, tmp_path, overrides, duration):
     """`duration` is about how long the run takes at most, seconds: kills fall evenly over a fifth of it."""
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))
+    reference, killed_run = tmp_path / "whole", tmp_path / "killed"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
     process.start()
     start = time.monotonic()
     process.join()
@@ -76,20 +76,20 @@ def check(context, tmp_path, overrides, duration):
     rng = random.Random(0)
     attempts = 0
     for _ in range(KILLS):
-        process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed}"))
+        process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
         process.start()
         process.join(timeout=0.3 + rng.random() * duration / 5)
         attempts += process.is_alive()
         process.kill()
         process.join()
     assert attempts > KILLS / 2, "most kills came after the end: the run is too short to test anything"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed}"))
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
     process.start()
     process.join()
     assert process.exitcode == 0
-    first, second = only_run_folder(whole), only_run_folder(killed)
+    first, second = only_run_folder(reference), only_run_folder(killed_run)
     assert unpaid_metrics(first) == unpaid_metrics(second)
-    assert same(saved_state(first)[1], saved_state(second)[1])
+    assert equal(saved_state(first)[1], saved_state(second)[1])
 
 
 @pytest.mark.slow
@@ -106,24 +106,24 @@ def test_learn_run_survives_kills(context, tmp_path):
         "env.horizon=7",
         "learn.rollout_steps=5",
         "learn.env_steps=8000",
-        "learn.evaluate_every=20",
+        "learn.evaluation_interval=20",
         "checkpoint_seconds=0",
     )
     check(context, tmp_path, overrides, duration=3.0)
 
 
 @pytest.mark.long
-def test_a_run_on_the_native_engine_survives_kills(context, tmp_path):
+def test_native_run_survives_kills(context, tmp_path):
     """Rollouts end in the middle of episodes, whose states, income of the last steps included, are in checkpoints."""
     overrides = (
         *("env=harvest", "agent=ppo", "env.observe=[grid,vector]", "env.n_envs=3", "env.horizon=50"),
-        *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluate_every=15"),
+        *("env.map=own", "learn.rollout_steps=20", "learn.env_steps=2400", "learn.evaluation_interval=15"),
         *("learn.evaluate_episodes=3", "checkpoint_seconds=0", "agent.map_channels=[4]", "agent.features=8"),
     )
     check(context, tmp_path, overrides, duration=6.0)
 
 
-TAUGHT = {
+STUDENT_COMMANDS = {
     "a memory, a scripted planner that errs": (
         *("env=simple_doorkey", "agent=student_lstm", "agent.memory=16", "agent.features=16", "teacher=llm"),
         *("teacher.samples=3", "llm=scripted", "llm.malformed=0.3"),
@@ -137,11 +137,17 @@ TAUGHT = {
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", some(("a memory, a scripted planner that errs",), TAUGHT))
-def test_taught_run_survives_kills(context, tmp_path, parts):
+@pytest.mark.parametrize("parts", some(("a memory, a scripted planner that errs",), STUDENT_COMMANDS))
+def test_student_run_survives_kills(context, tmp_path, parts):
     overrides = (
-        *TAUGHT[parts],
-        *("env.n_envs=4", "env.horizon=12", "learn.rollout_steps=5", "learn.env_steps=1600", "learn.evaluate_every=20"),
+        *STUDENT_COMMANDS[parts],
+        *(
+            "env.n_envs=4",
+            "env.horizon=12",
+            "learn.rollout_steps=5",
+            "learn.env_steps=1600",
+            "learn.evaluation_interval=20",
+        ),
         *("learn.evaluate_episodes=4", "checkpoint_seconds=0"),
     )
     check(context, tmp_path, overrides, duration=6.0)
@@ -156,10 +162,17 @@ def impatient_run(*overrides: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_far_from_its_next_safe_point_gives_up_the_way_there(context, tmp_path):
+def test_distant_safe_point_is_abandoned(context, tmp_path):
     """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""
     overrides = (
-        *("env=escape_room", "principal=random", "env.n_envs=8", "design.steps=2", "design.adapt_rounds=3"),
+        *(
+            "env=escape_room",
+            "principal=random",
+            "env.n_envs=8",
+            "design.evaluations=1",
+            "design.steps=2",
+            "design.adapt_rounds=3",
+        ),
         *(
             "design.validate_episodes=2000",
             "design.references=0",
@@ -168,24 +181,24 @@ def test_a_run_that_is_far_from_its_next_safe_point_gives_up_the_way_there(conte
             "checkpoint_seconds=1000",
         ),
     )
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    process = context.Process(target=silent_run, args=(*overrides, f"output_root={whole}"))
+    reference, stopped = tmp_path / "whole", tmp_path / "stopped"
+    process = context.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
     process.start()
     process.join()
     assert process.exitcode == 0
     process = context.Process(target=impatient_run, args=(*overrides, f"output_root={stopped}"))
     process.start()
     # The rounds of adaptation are over: it validates.
-    until(lambda: [m for m in stopped.rglob("metrics.jsonl") if len(m.read_text().splitlines()) == 3])
+    wait_for(lambda: [m for m in stopped.rglob("metrics.jsonl") if len(m.read_text().splitlines()) == 3])
     time.sleep(0.3)
     os.kill(process.pid, signal.SIGTERM)
     process.join()
     status = json.loads((only_run_folder(stopped) / "status.json").read_text())
     assert status["state"] == "preempted"
-    assert "giving up the work since the last one" in (only_run_folder(stopped) / "run.log").read_text()
+    assert "the work since the last one is discarded" in (only_run_folder(stopped) / "run.log").read_text()
     assert len(comparable_metrics(only_run_folder(stopped))) == 3, "it got through the validation"
     process = context.Process(target=silent_run, args=(*overrides, f"output_root={stopped}"))
     process.start()
     process.join()
     assert process.exitcode == 0
-    assert comparable_metrics(only_run_folder(whole)) == comparable_metrics(only_run_folder(stopped))
+    assert comparable_metrics(only_run_folder(reference)) == comparable_metrics(only_run_folder(stopped))

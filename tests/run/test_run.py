@@ -22,6 +22,7 @@ import commands
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.core.secrets import redact, redact_arguments
 from llmrl.core.seeding import Seeds
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.metrics import read_metrics
 from llmrl.run.ownership import read_owner
@@ -61,9 +62,11 @@ class Toy:
         self.adam.load_state_dict(state["adam"])
 
 
-def train(root: Path, total: int = 30, *, hook: Any = None, every: float = 0.0, **options: Any) -> Run:
+def train(root: Path, total: int = 30, *, hook: Any = None, interval: float = 0.0, **options: Any) -> Run:
     toy = Toy()
-    with Run.open(root, "toys", CONFIG, ["env=toy", "seed=0"], 0, checkpoint_every_s=every, **options) as run:
+    with Run.open(
+        root, "toys", CONFIG, ["env=toy", "seed=0"], 0, options=RunOptions(checkpoint_every_s=interval, **options)
+    ) as run:
         if run.finished:
             return run
         if run.restored is not None:
@@ -92,11 +95,11 @@ def numbers(run: Run) -> list[dict[str, Any]]:
     return [{k: v for k, v in m.items() if "time/" not in k} for m in read_metrics(run.folder / "metrics.jsonl")]
 
 
-def test_folder_of_a_finished_run(tmp_path: Path) -> None:
+def test_finished_run_folder(tmp_path: Path) -> None:
     def name_the_model(run: Run, iteration: int) -> None:
         run.status.llm = "scripted rule (not a language model)"
 
-    run = train(tmp_path, hook=name_the_model, every=60)
+    run = train(tmp_path, hook=name_the_model, interval=60)
     assert run.folder.parent.parent == tmp_path / "toys"
     assert {p.name for p in run.folder.iterdir() if "tfevents" not in p.name and not p.name.startswith("code-")} == {
         "config.yaml",
@@ -120,16 +123,16 @@ def test_folder_of_a_finished_run(tmp_path: Path) -> None:
     assert attempt["cpu_count"] >= 1
 
 
-def test_finished_run_is_skipped_and_untouched(tmp_path: Path) -> None:
+def test_finished_run_is_skipped(tmp_path: Path) -> None:
     first = train(tmp_path)
-    before = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
-    again = train(tmp_path)
-    assert again.finished
-    assert again.result == first.result
-    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == before
+    mtimes = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    second_run = train(tmp_path)
+    assert second_run.finished
+    assert second_run.result == first.result
+    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == mtimes
 
 
-def test_rerun_starts_anew_and_loses_nothing(tmp_path: Path) -> None:
+def test_rerun_keeps_backup(tmp_path: Path) -> None:
     first = train(tmp_path)
     old = (first.folder / "metrics.jsonl").read_bytes()
     second = train(tmp_path, rerun=True)
@@ -144,7 +147,7 @@ def test_rerun_starts_anew_and_loses_nothing(tmp_path: Path) -> None:
     assert (first.folder / "backup_2").is_dir()
 
 
-def test_rerun_killed_while_moving_the_old_content_is_completed(tmp_path: Path) -> None:
+def test_rerun_completes_interrupted_backup(tmp_path: Path) -> None:
     first = train(tmp_path)
     partial = first.folder / "backup.partial"
     partial.mkdir()
@@ -156,8 +159,8 @@ def test_rerun_killed_while_moving_the_old_content_is_completed(tmp_path: Path) 
     assert not partial.exists()
 
 
-def test_failure_is_recorded_raised_and_resumed(tmp_path: Path) -> None:
-    whole = train(tmp_path / "whole")
+def test_failure_is_resumable(tmp_path: Path) -> None:
+    reference = train(tmp_path / "whole")
 
     def explode(run: Run, iteration: int) -> None:
         if iteration == 12:
@@ -174,8 +177,8 @@ def test_failure_is_recorded_raised_and_resumed(tmp_path: Path) -> None:
     assert read_owner(folder) is None
     run = train(tmp_path)
     assert (run.state, run.iteration, run.status.attempt) == ("resumed", 12, 2)
-    assert numbers(run) == numbers(whole)
-    assert torch.equal(read_state(run.folder)[1]["layer"]["weight"], read_state(whole.folder)[1]["layer"]["weight"])
+    assert numbers(run) == numbers(reference)
+    assert torch.equal(read_state(run.folder)[1]["layer"]["weight"], read_state(reference.folder)[1]["layer"]["weight"])
     assert not (folder / "traceback.txt").exists()
 
 
@@ -183,15 +186,15 @@ def test_failure_is_recorded_raised_and_resumed(tmp_path: Path) -> None:
     ("number", "state"),
     [(signal.SIGINT, "stopped"), (signal.SIGTERM, "preempted"), (signal.SIGUSR2, "preempted")],
 )
-def test_signal_stops_at_a_safe_point_and_the_run_goes_on(tmp_path: Path, number: signal.Signals, state: str) -> None:
+def test_signal_stops_at_safe_point(tmp_path: Path, number: signal.Signals, state: str) -> None:
     def send(run: Run, iteration: int) -> None:
         if iteration == 5:
             signal.raise_signal(number)
 
     handler = signal.getsignal(number)
-    with pytest.raises(Stopped, match="Repeat the same command") as caught:
-        train(tmp_path, hook=send, every=1e9)
-    assert caught.value.exit_code == 128 + number
+    with pytest.raises(Stopped, match="Repeat the same command") as stop:
+        train(tmp_path, hook=send, interval=1e9)
+    assert stop.value.exit_code == 128 + number
     assert signal.getsignal(number) is handler
     folder = next((tmp_path / "toys").glob("*/s0"))
     status = read_status(folder)
@@ -202,7 +205,7 @@ def test_signal_stops_at_a_safe_point_and_the_run_goes_on(tmp_path: Path, number
     assert numbers(run) == numbers(train(tmp_path / "whole"))
 
 
-def test_second_interrupt_stops_at_once_but_never_a_save() -> None:
+def test_second_interrupt_stops_immediately() -> None:
     with StopFlag() as stop:
         signal.raise_signal(signal.SIGINT)
         assert stop.requested
@@ -216,7 +219,7 @@ def test_second_interrupt_stops_at_once_but_never_a_save() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
-def test_forked_worker_leaves_signals_to_its_parent() -> None:
+def test_forked_worker_delegates_signals() -> None:
     with StopFlag() as stop:
         pid = os.fork()
         if pid == 0:
@@ -232,8 +235,8 @@ def _train_slowly(root: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_killed_at_random_moments_and_resumed_ends_bit_for_bit_the_same(tmp_path: Path, seed: int) -> None:
-    whole = train(tmp_path / "whole", total=150)
+def test_random_kills_resume_bit_exactly(tmp_path: Path, seed: int) -> None:
+    reference = train(tmp_path / "whole", total=150)
     rng = random.Random(seed)
     kills = 0
     while True:
@@ -250,16 +253,16 @@ def test_killed_at_random_moments_and_resumed_ends_bit_for_bit_the_same(tmp_path
     assert kills >= 2
     broken = train(tmp_path / "broken", total=150)
     assert broken.finished
-    assert broken.result == whole.result
-    assert numbers(broken) == numbers(whole)
+    assert broken.result == reference.result
+    assert numbers(broken) == numbers(reference)
     assert read_state(broken.folder)[0] == 150
-    files = [sorted((run.folder / "checkpoints").iterdir()) for run in (whole, broken)]
+    files = [sorted((run.folder / "checkpoints").iterdir()) for run in (reference, broken)]
     assert [path.name for path in files[0]] == [path.name for path in files[1]]
     assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
     assert not list(broken.folder.rglob("*.tmp"))
 
 
-def test_a_checkpoint_that_a_kill_left_too_many_is_removed(tmp_path: Path) -> None:
+def test_surplus_checkpoint_is_removed(tmp_path: Path) -> None:
     folder = train(tmp_path, total=20).folder / "checkpoints"
     *_, last = sorted(folder.iterdir())
     (folder / "checkpoint_000000001.pt").write_bytes(last.read_bytes())
@@ -268,7 +271,7 @@ def test_a_checkpoint_that_a_kill_left_too_many_is_removed(tmp_path: Path) -> No
     assert [path.name for path in store.paths()] == ["checkpoint_000000019.pt", "checkpoint_000000020.pt"]
 
 
-def test_damaged_checkpoint_costs_only_the_work_since_the_one_before(tmp_path: Path) -> None:
+def test_corrupt_checkpoint_uses_predecessor(tmp_path: Path) -> None:
     def stop(run: Run, iteration: int) -> None:
         if iteration == 9:
             raise RuntimeError
@@ -283,7 +286,7 @@ def test_damaged_checkpoint_costs_only_the_work_since_the_one_before(tmp_path: P
     assert numbers(run) == numbers(train(tmp_path / "whole"))
 
 
-def test_all_checkpoints_damaged_is_an_error_until_rerun(tmp_path: Path) -> None:
+def test_all_corrupt_checkpoints_raise(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         train(tmp_path, hook=lambda run, iteration: (_ for _ in ()).throw(RuntimeError()) if iteration == 9 else None)
     folder = next((tmp_path / "toys").glob("*/s0"))
@@ -306,7 +309,7 @@ def test_resume_false_starts_anew(tmp_path: Path) -> None:
     assert (run.folder / "backup_1").is_dir()
 
 
-def test_second_process_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+def test_concurrent_process_raises(tmp_path: Path) -> None:
     with Run.open(tmp_path, "toys", CONFIG) as run:
         arguments = f"Path({str(tmp_path)!r}), 'toys', {CONFIG}"
         script = f"from pathlib import Path; from llmrl.run.run import Run; Run.open({arguments})"
@@ -318,17 +321,17 @@ def test_second_process_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     assert read_status(run.folder).state == "finished"  # type: ignore[union-attr]
 
 
-def test_run_that_lost_its_folder_does_not_write_into_it(tmp_path: Path) -> None:
+def test_run_with_stolen_folder_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="taken over"), Run.open(tmp_path, "toys", CONFIG) as run:
         (run.folder / "owner.json").unlink()
-        before = (run.folder / "status.json").read_bytes()
+        status = (run.folder / "status.json").read_bytes()
         run.checkpoint(1, {})
-    assert (run.folder / "status.json").read_bytes() == before
+    assert (run.folder / "status.json").read_bytes() == status
     assert not (run.folder / "traceback.txt").exists()
     assert not (run.folder / "checkpoints").exists()
 
 
-def test_summary_that_cannot_be_saved_is_a_failure(tmp_path: Path) -> None:
+def test_unsaved_summary_fails_run(tmp_path: Path) -> None:
     with pytest.raises(TypeError), Run.open(tmp_path, "toys", CONFIG) as run:
         run.summary = {"x": object()}
     assert read_status(run.folder).state == "failed"  # type: ignore[union-attr]
@@ -341,12 +344,12 @@ def test_unwritable_root(tmp_path: Path) -> None:
 
 
 def test_imports_stay_light() -> None:
-    script = "import sys, llmrl.run.run, llmrl.envs.escape_room, llmrl.analysis.statistics; print(*sys.modules)"
+    script = "import sys, llmrl.run.run, llmrl.envs.escape_room, llmrl.statistics.estimators; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "tensorboard", "omegaconf", "rich", "matplotlib"} & set(modules)
 
 
-def test_status_round_trip_and_damage(tmp_path: Path) -> None:
+def test_status_round_trip(tmp_path: Path) -> None:
     assert read_status(tmp_path) is None
     Status(state="failed", error="x", result=float("nan")).write(tmp_path)
     status = read_status(tmp_path)
@@ -360,7 +363,9 @@ def test_status_round_trip_and_damage(tmp_path: Path) -> None:
         read_status(tmp_path)
 
 
-def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_progress_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("REPORT_EVERY_S", "LOG_EVERY_S", "FIRST_LOG_S"):
+        monkeypatch.setattr(f"llmrl.run.progress_bar.{name}", 0.0)
     reports: list[float] = []
     with (
         caplog.at_level(logging.INFO),
@@ -370,8 +375,6 @@ def test_progress_numbers_and_line(caplog: pytest.LogCaptureFixture) -> None:
             "train",
             100,
             lambda n: reports.append(n.done),
-            report_every_s=0,
-            log_every_s=0,
             terminal=False,
         ) as progress,
     ):
@@ -398,7 +401,7 @@ def test_the_first_line_comes_early(monkeypatch: pytest.MonkeyPatch, caplog: pyt
     assert times == [10.0, 70.0, 130.0]
 
 
-def test_the_first_steps_do_not_count_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup_steps_are_excluded_from_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("llmrl.run.progress_bar.time.monotonic", lambda: now)
     with ProgressBar(1000, "steps", "learn", terminal=False) as progress:
@@ -411,7 +414,7 @@ def test_the_first_steps_do_not_count_for_the_rate(monkeypatch: pytest.MonkeyPat
         assert progress.numbers.eta_s == pytest.approx(8.99)
 
 
-def test_progress_bar_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_bar_on_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with ProgressBar(10, "steps", "train", terminal=True) as progress:
         progress.update(10)
     assert "10/10" in capsys.readouterr().err
@@ -440,7 +443,7 @@ def test_redaction_leaves_the_rest() -> None:
     assert redact_arguments(["x", "--api-key", "abc", "--n", "3"]) == ["x", "--api-key", "<redacted>", "--n", "3"]
 
 
-def test_environment_is_recorded_by_list_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_whitelist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.setenv("SLURM_JOB_ID", "123")
     monkeypatch.setattr(sys, "argv", ["llmrl-train", f"llm.api_key={SECRET}"])

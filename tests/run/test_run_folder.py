@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.analysis.runs import find_runs, only_run
 from llmrl.core.errors import RunFolderError
+from llmrl.results.run_records import find_runs, only_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import EXCLUDED, config_hash
 from llmrl.run.folder import find_folder, run_folder, run_label
 from llmrl.run.folder_names import MAX_LABEL, hash_of, is_run_folder, seed_of, title
-from llmrl.sweeps.jobs import named_by
+from llmrl.sweeps.jobs import naming_overrides
 
 LEAF = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 CONFIG = st.dictionaries(
@@ -36,7 +36,7 @@ CONFIG = st.dictionaries(
 
 
 @given(CONFIG)
-def test_hash_ignores_order_and_what_cannot_change_the_numbers(config: dict[str, Any]) -> None:
+def test_hash_ignores_order(config: dict[str, Any]) -> None:
     digest = config_hash(config)
     assert re.fullmatch("[0-9a-f]{8}", digest)
     assert config_hash(dict(reversed(config.items()))) == digest
@@ -44,21 +44,21 @@ def test_hash_ignores_order_and_what_cannot_change_the_numbers(config: dict[str,
 
 
 @given(CONFIG, LEAF)
-def test_hash_sees_every_other_change(config: dict[str, Any], leaf: Any) -> None:
+def test_hash_detects_changes(config: dict[str, Any], leaf: Any) -> None:
     assert config_hash(config | {"one key more": leaf}) != config_hash(config)
     assert config_hash({"part": config}) != config_hash(
         {"part": config | {"seed": 1}}
     )  # only top-level keys are left out
 
 
-def test_hash_takes_whole_numbers_as_equal_but_not_other_kinds() -> None:
+def test_hash_treats_equal_numbers_alike() -> None:
     assert config_hash({"rate": 1}) == config_hash({"rate": 1.0})
     assert len({config_hash({"rate": value}) for value in (1, True, "1", None, 1.5, [1])}) == 6
-    with pytest.raises(TypeError, match=r"config\.a\[0\] is a PosixPath"):
+    with pytest.raises(TypeError, match=r"config\.a.*0.*PosixPath"):
         config_hash({"a": [Path()]})
 
 
-def test_hash_stays_what_it_is() -> None:
+def test_hash_is_stable() -> None:
     """Changing the hash would make every existing run a stranger."""
     assert config_hash({"env": {"_target_": "x.Y", "n": 3, "rate": 0.5}, "seed": 4}) == "91a22cc1"
 
@@ -71,27 +71,27 @@ OVERRIDE = st.text(max_size=40) | st.builds(
 
 
 @given(st.lists(OVERRIDE, max_size=8), st.text(min_size=1, max_size=30), CONFIG, CONFIG)
-def test_folders_have_safe_names_and_distinct_configs_distinct_folders(overrides, name, one, other):
+def test_folder_names_are_safe(overrides, name, first_config, second_config):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "glob", lambda self, pattern: iter(()))  # nothing is there yet
         try:
-            first = find_folder(Path("/outputs"), name, config_hash(one), overrides, 3)
-            second = find_folder(Path("/outputs"), name, config_hash(other), overrides, 3)
+            first = find_folder(Path("/outputs"), name, config_hash(first_config), overrides, 3)
+            second = find_folder(Path("/outputs"), name, config_hash(second_config), overrides, 3)
         except RunFolderError as error:
             assert "name=" in str(error)
             return
-    below = first.relative_to("/outputs")
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", part) and part[0] not in ".-" for part in below.parts)
-    assert first.name == "s3" and seed_of(first) == 3 and hash_of(first) == config_hash(one)
+    parts = first.relative_to("/outputs")
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+", part) and part[0] not in ".-" for part in parts.parts)
+    assert first.name == "s3" and seed_of(first) == 3 and hash_of(first) == config_hash(first_config)
     assert len(first.parent.name) <= MAX_LABEL + 1 + 8 and is_run_folder(first)
-    assert (first == second) == (config_hash(one) == config_hash(other))
+    assert (first == second) == (config_hash(first_config) == config_hash(second_config))
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
     if len(set(keys)) == len(keys):
         assert run_label(overrides[::-1]) == run_label(overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "label"),
     [
         (["principal=ucb", "env=escape_room"], "env_escape_room-principal_ucb"),
         (["seed=3", "hardware=slurm", "hardware.gpus=2", "output_root=/x"], "defaults"),
@@ -104,35 +104,36 @@ def test_folders_have_safe_names_and_distinct_configs_distinct_folders(overrides
         (["env.text=~/mine/größer Übung.yaml"], "text_grosser-Ubung.yaml"),
     ],
 )
-def test_labels(overrides: list[str], said: str) -> None:
-    assert run_label(overrides) == said
+def test_labels(overrides: list[str], label: str) -> None:
+    assert run_label(overrides) == label
 
 
-def test_a_label_says_how_long_a_run_is_also_in_a_sweep_that_agrees_in_it() -> None:
+def test_label_states_length_in_sweep() -> None:
     """Two sweeps of one name, each over principals, that differ in length alone."""
     for key in ("learn.env_steps", "design.steps", "search.iterations"):
         short, long = (
-            run_label(named_by(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"})) for n in (1000, 2000)
+            run_label(naming_overrides(["principal=ucb", "env.n_envs=8", f"{key}={n}"], {"principal"}))
+            for n in (1000, 2000)
         )
         assert short != long and "n_envs" not in short and short.endswith("_1000")
     # It is not what is cut away of a long label.
-    many = [f"agent.option_{i}={'x' * 30}" for i in range(9)]
-    assert "env_steps_1000" in run_label([*many, "learn.env_steps=1000"])
+    long_options = [f"agent.option_{i}={'x' * 30}" for i in range(9)]
+    assert "env_steps_1000" in run_label([*long_options, "learn.env_steps=1000"])
 
 
-def test_tables_name_runs_by_the_same_short_keys() -> None:
-    typed = {"principal": "ucb", "agent.rate": "0.1", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"}
-    assert title(typed) == "principal=ucb, rate=0.1, init_from=0a1b2c3d-s4"
-    assert title(typed, ["principal.rate"]) == "principal=ucb, agent.rate=0.1, init_from=0a1b2c3d-s4"
+def test_tables_use_short_keys() -> None:
+    options = {"principal": "ucb", "agent.rate": "0.1", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"}
+    assert title(options) == "principal=ucb, rate=0.1, init_from=0a1b2c3d-s4"
+    assert title(options, ["principal.rate"]) == "principal=ucb, agent.rate=0.1, init_from=0a1b2c3d-s4"
 
 
-def test_a_folder_of_an_earlier_layout_is_told_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_earlier_layout_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     old = tmp_path / "study" / "principal=ucb-0a1b2c3d" / "seed=0"
     old.mkdir(parents=True)
     (old / "config.yaml").write_text("seed: 0\n")
     for look in (find_runs, only_run):
         for folder in (tmp_path, old):
-            with pytest.raises(RunFolderError, match=r"seed=0 is a run folder of an earlier llmrl.*s<n>"):
+            with pytest.raises(RunFolderError, match=r"seed=0.*seed=<n>"):
                 look(folder)
     new = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
     assert find_runs(tmp_path) == [new] and only_run(tmp_path) == new
@@ -143,23 +144,23 @@ def test_a_folder_of_an_earlier_layout_is_told_as_such(tmp_path: Path, caplog: p
     assert find_folder(tmp_path, "study", digest, ["env.n=1"], 0).parent.name == f"n_1-{digest}"
 
 
-def test_a_folder_around_one_run_stands_for_it(tmp_path: Path) -> None:
+def test_parent_folder_resolves_to_single_run(tmp_path: Path) -> None:
     first = run_folder(tmp_path, "study", "0a1b2c3d", [], 0)
     for folder in (tmp_path, tmp_path / "study", first.parent, first):
         assert only_run(folder) == first
     second = run_folder(tmp_path, "study", "0a1b2c3d", [], 1)
-    with pytest.raises(RunFolderError, match="has 2 runs") as caught:
+    with pytest.raises(RunFolderError, match="has 2 runs") as error:
         only_run(tmp_path)
-    assert str(first) in str(caught.value) and str(second) in str(caught.value)
+    assert str(first) in str(error.value) and str(second) in str(error.value)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunFolderError, match="no run in it"):
+    with pytest.raises(RunFolderError, match="no run"):
         only_run(tmp_path / "empty")
     # A study may be called like a seed.
-    named = run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
-    assert find_runs(tmp_path / "other") == [named]
+    second_run_folder = run_folder(tmp_path / "other", "s1", "0a1b2c3d", [], 0)
+    assert find_runs(tmp_path / "other") == [second_run_folder]
 
 
-def test_run_folder_is_found_again_under_another_spelling(tmp_path: Path) -> None:
+def test_equivalent_spelling_finds_folder(tmp_path: Path) -> None:
     config = {"env": {"n": 5}}
     first = run_folder(tmp_path, "sweep", config_hash(config), ["env.n=5"], seed=2)
     assert first == tmp_path / "sweep" / f"n_5-{config_hash(config)}" / "s2"
@@ -169,12 +170,12 @@ def test_run_folder_is_found_again_under_another_spelling(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["", "../elsewhere", "/elsewhere"])
-def test_name_stays_inside_the_root(tmp_path: Path, name: str) -> None:
+def test_name_stays_inside_root(tmp_path: Path, name: str) -> None:
     with pytest.raises(RunFolderError, match="name="):
         run_folder(tmp_path, name, "", [], 0)
 
 
-def test_unwritable_root_says_so(tmp_path: Path) -> None:
+def test_unwritable_root_raises(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(RunFolderError, match=r"cannot write .*output_root="):
@@ -193,16 +194,16 @@ def _hold(folder: Path, connection: Connection) -> None:
 
 def _start_holder(folder: Path) -> tuple[Any, str]:
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=_hold, args=(folder, there), daemon=True)
+    reader, writer = context.Pipe()
+    process = context.Process(target=_hold, args=(folder, writer), daemon=True)
     process.start()
-    assert here.poll(60)
-    return process, here.recv()
+    assert reader.poll(60)
+    return process, reader.recv()
 
 
-def test_folder_in_use_is_refused_and_free_at_once_when_its_process_is_killed(tmp_path: Path) -> None:
-    process, said = _start_holder(tmp_path)
-    assert said == "held"
+def test_locked_folder_raises_until_process_dies(tmp_path: Path) -> None:
+    process, message = _start_holder(tmp_path)
+    assert message == "held"
     with pytest.raises(RunFolderError, match=f"in use by process {process.pid}"):
         ownership.Ownership(tmp_path)
     os.kill(process.pid, signal.SIGKILL)  # not joined: it stays a zombie, as under a parent that does not look
@@ -215,33 +216,33 @@ def test_folder_in_use_is_refused_and_free_at_once_when_its_process_is_killed(tm
     process.join()
 
 
-def test_only_one_of_many_takes_over_a_stale_folder(tmp_path: Path) -> None:
+def test_only_single_process_takes_stale_folder(tmp_path: Path) -> None:
     dead = replace(ownership.Owner.this_process(1), process_start="0", token="dead")
     (tmp_path / ownership.FILE_NAME).write_text(json.dumps(asdict(dead)))
     holders = [_start_holder(tmp_path) for _ in range(4)]
     for process, _ in holders:
         process.kill()
         process.join()
-    assert sorted(said == "held" for _, said in holders) == [False, False, False, True]
+    assert sorted(message == "held" for _, message in holders) == [False, False, False, True]
 
 
-def _elsewhere(folder: Path, age_s: float, **changes: Any) -> None:
-    other = replace(ownership.Owner.this_process(1), host="other", machine="other", token="other", **changes)
+def _claim_remotely(folder: Path, age_s: float, **changes: Any) -> None:
+    owner = replace(ownership.Owner.this_process(1), host="other", machine="other", token="other", **changes)
     path = folder / ownership.FILE_NAME
-    path.write_text(json.dumps(asdict(other)))
+    path.write_text(json.dumps(asdict(owner)))
     os.utime(path, (time.time() - age_s,) * 2)
 
 
-def test_owner_on_another_machine_counts_by_its_last_sign_of_life(tmp_path: Path) -> None:
-    _elsewhere(tmp_path, age_s=100)
+def test_remote_owner_expires_with_heartbeat(tmp_path: Path) -> None:
+    _claim_remotely(tmp_path, age_s=100)
     with pytest.raises(RunFolderError, match="on other"):
         ownership.Ownership(tmp_path)
-    _elsewhere(tmp_path, age_s=400)
+    _claim_remotely(tmp_path, age_s=400)
     ownership.Ownership(tmp_path).release()
 
 
-def test_requeued_job_takes_over_from_its_earlier_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _elsewhere(tmp_path, age_s=1, job_id="77", restarts=0)
+def test_requeue_takes_folder_from_earlier_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _claim_remotely(tmp_path, age_s=1, job_id="77", restarts=0)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     with pytest.raises(RunFolderError, match="job 77"):
         ownership.Ownership(tmp_path)
@@ -249,14 +250,14 @@ def test_requeued_job_takes_over_from_its_earlier_start(tmp_path: Path, monkeypa
     ownership.Ownership(tmp_path).release()
 
 
-def test_process_killed_while_writing_its_name_does_not_block(tmp_path: Path) -> None:
+def test_partial_owner_file_does_not_block(tmp_path: Path) -> None:
     (tmp_path / ownership.FILE_NAME).touch()
     ownership.Ownership(tmp_path).release()
 
 
-def test_folder_taken_over_is_noticed_and_not_released(tmp_path: Path) -> None:
+def test_stolen_folder_is_not_released(tmp_path: Path) -> None:
     mine = ownership.Ownership(tmp_path)
-    _elsewhere(tmp_path, age_s=0)
+    _claim_remotely(tmp_path, age_s=0)
     assert not mine.held
     mine.release()
     assert ownership.read_owner(tmp_path) is not None

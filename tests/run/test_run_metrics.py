@@ -18,27 +18,27 @@ from experiments import position_of
 from llmrl.core.errors import RunFolderError
 from llmrl.run.line_file import FilePosition
 from llmrl.run.metrics import FILE_NAME, TIME, MetricLog, metric_tables, place_of, read_metrics
-from llmrl.run.sinks.sink import HyperParameters, Opening
+from llmrl.run.sink import HyperParameters, Opening
 from llmrl.run.sinks.tensorboard import TensorBoard
 
 
-def opened(
+def open_log(
     folder: Path, hyperparameters: HyperParameters | None = None, position: FilePosition | None = None
 ) -> MetricLog:
-    """A log with TensorBoard's events beside it."""
+    """Return a log with TensorBoard's events beside it."""
     opening = Opening(folder, folder, "name", "label", hyperparameters=hyperparameters or {}, started=1.0)
     return MetricLog(folder, position, {"tensorboard": TensorBoard()}, opening)
 
 
 def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder: (step, value) of each tag, NaN as a string so that it equals itself."""
+    """Return TensorBoard's curves of a folder: (step, value) of each tag, NaN as a string so that it equals itself."""
     accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
     accumulator.Reload()
-    found = {}
+    tags = {}
     for tag in accumulator.Tags()["scalars"]:
         points = [(event.step, event.value) for event in accumulator.Scalars(tag)]
-        found[tag] = [(step, "nan" if value != value else value) for step, value in points]
-    return found
+        tags[tag] = [(step, "nan" if value != value else value) for step, value in points]
+    return tags
 
 
 def hparams(folder: Path) -> dict[str, Any]:
@@ -62,14 +62,14 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 def record(metrics: MetricLog, steps: range) -> None:
     for step in steps:
-        found = {"reward/mean": math.sin(step), "loss": np.float32(0.1) * step}
-        metrics.log("update", "updates", found, updates=step, env_steps=80 * step)
+        scalars = {"reward/mean": math.sin(step), "loss": np.float32(0.1) * step}
+        metrics.log("update", "updates", scalars, updates=step, env_steps=80 * step)
 
 
-def test_lines_are_flat_json_and_exact(tmp_path: Path) -> None:
+def test_lines_are_flat_json(tmp_path: Path) -> None:
     metrics = MetricLog(tmp_path)
-    found = {"a": 0.1, "b": torch.tensor(2.0), "c": np.int64(4), "d": True}
-    metrics.log("update", "env_steps", found, env_steps=np.int64(80), updates=3)
+    scalars = {"a": 0.1, "b": torch.tensor(2.0), "c": np.int64(4), "d": True}
+    metrics.log("update", "env_steps", scalars, env_steps=np.int64(80), updates=3)
     line = json.loads((tmp_path / FILE_NAME).read_text())  # on disk before the log is closed
     assert {key for key in line if key.startswith(TIME)} == {"time/unix", "time/elapsed_s"}
     place = {"kind": "update", "x": "env_steps", "env_steps": 80, "updates": 3}
@@ -77,15 +77,15 @@ def test_lines_are_flat_json_and_exact(tmp_path: Path) -> None:
     metrics.close()
 
 
-def test_curves_and_hyperparameters_are_in_one_event_file(tmp_path: Path) -> None:
-    metrics = opened(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True})
+def test_event_file_contains_hyperparameters(tmp_path: Path) -> None:
+    metrics = open_log(tmp_path, {"lr": 0.1, "principal": "ucb", "flag": True})
     record(metrics, range(5))
     metrics.close()
     assert len(list(tmp_path.glob("*tfevents*"))) == 1
-    found = curves(tmp_path)
-    assert set(found) == {"reward/mean", "loss"}  # counters are axes
-    assert [step for step, _ in found["loss"]] == list(range(5))
-    assert found["reward/mean"][2][1] == pytest.approx(math.sin(2))
+    tags = curves(tmp_path)
+    assert set(tags) == {"reward/mean", "loss"}  # counters are axes
+    assert [step for step, _ in tags["loss"]] == list(range(5))
+    assert tags["reward/mean"][2][1] == pytest.approx(math.sin(2))
     metadata = hparams(tmp_path)
     start = plugin_data_pb2.HParamsPluginData.FromString(
         metadata["_hparams_/session_start_info"].plugin_data.content
@@ -97,47 +97,47 @@ def test_curves_and_hyperparameters_are_in_one_event_file(tmp_path: Path) -> Non
     assert "_hparams_/session_end_info" in metadata
 
 
-def test_resumed_files_equal_uninterrupted_ones(tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    whole.mkdir()
+def test_resume_files_match_uninterrupted_files(tmp_path: Path) -> None:
+    reference, broken = tmp_path / "whole", tmp_path / "broken"
+    reference.mkdir()
     broken.mkdir()
-    metrics = opened(whole, {"x": 1})
+    metrics = open_log(reference, {"x": 1})
     record(metrics, range(10))
     metrics.close()
 
-    metrics = opened(broken, {"x": 1})
+    metrics = open_log(broken, {"x": 1})
     record(metrics, range(4))
     position = metrics.position()
     record(metrics, range(4, 7))  # lost: logged after the checkpoint, and not closed
     with (broken / FILE_NAME).open("a") as file:
         file.write('{"step": 7, "rew')  # killed in the middle of a line
-    metrics = opened(broken, {"x": 1}, position)
+    metrics = open_log(broken, {"x": 1}, position)
     assert metrics.position() == position
     assert position["lines"] == 4
     record(metrics, range(4, 10))
     metrics.close()
 
-    assert numbers(broken) == numbers(whole)
-    assert curves(broken) == curves(whole)
+    assert numbers(broken) == numbers(reference)
+    assert curves(broken) == curves(reference)
     assert len(list(broken.glob("*tfevents*"))) == 1
     elapsed = [line["time/elapsed_s"] for line in read_metrics(broken / FILE_NAME)]
     assert elapsed == sorted(elapsed)
 
 
-def test_final_numbers_are_metrics_of_the_last_step(tmp_path: Path) -> None:
-    metrics = opened(tmp_path, {"x": 1})
+def test_final_metrics_come_from_last_step(tmp_path: Path) -> None:
+    metrics = open_log(tmp_path, {"x": 1})
     record(metrics, range(5))
     final = {"result": 2.5, "worst": float("nan"), "count": 3, "done": True, "best": {"a": 1.0}, "loss/policy": 1.0}
     final["llm_usd_paid"] = 0.1  # runs without a model have none
     metrics.close(final={"none": None} | final)
-    found = curves(tmp_path)
-    assert found.pop("Final/result") == [(4, 2.5)] and found.pop("Final/worst") == [(4, "nan")]
-    assert set(found) == {"reward/mean", "loss"}
-    assert min(found | {"Final/result": []}) == "Final/result"  # TensorBoard's table shows what sorts first
+    tags = curves(tmp_path)
+    assert tags.pop("Final/result") == [(4, 2.5)] and tags.pop("Final/worst") == [(4, "nan")]
+    assert set(tags) == {"reward/mean", "loss"}
+    assert min(tags | {"Final/result": []}) == "Final/result"  # TensorBoard's table shows what sorts first
 
 
-def test_a_failed_run_has_no_final_numbers(tmp_path: Path) -> None:
-    metrics = opened(tmp_path, {"x": 1})
+def test_failing_run_has_no_final_metrics(tmp_path: Path) -> None:
+    metrics = open_log(tmp_path, {"x": 1})
     record(metrics, range(2))
     metrics.close("failed")
     assert set(curves(tmp_path)) == {"reward/mean", "loss"}
@@ -147,25 +147,25 @@ def test_a_failed_run_has_no_final_numbers(tmp_path: Path) -> None:
     assert end.session_end_info.status == api_pb2.STATUS_FAILURE
 
 
-def test_texts_beside_lines_of_before_and_after_a_resume(tmp_path: Path) -> None:
-    def told(line: dict[str, Any]) -> str | None:
+def test_texts_next_to_lines_across_resume(tmp_path: Path) -> None:
+    def text_at(line: dict[str, Any]) -> str | None:
         return f"**{line['loss']:.2f}**" if line["updates"] % 2 == 0 else None
 
-    metrics = opened(tmp_path)
+    metrics = open_log(tmp_path)
     record(metrics, range(2))
-    metrics.attach("told", told)
+    metrics.attach("told", text_at)
     record(metrics, range(2, 3))
     position = metrics.position()
     record(metrics, range(3, 5))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**")]
-    metrics = opened(tmp_path, position=position)
-    metrics.attach("told", told)
+    metrics = open_log(tmp_path, position=position)
+    metrics.attach("told", text_at)
     record(metrics, range(3, 7))
     assert texts(tmp_path, "told") == [(0, "**0.00**"), (2, "**0.20**"), (4, "**0.40**"), (6, "**0.60**")]
     assert len(curves(tmp_path)["loss"]) == 7
 
 
-def test_without_a_checkpoint_everything_is_logged_anew(tmp_path: Path) -> None:
+def test_missing_checkpoint_logs_anew(tmp_path: Path) -> None:
     record(MetricLog(tmp_path), range(3))
     metrics = MetricLog(tmp_path)
     record(metrics, range(2))
@@ -173,8 +173,8 @@ def test_without_a_checkpoint_everything_is_logged_anew(tmp_path: Path) -> None:
     assert [line["updates"] for line in numbers(tmp_path)] == [0, 1]
 
 
-def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    metrics = opened(tmp_path)
+def test_non_finite_numbers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    metrics = open_log(tmp_path)
     with caplog.at_level(logging.WARNING):
         metrics.log("update", "updates", {"a": float("nan"), "b": float("-inf"), "c": 1.0}, updates=0)
         metrics.log("update", "updates", {"a": float("nan")}, updates=1)
@@ -182,9 +182,9 @@ def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFi
     live = curves(tmp_path)
     assert numbers(tmp_path)[0] == {"kind": "update", "x": "updates", "updates": 0, "a": None, "b": None, "c": 1.0}
     assert math.isnan(read_metrics(tmp_path / FILE_NAME)[0]["b"])
-    own = [r.getMessage().split()[1] for r in caplog.records if r.name == "llmrl.run.metrics"]
-    assert own == ["a", "b"]  # told once for each
-    opened(tmp_path, position=position).close()
+    names = [r.getMessage().split()[1] for r in caplog.records if r.name == "llmrl.run.metrics"]
+    assert names == ["a", "b"]  # told once for each
+    open_log(tmp_path, position=position).close()
     assert curves(tmp_path)["a"] == live["a"] == [(0, "nan"), (1, "nan")]
 
 
@@ -199,35 +199,35 @@ def test_numbers_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFi
         (
             ("update", "env_steps", {"b": 1.0}),
             {"updates": 1, "env_steps": 5},
-            "placed at updates, and now .* env_steps",
+            "env_steps",
         ),
         (("evaluation", "updates", {"a": 1.0}), {"updates": 1}, "a is in rows of kind update"),
     ],
 )
-def test_rows_that_would_mix_what_they_count_are_refused(
+def test_inconsistent_counters_raise(
     tmp_path: Path, arguments: tuple[Any, ...], counters: dict[str, int], complaint: str
 ) -> None:
     """Also after a resume, when the log knows earlier rows from the file alone."""
     metrics = MetricLog(tmp_path)
-    metrics.log("update", "updates", {"a": 1.0, "spent/llm_calls": 1.0}, updates=1)
-    for resumed in (False, True):
-        metrics = MetricLog(tmp_path, position_of(tmp_path / FILE_NAME)) if resumed else metrics
+    metrics.log("update", "updates", {"a": 1.0, "usage/llm_calls": 1.0}, updates=1)
+    for is_restart in (False, True):
+        metrics = MetricLog(tmp_path, position_of(tmp_path / FILE_NAME)) if is_restart else metrics
         with pytest.raises(ValueError, match=complaint):
             metrics.log(*arguments, **counters)
         assert len(numbers(tmp_path)) == 1
-    metrics.log("evaluation", "updates", {"b": 1.0, "spent/llm_calls": 2.0}, updates=1)
+    metrics.log("evaluation", "updates", {"b": 1.0, "usage/llm_calls": 2.0}, updates=1)
     assert len(numbers(tmp_path)) == 2
 
 
-def test_each_kind_of_row_is_a_table_and_a_curve_of_its_own(tmp_path: Path) -> None:
+def test_row_types_have_separate_tables(tmp_path: Path) -> None:
     """Rows of three kinds that count different things, as a principal's run has them."""
-    metrics = opened(tmp_path)
+    metrics = open_log(tmp_path)
     for proposal in (1, 2):
         for round_ in (1, 2, 3):
             rounds = 3 * (proposal - 1) + round_
             metrics.log("adaptation", "rounds", {"loss": 0.5 * rounds}, rounds=rounds, env_steps=10 * rounds)
-        found = {"objective": 1.0 * proposal} | ({"late": math.inf} if proposal == 2 else {})
-        metrics.log("proposal", "proposals", found, env_steps=30 * proposal + 1, proposals=4 * proposal)
+        scalars = {"objective": 1.0 * proposal} | ({"late": math.inf} if proposal == 2 else {})
+        metrics.log("proposal", "proposals", scalars, env_steps=30 * proposal + 1, proposals=4 * proposal)
     metrics.close(final={"result": 2.0})
     tables = metric_tables(tmp_path / FILE_NAME)
     assert {kind: (table.kind, table.x) for kind, table in tables.items()} == {
@@ -254,21 +254,21 @@ def test_each_kind_of_row_is_a_table_and_a_curve_of_its_own(tmp_path: Path) -> N
     assert [place_of(rows[:n]) for n in range(9)] == [0, 0, 0, 0, 4, 4, 4, 4, 8]
 
 
-def test_rows_that_do_not_say_what_they_are_about_are_no_tables(tmp_path: Path) -> None:
+def test_untyped_rows_raise(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text('{"step": 1, "a": 2.0, "time/unix": 1.0}\n')
-    with pytest.raises(RunFolderError, match="line 1 does not say"):
+    with pytest.raises(RunFolderError, match="line 1"):
         metric_tables(tmp_path / FILE_NAME)
     with pytest.raises(RunFolderError, match="rerun=true"):
         MetricLog(tmp_path, position_of(tmp_path / FILE_NAME))
 
 
-def test_file_shorter_than_the_checkpoint_says(tmp_path: Path) -> None:
+def test_file_shorter_than_checkpoint(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{}\n")
     with pytest.raises(RunFolderError, match=r"has 1 lines .* at 100.*rerun=true"):
         MetricLog(tmp_path, {"lines": 100, "sha256": ""})
 
 
-def test_reading_leaves_out_a_line_being_written_and_names_a_broken_one(tmp_path: Path) -> None:
+def test_reader_skips_partial_line(tmp_path: Path) -> None:
     path = tmp_path / FILE_NAME
     path.write_text('{"step": 1}\n{"step"')
     assert read_metrics(path) == [{"step": 1}]

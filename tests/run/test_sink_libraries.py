@@ -17,28 +17,31 @@ import pytest
 
 import sink_worker
 from llmrl.run.signals import PROMISED_S
-from sink_worker import ALL, KEPT, KEY
+from sink_worker import ALL, KEY, ROWS_AT_CHECKPOINT
 
 LOSSES = {10 * n: 0.5 * n for n in range(ALL) if n % 3 != 2}
 RETURNS = {n: 2.0 * n for n in range(ALL) if n % 3 == 2}
 
 
 def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
-    """Run attempts, each in a process of its own with an empty home; returns the run folder. They print nothing, and
-    write nothing but below the output folder, for their owner alone."""
-    home, elsewhere, root = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "outputs"
-    for folder in (home, elsewhere):
+    """Run attempts and return the run folder.
+
+    Each attempt is a process with an empty home. They print nothing, and write only below the output folder, for their
+    owner alone.
+    """
+    home, directory, root = tmp_path / "home", tmp_path / "elsewhere", tmp_path / "outputs"
+    for folder in (home, directory):
         folder.mkdir(exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW"))}
     env |= {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(sink_worker.__file__).parent)}
     env.pop("XDG_CACHE_HOME", None)
     for way in ways:
         command = [sys.executable, sink_worker.__file__, str(root), json.dumps(node), way]
-        done = subprocess.run(command, cwd=elsewhere, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == (9 if way == "killed" else 0), done.stderr
-        said = [line for line in (done.stdout + done.stderr).splitlines() if "odd (tag) is nan" not in line]
-        assert not said, said
-    assert not list(elsewhere.iterdir()) and not [path for path in home.rglob("*") if path.is_file()]
+        output = [line for line in (done.stdout + done.stderr).splitlines() if "odd (tag) is nan" not in line]
+        assert not output, output
+    assert not list(directory.iterdir()) and not [path for path in home.rglob("*") if path.is_file()]
     for path in root.rglob("*"):
         assert path.is_symlink() or not path.stat().st_mode & 0o077, f"{path} is open to others"
     holding = [path for path in root.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
@@ -48,23 +51,23 @@ def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
 
 
 def wandb_records(folder: Path) -> list[Any]:
-    """The records of an offline run, the only one in `folder`: protocol buffers in LevelDB's log format."""
+    """Return the records of an offline run, the only one in `folder`: protocol buffers in LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2 as pb
 
     [path] = (folder / "loggers" / "wandb").glob("offline-run-*/run-*.wandb")
-    data, at, records, begun = path.read_bytes(), 7, [], b""
+    data, at, records, fragment = path.read_bytes(), 7, [], b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no header fits into the rest of a block
             at += 32768 - at % 32768
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
-        begun += data[at + 7 : at + 7 + length]
+        fragment += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # a whole record, or the last piece of one
             record = pb.Record()
-            record.ParseFromString(begun)
+            record.ParseFromString(fragment)
             records.append(record)
-            begun = b""
+            fragment = b""
     return records
 
 
@@ -97,7 +100,7 @@ def test_wandb_offline(tmp_path: Path) -> None:
     metrics = {r.metric.name: r.metric.step_metric for r in records if r.WhichOneof("record_type") == "metric"}
     assert metrics["loss/value"] == "env_steps" and metrics["evaluation/return"] == "updates"
     [run] = [r.run for r in records if r.WhichOneof("record_type") == "run"][:1]
-    config = {each.key: json.loads(each.value_json) for each in run.config.update}
+    config = {config_row.key: json.loads(config_row.value_json) for config_row in run.config.update}
     assert (run.project, run.display_name) == ("game", "/".join(folder.parts[-2:]))
     assert run.run_group == folder.parent.name and run.run_id == (folder / "loggers" / "run_id").read_text()
     assert config["env.n_envs"] == 4 and config["agent.sizes"] == [8, 8] and config["seed"] == 3
@@ -105,12 +108,12 @@ def test_wandb_offline(tmp_path: Path) -> None:
     summary = {}
     for record in records:
         if record.WhichOneof("record_type") == "summary":
-            summary |= {each.key: json.loads(each.value_json) for each in record.summary.update}
+            summary |= {summary_row.key: json.loads(summary_row.value_json) for summary_row in record.summary.update}
     assert summary["Final/result"] == 2.5 and summary["state"] == "finished" and summary["best.a"] == 1.0
     assert [r.exit.exit_code for r in records if r.WhichOneof("record_type") == "exit"] == [0]
 
 
-def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_online_needs_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from llmrl.core.errors import ConfigError
     from llmrl.run.sinks.wandb import WandB
@@ -126,7 +129,7 @@ def test_wandb_online_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_wandb_whose_server_is_down_holds_up_no_stop(tmp_path: Path) -> None:
+def test_wandb_outage_does_not_delay_stop(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     script = """
 import os, signal, sys, time
@@ -151,8 +154,8 @@ except Stopped:
     env["PYTHONPATH"] = str(Path(sink_worker.__file__).parent)
     command = [sys.executable, "-c", script, str(tmp_path)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=True)
-    took = time.time() - float(done.stdout.split()[0])
-    assert took < PROMISED_S, f"{took:.0f} s"
+    duration = time.time() - float(done.stdout.split()[0])
+    assert duration < PROMISED_S, f"{duration:.0f} s"
     assert "Traceback" not in done.stderr
     [record] = tmp_path.rglob("run.log")
     assert "loggers.wandb could not be closed: it did not answer in time" in record.read_text()
@@ -160,7 +163,7 @@ except Stopped:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_mlflow_in_a_database(tmp_path: Path) -> None:
+def test_mlflow_database(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     node = {"_target_": "llmrl.run.sinks.mlflow.MLflow"}
     folder = attempts(tmp_path, node, "killed", "finishes")
@@ -185,16 +188,16 @@ def test_mlflow_in_a_database(tmp_path: Path) -> None:
     assert json.loads((artifacts / "summary.json").read_text())["best"] == {"a": 1.0}
 
 
-def test_mlflow_goes_on_in_the_same_run_where_nothing_was_cut(tmp_path: Path) -> None:
+def test_mlflow_continues_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     from llmrl.run.metrics import MetricLog
+    from llmrl.run.sink import Opening
     from llmrl.run.sinks.mlflow import MLflow
-    from llmrl.run.sinks.sink import Opening
 
     opening = Opening(tmp_path / "run", tmp_path, "game", "label", {"a": 1}, {}, started=1.0)
     opening.folder.mkdir()
     ids, position = [], None
-    for begins, ends in ((0, KEPT), (KEPT, ALL)):
+    for begins, ends in ((0, ROWS_AT_CHECKPOINT), (ROWS_AT_CHECKPOINT, ALL)):
         sink = MLflow()
         metrics = MetricLog(opening.folder, position, {"mlflow": sink}, opening)
         metrics.attach("said", lambda line: "text")
@@ -210,7 +213,7 @@ def test_mlflow_goes_on_in_the_same_run_where_nothing_was_cut(tmp_path: Path) ->
     assert sink._client.get_run(ids[0]).info.status == "FINISHED"
 
 
-def test_mlflow_whose_server_is_down(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mlflow_outage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pytest.importorskip("mlflow")
     import socket
 
@@ -229,7 +232,7 @@ def test_mlflow_whose_server_is_down(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 @pytest.mark.parametrize("library", ["wandb", "mlflow"])
-def test_a_library_is_imported_only_where_it_is_used(library: str) -> None:
+def test_libraries_load_lazily(library: str) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     script = f"import sys, sink_worker; sys.exit({library!r} in sys.modules)"

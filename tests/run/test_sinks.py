@@ -1,4 +1,4 @@
-"""What sinks are told, that their failures are none of the run's, and that nobody waits for them for long."""
+"""Events that sinks receive, isolation of their failures, and limits on the time that a run waits for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ import pytest
 
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.loggers import build_loggers
+from llmrl.run import sink_fan_out as fan_out
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
-from llmrl.run.sinks import fan_out
-from llmrl.run.sinks.sink import Ending, Opening, Row, Sink, flat
+from llmrl.run.sink import Ending, Opening, Row, Sink, flat
 
 CONFIG: dict[str, Any] = {"env": "toy", "agent": {"lr": 0.1}}
 KEY = "sk-abcdefghij0123456789ABCDEFGHIJ"
@@ -90,8 +91,8 @@ class Stuck(Notes):
 
 def record(metrics: MetricLog, numbers: range) -> None:
     for number in numbers:
-        found = {"loss": 0.5 * number, "nothing": float("nan")}
-        metrics.log("update", "env_steps", found, env_steps=10 * number, updates=number)
+        scalars = {"loss": 0.5 * number, "nothing": float("nan")}
+        metrics.log("update", "env_steps", scalars, env_steps=10 * number, updates=number)
 
 
 @pytest.fixture
@@ -99,14 +100,14 @@ def notes() -> Notes:
     return Notes(background=False)
 
 
-def test_a_sink_is_told_rows_texts_pictures_and_the_end(tmp_path: Path, notes: Notes) -> None:
+def test_sink_receives_all_events(tmp_path: Path, notes: Notes) -> None:
     with Run.open(tmp_path, "toys", CONFIG, ["env=toy", "agent.lr=0.1"], 3, sinks=lambda: {"notes": notes}) as run:
         record(run.metrics, range(1))
         run.metrics.attach("said", lambda line: f"at {line['env_steps']}")
         run.metrics.attach_pictures("film", lambda line: [tmp_path / "a.gif"] if line["updates"] else [])
         record(run.metrics, range(1, 2))
         run.result, run.summary = 2.5, {"worst": 0.5, "best": {"a": 1.0}, "episodes": 3}
-    opening, first, said, second, said_again, film, ending = notes.told
+    opening, first, text, second, second_text, film, ending = notes.told
     assert (opening.folder, opening.root, opening.name, opening.kept) == (run.folder, tmp_path, "toys", 0)
     assert opening.label == "/".join(run.folder.parts[-2:]) and opening.label.endswith("/s3")
     assert opening.config == CONFIG and opening.hyperparameters == {"env": "toy", "agent.lr": 0.1, "seed": 3}
@@ -114,7 +115,7 @@ def test_a_sink_is_told_rows_texts_pictures_and_the_end(tmp_path: Path, notes: N
     assert second.counters == {"env_steps": 10, "updates": 1} and second.place == 10
     assert second.metrics.keys() == {"loss", "nothing"} and second.metrics["loss"] == 0.5
     assert second.metrics["nothing"] != second.metrics["nothing"]
-    assert said == (0, "said", "at 0") and said_again == (1, "said", "at 10")
+    assert text == (0, "said", "at 0") and second_text == (1, "said", "at 10")
     assert film == (1, "film", tmp_path / "a.gif")
     assert (ending.state, ending.place, ending.error) == ("finished", 10, "") and ending.succeeded
     assert ending.final == {"Final/result": 2.5, "Final/worst": 0.5}
@@ -122,7 +123,7 @@ def test_a_sink_is_told_rows_texts_pictures_and_the_end(tmp_path: Path, notes: N
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_resumed_run_tells_the_rows_it_kept_and_then_the_new_ones(tmp_path: Path, background: bool) -> None:
+def test_resume_repeats_rows_to_sink(tmp_path: Path, background: bool) -> None:
     sinks = [Notes(background), Notes(background)]
     metrics = MetricLog(tmp_path, None, {"notes": sinks[0]})
     record(metrics, range(3))
@@ -136,10 +137,10 @@ def test_a_resumed_run_tells_the_rows_it_kept_and_then_the_new_ones(tmp_path: Pa
     opening = sinks[1].told[0]
     assert opening.kept == 3 and opening.started == sinks[1].told[1].unix
     assert sinks[1].numbers == [0, 1, 2, 3, 4, 5]
-    assert [told[0] for told in sinks[1].told if isinstance(told, tuple)] == [0, 1, 2, 3, 4, 5]
+    assert [event[0] for event in sinks[1].told if isinstance(event, tuple)] == [0, 1, 2, 3, 4, 5]
 
 
-def test_how_an_attempt_ended_is_told(tmp_path: Path, notes: Notes) -> None:
+def test_end_state_reaches_sink(tmp_path: Path, notes: Notes) -> None:
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"notes": notes}):
         raise ZeroDivisionError("no division")
     assert (notes.told[-1].state, notes.told[-1].error) == ("failed", "ZeroDivisionError: no division")
@@ -151,48 +152,46 @@ def test_how_an_attempt_ended_is_told(tmp_path: Path, notes: Notes) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_sink_that_fails_ends_neither_the_run_nor_another_sink(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool
-) -> None:
+def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool) -> None:
     broken, notes = Broken(1, 2, 3, background=background), Notes(background)
     sinks = {"broken": broken, "notes": notes}
     with caplog.at_level(logging.WARNING), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: sinks) as run:
         for number in range(4):
             record(run.metrics, range(number, number + 1))
-            wait_until(lambda n=number: len(notes.numbers) == n + 1 and broken.numbers == [0])
+            wait_for(lambda n=number: len(notes.numbers) == n + 1 and broken.numbers == [0])
         run.result = 1.0
     assert Run.open(tmp_path, "toys", CONFIG).finished
     assert notes.numbers == [0, 1, 2, 3] and isinstance(notes.told[-1], Ending)
     assert len(read_metrics(run.folder / FILE_NAME)) == 4
-    said = [record.getMessage() for record in caplog.records if "loggers.broken" in record.getMessage()]
-    assert len(said) == 2, "once when it fails, once at the end"
-    assert "server is down" in said[0] and "The run goes on" in said[0]
-    assert "lacks the last 3 of 4 rows" in said[1] and "metrics.jsonl" in said[1]
-    assert KEY not in caplog.text and "<redacted>" in said[0]
+    warnings = [record.getMessage() for record in caplog.records if "loggers.broken" in record.getMessage()]
+    assert len(warnings) == 2, "once when it fails, once at the end"
+    assert "server is down" in warnings[0] and "The run continues" in warnings[0]
+    assert "lacks the last 3 of 4 rows" in warnings[1] and "metrics.jsonl" in warnings[1]
+    assert KEY not in caplog.text and "<redacted>" in warnings[0]
 
 
-def test_a_sink_in_the_background_that_failed_is_opened_again_and_gets_everything(
+def test_background_sink_reopens_after_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fan_out, "AGAIN_S", 0.0)
+    monkeypatch.setattr(fan_out, "RETRY_S", 0.0)
     broken = Broken(1)
     metrics = MetricLog(tmp_path, None, {"broken": broken})
     for number in range(4):
         record(metrics, range(number, number + 1))
-        wait_until(lambda n=number: n in broken.numbers if n != 1 else not broken.fails_at)
+        wait_for(lambda n=number: n in broken.numbers if n != 1 else not broken.fails_at)
     metrics.close()
     metrics.wait()
-    opened = [told for told in broken.told if isinstance(told, Opening)]
-    assert [each.kept for each in opened] == [0, 3], "with the rows that there were by then"
+    openings = [event for event in broken.told if isinstance(event, Opening)]
+    assert [opening.kept for opening in openings] == [0, 3], "with the rows that there were by then"
     assert broken.numbers == [0, 0, 1, 2, 3] and isinstance(broken.told[-1], Ending)
     assert caplog.text.count("loggers.broken") == 1, "it lacks nothing in the end"
 
 
 @pytest.mark.slow
-def test_a_sink_that_cannot_keep_up_is_given_up_and_holds_up_nobody(
+def test_slow_sink_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(fan_out, "MOST_WAITING", 10)
+    monkeypatch.setattr(fan_out, "MAX_QUEUED", 10)
     monkeypatch.setattr(fan_out, "FINISH_S", 1.0)
     stuck = Stuck("rows")
     metrics = MetricLog(tmp_path, None, {"stuck": stuck})
@@ -200,14 +199,14 @@ def test_a_sink_that_cannot_keep_up_is_given_up_and_holds_up_nobody(
     stuck.at = ""
     stuck.answer.set()
     record(metrics, range(50, 51))
-    wait_until(lambda: "more than 10 rows" in caplog.text)
+    wait_for(lambda: "more than 10 rows" in caplog.text)
     metrics.close()
     metrics.wait()
     assert "lacks the last" in caplog.text and len(read_metrics(tmp_path / FILE_NAME)) == 51
 
 
 @pytest.mark.parametrize("at", ["rows", "close"])
-def test_a_run_that_is_told_to_stop_does_not_wait_for_a_server(
+def test_stop_does_not_wait_for_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at: str
 ) -> None:
     monkeypatch.setattr(fan_out, "STOP_S", 0.2)
@@ -215,18 +214,16 @@ def test_a_run_that_is_told_to_stop_does_not_wait_for_a_server(
     with pytest.raises(Stopped), Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
         os.kill(os.getpid(), signal.SIGTERM)
-        begun = time.monotonic()
+        start_time = time.monotonic()
         run.safe_point(2, dict)
-    assert time.monotonic() - begun < fan_out.FINISH_S / 2
+    assert time.monotonic() - start_time < fan_out.FINISH_S / 2
     assert "loggers.stuck" in caplog.text and "did not answer in time" in caplog.text
     assert ("lacks the last 2 of 2 rows" in caplog.text) == (at == "rows")
     assert not isinstance((stuck.told or [None])[-1], Ending) and stuck.abandoned
     stuck.answer.set()
 
 
-def test_a_finished_run_waits_for_what_a_sink_still_has_to_take(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_finished_run_flushes_sinks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     stuck = Stuck("close")
     with Run.open(tmp_path, "toys", CONFIG, sinks=lambda: {"stuck": stuck}) as run:
         record(run.metrics, range(2))
@@ -234,7 +231,7 @@ def test_a_finished_run_waits_for_what_a_sink_still_has_to_take(
     assert isinstance(stuck.told[-1], Ending) and "loggers.stuck" not in caplog.text and not stuck.abandoned
 
 
-def test_no_secret_reaches_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sinks_receive_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_API_KEY", "correct-horse-battery")
     notes = Notes(background=False)
     config = {"a": {"b": f"uses {KEY}", "correct-horse-battery": 1}}
@@ -243,27 +240,27 @@ def test_no_secret_reaches_a_sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     metrics.attach("said", lambda line: f"Bearer {KEY}")
     metrics.log("update", "updates", {"loss/correct-horse-battery": 1.0, "fine": 2.0}, updates=1)
     metrics.close("failed", {"found": f"key {KEY}"}, error=f"no access with {KEY}")
-    told = repr(notes.told)
-    assert KEY not in told and "correct-horse-battery" not in told
+    events = repr(notes.told)
+    assert KEY not in events and "correct-horse-battery" not in events
     assert notes.told[1].metrics == {"loss/<redacted>": 1.0, "fine": 2.0}
 
 
-def test_which_sinks_are_chosen_does_not_change_which_run_it_is(tmp_path: Path, notes: Notes) -> None:
-    with_one = {**CONFIG, "loggers": {"notes": {"_target_": "my.Notes"}}}
-    assert config_hash(with_one) == config_hash(CONFIG)
-    typed = ["loggers=[tensorboard,wandb]", "+loggers.mine._target_=my.Sink", "loggers.wandb.mode=offline"]
-    assert run_label(typed) == run_label([])
+def test_sinks_are_not_hashed(tmp_path: Path, notes: Notes) -> None:
+    with_sink = {**CONFIG, "loggers": {"notes": {"_target_": "my.Notes"}}}
+    assert config_hash(with_sink) == config_hash(CONFIG)
+    overrides = ["loggers=[tensorboard,wandb]", "+loggers.mine._target_=my.Sink", "loggers.wandb.mode=offline"]
+    assert run_label(overrides) == run_label([])
     with pytest.raises(ZeroDivisionError), Run.open(tmp_path, "toys", CONFIG) as first:
         record(first.metrics, range(2))
         first.checkpoint(2, {})
         raise ZeroDivisionError
-    with Run.open(tmp_path, "toys", with_one, typed, sinks=lambda: {"notes": notes}) as run:
+    with Run.open(tmp_path, "toys", with_sink, overrides, sinks=lambda: {"notes": notes}) as run:
         assert run.folder == first.folder and run.state == "resumed"
         record(run.metrics, range(2, 3))
     assert notes.numbers == [0, 1, 2]
 
 
-def test_sinks_that_cannot_be_made_leave_a_finished_run_as_it_is(tmp_path: Path) -> None:
+def test_invalid_sinks_keep_finished_run(tmp_path: Path) -> None:
     def missing() -> dict[str, Sink]:
         raise ConfigError("not installed")
 
@@ -271,17 +268,19 @@ def test_sinks_that_cannot_be_made_leave_a_finished_run_as_it_is(tmp_path: Path)
         record(run.metrics, range(2))
     assert Run.open(tmp_path, "toys", CONFIG, sinks=missing).finished, "nobody asks for them"
     with pytest.raises(ConfigError):
-        Run.open(tmp_path, "toys", CONFIG, sinks=missing, rerun=True)
+        Run.open(tmp_path, "toys", CONFIG, sinks=missing, options=RunOptions(rerun=True))
     assert Run.open(tmp_path, "toys", CONFIG).finished and not list(run.folder.glob("backup*"))
 
 
-def test_a_run_keeps_one_identity_until_it_is_begun_anew(tmp_path: Path) -> None:
+def test_run_id_changes_on_rerun(tmp_path: Path) -> None:
     ids = []
     for rerun in (False, False, True):
         notes = Notes(background=False)
         with (
             pytest.raises(ZeroDivisionError),
-            Run.open(tmp_path, "t", CONFIG, rerun=rerun, sinks=lambda sink=notes: {"n": sink}) as run,
+            Run.open(
+                tmp_path, "t", CONFIG, sinks=lambda sink=notes: {"n": sink}, options=RunOptions(rerun=rerun)
+            ) as run,
         ):
             ids.append(notes.told[0].run_id())
             run.checkpoint(1, {})
@@ -289,7 +288,7 @@ def test_a_run_keeps_one_identity_until_it_is_begun_anew(tmp_path: Path) -> None
     assert ids[0] == ids[1] != ids[2] and len(ids[0]) == 16
 
 
-def test_sinks_that_open_side_by_side_agree_on_the_run_s_identity(tmp_path: Path) -> None:
+def test_parallel_sinks_share_run_id(tmp_path: Path) -> None:
     opening, ids = Opening(tmp_path, tmp_path, "n", "l"), []
     threads = [threading.Thread(target=lambda: ids.append(opening.run_id())) for _ in range(16)]
     for thread in threads:
@@ -299,16 +298,16 @@ def test_sinks_that_open_side_by_side_agree_on_the_run_s_identity(tmp_path: Path
     assert len(ids) == 16 and len(set(ids)) == 1
 
 
-def test_what_is_no_sink_is_refused() -> None:
+def test_invalid_sinks() -> None:
     config: dict[str, Any] = {"trusted_modules": ["test_sinks"], "loggers": {}}
     assert build_loggers(config) == {} == build_loggers({**config, "loggers": None})
-    own = {"mine": {"_target_": "test_sinks.Notes", "background": False}, "none": {"_target_": None}}
-    assert isinstance(build_loggers({**config, "loggers": own})["mine"], Notes)
+    loggers = {"mine": {"_target_": "test_sinks.Notes", "background": False}, "none": {"_target_": None}}
+    assert isinstance(build_loggers({**config, "loggers": loggers})["mine"], Notes)
     for node, complaint in [
         ({"_target_": "test_sinks.Key"}, "no such name"),
         ({"_target_": "test_sinks.NoSink"}, "is no sink"),
-        ({"_target_": "test_sinks.Notes", "colour": 1}, "no option 'colour'"),
-        ("wandb", "give the class"),
+        ({"_target_": "test_sinks.Notes", "color": 1}, "'color'"),
+        ("wandb", "must name the class"),
         ({"_target_": "llmrl.run.tensorboard_file.EventFile"}, "outside the trusted modules"),
         ({"_target_": "llmrl.run.sinks.wandb.WandB", "finish_timeout": 0.0}, "finish_timeout"),
     ]:
@@ -321,9 +320,7 @@ class NoSink:
 
 
 @pytest.mark.parametrize(("option", "library"), [("wandb", "wandb"), ("mlflow", "mlflow")])
-def test_a_library_that_is_missing_is_named_with_what_installs_it(
-    monkeypatch: pytest.MonkeyPatch, option: str, library: str
-) -> None:
+def test_missing_library_suggests_installation(monkeypatch: pytest.MonkeyPatch, option: str, library: str) -> None:
     from importlib import util
 
     from llmrl.core.option_files import options
@@ -334,14 +331,14 @@ def test_a_library_that_is_missing_is_named_with_what_installs_it(
         build_loggers({"trusted_modules": [], "loggers": options("loggers")[option]})
 
 
-def test_a_config_as_one_mapping() -> None:
+def test_flat_config() -> None:
     assert flat({"a": {"b": {}, "c": [1, {"d": 2}]}, "e": {"f": {"g": None}}}) == {
         "a.c": [1, {"d": 2}],
         "e.f.g": None,
     }
 
 
-def wait_until(true: Any, seconds: float = 20.0) -> None:
+def wait_for(true: Any, seconds: float = 20.0) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "it does not happen"

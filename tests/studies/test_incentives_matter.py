@@ -20,14 +20,27 @@ def the_run(root: Path, name: str) -> Path:
 
 
 @pytest.mark.slow
-def test_incentives_matter_in_clean_up(tmp_path):
-    """Everything between the two commands and their numbers has to work for this: engine, mechanism, networks, PPO,
-    pre-training, adaptation, validation. Only the length of the pre-training and the proposals are not the defaults."""
+def test_incentives_matter_in_cleanup(tmp_path):
+    """Incentives raise the objective in Clean Up.
+
+    This requires engine, mechanism, networks, PPO, pre-training, adaptation and validation to work; only the length of
+    the pre-training and the proposals differ from the defaults.
+    """
     run("experiment=regimes/cleanup_pretrain", f"learn.env_steps={PRETRAINING_STEPS}", f"output_root={tmp_path}")
-    begun = the_run(tmp_path, "cleanup_pretrain")
-    few = ("principal=listed", "principal.vectors=[[0,0,0],[0,3,0]]", "design.candidates=2", "design.steps=1")
-    once = (f"design.replicates={SOCIETIES}", "design.confirm_steps=0", "design.evaluations=0", "design.references=0")
-    run("env=cleanup", *few, *once, f"agent.init_from='{begun}'", f"output_root={tmp_path}")
+    folder = the_run(tmp_path, "cleanup_pretrain")
+    listed_vectors = (
+        "principal=listed",
+        "principal.vectors=[[0,0,0],[0,3,0]]",
+        "design.candidates=2",
+        "design.steps=1",
+    )
+    single_step = (
+        f"design.replicates={SOCIETIES}",
+        "design.confirm_steps=0",
+        "design.evaluations=0",
+        "design.references=0",
+    )
+    run("env=cleanup", *listed_vectors, *single_step, f"agent.init_from='{folder}'", f"output_root={tmp_path}")
     none, good = json.loads((the_run(tmp_path, "cleanup") / "summary.json").read_text())["history"]
-    apart = np.array(good["societies"]) - np.array(none["societies"])  # of the same games and draws
-    assert apart.mean() > 3 * apart.std(ddof=1) / np.sqrt(SOCIETIES), (none["societies"], good["societies"])
+    differences = np.array(good["societies"]) - np.array(none["societies"])  # of the same games and draws
+    assert differences.mean() > 3 * differences.std(ddof=1) / np.sqrt(SOCIETIES), (none["societies"], good["societies"])

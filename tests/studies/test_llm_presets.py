@@ -5,12 +5,12 @@ import pytest
 from experiments import compose, only_run_folder, silent_run
 from llmrl.config.treatments import treatments
 from llmrl.experiment.parts import check_values
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.run.status import read_status
 from some import one_in
 
 # Weights, what gives the actions, what is tuned.
-PUBLISHED = {
+PAPER_VARIANTS = {
     "gflan": ("pretrained", "scores", "full"),
     "gflan_lora": ("pretrained", "scores", "lora"),
     "aflan": ("pretrained", "head", "full"),
@@ -36,28 +36,30 @@ TINY = (
 def models(tmp_path_factory):
     texts = ["Goal of the agent: go to the red ball", "turn left, turn right, go forward, pick up, drop, toggle"]
     folder = tmp_path_factory.mktemp("models") / "seq2seq"
-    make_small_model(folder, texts, "seq2seq", width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+    make_small_model(
+        folder, texts, "seq2seq", shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300, longest=4096)
+    )
     return folder
 
 
 @pytest.mark.slow
-def test_every_treatment_is_one_of_these_or_of_the_baselines():
-    typed = ("agent.data=there", "llm.model=there")
-    for study, expected in (("mixed", {*PUBLISHED}), ("goto_local", SMALL_MODELS)):
-        fits = [name for name, made_for in treatments().items() if f"grounding/{study}" in made_for]
+def test_treatments_have_presets():
+    placeholders = ("agent.data=there", "llm.model=there")
+    for study, treatments_ in (("mixed", {*PAPER_VARIANTS}), ("goto_local", SMALL_MODELS)):
+        fits = [name for name, studies in treatments().items() if f"grounding/{study}" in studies]
         agents = {}
         for name in fits:
-            words = typed if name == "bc" else typed[:1] if name == "small_bc" else ()
+            words = placeholders if name == "bc" else placeholders[:1] if name == "small_bc" else ()
             agents[name] = compose(f"experiment=grounding/{study}", f"treatment={name}", *words)["agent"]
-        assert {name for name, agent in agents.items() if agent.get("tune") is not None} == expected
+        assert {name for name, agent in agents.items() if agent.get("tune") is not None} == treatments_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("treatment", PUBLISHED)
-def test_a_published_variant_is_what_it_says(treatment):
+@pytest.mark.parametrize("treatment", PAPER_VARIANTS)
+def test_paper_variants_match_settings(treatment):
     config = compose("experiment=grounding/mixed", f"treatment={treatment}")
     check_values(config)
-    assert (config["llm"]["weights"], config["agent"]["actions"], config["agent"]["tune"]) == PUBLISHED[treatment]
+    assert (config["llm"]["weights"], config["agent"]["actions"], config["agent"]["tune"]) == PAPER_VARIANTS[treatment]
     assert config["llm"]["model"] == "google/flan-t5-large"
     ppo = config["agent"]["ppo"]
     assert (ppo["gamma"], ppo["gae_lambda"], ppo["epochs"], ppo["minibatch_size"]) == (0.99, 0.99, 4, 64)
@@ -74,15 +76,18 @@ def test_a_published_variant_is_what_it_says(treatment):
     one_in(
         2,
         [
-            *(("mixed", name) for name in PUBLISHED),
+            *(("mixed", name) for name in PAPER_VARIANTS),
             *((world, name) for world in SMALL for name in sorted(SMALL_MODELS)),
         ],
     ),
 )
-def test_it_runs(study, treatment, tmp_path, models):
+def test_treatment_runs(study, treatment, tmp_path, models):
     model = f"llm.model={models}"
     if treatment in SMALL_MODELS:
-        model = "llm.make={width: 16, layers: 1, heads: 2, vocabulary: 300, longest: 4096, stories: 50, story_steps: 2}"
+        model = (
+            "llm.make={width: 16, layers: 1, heads: 2, vocabulary: 300, longest: 4096, stories: 50, "
+            "pretraining_steps: 2}"
+        )
     overrides = (f"experiment=grounding/{study}", f"treatment={treatment}", *TINY, model)
     silent_run(*overrides, f"output_root={tmp_path}")
     assert read_status(only_run_folder(tmp_path)).state == "finished"

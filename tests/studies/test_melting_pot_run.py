@@ -15,14 +15,29 @@ from llmrl.run.artifacts import saved_state
 from some import one_in, some
 
 LEGISLATIVE = [study for study in studies() if study.startswith("legislative/")]
-GOVERNED = ("cleanup", "harvest", "escape_room", "_independent", "_paper", "escape_room_small", "_native_small")
+GAMES_WITH_MECHANISM = (
+    "cleanup",
+    "harvest",
+    "escape_room",
+    "_independent",
+    "_paper",
+    "escape_room_small",
+    "_native_small",
+)
 """Endings of presets that wait for a principal; test_principals_in_games runs those that have one."""
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
-SMALL = ("env.n_envs=2", "env.horizon=20", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
+SMALL = (
+    "env.n_envs=2",
+    "env.horizon=20",
+    "design.evaluations=1",
+    "design.steps=2",
+    "design.adapt_rounds=1",
+    "design.validate_episodes=2",
+)
 
 
 @pytest.mark.parametrize("env", some(["cleanup"], ["cleanup", "harvest"]))
-def test_llm_principal_governs_and_is_evaluated(tmp_path, env, capsys):
+def test_llm_principal_run(tmp_path, env, capsys):
     result = run(f"env={env}_pixels", "principal=llm", "llm=scripted", *SMALL, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
@@ -43,22 +58,22 @@ def weights(folder):
     return saved_state(folder)[1]["agents"][0]["policy"]
 
 
-def same(a, b, part=""):
-    """Whether all weights whose name has `part` in it are equal."""
+def equal(a, b, part=""):
+    """Return whether all weights with `part` in their name are equal."""
     return all(torch.equal(a[name], b[name]) for name in a if part in name)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("game", ["harvest", "cleanup"])
-def test_pretrained_agents_are_governed(tmp_path, game):
+def test_pretrained_agents_run(tmp_path, game):
     run(
         *(f"experiment=legislative/{game}_pretrain", "env.n_envs=1", "env.horizon=15", "learn.env_steps=30"),
         *("learn.evaluate_episodes=1", "name=pretrain", f"output_root={tmp_path}"),
     )
     first = only_run_folder(tmp_path / "pretrain")
-    trained = weights(first)
-    fresh = untrained(game)
-    assert not any(torch.equal(x, fresh[name]) for name, x in trained.items() if ".core." in name)
+    agents = weights(first)
+    fresh = initial_weights(game)
+    assert not any(torch.equal(x, fresh[name]) for name, x in agents.items() if ".core." in name)
     for parts in ("core", "all"):
         command = (
             *(f"experiment=legislative/{game}_small", "principal=ucb", "principal.points=3"),
@@ -67,25 +82,31 @@ def test_pretrained_agents_are_governed(tmp_path, game):
         )
         run(*command)
         has_principal = weights(only_run_folder(tmp_path / parts))
-        assert same(trained, has_principal, ".core.") and not same(trained, has_principal, ".actor.")
-        built = build_parts(compose(*command), None)
-        [agent] = built.agents
+        assert equal(agents, has_principal, ".core.") and not equal(agents, has_principal, ".actor.")
+        run_parts = build_parts(compose(*command), None)
+        [agent] = run_parts.agents
         loaded = {name: x.clone() for name, x in agent.policy.state_dict().items()}
-        assert same(trained, loaded, ".core.") and same(trained, loaded) == (parts == "all")
+        assert equal(agents, loaded, ".core.") and equal(agents, loaded) == (parts == "all")
         agent.load_state_dict(saved_state(only_run_folder(tmp_path / parts))[1]["agents"][0])
-        assert same(agent.policy.state_dict(), has_principal)
+        assert equal(agent.policy.state_dict(), has_principal)
         agent.reset()
-        assert same(agent.policy.state_dict(), loaded)
-        built.close()
+        assert equal(agent.policy.state_dict(), loaded)
+        run_parts.close()
 
 
-def untrained(game):
-    built = build_parts(compose(f"experiment=legislative/{game}_pretrain"), None)
-    built.close()
-    return built.agents[0].policy.state_dict()
+def initial_weights(game):
+    parts = build_parts(compose(f"experiment=legislative/{game}_pretrain"), None)
+    parts.close()
+    return parts.agents[0].policy.state_dict()
 
 
-@pytest.mark.parametrize("study", one_in(3, [s for s in LEGISLATIVE if s.endswith(GOVERNED)]))
+@pytest.mark.parametrize("study", one_in(3, [s for s in LEGISLATIVE if s.endswith(GAMES_WITH_MECHANISM)]))
 def test_studies_run(tmp_path, study):
-    small = ("env.horizon=5", "design.steps=1", "design.adapt_rounds=1", f"output_root={tmp_path}")
+    small = (
+        "env.horizon=5",
+        "design.evaluations=1",
+        "design.steps=1",
+        "design.adapt_rounds=1",
+        f"output_root={tmp_path}",
+    )
     assert run(f"experiment={study}", "principal=random", *small) is not None

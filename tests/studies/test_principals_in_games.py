@@ -30,7 +30,7 @@ TINY = (
     ),
 )
 HIGH = {"harvest": 1.0, "cleanup": 3.0}
-FEW = {
+REDUCED = {
     "ucb": ("principal.points=2",),  # more arms than fit the budget, so that none is tried twice
     "gp": ("principal.initial=1",),  # all proposals but the first come from a model
     "cem": ("principal.population=4",),  # the stop is in the middle of a generation
@@ -39,7 +39,7 @@ FEW = {
 
 
 @pytest.fixture(autouse=True)
-def _few_warnings():
+def _limit_warnings():
     """Libraries that fit four noisy points have much to say about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,7 +47,7 @@ def _few_warnings():
 
 
 def proposals(folder):
-    """The rows of metrics.jsonl that hold a proposal, by principal step."""
+    """Return the rows of metrics.jsonl that hold a proposal, by principal step."""
     return read_metrics(folder / "metrics.jsonl", "proposal")
 
 
@@ -57,65 +57,65 @@ def numbers(row, names):
 
 @pytest.mark.parametrize("env", some(["harvest"], ["harvest", "cleanup"]))
 @pytest.mark.parametrize("principal", some(["llm", "metagrad"], PRINCIPALS))
-def test_it_governs_is_stopped_and_goes_on(tmp_path, monkeypatch, principal, env):
+def test_run_stops_then_resumes(tmp_path, monkeypatch, principal, env):
     command = (
         f"experiment=legislative/{env}_small",
         f"principal={principal}",
         *TINY,
-        *FEW.get(principal, ()),
+        *REDUCED.get(principal, ()),
         f"output_root={tmp_path}",
     )
     log = MetricLog.log
 
-    def log_and_stop(self, kind, x, metrics, **counters):
+    def log_until_stop(self, kind, x, metrics, **counters):
         log(self, kind, x, metrics, **counters)
         if kind == "proposal" and counters["principal_steps"] == STOP:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MetricLog, "log", log_and_stop)
+        patch.setattr(MetricLog, "log", log_until_stop)
         with pytest.raises(Stopped):
             run(*command)
     folder = only_run_folder(tmp_path)
-    before = saved_state(folder)[1]
+    state = saved_state(folder)[1]
     assert json.loads((folder / "status.json").read_text())["state"] == "preempted"
-    assert before["step"] == STOP and len(before["history"]) == STOP
+    assert state["step"] == STOP and len(state["history"]) == STOP
 
     result = run(*command)
     assert only_run_folder(tmp_path) == folder
     status = json.loads((folder / "status.json").read_text())
     summary = json.loads((folder / "summary.json").read_text())
     assert (status["state"], status["attempt"]) == ("finished", 2)
-    assert summary["proposals"] == STEPS and summary["history"][:STOP] == before["history"]
+    assert summary["proposals"] == STEPS and summary["history"][:STOP] == state["history"]
     assert np.isfinite(result) and result == summary["history"][-1]["objective"]
     rows = proposals(folder)
-    names = list(before["history"][0]["mechanism"])
+    names = list(state["history"][0]["mechanism"])
     assert [row["principal_steps"] for row in rows] == list(range(1, STEPS + 1))
-    proposed = np.array([numbers(row, names) for row in rows])
-    assert proposed.shape == (STEPS, 3) and (proposed >= 0).all() and (proposed <= HIGH[env]).all()
-    assert proposed.tolist() == [list(row["mechanism"].values()) for row in summary["history"]]
+    vectors = np.array([numbers(row, names) for row in rows])
+    assert vectors.shape == (STEPS, 3) and (vectors >= 0).all() and (vectors <= HIGH[env]).all()
+    assert vectors.tolist() == [list(row["mechanism"].values()) for row in summary["history"]]
     assert [row["proposals"] for row in rows] == list(range(1, STEPS + 1))
-    remembers(principal, before["principal"], saved_state(folder)[1]["principal"], proposed, HIGH[env])
+    remembers(principal, state["principal"], saved_state(folder)[1]["principal"], vectors, HIGH[env])
 
 
-def remembers(principal, before, after, proposed, high):
-    """What a resumed principal knows of the proposals before the stop: nothing is told twice, nothing forgotten."""
-    different = len(np.unique(proposed, axis=0))
+def remembers(principal, initial, after, vectors, high):
+    """Check that a resumed principal knows each proposal before the stop exactly once."""
+    different = len(np.unique(vectors, axis=0))
     if principal == "fixed":
         assert different == 1
     elif principal in ("egreedy", "ucb", "thompson"):
-        assert (before["counts"].sum(), after["counts"].sum()) == (STOP, STEPS)
-        assert (after["counts"] >= before["counts"]).all() and (after["counts"] > 0).sum() == different
+        assert (initial["counts"].sum(), after["counts"].sum()) == (STOP, STEPS)
+        assert (after["counts"] >= initial["counts"]).all() and (after["counts"] > 0).sum() == different
         assert principal != "ucb" or different == STEPS, "an arm was tried twice before all were tried once"
     elif principal == "llm":
-        assert [len(state["history"]["records"]) for state in (before, after)] == [STOP, STEPS]
+        assert [len(state["history"]["records"]) for state in (initial, after)] == [STOP, STEPS]
     elif principal == "vote":  # citizens may keep what they have
-        assert [(len(state["records"]), state["votes"]) for state in (before, after)] == [(STOP, STOP), (STEPS, STEPS)]
+        assert [(len(state["records"]), state["votes"]) for state in (initial, after)] == [(STOP, STOP), (STEPS, STEPS)]
     elif principal == "gp":
-        assert after["vectors"].shape == proposed.shape and (after["vectors"][:STOP] == before["vectors"]).all()
-        np.testing.assert_allclose(after["vectors"] * high, proposed, atol=1e-12)
+        assert after["vectors"].shape == vectors.shape and (after["vectors"][:STOP] == initial["vectors"]).all()
+        np.testing.assert_allclose(after["vectors"] * high, vectors, atol=1e-12)
     elif principal in ("cem", "cmaes"):
-        [first], [last] = before["contexts"], after["contexts"]
+        [first], [last] = initial["contexts"], after["contexts"]
         assert (len(first["values"]), len(last["values"])) == (STOP, STEPS)
         assert different == STEPS
     else:

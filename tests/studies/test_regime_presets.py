@@ -4,6 +4,7 @@ import pytest
 
 from experiments import compose
 from llmrl.config.treatments import studies
+from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values, games_of_a_society
 from llmrl.loops.design import DesignLoop
@@ -12,8 +13,8 @@ from llmrl.loops.learn import LearnLoop
 STUDIES = [study.removeprefix("regimes/") for study in studies() if study.startswith("regimes/")]
 
 
-def built(*overrides):
-    """The config of a run, and the loop of its parts."""
+def build_study(*overrides):
+    """Return the config of a run, and the loop of its parts."""
     config = compose(*overrides)
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
@@ -24,29 +25,42 @@ def built(*overrides):
 
 
 @pytest.mark.parametrize("study", STUDIES)
-def test_every_study_builds_what_its_name_says(study):
-    alone = study.endswith("_pretrain")
-    config, loop = built(f"experiment=regimes/{study}", *([] if alone else ["principal=random"]))
-    assert isinstance(loop, LearnLoop if alone else DesignLoop)
-    if study.endswith("_scratch"):
-        game = study.removesuffix("_scratch")
-        bare = compose(f"env={game}", "principal=random")
-        own = {"adapt_rounds": {"cleanup": 10, "harvest": 40}[game]}
-        unlike = {"init_from": None} | ({"freeze": "none"} if game == "harvest" else {})
-        assert config["agent"] == bare["agent"] | unlike
-        assert config["design"] == bare["design"] | own and config["env"] == bare["env"]
+def test_studies_match_names(study):
+    is_pretraining = study.endswith("_pretrain")
+    _, loop = build_study(f"experiment=regimes/{study}", *([] if is_pretraining else ["principal=random"]))
+    assert isinstance(loop, LearnLoop if is_pretraining else DesignLoop)
+
+
+@pytest.mark.parametrize("game", ["cleanup", "harvest"])
+def test_society_from_scratch_builds(game):
+    config, loop = build_study(f"env={game}", f"regime={game}_scratch", "principal=random")
+    assert isinstance(loop, DesignLoop) and config["agent"]["init_from"] is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("game", "games"), [("cleanup", 2), ("harvest", 1)])
 @pytest.mark.parametrize(("principal", "candidates"), [("random", 8), ("cmaes", 8), ("fixed", 1), ("metagrad", 1)])
-def test_a_principal_of_one_proposal_at_a_time_gets_the_games_of_one(game, games, principal, candidates):
-    config, loop = built(f"env={game}", f"principal={principal}")
+def test_sequential_principal_gets_single_batch(game, games, principal, candidates):
+    config, loop = build_study(f"env={game}", f"principal={principal}")
     assert config["design"]["candidates"] == candidates and config["env"]["n_envs"] == candidates * games
     assert games_of_a_society(config) == games and loop.env.spec.n_envs == candidates * games
 
 
 @pytest.mark.parametrize("societies", [1, 3])
-def test_games_follow_candidates_and_societies(societies):
-    config, _ = built("env=cleanup", "principal=random", "design.candidates=2", f"design.replicates={societies}")
+def test_games_follow_candidates(societies):
+    config, _ = build_study("env=cleanup", "principal=random", "design.candidates=2", f"design.replicates={societies}")
     assert config["env"]["n_envs"] == 4 * societies and games_of_a_society(config) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "row"),
+    [
+        (("env=escape_room", "principal=random"), "escape_room (untrained agents, 100 adaptation rounds)"),
+        (("env=escape_room", "principal=random", "regime=none"), "none (untrained agents, 2 adaptation rounds)"),
+        (("env=simple_doorkey",), "rooms (untrained agents, 200,000 environment steps)"),
+        (("env=taxi", "agent=random"), "none (agents that do not learn)"),
+    ],
+)
+def test_the_plan_names_the_regime(overrides, row, tmp_path):
+    rows = Experiment.compose(*overrides, "design.references=0", f"output_root={tmp_path}").plan()
+    assert dict(rows)["regime"] == row

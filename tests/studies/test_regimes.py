@@ -11,12 +11,12 @@ from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.envs import escape_room
 from llmrl.experiment.parts import build_loop, build_parts, check_values
-from llmrl.experiment.run_references import needed
+from llmrl.experiment.run_references import prerequisite_runs
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
-from llmrl.principals.llm_factory import llm_principal
 from models import scripted
+from shipped import llm_principal
 from societies import outcome
 
 TINY = ("env.n_envs=8", "design.steps=2", "design.adapt_rounds=1", "design.validate_episodes=2")
@@ -25,28 +25,31 @@ SHORT = ("env.horizon=20", "agent.init_from=null", "design.steps=2", "design.ada
 
 
 @pytest.mark.parametrize("game", GAMES)
-def test_a_regime_begins_with_what_its_pretraining_makes(game, tmp_path):
+def test_regime_uses_pretraining_output(game, tmp_path):
     has_principal = compose(f"env={game}", "principal=random", f"output_root={tmp_path}")
-    [behind] = needed(has_principal)
-    alone = behind.config
+    [pretraining] = prerequisite_runs(has_principal)
+    pretraining_config = pretraining.config
     weights, kinds = [], []
-    for config in (has_principal, alone):
+    for config in (has_principal, pretraining_config):
         check_values(config)
         parts = build_parts(config, None)
         kinds.append(type(build_loop(config, parts)))
         weights.append({name: x.shape for name, x in parts.agents[0].policy.state_dict().items()})
         parts.close()
     assert weights[0] == weights[1] and kinds == [DesignLoop, LearnLoop]
-    typed = compose(f"experiment=regimes/{game}_pretrain", f"output_root={tmp_path}")
+    composed_config = compose(f"experiment=regimes/{game}_pretrain", f"output_root={tmp_path}")
     for name in ("engine", "rules", "observe", "mechanism", "show_mechanism", "n_agents", "horizon"):
-        assert has_principal["env"][name] == alone["env"][name] == typed["env"][name], name
-    assert alone["env"]["n_envs"] == typed["env"]["n_envs"] and alone["learn"] == typed["learn"]
-    assert alone["learn"]["mechanism"], "agents that never saw a mechanism do not heed it"
+        assert has_principal["env"][name] == pretraining_config["env"][name] == composed_config["env"][name], name
+    assert (
+        pretraining_config["env"]["n_envs"] == composed_config["env"]["n_envs"]
+        and pretraining_config["learn"] == composed_config["learn"]
+    )
+    assert pretraining_config["learn"]["mechanism"], "agents that never saw a mechanism do not heed it"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
-def test_a_regime_runs(game, tmp_path):
+def test_regime_runs(game, tmp_path):
     pieces = ("design.rollout_steps=10",) if game == "cleanup" else ()
     run(f"env={game}", "principal=random", *SHORT, *pieces, f"output_root={tmp_path}")
     summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
@@ -73,7 +76,7 @@ def reader(spec, uses):
     return llm_principal(spec, ChatClient(reading_rules.ReadingRule(uses)))
 
 
-def test_the_prompt_of_the_escape_room_says_what_is_played():
+def test_escape_room_prompt_describes_game():
     spec = room_spec()
     prompt = llm_principal(spec, scripted()).question(spec.contexts[4]).text
     assert "Context of this generation: lever_4_works" in prompt and len(spec.contexts) == 6
@@ -84,18 +87,18 @@ def test_the_prompt_of_the_escape_room_says_what_is_played():
 
 
 @pytest.mark.slow
-def test_a_rule_that_reads_pays_the_lever_that_the_context_names():
+def test_context_rule_pays_correct_lever():
     spec = room_spec()
     for context in (0, 3, 5):
         vectors = reader(spec, "context_and_rewards").ask(context, 4)
         assert (vectors.argmax(axis=1) == context).all() and ((vectors > 0).sum(axis=1) == 1).all()
         pay = vectors[:, context]
         assert len(set(pay)) == 4 and pay.min() > 2 and pay.max() < 5
-        alone = reader(spec, "context").ask(context, 4)[:, context]
-        assert sorted(alone) == [1.5, 4.5, 7.5, 10.5]
+        payments = reader(spec, "context").ask(context, 4)[:, context]
+        assert sorted(payments) == [1.5, 4.5, 7.5, 10.5]
 
 
-def test_a_rule_that_reads_the_rewards_alone_goes_through_the_places_and_keeps_what_was_good():
+def test_reward_rule_explores_then_exploits():
     spec = room_spec()
     principal = reader(spec, "rewards")
     first = principal.ask(2, 4)
@@ -107,7 +110,7 @@ def test_a_rule_that_reads_the_rewards_alone_goes_through_the_places_and_keeps_w
     assert principal.ask(1, 2).argmax(axis=1).tolist() == [0, 1], "another context is another matter"
 
 
-def test_a_rule_that_reads_refuses_other_questions():
+def test_rules_reject_unknown_questions():
     with pytest.raises(LLMError, match="no other"):
         reading_rules.ReadingRule("context").complete([ChatRequest(({"role": "user", "content": "Hello"},))])
 
@@ -131,7 +134,7 @@ def test_incentives_in_the_escape_room(tmp_path):
     assert good > 125 and max(bad) < 1
 
 
-def test_the_regime_of_the_escape_room_runs_and_tells_what_payments_cost(tmp_path):
+def test_escape_room_regime_reports_payments(tmp_path):
     run(ROOM, "principal=llm", *TINY, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())

@@ -23,13 +23,13 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("line", sorted({line for line in COMMANDS if line.startswith("llmrl-train ")}))
-def test_a_command_composes(line):
+def test_command_composes(line):
     words = [word.partition("=") for word in shlex.split(line, comments=True)[1:] if not word.startswith("--")]
-    typed = [f"{key}={value.split(',')[0]}" for key, _, value in words if not value.startswith("latest:")]
-    check_values(Experiment.compose(*(word for word in typed if word != "llm=replay")).config)
+    overrides = [f"{key}={value.split(',')[0]}" for key, _, value in words if not value.startswith("latest:")]
+    check_values(Experiment.compose(*(word for word in overrides if word != "llm=replay")).config)
 
 
-def test_every_page_names_what_is_there():
+def test_page_references_exist():
     for page in PAGES:
         for place in re.findall(r"\]\(((?:figures|data)/[^)]+)\)", page.read_text()):
             assert (page.parent / place).is_file(), f"{page.name}: {place}"
@@ -39,15 +39,15 @@ SOURCES = {"measurements.csv", "passages.csv", "settings.csv"}
 """Files that name the sources of numbers on the pages (`scripts/results_pages.py`)."""
 
 
-def test_every_picture_and_table_is_shown():
+def test_figures_are_shown():
     text = " ".join(page.read_text() for page in PAGES)
     for part in ("figures", "data"):
         for path in (ROOT / "docs" / "results" / part).iterdir():
             assert path.name in SOURCES or f"{part}/{path.name}" in text, path.name
 
 
-def test_every_study_that_is_one_command_is_on_a_page():
-    told = " ".join(page.read_text() for page in PAGES)
+def test_single_command_studies_have_pages():
+    text = " ".join(page.read_text() for page in PAGES)
     for study in studies():
         if study.startswith(("studies/", "first/")):
-            assert f"experiment={study}" in told or study.partition("/")[2] in told, study
+            assert f"experiment={study}" in text or study.partition("/")[2] in text, study

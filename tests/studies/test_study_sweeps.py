@@ -16,11 +16,11 @@ from llmrl.experiment.parts import check_values
 from sweeping import sweep, table
 
 CONF = Path(llmrl.conf.__file__).parent
-WHOLE = [study for study in studies() if study.startswith(("studies/", "first/"))]
+COMPLETE_STUDIES = [study for study in studies() if study.startswith(("studies/", "first/"))]
 
 
 def swept(study: str) -> dict[str, list[str]]:
-    """What a study sweeps by itself: key -> values."""
+    """Return the values that a study sweeps by itself, by key."""
     params: dict[str, str] = {}
     for path in _files(CONF / "experiment" / f"{study}.yaml"):
         params |= (yaml.safe_load(path.read_text()).get("hydra") or {}).get("sweeper", {}).get("params", {})
@@ -28,38 +28,38 @@ def swept(study: str) -> dict[str, list[str]]:
 
 
 def _files(path: Path) -> list[Path]:
-    """An option's file behind those that it is based on, as far as these are studies."""
-    found: list[Path] = []
+    """Return the option file of a study after those that it is based on. Only files of studies are included."""
+    paths: list[Path] = []
     for entry in yaml.safe_load(path.read_text()).get("defaults") or []:
         if isinstance(entry, str) and entry.startswith("/experiment/"):
-            found += _files(CONF / f"{entry.lstrip('/')}.yaml")
-    return [*found, path]
+            paths += _files(CONF / f"{entry.lstrip('/')}.yaml")
+    return [*paths, path]
 
 
-@pytest.mark.parametrize("study", WHOLE)
-def test_it_asks_something_and_compares_what_it_sweeps(study):
+@pytest.mark.parametrize("study", COMPLETE_STUDIES)
+def test_sweep_has_question(study):
     report, values = plain("train", f"experiment={study}")["report"], swept(study)
     assert report["question"].endswith("?") and report["unit"]
     assert len(values["seed"]) > 1 or len(values["agent.init_from_seed"]) > 1
-    every = {value for each in values.values() for value in each}
-    assert {*report["against"], *report["lines"], *report["published"]} <= every
+    used = {value for options in values.values() for value in options}
+    assert {*report["baselines"], *report["levels"], *report["published"]} <= used
     assert not report["published"] or report["source"]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("study", WHOLE)
-def test_every_value_that_it_sweeps_composes(study):
+@pytest.mark.parametrize("study", COMPLETE_STUDIES)
+def test_sweep_values_compose(study):
     """With the first values of the other keys; the last of every key together, too."""
     values = swept(study)
-    first = {key: each[0] for key, each in values.items()}
-    runs = [{**first, key: value} for key, each in values.items() if key != "seed" for value in each]
-    for typed in [*runs, {key: each[-1] for key, each in values.items()}]:
-        words = [f"{key}={value}" for key, value in typed.items() if not key.startswith("agent.init_from")]
+    first = {key: options[0] for key, options in values.items()}
+    runs = [{**first, key: value} for key, options in values.items() if key != "seed" for value in options]
+    for overrides in [*runs, {key: options[-1] for key, options in values.items()}]:
+        words = [f"{key}={value}" for key, value in overrides.items() if not key.startswith("agent.init_from")]
         check_values(Experiment.compose(f"experiment={study}", *words).config)
 
 
-@pytest.mark.parametrize("study", [study for study in WHOLE if "landscape" in study])
-def test_a_landscape_is_one_step_of_all_its_settings(study):
+@pytest.mark.parametrize("study", [study for study in COMPLETE_STUDIES if "landscape" in study])
+def test_landscape_is_single_step(study):
     config = plain("train", f"experiment={study}")
     settings = 1
     for values in config["principal"]["grid"]:
@@ -68,7 +68,7 @@ def test_a_landscape_is_one_step_of_all_its_settings(study):
     assert config["env"]["n_envs"] % settings == 0
 
 
-@pytest.mark.parametrize("study", [study for study in WHOLE if study.endswith("_figure")])
+@pytest.mark.parametrize("study", [study for study in COMPLETE_STUDIES if study.endswith("_figure")])
 def test_societies_are_crossed_with_seeds(study):
     values = swept(study)
     assert {"random", "scan", "fixed", "llm", "metagrad"} <= set(values["principal"])
@@ -78,7 +78,7 @@ def test_societies_are_crossed_with_seeds(study):
 
 
 @pytest.mark.slow
-def test_a_sweep_ends_with_what_its_study_shows(tmp_path):
+def test_sweep_ends_with_study_report(tmp_path):
     small = ("env.n_envs=4", "design.steps=3", "design.adapt_rounds=1", "design.validate_episodes=4")
     small = (*small, "principal=random,scan", "seed=0,1", "design.references=0", "hardware/backend=here")
     done = sweep("experiment=studies/escape_room_figure", *small, "output_root=out", cwd=tmp_path)
@@ -91,7 +91,7 @@ def test_a_sweep_ends_with_what_its_study_shows(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_landscape_ends_with_its_map(tmp_path):
+def test_landscape_ends_with_map(tmp_path):
     small = ("env.n_envs=12", "design.adapt_rounds=1", "design.validate_episodes=2", "design.candidates=6", "seed=0,1")
     grid = "principal.grid=[[0,3,6],[0],[0],[0],[0],[0],[0,3],[0]]"
     done = sweep(
@@ -107,7 +107,7 @@ def test_a_landscape_ends_with_its_map(tmp_path):
 
 
 @pytest.mark.slow
-def test_planners_of_the_tax_economy_are_compared(tmp_path):
+def test_tax_planners_are_in_comparison(tmp_path):
     small = (
         "env.n_envs=4",
         "env.n_agents=10",
@@ -126,7 +126,7 @@ def test_planners_of_the_tax_economy_are_compared(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_that_is_not_whole_is_not_shown(tmp_path):
+def test_incomplete_study_is_not_reported(tmp_path):
     small = ("env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "principal=random,llm", "seed=0")
     ends_early = ("design.references=0", "hardware/backend=here", "llm.budget.calls=1")
     done = sweep("experiment=studies/escape_room_figure", *small, *ends_early, "output_root=out", cwd=tmp_path)

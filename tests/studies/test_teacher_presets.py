@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 SCHEDULE = Path(llmrl.conf.__file__).parent / "treatment" / "parts" / "schedule.yaml"
 ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 PARTICLES = ("simple_spread", "simple_reference", "simple_speaker_listener", "simple_tag")
-OURS = LinearFloorCutoff(**yaml.safe_load(SCHEDULE.read_text())["teacher"]["schedule"])
+SHIPPED_SCHEDULE = LinearFloorCutoff(**yaml.safe_load(SCHEDULE.read_text())["teacher"]["schedule"])
 SCHEDULES = {
     "llm4teach": LinearFloorCutoff(),
     "taught_constant": Constant(0.26),
@@ -38,34 +38,34 @@ SCHEDULES = {
     "taught_flawed": LinearFloorCutoff(1.0, 0.1, 120, 180),
 }
 STUDENTS = ("alone", "taught", *SCHEDULES)
-TAUGHT, TEAM_TAUGHT = ("taught",), ("team_taught", "env=simple_spread")
+STUDENT, TEAM_STUDENT = ("taught",), ("team_taught", "env=simple_spread")
 RUNS = [
     *((name, f"env={room}") for name in (*STUDENTS, "teacher_plays") for room in ROOMS),
     *((name, f"env={world}") for name in ("team", "team_taught", "rules_play") for world in PARTICLES),
     *((name, "agent=student_lstm", "env=two_door") for name in STUDENTS),
-    (*TAUGHT, "teacher=oracle"),
-    (*TAUGHT, "teacher=llm"),
-    (*TAUGHT, "teacher=llm", "teacher.samples=1"),
-    (*TAUGHT, "teacher.mode=hard"),
+    (*STUDENT, "teacher=oracle"),
+    (*STUDENT, "teacher=llm"),
+    (*STUDENT, "teacher=llm", "teacher.samples=1"),
+    (*STUDENT, "teacher.mode=hard"),
     ("team", "agent=ippo", "env=simple_spread"),
-    (*TEAM_TAUGHT, "teacher=llm"),
-    (*TEAM_TAUGHT, "teacher=llm", "teacher.sharing=mixture"),
-    (*TEAM_TAUGHT, "teacher=llm", "teacher.debate_rounds=1"),
+    (*TEAM_STUDENT, "teacher=llm"),
+    (*TEAM_STUDENT, "teacher=llm", "teacher.sharing=mixture"),
+    (*TEAM_STUDENT, "teacher=llm", "teacher.debate_rounds=1"),
 ]
 """A treatment, and what is typed beside it."""
 
 
-def words(treatment, *typed):
+def words(treatment, *extra):
     """`("team", "env=simple_tag")` -> overrides of a run."""
     study = "rooms" if "teacher/rooms" in treatments()[treatment] else "teams"
-    return (f"experiment=teacher/{study}", f"treatment={treatment}", *typed)
+    return (f"experiment=teacher/{study}", f"treatment={treatment}", *extra)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", some(RUNS[::3], RUNS), ids=" ".join)
-def test_it_builds(chosen):
-    treatment, *typed = chosen
-    config = compose(*words(*chosen))
+@pytest.mark.parametrize("case", some(RUNS[::3], RUNS), ids=" ".join)
+def test_treatment_builds(case):
+    treatment, *extra = case
+    config = compose(*words(*case))
     check_values(config)
     parts = build_parts(config, build_llm(config, None, check=False))
     try:
@@ -77,29 +77,29 @@ def test_it_builds(chosen):
             return
         assert isinstance(loop, LearnLoop)
         assert isinstance(agent, PPOAgent)
-        assert agent.policy.recurrent == ("agent=student_lstm" in typed)
-        assert agent.policy.groups()[0][0].central == (treatment.startswith("team") and "agent=ippo" not in typed)
+        assert agent.policy.recurrent == ("agent=student_lstm" in extra)
+        assert agent.policy.groups()[0][0].central == (treatment.startswith("team") and "agent=ippo" not in extra)
         if treatment in ("alone", "team"):
             assert teacher is None
             return
-        ruled = "teacher=oracle" in typed or treatment == "team_taught"
-        planner = LLMPlanner if "teacher=llm" in typed else OraclePlanner if ruled else OfflinePlanner
-        assert isinstance(teacher.plan_policy.planner, Debate if "teacher.debate_rounds=1" in typed else planner)
-        assert teacher.schedule == SCHEDULES.get(treatment, OURS)
+        uses_rules = "teacher=oracle" in extra or treatment == "team_taught"
+        planner = LLMPlanner if "teacher=llm" in extra else OraclePlanner if uses_rules else OfflinePlanner
+        assert isinstance(teacher.plan_policy.planner, Debate if "teacher.debate_rounds=1" in extra else planner)
+        assert teacher.schedule == SCHEDULES.get(treatment, SHIPPED_SCHEDULE)
         assert teacher.plan_policy.mode == (
-            "hard" if "teacher.mode=hard" in typed or treatment == "llm4teach" else "soft"
+            "hard" if "teacher.mode=hard" in extra or treatment == "llm4teach" else "soft"
         )
-        assert teacher.plan_policy.sharing == ("mixture" if "teacher.sharing=mixture" in typed else "own")
+        assert teacher.plan_policy.sharing == ("mixture" if "teacher.sharing=mixture" in extra else "own")
         assert teacher.plan_policy.domain.parity == (treatment in ("taught_flawed", "llm4teach"))
         assert loop.updates > getattr(teacher.schedule, "cutoff", 0), "the student is never alone"
     finally:
         parts.close()
 
 
-def test_what_a_treatment_adds_is_all_it_adds():
+def test_treatment_changes_only_documented_keys():
     """Two runs of a room differ where their names do."""
-    taught = compose(*words("taught"))
-    for each, group in (
+    student = compose(*words("taught"))
+    for case, group in (
         (("alone",), {"teacher"}),
         (("taught", "agent=student_lstm"), {"agent"}),
         (("taught", "teacher.mode=hard"), {"teacher"}),
@@ -107,26 +107,26 @@ def test_what_a_treatment_adds_is_all_it_adds():
         (("taught_constant",), {"teacher"}),
         (("taught_exponential",), {"teacher"}),
     ):
-        other = compose(*words(*each))
-        assert {name for name in taught if taught[name] != other[name]} == group
+        config = compose(*words(*case))
+        assert {name for name in student if student[name] != config[name]} == group
 
 
 @pytest.mark.parametrize("treatment", ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"])
-def test_noise_does_not_drown_the_teacher_where_rewards_are_rare(treatment):
-    normalised = {room: compose(*words(treatment, f"env={room}")) for room in ROOMS}
-    normalised = {room: config["agent"]["ppo"]["normalize_advantage"] for room, config in normalised.items()}
-    assert normalised == dict.fromkeys(ROOMS, True) | {"colored_doorkey": False}
+def test_noise_does_not_dominate_sparse_teacher(treatment):
+    normalized = {room: compose(*words(treatment, f"env={room}")) for room in ROOMS}
+    normalized = {room: config["agent"]["ppo"]["normalize_advantage"] for room, config in normalized.items()}
+    assert normalized == dict.fromkeys(ROOMS, True) | {"colored_doorkey": False}
 
 
-def test_schedules_that_are_compared_weigh_alike():
+def test_schedules_have_equal_weight():
     updates = range(196)
-    ours = sum(map(OURS, updates))
-    for what in ("taught_constant", "taught_exponential"):
-        assert sum(map(SCHEDULES[what], updates)) == pytest.approx(ours, rel=0.1)
+    default_sum = sum(map(SHIPPED_SCHEDULE, updates))
+    for treatment in ("taught_constant", "taught_exponential"):
+        assert sum(map(SCHEDULES[treatment], updates)) == pytest.approx(default_sum, rel=0.1)
 
 
 @pytest.mark.slow
-def test_published_students_learn_as_published():
+def test_reference_students_match_paper():
     config = compose(*words("llm4teach"))
     ppo, learn = config["agent"]["ppo"], config["learn"]
     assert (ppo["learning_rate"], ppo["final_learning_rate"], ppo["gae_lambda"]) == (1e-3, None, 1.0)
@@ -134,18 +134,18 @@ def test_published_students_learn_as_published():
     assert learn["env_steps"] // (learn["rollout_steps"] * config["env"]["n_envs"]) == 4000
 
 
-def test_the_published_teacher_can_ask_a_model():
-    published = ("teacher=llm", "teacher.reading=published", "teacher.prompt=published")
-    teacher = compose(*words("llm4teach", *published))["teacher"]
-    assert (teacher["parity"], teacher["mode"], teacher["reading"]) == (True, "hard", "published")
+def test_teacher_can_use_llm():
+    paper_options = ("teacher=llm", "teacher.parser=published", "teacher.prompt=published")
+    teacher = compose(*words("llm4teach", *paper_options))["teacher"]
+    assert (teacher["parity"], teacher["mode"], teacher["parser"]) == (True, "hard", "published")
 
 
-def test_the_model_behind_plans_can_be_chosen():
+def test_plan_model_is_selectable():
     config = compose(*words("taught", "teacher=llm", "llm=gpt4o_mini"))
     assert config["llm"]["_target_"].endswith("LiteLLMChat") and config["teacher"]["_target_"].endswith("llm_teacher")
 
 
-def test_a_schedule_of_another_kind_on_the_command_line():
+def test_custom_schedule_on_command_line():
     """The first of two overrides makes room for the second."""
     node = "{_target_:llmrl.teachers.schedules.Constant,weight:0.5}"
     config = compose("env=simple_doorkey", "teacher=oracle", "teacher.schedule=null", f"teacher.schedule={node}")
@@ -157,22 +157,22 @@ def test_a_schedule_of_another_kind_on_the_command_line():
 @pytest.mark.parametrize("page", ["policy_teacher", "rooms", "particle_worlds", "agents", "extending"])
 def test_commands_in_the_documentation_compose(page):
     """Those of training runs that need neither another run nor somebody's own package."""
-    found = 0
+    n_commands = 0
     text = (ROOT / "docs" / f"{page}.md").read_text()
     for block in re.findall(r"^```\w*$(.*?)^```$", text, re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            theirs = any(word in line for word in ("--config-dir", "<run", "env=coins", "my_package"))
-            if not line.startswith("llmrl-train ") or theirs:
+            is_external = any(word in line for word in ("--config-dir", "<run", "env=coins", "my_package"))
+            if not line.startswith("llmrl-train ") or is_external:
                 continue
-            typed = [
+            overrides = [
                 word
                 for word in shlex.split(line, comments=True)[1:]
                 if not word.startswith(("--", "hardware=", "seed="))
             ]
             # Of what is swept, the first of each.
-            check_values(compose(*[re.sub(r"^((?:experiment|treatment|env)=[^,]+),.*", r"\1", w) for w in typed]))
-            found += 1
-    assert found
+            check_values(compose(*[re.sub(r"^((?:experiment|treatment|env)=[^,]+),.*", r"\1", w) for w in overrides]))
+            n_commands += 1
+    assert n_commands
 
 
 @pytest.mark.slow
@@ -183,19 +183,19 @@ def test_commands_in_the_documentation_compose(page):
         (("llm4teach", "env=lava_doorkey", "agent.ppo.minibatch_size=32"), {"teacher/weight", "teacher/agreement"}),
         (("taught", "env=two_door", "agent=student_lstm"), {"teacher/weight", "teacher/queries"}),
         pytest.param(("alone", "env=colored_doorkey"), set(), marks=pytest.mark.long),
-        (("taught", "teacher=llm", "teacher.samples=1"), {"teacher/asked", "llm/calls"}),
+        (("taught", "teacher=llm", "teacher.samples=1"), {"teacher/requested_states", "llm/calls"}),
         pytest.param(("taught_exponential",), {"teacher/weight"}, marks=pytest.mark.long),
         (("teacher_plays", "env=lava_doorkey"), set()),
-        (TEAM_TAUGHT, {"teacher/weight", "teacher/states"}),
+        (TEAM_STUDENT, {"teacher/weight", "teacher/states"}),
         (
-            (*TEAM_TAUGHT, "teacher=llm", "teacher.debate_rounds=1"),
-            {"teacher/weight", "teacher/asked", "teacher/debate_changes"},
+            (*TEAM_STUDENT, "teacher=llm", "teacher.debate_rounds=1"),
+            {"teacher/weight", "teacher/requested_states", "teacher/debate_changes"},
         ),
         pytest.param(("team", "env=simple_tag"), set(), marks=pytest.mark.long),
     ],
-    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+    ids=lambda case: case[0] if isinstance(case, tuple) else "",
 )
-def test_it_runs(run_, logged, tmp_path):
+def test_treatment_runs(run_, logged, tmp_path):
     """Two updates, an evaluation, and the numbers that the documentation promises."""
     small = (
         "env.n_envs=4",

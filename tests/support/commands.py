@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-PRELOADED = (
+PRELOADS = (
     "gymnasium",
     "hydra._internal.hydra",
     "hydra.main",
@@ -115,8 +115,8 @@ class Popen(subprocess.Popen):
         """In place of what forks this process and executes a program."""
         environment = dict(os.environ if env is None else env)
         differ = {name for name, _ in environment.items() ^ _ENVIRONMENT.items()}
-        if own := [name for name in differ if name in AT_START or name.startswith("PYTHON")]:
-            raise ValueError(f"{', '.join(own)}: read when a process starts; use subprocess")
+        if startup_variables := [name for name in differ if name in AT_START or name.startswith("PYTHON")]:
+            raise ValueError(f"{', '.join(startup_variables)}: read when a process starts; use subprocess")
         if isinstance(args, str) or shell or executable or preexec_fn or pass_fds or gid or gids or uid:
             raise ValueError("this is not handed on; use subprocess")
         cwd = Path.cwd() if cwd is None else Path(os.fsdecode(cwd)).absolute()
@@ -125,17 +125,17 @@ class Popen(subprocess.Popen):
             os.umask(umask := os.umask(0))
         request = {"args": [os.fsdecode(word) for word in args], "cwd": str(cwd), "env": environment, "umask": umask}
         streams = [number if fd == -1 else fd for number, fd in enumerate((p2cread, c2pwrite, errwrite))]
-        self._reply, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._reply, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, _LOCK:
-                socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, theirs.fileno()])
+            with child_socket, _LOCK:
+                socket.send_fds(_server(), [json.dumps(request).encode()], [*streams, child_socket.fileno()])
             self.pid = self._told()
             self._child_created = True
         finally:
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
     def _told(self) -> int:
-        """What the server says next of this process: its id, then how it ended."""
+        """Return the next message of the server about this process: its id, then its exit status."""
         assert self._reply is not None
         if not (word := self._reply.recv(32)):
             raise RuntimeError("the server of commands has ended")
@@ -193,13 +193,13 @@ def run(
 
 @functools.cache
 def _server() -> socket.socket:
-    """Where to ask; the server ends when this is closed, and with it what it has forked."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
-    with theirs:
-        command = [sys.executable, "-c", f"from {__name__} import serve; serve({PRELOADED!r})"]
-        subprocess.Popen(command, stdin=theirs, env=_ENVIRONMENT, cwd="/", start_new_session=True)
-    return ours
+    """Return the socket of the server; the server and the processes that it has forked end when it is closed."""
+    parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+    with child_socket:
+        command = [sys.executable, "-c", f"from {__name__} import serve; serve({PRELOADS!r})"]
+        subprocess.Popen(command, stdin=child_socket, env=_ENVIRONMENT, cwd="/", start_new_session=True)
+    return parent_socket
 
 
 def preload(names: Sequence[str]) -> None:
@@ -226,7 +226,7 @@ def preload(names: Sequence[str]) -> None:
 
 
 def children() -> Any:
-    """A context of `multiprocessing` whose processes are forked from a server that has preloaded the same."""
+    """Return a context of `multiprocessing` whose processes are forked from a server that has preloaded the same."""
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")
@@ -234,19 +234,19 @@ def children() -> Any:
     return context
 
 
-def serve(preloaded: Sequence[str]) -> None:
+def serve(modules: Sequence[str]) -> None:
     """Be the server, whose standard input is the socket."""
-    preload(preloaded)
+    preload(modules)
     control = socket.socket(fileno=0)
-    heard, wake = os.pipe()
+    read_end, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
     replies: dict[int, socket.socket] = {}
     while True:
-        ready = select.select([control, heard], [], [])[0]
-        if heard in ready:
-            os.read(heard, 4096)
+        ready = select.select([control, read_end], [], [])[0]
+        if read_end in ready:
+            os.read(read_end, 4096)
             while replies:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
@@ -265,9 +265,9 @@ def serve(preloaded: Sequence[str]) -> None:
         if not pid:
             signal.set_wakeup_fd(-1)
             control.detach()
-            for other in (reply, *replies.values()):
-                other.close()
-            os.close(heard)
+            for descriptor in (reply, *replies.values()):
+                descriptor.close()
+            os.close(read_end)
             os.close(wake)
             _live(functools.partial(_become, fds, **json.loads(message)))
         for fd in fds:
@@ -319,11 +319,11 @@ def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, st
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    encoding, at_once = sys.stdout.encoding, sys.stdout.write_through
+    encoding, write_through = sys.stdout.encoding, sys.stdout.write_through
     sys.stdin = sys.__stdin__ = open(0, encoding=encoding, closefd=False)  # noqa: SIM115
     for number, name, errors in ((1, "stdout", sys.stdout.errors), (2, "stderr", "backslashreplace")):
-        file = open(number, "wb", 0 if at_once else -1, closefd=False)  # noqa: SIM115
-        stream = io.TextIOWrapper(file, encoding, errors, "\n", number == 2 or os.isatty(number), at_once)
+        file = open(number, "wb", 0 if write_through else -1, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(file, encoding, errors, "\n", number == 2 or os.isatty(number), write_through)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     import numpy
@@ -347,17 +347,19 @@ def _become(streams: Sequence[int], args: list[str], cwd: str, env: dict[str, st
 
 
 def _is_fork_server(python: str) -> bool:
-    """Fork this process, which is about to launch a sweep: the child waits, and becomes the server of
-    `multiprocessing` that the runs are forked from when the launcher starts one. True in that child, at its end.
+    """Fork this process, which is about to launch a sweep, and return whether this is the child.
+
+    The child waits, and becomes the server of `multiprocessing` that the runs are forked from when the launcher starts
+    one. It returns at its end.
 
     That server would import all that is imported here already.
     """
     from multiprocessing import util
 
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
-        theirs.close()
+        child_socket.close()
         spawn = util.spawnv_passfds
 
         def tell(path: bytes, args: Sequence[Any], fds: Sequence[int]) -> int:
@@ -366,16 +368,16 @@ def _is_fork_server(python: str) -> bool:
                 return spawn(path, args, fds)
             util.spawnv_passfds = spawn
             request = {"code": code, "fds": list(fds), "env": dict(os.environ), "cwd": str(Path.cwd())}
-            with ours:
-                socket.send_fds(ours, [json.dumps(request).encode()], list(fds))
+            with parent_socket:
+                socket.send_fds(parent_socket, [json.dumps(request).encode()], list(fds))
             return pid
 
         util.spawnv_passfds = tell
         return False
-    ours.close()
+    parent_socket.close()
     os.setpgid(0, 0)
-    with theirs:
-        message, fds, *_ = socket.recv_fds(theirs, _LONGEST, 8)
+    with child_socket:
+        message, fds, *_ = socket.recv_fds(child_socket, _LONGEST, 8)
     if not message:
         os._exit(0)  # it started none
     request = json.loads(message)

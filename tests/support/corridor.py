@@ -10,8 +10,11 @@ ENDS = ("east", "west")
 
 
 class Corridor:
-    """Places 0 to `length - 1`, start in the middle; +1 at the end that the goal names, an end of the episode at both;
-    a time limit of `horizon` steps. `names` may hold further actions, which do nothing."""
+    """Corridor of the places 0 to `length - 1` that starts in the middle.
+
+    The end that the goal names gives +1, both ends finish the episode, and so does the time limit of `horizon` steps.
+    `names` may contain further actions, which do nothing.
+    """
 
     def __init__(self, n_envs=4, length=5, horizon=8, names=("go east", "go west"), mask=False, seed=0):
         channels = {"prompt": Channel((), "object"), "number": Channel((3,), "float32")}
@@ -27,22 +30,22 @@ class Corridor:
     def reset(self, mask=None, seed=None):
         if seed is not None:
             self._rng = Seeds(seed).numpy("goals")
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
-        drawn = self._rng.integers(2, size=self.spec.n_envs)
-        self._goal[chosen], self._place[chosen], self._time[chosen] = drawn[chosen], self.length // 2, 0
+        resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
+        draws = self._rng.integers(2, size=self.spec.n_envs)
+        self._goal[resets], self._place[resets], self._time[resets] = draws[resets], self.length // 2, 0
         return self.observe()
 
     def step(self, action):
         self._time += 1
         self._place += np.array([1, -1] + [0] * (self.spec.n_actions - 2))[action[:, 0]]
-        over = (self._place <= 0) | (self._place >= self.length - 1)
+        done = (self._place <= 0) | (self._place >= self.length - 1)
         self._place = np.clip(self._place, 0, self.length - 1)
-        won = (over & (np.where(self._place == 0, 1, 0) == self._goal)).astype(np.float32)
-        late = ~over & (self._time >= self.horizon)
-        return Step(self.observe(), won[:, None], won[:, None], over, late, {"won": won})
+        success = (done & (np.where(self._place == 0, 1, 0) == self._goal)).astype(np.float32)
+        late = ~done & (self._time >= self.horizon)
+        return Step(self.observe(), success[:, None], success[:, None], done, late, {"won": success})
 
     def expert(self):
-        """The action that wins, [n_envs]."""
+        """Return the action that wins, [n_envs]."""
         return self._goal.copy()
 
     def observe(self):
@@ -50,11 +53,11 @@ class Corridor:
         for i, (goal, place) in enumerate(zip(self._goal, self._place, strict=True)):
             texts[i, 0] = f"Goal of the agent: go {ENDS[goal]} \n Observation: the east end is {place} steps away."
         number = np.stack([self._goal, self._place, self._time], 1)[:, None].astype(np.float32)
-        seen = {"prompt": texts, "number": number}
+        observation = {"prompt": texts, "number": number}
         if "action_mask" in self.spec.observation:
-            seen["action_mask"] = np.ones((self.spec.n_envs, 1, self.spec.n_actions), dtype=bool)
-            seen["action_mask"][..., 2:] = False
-        return seen
+            observation["action_mask"] = np.ones((self.spec.n_envs, 1, self.spec.n_actions), dtype=bool)
+            observation["action_mask"][..., 2:] = False
+        return observation
 
     def pair_games(self, groups):
         """Games are drawn one by one."""

@@ -4,7 +4,7 @@ import numpy as np
 
 from llmrl.teachers.rooms.observed_room import (
     BOX,
-    COLOURS,
+    COLORS,
     DOOR,
     EAST,
     EMPTY,
@@ -22,8 +22,11 @@ NO_AGENT = 4
 
 
 def draw(*rows, size=None):
-    """A `grid` channel from a text for each y: `#` wall, `.` floor, `?` unseen, `~` lava, `K` key, `D` locked door, `B`
-    box, `<`, `>`, `^`, `v` the agent; all grey. `size`: (width, height) if the array is larger than the drawing."""
+    """Return a `grid` channel that shows a room.
+
+    The room has a text for each y: `#` wall, `.` floor, `?` unseen, `~` lava, `K` key, `D` locked door, `B` box, `<`,
+    `>`, `^`, `v` the agent; all gray. `size`: (width, height) if the array is larger than the drawing.
+    """
     kinds = {"#": WALL, ".": EMPTY, "?": UNSEEN, "~": LAVA, "K": KEY, "D": DOOR, "B": BOX}
     width, height = size or (len(rows[0]), len(rows))
     grid = np.zeros((width, height, 4), dtype=np.uint8)
@@ -31,7 +34,7 @@ def draw(*rows, size=None):
     for y, row in enumerate(rows):
         for x, sign in enumerate(row):
             grid[x, y, 0] = kinds.get(sign, EMPTY)
-            grid[x, y, 1] = COLOURS.index("grey") if sign in "#KDB" else 0
+            grid[x, y, 1] = COLORS.index("grey") if sign in "#KDB" else 0
             grid[x, y, 2] = LOCKED if sign == "D" else 0
             if sign in "><^v":
                 grid[x, y, 3] = {">": EAST, "v": SOUTH, "<": WEST, "^": NORTH}[sign]

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.envs.melting_pot import dmlab2d_game, install
-from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES, action_names, avatars, component, define
+from llmrl.envs.melting_pot import worker
+from llmrl.envs.substrate import install
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, avatars, component, define
 
 LUA = Path(__file__).parents[1] / "envs" / "native" / "lua"
 HEADINGS = "NESW"
@@ -42,13 +43,13 @@ PER_PLAYER = (
     "ready",
     "turn",
 )
-OWN_CELLS = "0123456789abcde"
+PRIVATE_CELLS = "0123456789abcde"
 """Symbols of players' own cells in a map of `Rig`, first player first."""
 
 
 @dataclass(frozen=True)
 class Rig:
-    """Which game to build.
+    """Settings of a game of the engine.
 
     Attributes:
         text: the map; None is Melting Pot's own. Digits mark where players begin, who come back on a `P`.
@@ -71,7 +72,7 @@ class Rig:
         text = self.text or install.load(SUBSTRATES[self.substrate].module)[1].ASCII_MAP
         if self.clean:
             text = text.replace("F", "H")
-        return "".join(self.under if char in OWN_CELLS else char for char in text).strip("\n")
+        return "".join(self.under if char in PRIVATE_CELLS else char for char in text).strip("\n")
 
     @property
     def actions(self) -> tuple[str, ...]:
@@ -79,15 +80,17 @@ class Rig:
 
 
 @dataclass
-class Seen:
-    """What the engine tells after a step; in a recording all have the time first, and time 0 is the start.
+class Readings:
+    """Observations of the engine after a step.
+
+    In a recording all have time as their first axis, and time 0 is the start.
 
     Attributes:
         reward, cleaned, zapped: of the step, [N].
         alive: [N] bool. x, y: place, also while out of the game (where they were). heading: [N], 0 north .. 3 west.
         zap_wait, clean_wait: frames until beams are ready. others_cleaned, ready: what players are told.
         turn: in which order players moved, 1 first.
-        apple: live, [A] bool. waits: number of live neighbours by which a site waits, -1 none. grew: the level made it
+        apple: live, [A] bool. waits: number of live neighbors by which a site waits, -1 none. grew: the level made it
             grow in this step. dry: withered grass.
         dirt: [D] bool. spilled: the level made it dirty in this step.
         water: frames of the water, [R], over all cells of the river.
@@ -114,24 +117,24 @@ class Seen:
     water: np.ndarray
 
     @classmethod
-    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> Seen:
+    def parse(cls, report: np.ndarray, n_agents: int, sites: np.ndarray) -> Readings:
         kinds = sites[:, 2]
         n_apples, n_dirt, n_water = ((kinds == kind).sum() for kind in (1, 2, 3))
         at = len(PER_PLAYER) * n_agents
         values = report[:at].reshape(n_agents, -1).T
-        of: dict[str, np.ndarray] = dict(zip(PER_PLAYER, values, strict=True))
-        of |= {name: value.astype(int) for name, value in of.items() if name != "ready"}
-        of["alive"] = of["alive"] > 0
+        arrays: dict[str, np.ndarray] = dict(zip(PER_PLAYER, values, strict=True))
+        arrays |= {name: value.astype(int) for name, value in arrays.items() if name != "ready"}
+        arrays["alive"] = arrays["alive"] > 0
         apples = report[at : at + 4 * n_apples].reshape(-1, 4).astype(int).T
         at += 4 * n_apples
         dirt = report[at : at + 2 * n_dirt].reshape(-1, 2).astype(bool).T
         at += 2 * n_dirt
-        of |= {"apple": apples[0] > 0, "waits": apples[1], "grew": apples[2] > 0, "dry": apples[3] > 0}
-        of |= {"dirt": dirt[0], "spilled": dirt[1], "water": report[at : at + n_water].astype(int)}
-        return cls(**{name: np.array(value) for name, value in of.items()})
+        arrays |= {"apple": apples[0] > 0, "waits": apples[1], "grew": apples[2] > 0, "dry": apples[3] > 0}
+        arrays |= {"dirt": dirt[0], "spilled": dirt[1], "water": report[at : at + n_water].astype(int)}
+        return cls(**{name: np.array(value) for name, value in arrays.items()})
 
     @classmethod
-    def stack(cls, frames: Sequence[Seen]) -> Seen:
+    def stack(cls, frames: Sequence[Readings]) -> Readings:
         return cls(**{f.name: np.stack([getattr(frame, f.name) for frame in frames]) for f in fields(cls)})
 
 
@@ -141,12 +144,12 @@ class Recording:
 
     rig: Rig
     sites: np.ndarray
-    seen: Seen
+    seen: Readings
     action: np.ndarray
     ended: bool
 
 
-Policy = Callable[[Seen, np.random.Generator], np.ndarray]
+Policy = Callable[[Readings, np.random.Generator], np.ndarray]
 """What players do, [N] indices of `Rig.actions`, given what the engine tells."""
 
 
@@ -159,34 +162,34 @@ class RealGame:
         self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), _settings(rig, module))
         names = list(self._lab.action_discrete_names())
         controls = list(module.ACTION_SET[0])
-        chosen = [SUBSTRATES[rig.substrate].actions.index(action) for action in rig.actions]
-        self._table = np.array([[module.ACTION_SET[a][c] for c in controls] for a in chosen], dtype=np.int32)
+        actions = [SUBSTRATES[rig.substrate].actions.index(action) for action in rig.actions]
+        self._table = np.array([[module.ACTION_SET[action][c] for c in controls] for action in actions], dtype=np.int32)
         players = range(1, rig.n_agents + 1)
         self._columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
         self._vector = np.zeros(len(names), dtype=np.int32)
         self._running = dmlab2d.RUNNING
 
-    def start(self, seed: int) -> Seen:
+    def start(self, seed: int) -> Readings:
         self._lab.start(0, seed)
         self.sites = np.array(self._lab.observation("WORLD.SITES")).reshape(-1, 3).astype(int)
         return self._seen()
 
-    def step(self, action: np.ndarray) -> tuple[Seen, bool]:
-        """What is seen after the step, and whether the episode goes on: if not, never step again."""
+    def step(self, action: np.ndarray) -> tuple[Readings, bool]:
+        """Play a step and return the readings and whether the episode goes on; if it does not, never step again."""
         self._vector[self._columns] = self._table[action]
         self._lab.act_discrete(self._vector)
         status, _ = self._lab.advance()
         return self._seen(), bool(status == self._running)
 
-    def _seen(self) -> Seen:
-        return Seen.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
+    def _seen(self) -> Readings:
+        return Readings.parse(np.array(self._lab.observation("WORLD.WITNESS")), self.rig.n_agents, self.sites)
 
 
 @functools.cache
 def _level_folder() -> Path:
     """Our levels and those of the tests side by side: the engine looks for a level's modules in one folder."""
     folder = Path(tempfile.mkdtemp(prefix="levels"))
-    for path in dmlab2d_game.LUA.glob("*.lua"):
+    for path in worker.LUA.glob("*.lua"):
         name = f"watched_{path.name}" if (LUA / path.name).exists() else path.name
         (folder / name).symlink_to(path)
     for path in LUA.glob("*.lua"):
@@ -196,7 +199,7 @@ def _level_folder() -> Path:
 
 def _settings(rig: Rig, module: Any) -> dict[str, str]:
     rows = rig.text.strip("\n").splitlines() if rig.text else []
-    own = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in OWN_CELLS}
+    cells = {char: (x, y) for y, row in enumerate(rows) for x, char in enumerate(row) if char in PRIVATE_CELLS}
 
     definition = define(module, rig.substrate, rig.n_agents, rig.rules, rig.map)
     simulation = definition["simulation"]
@@ -205,15 +208,15 @@ def _settings(rig: Rig, module: Any) -> dict[str, str]:
     for index, avatar in enumerate(avatars(definition)):
         heading = rig.headings[index] if rig.headings else ""
         avatar["components"].append({"component": "Watched", "kwargs": {"heading": heading}})
-        if OWN_CELLS[index] in own:
-            x, y = own[OWN_CELLS[index]]
-            grid[y][x] = OWN_CELLS[index]
+        if PRIVATE_CELLS[index] in cells:
+            x, y = cells[PRIVATE_CELLS[index]]
+            grid[y][x] = PRIVATE_CELLS[index]
             point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
             component(point, "StateManager")["stateConfigs"][0]["groups"] = [f"begin{index}"]
             simulation["prefabs"][f"begin{index}"] = point
-            under = simulation["charPrefabMap"][rig.under]
-            under = [under] if isinstance(under, str) else under["list"]
-            simulation["charPrefabMap"][OWN_CELLS[index]] = {"type": "all", "list": [*under, f"begin{index}"]}
+            tile = simulation["charPrefabMap"][rig.under]
+            tile = [tile] if isinstance(tile, str) else tile["list"]
+            simulation["charPrefabMap"][PRIVATE_CELLS[index]] = {"type": "all", "list": [*tile, f"begin{index}"]}
             kwargs = component(avatar, "Avatar")
             kwargs["postInitialSpawnGroup"] = kwargs.get("postInitialSpawnGroup", "spawnPoints")
             kwargs["spawnGroup"] = f"begin{index}"
@@ -225,12 +228,12 @@ def _settings(rig: Rig, module: Any) -> dict[str, str]:
 
 
 @functools.cache
-def _built(rig: Rig) -> RealGame:
+def _build_game(rig: Rig) -> RealGame:
     return RealGame(rig)
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What `function` returns, run in a copy of this process."""
+    """Return the result of `function` in a copy of this process."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -253,21 +256,21 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 @functools.cache
 def _games(process: int) -> Any:
-    """A link to the process that `process`, this one, has games played in.
+    """Return a link to the process that `process`, this one, has games played in.
 
     It is small on purpose: in a worker of a whole run of the tests, building one of these games has taken seconds,
     and a tenth of one in a small process. Why was not found out.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-c", f"from engine_games import serve; serve({theirs.fileno()})"]
+    parent_socket, child_socket = socket.socketpair()
+    with child_socket:
+        command = [sys.executable, "-c", f"from engine_games import serve; serve({child_socket.fileno()})"]
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        subprocess.Popen(command, pass_fds=[theirs.fileno()], env={**os.environ, "PYTHONPATH": path})
-    return ours.makefile("rwb")
+        subprocess.Popen(command, pass_fds=[child_socket.fileno()], env={**os.environ, "PYTHONPATH": path})
+    return parent_socket.makefile("rwb")
 
 
-def _tell(link: Any, what: object) -> None:
-    pickle.dump(what, link, protocol=5)
+def _tell(link: Any, message: object) -> None:
+    pickle.dump(message, link, protocol=5)
     link.flush()
 
 
@@ -277,7 +280,7 @@ def serve(descriptor: int) -> None:
     with contextlib.suppress(EOFError):
         while True:
             rig, seed = pickle.load(link)  # noqa: S301 (of the process that has started this one)
-            game = _built(rig)
+            game = _build_game(rig)
             if not (child := os.fork()):
                 code = 1
                 try:
@@ -294,7 +297,7 @@ def serve(descriptor: int) -> None:
 
 
 def play(rig: Rig, policy: Policy, steps: int, seed: int) -> Recording:
-    """An episode of at most `steps` steps."""
+    """Return an episode of at most `steps` steps."""
     rng, link = np.random.default_rng(seed), _games(os.getpid())
     _tell(link, (rig, seed))
     frame, sites = pickle.load(link)  # noqa: S301 (of our own child)
@@ -309,22 +312,22 @@ def play(rig: Rig, policy: Policy, steps: int, seed: int) -> Recording:
     finally:
         _tell(link, None)
         pickle.load(link)  # noqa: S301
-    return Recording(rig, sites, Seen.stack(frames), np.array(actions), not going)
+    return Recording(rig, sites, Readings.stack(frames), np.array(actions), not going)
 
 
 def script(rig: Rig, lines: Sequence[Sequence[str]], seed: int = 0) -> Recording:
-    """An episode in which players do what is written: one line a step, one action a player; "" is noop."""
+    """Return an episode in which players do what is written: one line a step, one action a player; "" is noop."""
     table = np.array([[rig.actions.index(name or "noop") for name in line] for line in lines])
     steps = iter(table)
-    return play(rig, lambda seen, rng: next(steps), len(table), seed)
+    return play(rig, lambda readings, rng: next(steps), len(table), seed)
 
 
 def uniform(rig: Rig) -> Policy:
     """All actions are equally probable."""
-    return lambda seen, rng: rng.integers(0, len(rig.actions), rig.n_agents)
+    return lambda readings, rng: rng.integers(0, len(rig.actions), rig.n_agents)
 
 
 def drawn(weights: Sequence[float]) -> Policy:
     """Actions in proportion to `weights`."""
     p = np.array(weights) / sum(weights)
-    return lambda seen, rng: rng.choice(len(p), len(seen.alive), p=p)
+    return lambda readings, rng: rng.choice(len(p), len(readings.alive), p=p)

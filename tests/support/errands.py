@@ -10,14 +10,17 @@ from llmrl.core.records import PolicyOutput, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 
-THINGS = ("key", "ball", "box")
+OBJECTS = ("key", "ball", "box")
 KINDS = ("fetch", "wait")
 ACTIONS = {"plain": ("take key", "take ball", "take box"), "more": ("take key", "take ball", "take box", "sing")}
 
 
 class Errands:
-    """`fetch`: take the thing that is named, which ends it. `wait`: the same, but what is named is not told before the
-    second step. Ends after `horizon` steps; each step costs nothing, success pays 1."""
+    """Game of taking a named object.
+
+    In `fetch` taking it ends the episode. In `wait` the object is named at the second step. Episodes end after
+    `horizon` steps; each step has a cost, and success is rewarded with 1.
+    """
 
     def __init__(
         self,
@@ -44,20 +47,20 @@ class Errands:
     def reset(self, mask=None, seed=None):
         if seed is not None:
             self._rng = Seeds(seed).numpy("errands")
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
-        things, kinds = (self._rng.integers(n, size=self.spec.n_envs) for n in (3, 2))
+        resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
+        objects, kinds = (self._rng.integers(n, size=self.spec.n_envs) for n in (3, 2))
         if self.kind != "both":
             kinds = np.full_like(kinds, KINDS.index(self.kind))
-        self._thing[chosen], self._kind[chosen], self._time[chosen] = things[chosen], kinds[chosen], 0
+        self._thing[resets], self._kind[resets], self._time[resets] = objects[resets], kinds[resets], 0
         return self.observe()
 
     def step(self, action):
         self._time += 1
-        taken = np.asarray(action)[:, 0]
-        won = ((taken == self._thing) & (taken < 3)).astype(np.float32)
-        ended = won > 0
-        late = ~ended & (self._time >= self.spec.horizon)
-        return Step(self.observe(), won[:, None] * 20, won[:, None], ended, late, {"success": won})
+        choice = np.asarray(action)[:, 0]
+        success = ((choice == self._thing) & (choice < 3)).astype(np.float32)
+        done = success > 0
+        late = ~done & (self._time >= self.spec.horizon)
+        return Step(self.observe(), success[:, None] * 20, success[:, None], done, late, {"success": success})
 
     @property
     def kinds(self):
@@ -65,19 +68,19 @@ class Errands:
 
     @property
     def missions(self):
-        return [f"take the {THINGS[t]}" for t in self._thing]
+        return [f"take the {OBJECTS[t]}" for t in self._thing]
 
     def prompt(self, goal, observations, actions):
-        told = " ".join(f"Seen: {', '.join(seen)}." for seen in observations)
-        text = f"Goal: {goal}. {told} Done: {', '.join(actions)}"
+        summary = " ".join(f"Seen: {', '.join(names)}." for names in observations)
+        text = f"Goal: {goal}. {summary} Done: {', '.join(actions)}"
         for old, new in self.replace.items():
             text = text.replace(old, new)
         return text
 
     def observe(self):
         texts = np.empty((self.spec.n_envs, 1), dtype=object)
-        for i, (thing, kind, time) in enumerate(zip(self._thing, self._kind, self._time, strict=True)):
-            goal = "nothing yet" if kind == 1 and time == 0 else f"take the {THINGS[thing]}"
+        for i, (target, kind, time) in enumerate(zip(self._thing, self._kind, self._time, strict=True)):
+            goal = "nothing yet" if kind == 1 and time == 0 else f"take the {OBJECTS[target]}"
             texts[i, 0] = self.prompt(goal, [[f"{time} steps"]], [])
         return {"prompt": texts, "vector": np.eye(3, dtype=np.float32)[self._thing][:, None]}
 
@@ -104,9 +107,9 @@ class Reader:
         self.skill, self.n_actions = torch.tensor(float(skill)), spec.n_actions
 
     def logits(self, prompts):
-        known = [[float(f"take the {thing}" in prompt) for thing in THINGS] for prompt in prompts]
+        probabilities = [[float(f"take the {name}" in prompt) for name in OBJECTS] for prompt in prompts]
         padded = torch.zeros(len(prompts), self.n_actions)
-        padded[:, :3] = torch.tensor(known).reshape(-1, 3) * self.skill
+        padded[:, :3] = torch.tensor(probabilities).reshape(-1, 3) * self.skill
         return padded
 
     def probabilities(self, prompts):
@@ -115,8 +118,8 @@ class Reader:
     def act(self, observation, state=None, generator=None, greedy=False) -> PolicyOutput:
         texts = observation["prompt"]
         logits = self.logits(texts.ravel().tolist()).reshape(*texts.shape, -1).log_softmax(-1)
-        drawn = torch.multinomial(logits.exp().flatten(0, 1), 1, generator=generator).reshape(texts.shape)
-        action = logits.argmax(-1) if greedy else drawn
+        draws = torch.multinomial(logits.exp().flatten(0, 1), 1, generator=generator).reshape(texts.shape)
+        action = logits.argmax(-1) if greedy else draws
         log_prob = logits.gather(-1, action[..., None])[..., 0]
         return PolicyOutput(action, log_prob, torch.full(texts.shape, 0.5), logits=logits)
 

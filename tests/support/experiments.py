@@ -12,13 +12,14 @@ from pathlib import Path
 def compose(*overrides: str, primary: str = "train") -> dict:
     """Return the resolved config of `llmrl-<primary> <overrides>`.
 
-    Reference lines, which cost more than a small run itself, are left out unless `overrides` say otherwise."""
+    Reference lines, which cost more than a small run itself, are left out unless `overrides` say otherwise.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_module
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from llmrl.config.trust_options import only_typed
+    from llmrl.config.trust_options import with_typed_trust
 
     with initialize_config_module("llmrl.conf", version_base="1.3"):
         short = ["design.references=0"] if primary == "train" else []
@@ -26,11 +27,11 @@ def compose(*overrides: str, primary: str = "train") -> dict:
         HydraConfig.instance().set_config(config)
         OmegaConf.set_struct(config, False)
         config.pop("hydra")
-        return only_typed(OmegaConf.to_container(config, resolve=True, throw_on_missing=True), overrides)
+        return with_typed_trust(OmegaConf.to_container(config, resolve=True, throw_on_missing=True), overrides)
 
 
 def search_in(env: str, treatment: str = "none") -> tuple[str, ...]:
-    """The overrides of a published policy search in an environment."""
+    """Return the overrides of a published policy search in an environment."""
     if env == "cliff_walking":
         return ("experiment=search/cliff_walking", f"treatment={treatment}")
     study = "table" if env in ("frozen_lake", "maze", "nim") else "linear"
@@ -63,22 +64,23 @@ def comparable_metrics(folder: Path, kind: str | None = None) -> list[dict]:
 
 
 def position_of(path: Path) -> dict:
-    """What a checkpoint stores of a `metrics.jsonl` that ends as it is (`MetricLog.position`)."""
+    """Return the position that a checkpoint stores for the end of a `metrics.jsonl` (`MetricLog.position`)."""
     from llmrl.run.metrics import without_clock
 
     data = path.read_bytes()
     return {"lines": data.count(b"\n"), "sha256": hashlib.sha256(without_clock(data)).hexdigest()}
 
 
-def rows_alike(two: list[dict], one: list[dict], rel: float, abs: float = 1e-6) -> bool:
-    """Whether rows say the same: numbers to a tolerance, words exactly."""
+def rows_alike(two: list[dict], second_rows: list[dict], rel: float, abs: float = 1e-6) -> bool:
+    """Return whether rows are equal: numbers up to a tolerance, texts exactly."""
     import math
 
-    def alike(a, b) -> bool:
+    def close(a, b) -> bool:
         return a == b if isinstance(a, str) else math.isclose(a, b, rel_tol=rel, abs_tol=abs)
 
-    return len(two) == len(one) and all(
-        a.keys() == b.keys() and all(alike(a[name], b[name]) for name in a) for a, b in zip(two, one, strict=True)
+    return len(two) == len(second_rows) and all(
+        a.keys() == b.keys() and all(close(a[name], b[name]) for name in a)
+        for a, b in zip(two, second_rows, strict=True)
     )
 
 

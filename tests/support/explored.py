@@ -18,32 +18,32 @@ SYSTEM = "You walk along a corridor."
 
 
 def call(
-    place: str, messages: Sequence[Sequence[str]], reply: str, fault: str = "", **more: Any
+    place: str, messages: Sequence[Sequence[str]], reply: str, fault: str = "", **extra: Any
 ) -> list[dict[str, Any]]:
-    """The lines of the call log of one reply, and of what came of reading it."""
+    """Return the lines of the call log of one reply, and of what came of reading it."""
     mark = {"hash": f"{place}|{messages[-1][1]}|{reply}", "time": float(len(reply))}
-    asked = [{"role": role, "content": text} for role, text in messages]
-    made = {"model": "tiny", "purpose": "player", "place": place, "messages": asked, "reply": reply, "repeat": 0}
-    verdict = {"valid": not fault, "fault": fault, "understood": None if fault else more.pop("understood", {})}
+    messages_ = [{"role": role, "content": text} for role, text in messages]
+    record = {"model": "tiny", "purpose": "player", "place": place, "messages": messages_, "reply": reply, "repeat": 0}
+    verdict = {"valid": not fault, "fault": fault, "understood": None if fault else extra.pop("understood", {})}
     counts = {"prompt_tokens": 5, "completion_tokens": 2, "cost": 0.0, "cached": False, "finish": "stop"}
-    return [{**mark, **made, **counts, **more}, {"judged": mark["hash"], "time": mark["time"], **verdict}]
+    return [{**mark, **record, **counts, **extra}, {"judged": mark["hash"], "time": mark["time"], **verdict}]
 
 
 def write_calls(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
-    """The call log of a run."""
+    """Return the call log of a run."""
     with (folder / "llm_calls.jsonl").open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players: int = 1, video: bool = False) -> Path:
-    """A run of a player; the reply of step 2 is bad at first in odd episodes, and its reflections are hostile."""
+    """Write a run of a player. The reply of step 2 is bad at first in odd episodes, and its reflections are hostile."""
     folder = write_run(root, "corridor", ["env=corridor", "agent=llm_player"], 0, llm="tiny")
     files = EpisodeFiles(folder, None)
     for k in range(episodes):
         bad = k % 2 if steps > 2 else 0
         for step in range(steps if k < recorded else 0):
-            for a in range(players):
-                _step(files, folder, k, step, a, players, bool(bad) and step == 2)
+            for player in range(players):
+                _step(files, folder, k, step, player, players, bool(bad) and step == 2)
         if video and k < recorded:
             pictures = [_picture(step) for step in range(steps + 1)]
             save_video(pictures, folder / "episodes" / str(k), "episode", 2.0)
@@ -59,17 +59,23 @@ def played(root: Path, episodes: int, recorded: int = 2, steps: int = 4, players
     return folder
 
 
-def _step(files: EpisodeFiles, folder: Path, k: int, step: int, a: int, players: int, bad: bool) -> None:
-    place = f"episode {k}, player {a}, {step}"
-    asked = [("system", SYSTEM), ("user", f"prompt of step {step} for {a}")]
+def _step(files: EpisodeFiles, folder: Path, k: int, step: int, player: int, players: int, bad: bool) -> None:
+    place = f"episode {k}, player {player}, {step}"
+    messages = [("system", SYSTEM), ("user", f"prompt of step {step} for {player}")]
     reply = f"reply {step} {HOSTILE}"
     lines = []
     if bad:
-        lines = call(place, asked, "mumble", "no action in it")
-        asked = [*asked, ("assistant", "mumble"), ("user", "say an action")]
-    write_calls(folder, [*lines, *call(place, asked, reply, thoughts=f"thought {step}", understood={"action": step})])
-    line = {"step": step, **({"agent": a} if players > 1 else {}), "observation": {"cell": step, "map": ["..", "#."]}}
-    line |= {"action": f"go {step}", "reward": 1.0 + a, "reflection": f"because {step} {HOSTILE}", "reply": reply}
+        lines = call(place, messages, "mumble", "no action in it")
+        messages = [*messages, ("assistant", "mumble"), ("user", "say an action")]
+    write_calls(
+        folder, [*lines, *call(place, messages, reply, thoughts=f"thought {step}", understood={"action": step})]
+    )
+    line = {
+        "step": step,
+        **({"agent": player} if players > 1 else {}),
+        "observation": {"cell": step, "map": ["..", "#."]},
+    }
+    line |= {"action": f"go {step}", "reward": 1.0 + player, "reflection": f"because {step} {HOSTILE}", "reply": reply}
     files.step(k, {**line, "asked": True, "valid": True, "replies": 1 + bad, "invalid": int(bad)})
 
 
@@ -81,7 +87,10 @@ def _picture(step: int) -> np.ndarray:
 
 
 def principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | None = 3) -> Path:
-    """A run of a principal; its question number `silent` had no valid reply, so the proposal before was made again."""
+    """Write a run of a principal.
+
+    Its question number `silent` had no valid reply, so the previous proposal was made again.
+    """
     vectors = [[0.5 * i, 1.0] for i in range(proposals)]
     if silent is not None:
         vectors[silent] = vectors[silent - 1]
@@ -106,11 +115,11 @@ def principal_run(root: Path, seed: int = 0, proposals: int = 6, silent: int | N
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     for i, vector in enumerate(vectors):
         question = [("user", f"question {i} {HOSTILE}")]
-        about = {"purpose": "principal", "understood": {"vectors": [vector], "reasoning": f"reason {i}"}}
+        record = {"purpose": "principal", "understood": {"vectors": [vector], "reasoning": f"reason {i}"}}
         if i == silent:
             first = call("", question, "no numbers", "there is no number", purpose="principal")
-            again = [*question, ("assistant", "no numbers"), ("user", "give numbers")]
-            write_calls(folder, [*first, *call("", again, "none", "still none", purpose="principal")])
+            repair = [*question, ("assistant", "no numbers"), ("user", "give numbers")]
+            write_calls(folder, [*first, *call("", repair, "none", "still none", purpose="principal")])
         else:
-            write_calls(folder, call("", question, f"answer {i}", **about))
+            write_calls(folder, call("", question, f"answer {i}", **record))
     return folder

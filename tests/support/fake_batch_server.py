@@ -88,7 +88,7 @@ class FakeBatchServer(LoopbackServer):
         return f"{next(self._numbers):06d}"
 
     def message(self, body):
-        """The answer to one request, which is paid with it."""
+        """Return the answer to one request, which is paid with it."""
         with self._lock:
             self.answered[_text(body["messages"][-1]["content"])] += 1
         text, answer = self.reply(_plain(body)), deepcopy(REPLIES[self.provider]) | {"model": body["model"]}
@@ -99,13 +99,13 @@ class FakeBatchServer(LoopbackServer):
         return answer
 
     def look(self, batch):
-        """Whether it has ended, one look further."""
+        """Advance a batch by one look and return whether it has ended."""
         with self._lock:
             if not self.hold.is_set():
                 batch.looks += 1
             if batch.results is None and batch.looks > len(STAGES[self.provider]):
                 make = self._openai_result if self.provider == "openai" else self._anthropic_result
-                results = [] if self.ends == "failed" else [make(*each) for each in batch.requests.items()]
+                results = [] if self.ends == "failed" else [make(*request) for request in batch.requests.items()]
                 # No provider promises an order.
                 batch.results = results[1::2] + results[0::2][::-1]
             return batch.results is not None
@@ -134,13 +134,13 @@ class FakeBatchServer(LoopbackServer):
         return {"custom_id": name, "result": result}
 
     def shown(self, batch):
-        """A batch as the provider tells of it."""
+        """Return a batch as the provider tells of it."""
         return (self._openai_batch if self.provider == "openai" else self._anthropic_batch)(batch)
 
     def _openai_batch(self, batch):
-        ended, lines = batch.results is not None, batch.results or []
+        done, lines = batch.results is not None, batch.results or []
         good = [line for line in lines if (line["response"] or {}).get("status_code") == 200]
-        status = self.ends if ended else STAGES["openai"][min(batch.looks, 2)]
+        status = self.ends if done else STAGES["openai"][min(batch.looks, 2)]
         files = {}
         for kind, part in (("output", good), ("error", [line for line in lines if line not in good])):
             if part:
@@ -166,20 +166,20 @@ class FakeBatchServer(LoopbackServer):
 
     def _anthropic_batch(self, batch):
         kinds = Counter(line["result"]["type"] for line in batch.results or [])
-        ended = batch.results is not None
-        made = datetime.fromtimestamp(batch.created, UTC).isoformat().replace("+00:00", "Z")
+        done = batch.results is not None
+        created = datetime.fromtimestamp(batch.created, UTC).isoformat().replace("+00:00", "Z")
         counts = {kind: kinds[kind] for kind in ("succeeded", "errored", "canceled", "expired")}
         return {
             "id": batch.id,
             "type": "message_batch",
-            "processing_status": "ended" if ended else "in_progress",
-            "request_counts": {"processing": 0 if ended else len(batch.requests), **counts},
-            "created_at": made,
-            "expires_at": made,
-            "ended_at": made if ended else None,
+            "processing_status": "ended" if done else "in_progress",
+            "request_counts": {"processing": 0 if done else len(batch.requests), **counts},
+            "created_at": created,
+            "expires_at": created,
+            "ended_at": created if done else None,
             "archived_at": None,
             "cancel_initiated_at": None,
-            "results_url": f"{self.url}/v1/messages/batches/{batch.id}/results" if ended else None,
+            "results_url": f"{self.url}/v1/messages/batches/{batch.id}/results" if done else None,
         }
 
     def made(self, requests, input_file=""):
@@ -212,18 +212,18 @@ class FakeBatchServer(LoopbackServer):
             def _serve(self, data):
                 path = self.path.partition("?")[0].removeprefix("/v1").removeprefix("/messages").strip("/")
                 operation = self._operation(path)
-                given = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers.get("x-api-key")
+                key = self.headers.get("Authorization", "").removeprefix("Bearer ") or self.headers.get("x-api-key")
                 with fake._lock:
                     fake.asked.append(operation)
                     fault = fake.faults[operation].popleft() if fake.faults[operation] else None
-                if fake.key is not None and given != fake.key:
-                    return self._send(401, {"error": {"message": f"Incorrect API key provided: {given}"}})
+                if fake.key is not None and key != fake.key:
+                    return self._send(401, {"error": {"message": f"Incorrect API key provided: {key}"}})
                 if fault == "echo":
-                    return self._send(400, {"error": {"message": f"your key {given} was no help"}})
+                    return self._send(400, {"error": {"message": f"your key {key} was no help"}})
                 if fault == "malformed":
                     return self._send_bytes(200, b"<html>this is not JSON</html>")
                 if fault in ("429", "500", "404"):
-                    return self._send(int(fault), {"error": {"message": f"fault {fault}, key {given}"}})
+                    return self._send(int(fault), {"error": {"message": f"fault {fault}, key {key}"}})
                 status, answer = getattr(self, operation)(path, data)
                 if fault == "lost":
                     return reset(self)
@@ -261,29 +261,35 @@ class FakeBatchServer(LoopbackServer):
             def create(self, path, data):
                 body = json.loads(data)
                 if fake.provider == "anthropic":
-                    named = [(each["custom_id"], each["params"]) for each in body["requests"]]
+                    request_pairs = [(request["custom_id"], request["params"]) for request in body["requests"]]
                     file = ""
                 else:
                     file = body["input_file_id"]
                     lines = [json.loads(line) for line in fake.files[file].splitlines()]
                     form = {(line["method"], line["url"]) for line in lines}
-                    one_model = len({line["body"]["model"] for line in lines}) == 1
-                    if form != {("POST", body["endpoint"])} or body["completion_window"] != "24h" or not one_model:
+                    has_single_model = len({line["body"]["model"] for line in lines}) == 1
+                    if (
+                        form != {("POST", body["endpoint"])}
+                        or body["completion_window"] != "24h"
+                        or not has_single_model
+                    ):
                         return 400, {"error": {"message": "the lines of a batch are to be alike"}}
-                    named = [(line["custom_id"], line["body"]) for line in lines]
-                requests = dict(named)
-                if len(requests) < len(named) or not all(re.fullmatch(r"[\w-]{1,64}", name) for name in requests):
+                    request_pairs = [(line["custom_id"], line["body"]) for line in lines]
+                requests = dict(request_pairs)
+                if len(requests) < len(request_pairs) or not all(
+                    re.fullmatch(r"[\w-]{1,64}", name) for name in requests
+                ):
                     return 400, {"error": {"message": "custom_id must be of 1 to 64 signs, and occur once"}}
-                if any(each.get("stream") for each in requests.values()):
+                if any(request.get("stream") for request in requests.values()):
                     return 400, {"error": {"message": "nothing is streamed in a batch"}}
                 return 200, fake.shown(fake.made(requests, file))
 
             def list(self, path, data):
                 with fake._lock:
-                    shown = [fake.shown(batch) for batch in reversed(fake.batches.values())]
-                ids = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
-                more = {"object": "list"} if fake.provider == "openai" else {"first_id": None, "last_id": None}
-                return 200, {"data": shown, "has_more": False, **more, **ids}
+                    batches = [fake.shown(batch) for batch in reversed(fake.batches.values())]
+                ids = {"first_id": batches[0]["id"], "last_id": batches[-1]["id"]} if batches else {}
+                fields = {"object": "list"} if fake.provider == "openai" else {"first_id": None, "last_id": None}
+                return 200, {"data": batches, "has_more": False, **fields, **ids}
 
             def look(self, path, data):
                 batch = fake.batches.get(path.removeprefix("batches/"))
@@ -319,7 +325,7 @@ class FakeBatchServer(LoopbackServer):
 def _plain(body):
     """Messages with their texts in one piece, the system's first, as OpenAI is sent them."""
     rules = [{"role": "system", "content": body["system"]}] if "system" in body else []
-    return [{**each, "content": _text(each["content"])} for each in (*rules, *body["messages"])]
+    return [{**message, "content": _text(message["content"])} for message in (*rules, *body["messages"])]
 
 
 def _text(content):

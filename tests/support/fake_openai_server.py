@@ -2,7 +2,7 @@
 
 with FakeOpenAIServer(reply=lambda messages: "hello") as server:
     server.faults += ["429", "hang"]      # the next two chat requests
-    OpenAICompatibleChat(base_url=server.url, ...)
+    openai_model(base_url=server.url, ...)
 
 with FakeOpenAIServer(fault_rate=0.3) as server:   # three in ten, drawn from PASSING
 """
@@ -73,8 +73,8 @@ class Exchange:
     delivered: bool = False
 
 
-def question_of(messages):
-    """What tells one question from another."""
+def question_text(messages):
+    """Return the text that distinguishes a question from others."""
     return hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()
 
 
@@ -154,7 +154,7 @@ class FakeOpenAIServer(LoopbackServer):
                 log.clear()
 
     def _begin(self, body):
-        question = question_of(body["messages"])
+        question = question_text(body["messages"])
         with self._lock:
             fault = self.faults.popleft() if self.faults else None
             if fault is None and self._rng.random() < self.fault_rate:
@@ -213,12 +213,12 @@ class FakeOpenAIServer(LoopbackServer):
                     fake._end(exchange)
 
             def _refused(self):
-                given = self.headers.get("Authorization")
-                if fake.key is None or given == f"Bearer {fake.key}":
+                header = self.headers.get("Authorization")
+                if fake.key is None or header == f"Bearer {fake.key}":
                     return False
                 # Real providers quote the key they were given.
                 self._send(
-                    401, {"error": {"message": f"Incorrect API key provided: {given}", "code": "invalid_api_key"}}
+                    401, {"error": {"message": f"Incorrect API key provided: {header}", "code": "invalid_api_key"}}
                 )
                 return True
 
@@ -243,12 +243,12 @@ class FakeOpenAIServer(LoopbackServer):
             def _refuse(self, fault):
                 status, _, detail = fault.partition("-")
                 headers = {"after": {"Retry-After": fake.retry_after}, "date": {"Retry-After": formatdate(usegmt=True)}}
-                quoted = f", your header was {self.headers.get('Authorization')}" if detail == "echo" else ""
-                self._send(int(status), {"error": {"message": f"fault {fault}{quoted}"}}, headers.get(detail))
+                quotation = f", your header was {self.headers.get('Authorization')}" if detail == "echo" else ""
+                self._send(int(status), {"error": {"message": f"fault {fault}{quotation}"}}, headers.get(detail))
 
             def _send_huge(self):
                 self.close_connection = True
-                self._send_bytes(200, b'{"choices": [{"message": {"content": "', promised=HUGE)
+                self._send_bytes(200, b'{"choices": [{"message": {"content": "', content_length=HUGE)
                 chunk = b"x" * (1 << 16)
                 for _ in range(HUGE // len(chunk)):
                     self.wfile.write(chunk)
@@ -264,13 +264,13 @@ class FakeOpenAIServer(LoopbackServer):
                     if fault in ODD and fault != "wrong_usage"
                     else fake.reply(body["messages"])
                 )
-                more = fake.usage(body["messages"], text) if callable(fake.usage) else fake.usage
-                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18, **more}
+                extra_usage = fake.usage(body["messages"], text) if callable(fake.usage) else fake.usage
+                usage = {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18, **extra_usage}
                 if fault == "wrong_usage":
                     usage = WRONG_USAGE[int(exchange.question[:4], 16) % len(WRONG_USAGE)]
-                said = dict(text) if isinstance(text, dict) else {"content": text}
-                finish = said.pop("finish_reason", "stop")
-                choice = {"index": 0, "message": {"role": "assistant", **said}, "finish_reason": finish}
+                message = dict(text) if isinstance(text, dict) else {"content": text}
+                finish = message.pop("finish_reason", "stop")
+                choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
                 answer = {
                     "id": "chatcmpl-1",
                     "object": "chat.completion",
@@ -283,15 +283,15 @@ class FakeOpenAIServer(LoopbackServer):
                 half = data[: len(data) // 2]
                 if fault == "truncated":
                     self.close_connection = True
-                    self._send_bytes(200, half, promised=len(data))
+                    self._send_bytes(200, half, content_length=len(data))
                 elif fault == "truncated-json":
                     self._send_bytes(200, half)
                 elif fault == "reset-midway":
-                    self._send_bytes(200, half, promised=len(data))
+                    self._send_bytes(200, half, content_length=len(data))
                     reset(self)
                 elif fault == "trickle":
                     self.close_connection = True
-                    self._send_bytes(200, b"", promised=len(data))
+                    self._send_bytes(200, b"", content_length=len(data))
                     end = time.monotonic() + fake.hang
                     for i in range(len(data)):
                         self.wfile.write(data[i : i + 1])
@@ -305,13 +305,13 @@ class FakeOpenAIServer(LoopbackServer):
             def _send(self, status, answer, headers=None):
                 self._send_bytes(status, json.dumps(answer).encode(), headers=headers)
 
-            def _send_bytes(self, status, data, headers=None, promised=None):
+            def _send_bytes(self, status, data, headers=None, content_length=None):
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data) if promised is None else promised))
+                self.send_header("Content-Length", str(len(data) if content_length is None else content_length))
                 for name, value in (headers or {}).items():
                     self.send_header(name, value)
-                # In one packet with the headers, so that a small answer waits for no acknowledgement.
+                # In one packet with the headers, so that a small answer waits for no acknowledgment.
                 self._headers_buffer.append(b"\r\n" + data)
                 self.flush_headers()
 

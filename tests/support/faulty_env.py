@@ -15,18 +15,18 @@ class Faulty(EscapeRoom):
 
     fault: ClassVar[str] = ""
 
-    def reset(self, *arguments: Any, **named: Any) -> Any:
-        return self._or_fail("reset", super().reset(*arguments, **named))
+    def reset(self, *arguments: Any, **options: Any) -> Any:
+        return self._or_fail("reset", super().reset(*arguments, **options))
 
-    def step(self, *arguments: Any, **named: Any) -> Any:
-        return self._or_fail("step", super().step(*arguments, **named))
+    def step(self, *arguments: Any, **options: Any) -> Any:
+        return self._or_fail("step", super().step(*arguments, **options))
 
     def close(self) -> None:
         super().close()
         self._or_fail("close", None)
 
-    def _or_fail(self, where: str, result: Any) -> Any:
-        if self.fault == where:
+    def _or_fail(self, method: str, result: Any) -> Any:
+        if self.fault == method:
             raise ZeroDivisionError("a defect of mine")
         return result
 

@@ -6,12 +6,15 @@ from llmrl.core.records import Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 
-THINGS = (5, 6)
+TARGETS = (5, 6)
 
 
 class FetchGame:
-    """A key and a ball lie left and right in a view [7, 7, 3]; the mission is `get the key` or `get the ball`. One step
-    an episode: +1 for naming the right side; the expert knows it, or has given up where `clueless` [n_envs] says so."""
+    """Game with a key and a ball to the left and right in a view [7, 7, 3].
+
+    The mission is `get the key` or `get the ball`. An episode is one step with a reward of +1 for the right side; the
+    expert knows it, or has given up where `clueless` [n_envs] is true.
+    """
 
     def __init__(self, n_envs, names=("left", "right"), clueless=None, seed=0):
         self.spec = EnvSpec(
@@ -35,15 +38,15 @@ class FetchGame:
     def reset(self, mask=None, seed=None):
         if seed is not None:
             self._rng = Seeds(seed).numpy("games")
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
-        left, wanted = self._rng.integers(2, size=(2, self.spec.n_envs))
-        self._left[chosen], self._wanted[chosen] = left[chosen], wanted[chosen]
+        resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
+        draws, targets = self._rng.integers(2, size=(2, self.spec.n_envs))
+        self._left[resets], self._wanted[resets] = draws[resets], targets[resets]
         return self._observe()
 
     def step(self, action):
-        won = (action[:, 0] == self._expert()).astype(np.float32)
-        ended = np.ones(self.spec.n_envs, dtype=bool)
-        return Step(self._observe(), won[:, None], won[:, None], ended, ~ended, {"won": won})
+        success = (action[:, 0] == self._expert()).astype(np.float32)
+        done = np.ones(self.spec.n_envs, dtype=bool)
+        return Step(self._observe(), success[:, None], success[:, None], done, ~done, {"won": success})
 
     def state_dict(self):
         return {"rng": self._rng.bit_generator.state, "left": self._left.copy(), "wanted": self._wanted.copy()}
@@ -62,8 +65,8 @@ class FetchGame:
         n = self.spec.n_envs
         view = np.zeros((n, 1, 7, 7, 3), dtype=np.uint8)
         view[..., 0] = 1
-        view[:, 0, 1, 3, 0] = np.array(THINGS)[self._left]
-        view[:, 0, 5, 3, 0] = np.array(THINGS)[1 - self._left]
+        view[:, 0, 1, 3, 0] = np.array(TARGETS)[self._left]
+        view[:, 0, 5, 3, 0] = np.array(TARGETS)[1 - self._left]
         mission = np.zeros((n, 1, 6), dtype=np.int64)
         mission[:, 0, :3] = np.stack([np.full(n, 2), np.full(n, 3), 4 + self._wanted], 1)
         expert = np.where(self._clueless, -1, self._expert())[:, None]

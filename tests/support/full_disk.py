@@ -13,10 +13,10 @@ def no_file_larger_than(size: int) -> Iterator[None]:
     """Within the block, writing beyond `size` bytes of any file ends with EFBIG."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     # Without that the signal would end the process.
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
+        signal.signal(signal.SIGXFSZ, handler)

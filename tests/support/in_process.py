@@ -1,5 +1,7 @@
-"""Commands inside a test's process, for what they say and write and where nothing of a process is the point: a refusal
-costs a tenth of a second so. What takes signals, computes for long or is about processes is for `commands`."""
+"""Commands inside the process of a test, for tests of their output and files.
+
+A refused command takes a tenth of a second. Tests of signals, long computations or processes use `commands`.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,14 @@ from pathlib import Path
 def call(
     main: Callable[[], object], name: str, *words: str, cwd: Path, environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """What `subprocess.run` gives of the console script `name`, whose function is `main`; a traceback is raised."""
+    """Return the result that `subprocess.run` would give for a console script.
+
+    Its name is `name` and its function `main`; a traceback is raised.
+    """
     from hydra.core.global_hydra import GlobalHydra
 
     out, err, code = io.StringIO(), io.StringIO(), None
-    arguments, before, level = sys.argv, dict(os.environ), logging.getLogger("llmrl").level
+    arguments, original_environment, level = sys.argv, dict(os.environ), logging.getLogger("llmrl").level
     GlobalHydra.instance().clear()
     try:
         os.environ.clear()
@@ -34,6 +39,6 @@ def call(
         sys.argv = arguments
         logging.getLogger("llmrl").setLevel(level)
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(original_environment)
     assert code is None or isinstance(code, int), code
     return subprocess.CompletedProcess([name, *words], code or 0, out.getvalue(), err.getvalue())

@@ -1,4 +1,4 @@
-"""What of the optional packages is there, found without importing any: collecting tests costs no more than it must."""
+"""Installed optional packages, found without imports: collecting tests takes no longer than necessary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each of several processes does in tests/run/test_processes.py: exchanges, and runs of a toy loop."""
+"""Work of each of several processes in tests/run/test_processes.py: exchanges, and runs of a toy loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from llmrl.core.errors import ConfigError, ProcessesError
-from llmrl.core.processes import ProcessGroup, leaving_together
+from llmrl.core.processes import ProcessGroup, leaving_group
 from llmrl.run import signals
 from llmrl.run.distributed import open_run
 from llmrl.run.run import Run
@@ -33,13 +33,13 @@ class Toy:
         self.layer = torch.nn.Linear(3, 1)
         torch.nn.init.constant_(self.layer.weight, 0.1)
         torch.nn.init.constant_(self.layer.bias, 0.0)
-        # By hand: optimisers of torch take seconds to import.
+        # By hand: optimizers of torch take seconds to import.
         self.momentum = [torch.zeros_like(p) for p in self.layer.parameters()]
 
     def iterate(self) -> float:
         x = torch.randn(7, 3, generator=self.generator)
-        own = x[self.processes.share(len(x))]
-        losses = (self.layer(own) - own.sum(1, keepdim=True)) ** 2
+        shard = x[self.processes.share(len(x))]
+        losses = (self.layer(shard) - shard.sum(1, keepdim=True)) ** 2
         (losses.sum() / len(x)).backward()
         self.processes.all_reduce_gradients(self.layer.parameters())
         with torch.no_grad():
@@ -61,7 +61,7 @@ class Toy:
 def train(
     root: Path, name: str, processes: ProcessGroup, hook: Callable[[int], None] | None = None, updates: int = UPDATES
 ) -> float | None:
-    """A run of the toy; `hook(update)` may cause trouble."""
+    """Return a run of the toy; `hook(update)` may cause trouble."""
     toy = Toy(processes)
     with open_run(processes, CONFIG, 0, lambda: Run.open(root, name, CONFIG)) as run:
         if run.finished:
@@ -83,33 +83,33 @@ def train(
 
 
 def exchanges(processes: ProcessGroup) -> dict[str, Any]:
-    """What comes of every kind of exchange, as plain data."""
+    """Return the results of every kind of exchange, as plain data."""
     rank = processes.rank
-    found: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.share, (0, 1, 2, 7))]}
-    found["everyone"] = processes.all_gather_object({"rank": rank})
-    found["agree"] = processes.agree("first" if rank == 0 else "second")
+    report: dict[str, Any] = {"share": [[s.start, s.stop] for s in map(processes.share, (0, 1, 2, 7))]}
+    report["everyone"] = processes.all_gather_object({"rank": rank})
+    report["agree"] = processes.agree("first" if rank == 0 else "second")
     rows = torch.arange(14.0).reshape(7, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
-        given = rows.to(dtype)
-        assert torch.equal(processes.gather(given[processes.share(7)]), given), dtype
+        converted = rows.to(dtype)
+        assert torch.equal(processes.gather(converted[processes.share(7)]), converted), dtype
     assert processes.gather(rows[:1] if rank else rows[:0]).tolist() == [[0.0, 1.0]]
     assert processes.gather(torch.tensor([rank])).tolist() == [0, 1]
     assert processes.gather(rows[:0]).shape == (0, 2)
     tensors = [torch.full((2, 3), 1.0 + rank), torch.tensor([rank, 5]), torch.tensor(0.1, dtype=torch.bfloat16)]
     processes.all_reduce(tensors)
-    found["sum"] = [tensor.tolist() for tensor in tensors]
-    none, one, both = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
-    both.grad = torch.tensor([1.0, rank])
+    report["sum"] = [tensor.tolist() for tensor in tensors]
+    none, first, shared = (torch.nn.Parameter(torch.zeros(2)) for _ in range(3))
+    shared.grad = torch.tensor([1.0, rank])
     if rank == 1:
-        one.grad = torch.tensor([3.0, 4.0])
-    processes.all_reduce_gradients([none, one, both])
-    found["gradients"] = [None if p.grad is None else p.grad.tolist() for p in (none, one, both)]
+        first.grad = torch.tensor([3.0, 4.0])
+    processes.all_reduce_gradients([none, first, shared])
+    report["gradients"] = [None if p.grad is None else p.grad.tolist() for p in (none, first, shared)]
     processes.barrier()
-    return found
+    return report
 
 
 def drift(root: Path, processes: ProcessGroup) -> str:
-    """The processes log different numbers."""
+    """Log different numbers in the processes."""
     try:
         with open_run(processes, CONFIG, 0, lambda: Run.open(root, "drifted", CONFIG)) as run:
             run.metrics.log("update", "updates", {"loss": float(processes.rank)}, updates=0)
@@ -119,8 +119,8 @@ def drift(root: Path, processes: ProcessGroup) -> str:
     return ""
 
 
-def other_config(root: Path, processes: ProcessGroup) -> str:
-    """The processes were started with different configs."""
+def unequal_config(root: Path, processes: ProcessGroup) -> str:
+    """Start the processes with different configs."""
     config = {**CONFIG, "rank": processes.rank}
     try:
         open_run(processes, config, 0, lambda: Run.open(root, "other", config))
@@ -137,8 +137,8 @@ def interrupted(processes: ProcessGroup) -> Callable[[int], None]:
     return hook
 
 
-def far_from_a_safe_point(processes: ProcessGroup) -> Callable[[int], None]:
-    """The second process is signalled while neither comes to a safe point for long, the first one for longest."""
+def stay_from_safe_point(processes: ProcessGroup) -> Callable[[int], None]:
+    """Signal the second process while neither comes to a safe point for long, the first one for longest."""
 
     def hook(update: int) -> None:
         if update == 2:
@@ -153,22 +153,22 @@ def main() -> None:
     root, scenario = Path(sys.argv[1]), sys.argv[2]
     processes = ProcessGroup.join()
     assert ProcessGroup.join() is processes is ProcessGroup.joined()
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     if scenario == "well":
-        said["exchanges"] = exchanges(processes)
-        said["result"] = train(root, "whole", processes)
-        said["again"] = train(root, "whole", processes)
+        report["exchanges"] = exchanges(processes)
+        report["result"] = train(root, "whole", processes)
+        report["again"] = train(root, "whole", processes)
         try:
             train(root, "stopped", processes, interrupted(processes))
         except Stopped as stopped:
-            said["stopped"] = stopped.signal
-        said["status"] = processes.agree((root / "stopped").glob("*/s0/status.json").__next__().read_text())
-        said["resumed"] = train(root, "stopped", processes)
-        said["drifted"] = drift(root, processes)
-        said["other"] = other_config(root, processes)
+            report["stopped"] = stopped.signal
+        report["status"] = processes.agree((root / "stopped").glob("*/s0/status.json").__next__().read_text())
+        report["resumed"] = train(root, "stopped", processes)
+        report["drifted"] = drift(root, processes)
+        report["other"] = unequal_config(root, processes)
     elif scenario == "far":
         signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals._HANDLED_S = 0.5, 1.0, 0.1
-        train(root, "given_up", processes, far_from_a_safe_point(processes))
+        train(root, "given_up", processes, stay_from_safe_point(processes))
     else:
 
         def crash(update: int) -> None:
@@ -176,9 +176,9 @@ def main() -> None:
                 raise ZeroDivisionError("made to fail")
 
         train(root, "crashed", processes, crash)
-    (root / f"said-{processes.rank}.json").write_text(json.dumps(said))
+    (root / f"said-{processes.rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    with leaving_together():
+    with leaving_group():
         main()

@@ -1,4 +1,6 @@
-"""How tests make compositions cheap: shipped option files are read, listed and merged once a process, with libyaml.
+"""Cache that makes compositions cheap in tests.
+
+Shipped option files are read, listed and merged once per process, with libyaml.
 
 Most of the time of a composition goes into finding which thirty files it consists of, reading them, making OmegaConf's
 nodes of them and merging these, and most tests begin with one. This goes round private functions of Hydra, so it is no
@@ -24,17 +26,17 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
-_SHIPPED = "llmrl.conf"
+_PACKAGED = "llmrl.conf"
 _HYDRAS = "hydra.conf"
 _HYDRA = "hydra"
 """Provider of Hydra's own options."""
 
 
-class _Kept(ConfigResult):
-    """What a shipped option file holds, or one of Hydra's."""
+class _CachedConfig(ConfigResult):
+    """Content of an option file of the package or of Hydra."""
 
 
-class _Shipped(list[Any]):
+class _PackagedList(list[Any]):
     """The files of a composition, all of them shipped or Hydra's."""
 
 
@@ -62,10 +64,10 @@ def read_once() -> None:
         return
 
     @functools.wraps(read)
-    def read_kept(self: Any, file: Any) -> Any:
+    def load_cached(self: Any, file: Any) -> Any:
         from yaml import YAMLError
 
-        if self.path not in (_SHIPPED, _HYDRAS):
+        if self.path not in (_PACKAGED, _HYDRAS):
             return read(self, file)
         text = file.read_text(encoding="utf-8")
         try:
@@ -73,33 +75,33 @@ def read_once() -> None:
         except YAMLError:
             return read(self, file)  # which says where
         config, header = pickle.loads(packed)  # noqa: S301 (of this process)
-        return _Kept(self.provider, f"{self.scheme()}://{self.path}", config, header)
+        return _CachedConfig(self.provider, f"{self.scheme()}://{self.path}", config, header)
 
-    listed: dict[Any, tuple[bytes, Any]] = {}
+    listings: dict[Any, tuple[bytes, Any]] = {}
     merged: dict[Any, bytes] = {}
 
     @functools.wraps(listing)
-    def listing_kept(
-        repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], *how: bool, **named: bool
+    def list_cached(
+        repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], *flags: bool, **options: bool
     ) -> DefaultsList:
-        key = _what_is_listed(repo, config_name, overrides_list, (*how, *named.items()))
-        if key is not None and key in listed:
-            packed, tree = listed[key]
+        key = _listing_key(repo, config_name, overrides_list, (*flags, *options.items()))
+        if key is not None and key in listings:
+            packed, tree = listings[key]
             overrides = defaults_list.Overrides(repo, overrides_list)
             defaults, overrides.known_choices, overrides.known_choices_per_group = pickle.loads(packed)  # noqa: S301
-            return DefaultsList(_Shipped(defaults), tree, overrides.config_overrides, overrides)
-        found = listing(repo, config_name, overrides_list, *how, **named)
-        if key is not None and _are_shipped(found.defaults, repo):
-            told = (found.defaults, found.overrides.known_choices, found.overrides.known_choices_per_group)
-            listed[key] = (pickle.dumps(told, pickle.HIGHEST_PROTOCOL), found.defaults_tree)
-            found.defaults = _Shipped(found.defaults)
-        return found
+            return DefaultsList(_PackagedList(defaults), tree, overrides.config_overrides, overrides)
+        listing_ = listing(repo, config_name, overrides_list, *flags, **options)
+        if key is not None and _all_packaged(listing_.defaults, repo):
+            contents = (listing_.defaults, listing_.overrides.known_choices, listing_.overrides.known_choices_per_group)
+            listings[key] = (pickle.dumps(contents, pickle.HIGHEST_PROTOCOL), listing_.defaults_tree)
+            listing_.defaults = _PackagedList(listing_.defaults)
+        return listing_
 
     @functools.wraps(merge)
-    def merge_kept(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
-        if not isinstance(defaults, _Shipped):
+    def merge_cached(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        if not isinstance(defaults, _PackagedList):
             return merge(self, defaults, repo)
-        key = tuple((each.config_path, each.package, each.primary) for each in defaults)
+        key = tuple((default.config_path, default.package, default.primary) for default in defaults)
         if key not in merged:
             merged[key] = pickle.dumps(merge(self, defaults, repo), pickle.HIGHEST_PROTOCOL)
         config: DictConfig = pickle.loads(merged[key])  # noqa: S301 (of this process)
@@ -108,48 +110,51 @@ def read_once() -> None:
     choices = defaults_list._create_interpolation_map
 
     @functools.wraps(choices)
-    def choices_if_asked(overrides: Overrides, entries: list[InputDefault], self_added: bool) -> DictConfig:
+    def resolve_choices(overrides: Overrides, entries: list[InputDefault], self_added: bool) -> DictConfig:
         # What `${...}` in a defaults list may refer to, made anew for each file, although hardly any has one.
-        asked = any(each.is_interpolation() for each in entries)
-        return choices(overrides, entries, self_added) if asked else OmegaConf.create()
+        has_interpolation = any(default.is_interpolation() for default in entries)
+        return choices(overrides, entries, self_added) if has_interpolation else OmegaConf.create()
 
     def begin(self: CachingConfigRepository, delegate: IConfigRepository) -> None:
         # Its sources are replaced, never changed, so they need no copies of their own.
         self.delegate, self.cache = copy.copy(delegate), {}
 
     CachingConfigRepository.__init__ = begin  # type: ignore[method-assign]
-    defaults_list._create_interpolation_map = choices_if_asked  # type: ignore[assignment]
-    Source._read_config = read_kept
-    config_loader_impl.create_defaults_list = listing_kept
-    ConfigLoaderImpl._compose_config_from_defaults_list = merge_kept  # type: ignore[method-assign]
+    defaults_list._create_interpolation_map = resolve_choices  # type: ignore[assignment]
+    Source._read_config = load_cached
+    config_loader_impl.create_defaults_list = list_cached
+    ConfigLoaderImpl._compose_config_from_defaults_list = merge_cached  # type: ignore[method-assign]
 
 
-def _what_is_listed(
-    repo: IConfigRepository, config_name: str | None, overrides: Sequence[Override], how: object
+def _listing_key(
+    repo: IConfigRepository, config_name: str | None, overrides: Sequence[Override], flags: object
 ) -> tuple[Any, ...] | None:
-    """All that the files of a composition are a function of: where options are looked for, and which are chosen. None
-    if options are looked for in files that are neither shipped nor Hydra's."""
+    """Return all that the list of files of a composition depends on.
+
+    This is where options are looked for, and which are chosen. It is None if options are looked for in files that are
+    neither shipped nor Hydra's.
+    """
     sources = [(source.scheme(), source.provider, source.path) for source in repo.get_sources()]
-    if any(scheme != "structured" and path not in (_SHIPPED, _HYDRAS) for scheme, _, path in sources):
+    if any(scheme != "structured" and path not in (_PACKAGED, _HYDRAS) for scheme, _, path in sources):
         return None
     stored = _names(ConfigStore.instance().repo)
-    chosen = [each.input_line for each in overrides if repo.group_exists(each.key_or_group)]
-    return (config_name, how, *sources, stored, *chosen)
+    choices = [override.input_line for override in overrides if repo.group_exists(override.key_or_group)]
+    return (config_name, flags, *sources, stored, *choices)
 
 
 def _names(stored: Any) -> Any:
-    """What is in Hydra's store."""
-    return tuple((name, _names(each)) for name, each in stored.items()) if isinstance(stored, dict) else id(stored)
+    """Return the names in Hydra's store."""
+    return tuple((name, _names(node)) for name, node in stored.items()) if isinstance(stored, dict) else id(stored)
 
 
-def _are_shipped(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> bool:
-    """Whether all that is composed is in shipped files or Hydra's own."""
+def _all_packaged(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> bool:
+    """Return whether all composed files are shipped with the package or with Hydra."""
     stored = repo.get_schema_source()
-    for each in defaults:
-        assert each.config_path is not None
-        loaded = repo.load_config(each.config_path)
-        if isinstance(loaded, _Kept) and loaded.provider != _HYDRA:
-            if stored.is_config(each.config_path):  # somebody's schema of the same name
+    for default in defaults:
+        assert default.config_path is not None
+        loaded = repo.load_config(default.config_path)
+        if isinstance(loaded, _CachedConfig) and loaded.provider != _HYDRA:
+            if stored.is_config(default.config_path):  # somebody's schema of the same name
                 return False
         elif loaded is None or loaded.provider != _HYDRA:
             return False
@@ -158,8 +163,9 @@ def _are_shipped(defaults: Sequence[ResultDefault], repo: IConfigRepository) -> 
 
 @functools.cache
 def _read(text: str) -> bytes:
-    """The config and the header of an option file's text, pickled: a config is copied so several times faster than by
-    `copy.deepcopy`.
+    """Return the config and the header of an option file's text, pickled.
+
+    Unpickling copies a config several times faster than `copy.deepcopy`.
 
     Raises:
         yaml.YAMLError: it is no YAML.
@@ -178,12 +184,12 @@ def loader() -> Any:
     import yaml
     from omegaconf._utils import get_yaml_loader
 
-    own = get_yaml_loader()
+    base_loader = get_yaml_loader()
     if not yaml.__with_libyaml__:
-        return own
+        return base_loader
     parser = yaml.cyaml.CParser  # type: ignore[attr-defined]
 
-    class Loader(parser, own):  # type: ignore[misc, valid-type]
+    class Loader(parser, base_loader):  # type: ignore[misc, valid-type]
         def __init__(self, stream: str) -> None:
             parser.__init__(self, stream)
             yaml.constructor.SafeConstructor.__init__(self)

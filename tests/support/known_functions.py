@@ -1,25 +1,25 @@
-"""Functions whose maximum is known, as societies a principal can govern: what it proposes is scored, with or without
-noise, over validation episodes, and with the exact derivative for principals that want one."""
+"""Functions with known maxima, as societies that a principal can govern.
+
+Proposals are scored, with or without noise, over validation episodes, and with the exact derivative for principals that
+need one.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
+import shipped
 from llmrl.core.protocols import Proposer
 from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
-from llmrl.principals.cem import CEMPrincipal
 from llmrl.principals.cmaes import CMAESPrincipal
-from llmrl.principals.dual_rl import DualRLPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.metagrad import MetaGradPrincipal
 from llmrl.principals.random_principal import RandomPrincipal
-from llmrl.principals.thompson import ThompsonPrincipal
-from llmrl.principals.ucb import UCBPrincipal
+from llmrl.statistics.estimators import standard_error_of_mean
+from shipped import make_principal
 from societies import spec
 
 Evaluate = Callable[[np.ndarray, int], tuple[float, np.ndarray]]
@@ -27,7 +27,7 @@ Evaluate = Callable[[np.ndarray, int], tuple[float, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class KnownFunction:
+class BenchmarkFunction:
     """A function on the unit cube, stretched over a box.
 
     Attributes:
@@ -58,7 +58,7 @@ class KnownFunction:
         return (np.asarray(vector) - self.low) / (np.array(self.high) - self.low)
 
     def regret(self, vector: np.ndarray, context: int | None = None) -> float:
-        """How far below the maximum the vector's true value is, as a share of the range."""
+        """Return the distance of the vector's true value from the maximum, as a share of the range."""
         row = context or 0
         return (self.evaluate(self.best[row], row)[0] - self.evaluate(self.unit(vector), row)[0]) / self.range
 
@@ -76,7 +76,7 @@ class KnownFunction:
         )
 
 
-def optimize(function: KnownFunction, proposer: Proposer, seed: int, evaluations: int, n: int = 1) -> np.ndarray:
+def optimize(function: BenchmarkFunction, proposer: Proposer, seed: int, evaluations: int, n: int = 1) -> np.ndarray:
     """Let `proposer` try `n` vectors at once; the regret of each, [evaluations], noise aside.
 
     Contexts come in turn, one a step.
@@ -90,16 +90,18 @@ def optimize(function: KnownFunction, proposer: Proposer, seed: int, evaluations
     return np.array(regrets)
 
 
-def best_found(function: KnownFunction, regrets: np.ndarray, n: int = 1) -> float:
+def best_value(function: BenchmarkFunction, regrets: np.ndarray, n: int = 1) -> float:
     """Regret of the best vector among those that `optimize` tried, mean over contexts."""
     contexts = max(len(function.contexts), 1)
     turn = np.arange(len(regrets)) // n % contexts
     return float(np.mean([regrets[turn == c].min() for c in range(contexts)]))
 
 
-def quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> KnownFunction:
-    """10 - 10 sum_i w_i (x_i - best_i)^2 / sum_i w_i; `best` is [contexts or 1, d], as far from the farthest corner in
-    every context."""
+def quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> BenchmarkFunction:
+    """Return the function 10 - 10 sum_i w_i (x_i - best_i)^2 / sum_i w_i.
+
+    `best` is [contexts or 1, d], as far from the farthest corner in every context.
+    """
     weights = 10 * weights / weights.sum()
 
     def evaluate(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
@@ -109,11 +111,13 @@ def quadratic(best: np.ndarray, weights: np.ndarray, **kwargs) -> KnownFunction:
     span = weights @ np.maximum(best, 1 - best).T ** 2
     assert np.allclose(span, span[0])
     d = best.shape[1]
-    return KnownFunction(low=(-1.0,) * d, high=(3.0,) * d, evaluate=evaluate, best=best, range=float(span[0]), **kwargs)
+    return BenchmarkFunction(
+        low=(-1.0,) * d, high=(3.0,) * d, evaluate=evaluate, best=best, range=float(span[0]), **kwargs
+    )
 
 
 def _rastrigin(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
-    """A parabola with ripples, 3 hills along each coordinate."""
+    """Return a parabola with ripples, 3 hills along each coordinate."""
     off, waves = x - 0.3, 2 * np.pi * 3
     value = -float((off**2 + 0.1 * (1 - np.cos(waves * off))).sum())
     return value, -(2 * off + 0.1 * waves * np.sin(waves * off))
@@ -132,10 +136,10 @@ def _hartmann(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
 
 QUADRATIC = quadratic(np.array([[0.7, 0.2, 0.45]]), np.array([1.0, 3.0, 0.5]), name="quadratic")
 NOISY = quadratic(QUADRATIC.best, np.array([1.0, 3.0, 0.5]), name="noisy", noise=0.1)
-SMOOTH = KnownFunction(
+SMOOTH = BenchmarkFunction(
     "smooth", (0.0, 0.0, -5.0), (1.0, 20.0, 5.0), _hartmann, np.array([[0.114614, 0.555649, 0.852547]]), 3.8628
 )
-MULTIMODAL = KnownFunction("multimodal", (0.0, 0.0), (5.0, 5.0), _rastrigin, np.array([[0.3, 0.3]]), 1.0182)
+MULTIMODAL = BenchmarkFunction("multimodal", (0.0, 0.0), (5.0, 5.0), _rastrigin, np.array([[0.3, 0.3]]), 1.0182)
 CONTEXTUAL = quadratic(
     np.array([[0.2, 0.7], [0.8, 0.7], [0.2, 0.3]]), np.ones(2), name="contextual", contexts=("a", "b", "c"), noise=0.02
 )
@@ -145,8 +149,10 @@ RIVER_NOISE = 15.0
 """Standard deviation of what a proposal is told to be worth on a `river`."""
 
 
-def river(order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, bool] = (False,) * 3) -> KnownFunction:
-    """What incentives do in Clean Up (docs/regimes.md), roughly, with its numbers renamed and its ranges turned round.
+def river(
+    order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, bool] = (False,) * 3
+) -> BenchmarkFunction:
+    """Return a rough model of incentives in Clean Up (docs/regimes.md), with renamed numbers and reversed ranges.
 
     As it is: eat changes nothing, clean ruins a society up to 1 and makes it rich from 1.5 on, other kills what clean
     brings. `mirrored` numbers are 3 minus these, and number i takes the part of number `order[i]` of eat, clean, other.
@@ -155,9 +161,9 @@ def river(order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, b
     def evaluate(x: np.ndarray, row: int) -> tuple[float, np.ndarray]:
         parts = np.empty(3)
         parts[list(order)] = 3 * np.where(mirrored, 1 - x, x)
-        _, clean, other = parts
+        _, clean, second = parts
         worth = np.interp(clean, [0, 0.5, 1, 1.25, 1.5, 2], [0, -10, -15, 30, 60, 85])
-        alive = np.interp(other, [0, 0.25, 1, 1.5], [1, 0.7, 0.3, 0])
+        alive = np.interp(second, [0, 0.25, 1, 1.5], [1, 0.7, 0.3, 0])
         if clean > 1:
             worth = alive * worth - 20 * (1 - alive)
         return float(worth), np.full(3, np.nan)  # no principal with gradients is tried on it
@@ -167,7 +173,7 @@ def river(order: tuple[int, int, int] = (0, 1, 2), mirrored: tuple[bool, bool, b
     best[free] = 1.0 - best[free]
     low, high, episodes = (0.0,) * 3, (3.0,) * 3, 2
     noise = RIVER_NOISE * episodes**0.5 / 105
-    return KnownFunction("river", low, high, evaluate, best[None], 105.0, (), noise, episodes)
+    return BenchmarkFunction("river", low, high, evaluate, best[None], 105.0, (), noise, episodes)
 
 
 FUNCTIONS = {f.name: f for f in (QUADRATIC, NOISY, SMOOTH, MULTIMODAL, CONTEXTUAL, WIDE)}
@@ -176,20 +182,23 @@ PRINCIPALS: dict[str, Callable[[EnvSpec, Seeds], Proposer]] = {
     "random": lambda spec, seeds: RandomPrincipal(spec.proposals, seeds),
     # Grids that a short search can cover in part.
     "egreedy": lambda spec, seeds: EpsilonGreedyPrincipal(spec.proposals, seeds, points=6),
-    "ucb": lambda spec, seeds: UCBPrincipal(spec.proposals, seeds, points=4),
-    "thompson": lambda spec, seeds: ThompsonPrincipal(spec.proposals, seeds, points=4, prior_rate=0.05),
+    "ucb": lambda spec, seeds: shipped.ucb(spec.proposals, seeds, points=4),
+    "thompson": lambda spec, seeds: shipped.thompson(spec.proposals, seeds, points=4, prior_rate=0.05),
     "gp": lambda spec, seeds: GaussianProcessPrincipal(spec.proposals, seeds),
-    "cem": lambda spec, seeds: CEMPrincipal(spec.proposals, seeds),
+    "cem": lambda spec, seeds: shipped.cem(spec.proposals, seeds),
     "cmaes": lambda spec, seeds: CMAESPrincipal(spec.proposals, seeds),
     # Networks, made to learn within a few hundred steps.
-    "dual_rl": lambda spec, seeds: DualRLPrincipal(spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
-    "metagrad": lambda spec, seeds: MetaGradPrincipal(spec, seeds, hidden=[32], learning_rate=1e-2),
+    "dual_rl": lambda spec, seeds: make_principal("dual_rl", spec, seeds, points=6, hidden=[32], learning_rate=5e-3),
+    "metagrad": lambda spec, seeds: make_principal("metagrad", spec, seeds, hidden=[32], learning_rate=1e-2),
 }
 """By option name, with what these small functions call for."""
 
 
-def suits(principal: str, function: KnownFunction, n: int = 1) -> bool:
-    """Whether a principal can be tried: no grid of 20 numbers, and one proposal at a time for gradient ascent."""
+def suits(principal: str, function: BenchmarkFunction, n: int = 1) -> bool:
+    """Return whether a principal can be tried on a function.
+
+    Excluded are grids of 20 numbers and several proposals at a time for gradient ascent.
+    """
     if principal in ("egreedy", "ucb", "thompson") and len(function.low) > 5:
         return False
     return n == 1 or principal != "metagrad"

@@ -1,5 +1,7 @@
-"""A society whose return is a known function of the mechanism's values plus noise, and mechanism design in it without
-a run folder."""
+"""Society whose return is a known function of the mechanism's values plus noise.
+
+Mechanism design in it needs no run folder.
+"""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -36,22 +38,22 @@ class LandscapeGame:
 
     def reset(self, mask=None, seed=None):
         if seed is not None:
-            several = seed if isinstance(seed, (list, tuple)) else [seed]
-            self._rngs = [Seeds(each).numpy("noise") for each in several]
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
+            seeds = seed if isinstance(seed, (list, tuple)) else [seed]
+            self._rngs = [Seeds(seed).numpy("noise") for seed in seeds]
+        resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
         groups = self._groups if len(self._rngs) == 1 else 1
         size = self.spec.n_envs // (groups * len(self._rngs))
-        drawn = np.concatenate([np.tile(rng.standard_normal(size), groups) for rng in self._rngs])
-        self._noise[chosen], self._ended[chosen] = drawn[chosen], False
+        draws = np.concatenate([np.tile(rng.standard_normal(size), groups) for rng in self._rngs])
+        self._noise[resets], self._ended[resets] = draws[resets], False
         return self._observe()
 
     def step(self, action):
         unit = to_unit(self.landscape.space, self._values)
         noise = self.landscape.noise(unit) * np.sqrt(self.landscape.episodes) * self._noise
-        paid = np.where(self._ended, 0.0, self.landscape.mean(unit) + noise).astype(np.float32)[:, None]
-        ended = ~self._ended
+        rewards = np.where(self._ended, 0.0, self.landscape.mean(unit) + noise).astype(np.float32)[:, None]
+        done = ~self._ended
         self._ended[:] = True
-        return Step(self._observe(), paid, paid, np.zeros_like(ended), ended)
+        return Step(self._observe(), rewards, rewards, np.zeros_like(done), done)
 
     def pair_games(self, groups):
         self._groups = groups
@@ -100,7 +102,7 @@ class UnsavedRun:
 
 def design(landscape, principal, seed: int, **settings) -> dict:
     """Return the summary of mechanism design on a landscape, in as many games as a measurement has episodes."""
-    chosen = DesignSettings(
+    design_settings = DesignSettings(
         **{
             "steps": 10,
             "candidates": 2,
@@ -111,8 +113,8 @@ def design(landscape, principal, seed: int, **settings) -> dict:
             **settings,
         }
     )
-    env = LandscapeGame(landscape, chosen.candidates * landscape.episodes)
-    agents = [RandomAgent(replace(env.spec, n_envs=landscape.episodes)) for _ in range(chosen.candidates)]
-    loop, run = DesignLoop(LoopParts(env, agents, Seeds(seed), principal=principal), chosen), UnsavedRun()
+    env = LandscapeGame(landscape, design_settings.candidates * landscape.episodes)
+    agents = [RandomAgent(replace(env.spec, n_envs=landscape.episodes)) for _ in range(design_settings.candidates)]
+    loop, run = DesignLoop(LoopParts(env, agents, Seeds(seed), principal=principal), design_settings), UnsavedRun()
     serve(loop.requests(run), run)
     return run.summary

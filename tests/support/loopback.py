@@ -28,7 +28,7 @@ class LoopbackServer:
         return self
 
     def __exit__(self, kind, *exc):
-        """Ends every connection and thread, so that what is left over afterwards is the client's."""
+        """End every connection and thread. All that remain afterwards are the client's."""
         self._http.shutdown()
         self._http.end_connections()
         self._http.server_close()

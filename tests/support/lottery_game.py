@@ -22,17 +22,22 @@ class Lottery:
     def reset(self, mask=None, seed=None):
         if seed is not None:
             self._rng = Seeds(seed).numpy("lottery")
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
-        won = self._rng.random(self.spec.n_envs) < self.probability
-        self._won[chosen], self._time[chosen] = won[chosen], 0
+        resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask)
+        success = self._rng.random(self.spec.n_envs) < self.probability
+        self._won[resets], self._time[resets] = success[resets], 0
         return self._observe()
 
     def step(self, action):
         self._time += 1
-        won = self._won & (self._time >= self.short)
-        paid = won.astype(np.float32)
+        success = self._won & (self._time >= self.short)
+        rewards = success.astype(np.float32)
         return Step(
-            self._observe(), paid[:, None], paid[:, None], won, self._time >= self.spec.horizon, {"success": paid}
+            self._observe(),
+            rewards[:, None],
+            rewards[:, None],
+            success,
+            self._time >= self.spec.horizon,
+            {"success": rewards},
         )
 
     def pair_games(self, groups):

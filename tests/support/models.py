@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms.client import ChatClient
-from llmrl.llms.openai_compatible import OpenAICompatibleChat
+from llmrl.llms.by_name import build_model
+from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.provider import Provider
 from llmrl.llms.retry import Retry
-from llmrl.llms.scripted import ScriptedChat
 
 
 def scripted(seed=0, **shares):
-    """The scripted model, spoiling `shares` of its replies."""
-    return ChatClient(ScriptedChat(Seeds(seed), **shares))
+    """Return the scripted model, spoiling `shares` of its replies."""
+    return ChatClient(build_model("scripted", seeds=Seeds(seed), **shares))
+
+
+def chat_client(provider, cache=None, ledger=None, **options):
+    """Return a client of a provider; `options` are policies, and other arguments of the client."""
+    policies = {field.name: options.pop(field.name) for field in fields(ClientPolicies) if field.name in options}
+    return ChatClient(provider, cache, ledger, ClientPolicies(**policies), **options)
+
+
+def openai_model(base_url, model="fake-model", api_key_env=None, **options):
+    """Return a provider with OpenAI's protocol, without a limit on replies."""
+    defaults = {"base_url": base_url, "model": model, "api_key_env": api_key_env, "max_tokens": None, "timeout": 120.0}
+    return build_model("openai_compatible", **{**defaults, **options})
+
+
+def litellm_model(model, api_key_env, **options):
+    """Return a provider behind litellm, without a limit on replies and without prices."""
+    unknown = ("max_tokens", "context_window", "input_price", "cached_input_price", "output_price")
+    defaults = {"model": model, "api_key_env": api_key_env, **dict.fromkeys(unknown)}
+    return build_model("gpt4o", **{**defaults, **options})
+
+
+def seq2seq_scorer(model, **options):
+    """Return a scorer of the T5 family in a folder."""
+    return build_model("local_scorer_seq2seq", model=str(model), **options)
+
+
+def causal_scorer(model, **options):
+    """Return a causal scorer in a folder."""
+    return build_model("local_scorer_causal", model=str(model), **options)
 
 
 def connected(server, retries=0, provider=None, **policies):
-    """A client of a fake server that tries again at once."""
-    model = OpenAICompatibleChat(server.url, "fake-model", **{"timeout": 5.0, **(provider or {})})
-    return ChatClient(model, retry=Retry(retries, first_delay=0.01), **policies)
+    """Return a client of a fake server that tries again at once."""
+    model = openai_model(server.url, **{"timeout": 5.0, **(provider or {})})
+    return chat_client(model, retry=Retry(retries, initial_delay=0.01), **policies)
 
 
 def ask(text="hi", **kwargs):
-    """A request with one user message."""
+    """Return a request with one user message."""
     return ChatRequest(({"role": "user", "content": text},), **kwargs)
 
 

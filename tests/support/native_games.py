@@ -9,17 +9,17 @@ import torch
 
 from llmrl.core.records import Step, on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 
 SUBSTRATES = ("cleanup", "harvest")
 
 
 def native(substrate: str, n_envs: int, seed: int = 0, **options: Any) -> NativeEnv:
     """Games with the settings and the options of the engine that are given."""
-    own = {name: options.pop(name) for name in ("device", "tiles") if name in options}
+    engine_options = {name: options.pop(name) for name in ("device", "tiles") if name in options}
     settings = SubstrateSettings(substrate, n_envs, **{"observe": ["grid", "vector"], **options})  # type: ignore[arg-type]
-    return NativeEnv(settings, Seeds(seed), **own)
+    return NativeEnv(settings, Seeds(seed), **engine_options)
 
 
 def random_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
@@ -28,13 +28,13 @@ def random_actions(env: NativeEnv, steps: int, seed: int = 0) -> np.ndarray:
 
 def flat(step: Step) -> dict[str, np.ndarray]:
     """Everything a step says, on the host."""
-    found = {f"observation/{name}": on_host(x) for name, x in step.observation.items()}
-    found |= {f"info/{name}": on_host(x) for name, x in step.info.items()}
-    found |= {"reward": on_host(step.reward), "base": on_host(step.base_reward), "truncated": step.truncated}
+    arrays = {f"observation/{name}": on_host(x) for name, x in step.observation.items()}
+    arrays |= {f"info/{name}": on_host(x) for name, x in step.info.items()}
+    arrays |= {"reward": on_host(step.reward), "base": on_host(step.base_reward), "truncated": step.truncated}
     if step.reward_jacobian is not None:
-        found["reward_jacobian"] = on_host(step.reward_jacobian)
-    return found
+        arrays["reward_jacobian"] = on_host(step.reward_jacobian)
+    return arrays
 
 
-def same(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
+def check_equal(name: str, x: torch.Tensor, y: torch.Tensor) -> None:
     assert torch.equal(x, y), name

@@ -16,7 +16,7 @@ class Mortal(ParallelEnv):
 
     def __init__(self, n=3, max_cycles=None, lives=None):
         self.possible_agents = [f"a{i}" for i in range(n)]
-        self.lives = lives or {a: i + 1 for i, a in enumerate(self.possible_agents)}
+        self.lives = lives or {agent: i + 1 for i, agent in enumerate(self.possible_agents)}
         self.max_cycles = max_cycles
 
     def observation_space(self, agent):
@@ -27,22 +27,27 @@ class Mortal(ParallelEnv):
 
     def reset(self, seed=None, options=None):
         self.agents, self.time, self.got = list(self.possible_agents), 0, []
-        return self._seen(), {a: {} for a in self.agents}
+        return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
         assert list(actions) == self.agents, "those who are alive act, and nobody else"
-        assert all(self.action_space(a).contains(x) for a, x in actions.items())
+        assert all(self.action_space(agent).contains(x) for agent, x in actions.items())
         self.got.append(dict(actions))
         self.time += 1
         agents = list(self.agents)
-        dead = {a: self.time >= self.lives[a] for a in agents}
-        cut = {a: self.max_cycles is not None and self.time >= self.max_cycles and not dead[a] for a in agents}
-        self.agents = [a for a in agents if not dead[a] and not cut[a]]
-        reward = {a: 1.0 + self.possible_agents.index(a) for a in agents}
-        return self._seen(agents), reward, dead, cut, {a: {} for a in agents}
+        dead = {agent: self.time >= self.lives[agent] for agent in agents}
+        truncations = {
+            agent: self.max_cycles is not None and self.time >= self.max_cycles and not dead[agent] for agent in agents
+        }
+        self.agents = [agent for agent in agents if not dead[agent] and not truncations[agent]]
+        reward = {agent: 1.0 + self.possible_agents.index(agent) for agent in agents}
+        return self._seen(agents), reward, dead, truncations, {agent: {} for agent in agents}
 
     def _seen(self, agents=None):
-        return {a: np.full(self.observation_space(a).shape, 1 + self.time, np.float32) for a in agents or self.agents}
+        return {
+            agent: np.full(self.observation_space(agent).shape, 1 + self.time, np.float32)
+            for agent in agents or self.agents
+        }
 
 
 class Governed(ParallelEnv):
@@ -68,26 +73,26 @@ class Governed(ParallelEnv):
 
     def reset(self, seed=None, options=None):
         self.agents, self.time, self.paid = list(self.possible_agents), 0, self.wage
-        return self._seen(), {a: {} for a in self.agents}
+        return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
         self.time += 1
         self.paid += self.wage
-        over, agents = self.time >= self.max_cycles, list(self.agents)
-        self.agents = [] if over else agents
-        infos = {a: {"base_reward": float(x), "worked": int(x > 0)} for a, x in actions.items()}
-        reward = {a: float(x) + self.wage for a, x in actions.items()}
-        return self._seen(), reward, dict.fromkeys(agents, False), dict.fromkeys(agents, over), infos
+        truncation, agents = self.time >= self.max_cycles, list(self.agents)
+        self.agents = [] if truncation else agents
+        infos = {agent: {"base_reward": float(x), "worked": int(x > 0)} for agent, x in actions.items()}
+        reward = {agent: float(x) + self.wage for agent, x in actions.items()}
+        return self._seen(), reward, dict.fromkeys(agents, False), dict.fromkeys(agents, truncation), infos
 
     def _seen(self):
-        return {a: np.array([self.time, self.paid]) for a in self.possible_agents}
+        return {agent: np.array([self.time, self.paid]) for agent in self.possible_agents}
 
 
 class Forgetful(Governed):
     """Draws what it shows from luck that no seed decides."""
 
     def _seen(self):
-        return {a: np.random.default_rng().random(2) for a in self.possible_agents}
+        return {agent: np.random.default_rng().random(2) for agent in self.possible_agents}
 
 
 class Unsettable(Governed):
@@ -103,26 +108,26 @@ class Movers(ParallelEnv):
     possible_agents = ["one", "two"]
 
     def observation_space(self, agent):
-        return spaces.Dict({"place": spaces.Box(-9, 9, (2,), np.float32), "colour": spaces.Discrete(3)})
+        return spaces.Dict({"place": spaces.Box(-9, 9, (2,), np.float32), "color": spaces.Discrete(3)})
 
     def action_space(self, agent):
         return spaces.Box(-1, 1, (1,), np.float32) if agent == "one" else spaces.Box(-3, 2, (2,), np.float32)
 
     def reset(self, seed=None, options=None):
         self.agents, self.got = list(self.possible_agents), None
-        return self._seen(), {a: {} for a in self.agents}
+        return self._seen(), {agent: {} for agent in self.agents}
 
     def step(self, actions):
         self.got = actions
         no = dict.fromkeys(self.agents, False)
-        return self._seen(), dict.fromkeys(self.agents, 0.0), no, no, {a: {} for a in self.agents}
+        return self._seen(), dict.fromkeys(self.agents, 0.0), no, no, {agent: {} for agent in self.agents}
 
     def _seen(self):
-        return {a: {"place": np.ones(2, np.float32), "colour": 2} for a in self.agents}
+        return {agent: {"place": np.ones(2, np.float32), "color": 2} for agent in self.agents}
 
 
 def mortal_in_turns(**kwargs):
-    """The same, one after another."""
+    """Return the same game with agents that act one after another."""
     return parallel_to_aec(Mortal(**kwargs))
 
 

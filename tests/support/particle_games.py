@@ -16,10 +16,10 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domain_registry import find_domain
 from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.planners import OraclePlanner
 from llmrl.teachers.plans import Plan, PlanStep
+from llmrl.teachers.teacher_factory import find_domain
 
 SCENARIOS: list[Scenario] = [
     SimpleSpread(),
@@ -33,25 +33,25 @@ SCENARIOS: list[Scenario] = [
     SimpleSpeakerListener(),
     SimpleSpeakerListener(4),
 ]
-each_scenario = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{s.name}-{s.bodies.n_agents}")
+all_scenarios = pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: f"{s.name}-{s.bodies.n_agents}")
 
 
-def games_of(scenario: Scenario, n_envs: int = 1) -> ParticlesEnv:
+def make_games(scenario: Scenario, n_envs: int = 1) -> ParticlesEnv:
     return ParticlesEnv(Seeds(0), scenario, n_envs=n_envs)
 
 
-def domain_of(scenario: Scenario) -> Domain:
-    return find_domain(scenario.name, spec=games_of(scenario).spec)
+def make_domain(scenario: Scenario) -> Domain:
+    return find_domain(scenario.name, spec=make_games(scenario).spec)
 
 
-def told(scenario: Scenario, world: ParticleWorld) -> list[list[str]]:
-    """The sentence of each agent of each game."""
-    scenes = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(world)})
+def observe_sentences(scenario: Scenario, world: ParticleWorld) -> list[list[str]]:
+    """Return the sentence of each agent of each game."""
+    scenes = make_guide(make_domain(scenario)).scenes({"vector": scenario.observe(world)})
     n = scenario.bodies.n_agents
     return [[scene.sentence for scene in scenes[i : i + n]] for i in range(0, len(scenes), n)]
 
 
-def placed(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
+def place_bodies(scenario: Scenario, position: Sequence[object], goal: Sequence[int] = ()) -> ParticleWorld:
     """One game at rest with discs at `position` [E, 2]."""
     world = ParticleWorld(scenario.bodies, 1, scenario.words, len(scenario.guides))
     world.place(np.ones(1, dtype=bool), np.array([position], dtype=np.float64), np.array([goal], dtype=np.int64))
@@ -70,12 +70,12 @@ def random_world(scenario: Scenario, seed: int, n_envs: int) -> ParticleWorld:
             if scenario.legal is None
             else scenario.legal
         )
-        said = [rng.choice(np.flatnonzero(row), n_envs) for row in mask]
-        world.said = scenario.decode(np.stack(said, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
+        messages = [rng.choice(np.flatnonzero(row), n_envs) for row in mask]
+        world.said = scenario.decode(np.stack(messages, axis=1))[1] * (rng.random((n_envs, 1, 1)) < 0.8)
     return world
 
 
-def guide_of(domain: Domain) -> PlanPolicy:
+def make_guide(domain: Domain) -> PlanPolicy:
     return PlanPolicy(domain, OraclePlanner(domain))
 
 
@@ -87,7 +87,7 @@ def play(
     scenario: Scenario, n_envs: int, choose: Choice, world: ParticleWorld | None = None, seed: int = 0
 ) -> tuple[ParticlesEnv, np.ndarray, dict[str, float]]:
     """One episode of each game; returns of all agents [n_envs, n_agents], and the metrics of an episode."""
-    env, domain = games_of(scenario, n_envs), domain_of(scenario)
+    env, domain = make_games(scenario, n_envs), make_domain(scenario)
     observation = env.reset(seed=seed)
     if world is not None:
         env.world.load_state_dict(world.state_dict())
@@ -95,7 +95,7 @@ def play(
     n = scenario.bodies.n_agents
     total, metrics = np.zeros((n_envs, n)), dict.fromkeys(scenario.metrics, 0.0)
     for _ in range(25):
-        scenes = guide_of(domain).scenes({"vector": observation["vector"]})
+        scenes = make_guide(domain).scenes({"vector": observation["vector"]})
         plans = [choose(domain, k % n, scene.sentence) for k, scene in enumerate(scenes)]
         action = [domain.action(scene, plan) for scene, plan in zip(scenes, plans, strict=True)]
         step = env.step(np.array(action).reshape(n_envs, n))

@@ -8,8 +8,8 @@ import numpy as np
 
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 
 ROOMS = {
     "cleanup": "WWWWWWW\nWHFHHHW\nWP P PW\nWBBBBBW\nWWWWWWW\n",
@@ -20,32 +20,35 @@ RULES = ("upstream", "legislative")
 
 
 def small(substrate: str, games: int = GAMES, **options) -> NativeEnv:
-    chosen = {"map": ROOMS[substrate], "n_agents": 2, "horizon": STEPS, "observe": ["grid", "vector"]}
-    return NativeEnv(SubstrateSettings(substrate, games, **{**chosen, **options}), Seeds(0), tiles="plain")
+    settings = {"map": ROOMS[substrate], "n_agents": 2, "horizon": STEPS, "observe": ["grid", "vector"]}
+    return NativeEnv(SubstrateSettings(substrate, games, **{**settings, **options}), Seeds(0), tiles="plain")
 
 
 def digest(env: NativeEnv, steps: int = STEPS) -> str:
-    """Of one episode of each game; players walk, turn and fire."""
-    found, rng = hashlib.sha256(), np.random.default_rng(0)
-    seen = env.reset(seed=3)
+    """Return a digest of one episode of each game; players walk, turn and fire."""
+    hashes, rng = hashlib.sha256(), np.random.default_rng(0)
+    observation = env.reset(seed=3)
     likely = [1, 1, 3, 4, 5, 6, env.spec.n_actions - 1, min(7, env.spec.n_actions - 1)]
     for _ in range(steps):
-        for channel in seen.values():
-            found.update(on_host(channel).tobytes())
+        for channel in observation.values():
+            hashes.update(on_host(channel).tobytes())
         step = env.step(rng.choice(likely, size=(env.spec.n_envs, env.spec.n_agents)))
-        seen = step.observation
-        for told in (step.reward, *step.info.values()):
-            found.update(on_host(told).tobytes())
-    return found.hexdigest()
+        observation = step.observation
+        for array in (step.reward, *step.info.values()):
+            hashes.update(on_host(array).tobytes())
+    return hashes.hexdigest()
 
 
 def digests(run=None) -> list[str]:
-    """Of 100 episodes on the two small maps, once more of what can be seen with pictures; `run` instead of the
-    engine's (`compilation.CpuGames`)."""
-    found = []
+    """Return digests of 100 episodes on the two small maps.
+
+    They are computed once more with pictures of what can be seen; `run` replaces the engine's function
+    (`compilation.CpuGames`).
+    """
+    results = []
     for substrate in ROOMS:
         for observe in (["grid", "vector"], ["pixels"]):
             env = small(substrate, observe=observe)
             env.engine.run = run or env.engine.run
-            found.append(digest(env))
-    return found
+            results.append(digest(env))
+    return results

@@ -3,11 +3,11 @@
 import numpy as np
 
 from llmrl.agents.search_agent import LinearAgent, TabularAgent
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import Channel, ContinuousActions, EnvDescription, EnvSpec
-from llmrl.principals.llm_factory import llm_principal
+from llmrl.statistics.estimators import standard_error_of_mean
 from models import scripted
+from shipped import llm_principal
 
 POLE = EnvSpec(
     name="pole",
@@ -45,13 +45,13 @@ LAKE = EnvSpec(
 
 
 def searcher(spec=POLE, agent=None, llm=None, **settings):
-    """A principal that searches the policy of `agent`, with the scripted model if none is given."""
+    """Return a principal that searches the policy of `agent`, with the scripted model if none is given."""
     agent = agent or (TabularAgent(spec) if "state" in spec.observation else LinearAgent(spec))
     return llm_principal(spec, llm or scripted(), controller=agent.controller, **settings)
 
 
 def returned(vector, value, n=20, **summaries):
-    """The outcome of a vector whose `n` episodes scatter evenly around `value`."""
+    """Return the outcome of a vector whose `n` episodes scatter evenly around `value`."""
     values = value + np.arange(n) - (n - 1) / 2
     return Outcome(
         np.array(vector, dtype=float), float(value), values, standard_error_of_mean(values), summaries=summaries

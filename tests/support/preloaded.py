@@ -1,6 +1,6 @@
-"""What the server of `commands.children` imports, by name: doing it is the point of this module."""
+"""Modules that the server of `commands.children` imports by name, which importing this module does."""
 
 import experiments  # noqa: F401 (what most of its processes call)
-from commands import PRELOADED, preload
+from commands import PRELOADS, preload
 
-preload(PRELOADED)
+preload(PRELOADS)

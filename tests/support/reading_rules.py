@@ -18,9 +18,9 @@ _PARAMETER = re.compile(r"^- (\S+): from (\S+) to (\S+) \(", re.MULTILINE)
 _CONTEXT = re.compile(r"^Context of this generation: (.+)$", re.MULTILINE)
 _WORKS = re.compile(r"^Context of this generation: (\S+)_works$", re.MULTILINE)
 _REWARDS = re.compile(r"every agent at the door is rewarded with (\d+), .+? every other agent loses (\d+)")
-_MADE_HERE = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
+_CONTEXT_PROPOSALS = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
 _NUMBER = re.compile(r"this is number (\d+) of \d+")
-_TRIED = re.compile(r"^Generation .+? \[context: (.+?)\]: (.+?) -> payoff ([^\s;]+)", re.MULTILINE)
+_PAST_PROPOSAL = re.compile(r"^Generation .+? \[context: (.+?)\]: (.+?) -> payoff ([^\s;]+)", re.MULTILINE)
 
 SHARES = (1 / 2, 2 / 5, 3 / 5, 1 / 3)
 """Where between the lowest and the highest sensible pay, by factors, proposals number 1, 2, ... of a step pay."""
@@ -28,7 +28,7 @@ EVENLY = (5 / 8, 3 / 8, 7 / 8, 1 / 8)
 """The same where nothing is known of it but the range."""
 
 
-def read_both(prompt: str) -> dict[str, float]:
+def read_all(prompt: str) -> dict[str, float]:
     """Pay the lever that the context names: more than a step there costs, less than what the door brings beyond it."""
     return {_working(prompt): _sensible(prompt, SHARES[(_number(prompt) - 1) % 4])}
 
@@ -43,18 +43,22 @@ def read_context(prompt: str) -> dict[str, float]:
 def read_rewards(prompt: str) -> dict[str, float]:
     """Sensible pay at one place after the other; once a payoff of this context is positive, the best is repeated."""
     [context] = _CONTEXT.findall(prompt)
-    seen = [(float(payoff), values) for where, values, payoff in _TRIED.findall(prompt) if where == context]
-    best, values = max(seen, default=(0.0, ""))
+    proposals = [
+        (float(payoff), values)
+        for proposal_context, values, payoff in _PAST_PROPOSAL.findall(prompt)
+        if proposal_context == context
+    ]
+    best, values = max(proposals, default=(0.0, ""))
     if best > 0:
         return {name: float(value) for name, value in (pair.split("=") for pair in values.split(", "))}
     names = [name for name, _, _ in _PARAMETER.findall(prompt)]
-    made = _MADE_HERE.search(prompt)
-    turn = (int(made.group(1)) if made else 0) + _number(prompt) - 1
+    match = _CONTEXT_PROPOSALS.search(prompt)
+    turn = (int(match.group(1)) if match else 0) + _number(prompt) - 1
     return {names[turn % len(names)]: _sensible(prompt, SHARES[0])}
 
 
 RULES: dict[str, Callable[[str], dict[str, float]]] = {
-    "context_and_rewards": read_both,
+    "context_and_rewards": read_all,
     "context": read_context,
     "rewards": read_rewards,
 }
@@ -82,12 +86,12 @@ class ReadingRule(Provider):
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ChatRequest) -> ChatReply:
-        """Raises LLMError for any other question than that of the escape room's principal."""
+        """Return the reply to a question of the escape room's principal. Raises LLMError for any other question."""
         prompt = request.messages[-1]["content"]
         if not _REWARDS.search(prompt) or not _CONTEXT.search(prompt):
             raise LLMError("this rule reads the prompt of a principal in the escape room, and no other")
-        paid = RULES[self.uses](prompt)
-        numbers = {name: paid.get(name, 0.0) for name, _, _ in _PARAMETER.findall(prompt)}
+        payments = RULES[self.uses](prompt)
+        numbers = {name: payments.get(name, 0.0) for name, _, _ in _PARAMETER.findall(prompt)}
         text = json.dumps({"reasoning": "By rule.", **numbers})
         return ChatReply(text, self.count_tokens(request.messages), estimate_tokens(text))
 
@@ -106,6 +110,6 @@ def _sensible(prompt: str, share: float) -> float:
 
 
 def _number(prompt: str) -> int:
-    """Which of a step's proposals is asked for, from 1."""
-    found = _NUMBER.search(prompt)
-    return int(found.group(1)) if found else 1
+    """Return the number of the proposal that a step asks for, from 1."""
+    match = _NUMBER.search(prompt)
+    return int(match.group(1)) if match else 1

@@ -29,10 +29,10 @@ class RecallGame:
     def reset(self, mask=None, seed=None):
         if seed is not None:
             self._rng = Seeds(seed).numpy("signals")
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
-        drawn = self._rng.integers(self.spec.n_actions, size=self._signal.shape)
-        self._signal[chosen] = drawn[chosen]
-        self._time[chosen] = 0
+        resets = np.ones(self.spec.n_envs, dtype=bool) if mask is None else mask
+        draws = self._rng.integers(self.spec.n_actions, size=self._signal.shape)
+        self._signal[resets] = draws[resets]
+        self._time[resets] = 0
         return self._observe()
 
     def step(self, action):
@@ -58,6 +58,6 @@ class RecallGame:
     def _observe(self):
         vector = np.zeros((*self._signal.shape, self.spec.n_actions + 1), dtype=np.float32)
         vector[..., -1] = (self._time / self._lengths)[:, None]
-        shown = np.flatnonzero(self._time == 0)
-        vector[shown] += np.eye(self.spec.n_actions + 1, dtype=np.float32)[self._signal[shown]]
+        visible = np.flatnonzero(self._time == 0)
+        vector[visible] += np.eye(self.spec.n_actions + 1, dtype=np.float32)[self._signal[visible]]
         return {"vector": vector}

@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from engine_games import Recording, Seen
+from engine_games import Readings, Recording
 from llmrl.envs.native import map_geometry
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.hashed_random import HashedRandom
-from llmrl.envs.native.maps import GameMap, parse
 from llmrl.envs.native.state import State
+from llmrl.envs.substrate.maps import GameMap, parse
 
-NEVER = 1 - 2.0**-24
+MAX_UNIFORM = 1 - 2.0**-24
 """The largest number that is drawn: what is left to chance does not happen."""
 
 
-class Told(HashedRandom):
+class ReplayRandom(HashedRandom):
     """Numbers that are said beforehand, by purpose; asking for others is an error."""
 
     def __init__(self, values: dict[str, np.ndarray]) -> None:
@@ -36,13 +36,13 @@ class Told(HashedRandom):
         assert value.shape[1] == n, f"{n} numbers were asked for {purpose}, and {value.shape[1]} were expected"
         return value
 
-    def of(self, games: torch.Tensor) -> Told:
-        return Told({name: value[games].numpy() for name, value in self.values.items()})
+    def of(self, games: torch.Tensor) -> ReplayRandom:
+        return ReplayRandom({name: value[games].numpy() for name, value in self.values.items()})
 
 
 @dataclass
 class Verdict:
-    """What came of a replay.
+    """Result of a replay.
 
     Attributes:
         steps: of all games.
@@ -63,22 +63,25 @@ def engine_of(recording: Recording) -> Engine:
 def replay(recordings: Sequence[Recording], engine: Engine | None = None) -> Verdict:
     """Play recordings of one game, equally long, side by side. A game that differs goes on from what the engine has."""
     engine = engine or engine_of(recordings[0])
-    expected = Expected(engine.setup.game_map, recordings, engine)
-    verdict = Verdict(counts=expected.counts())
-    state = expected.state(0)
-    for t in range(1, expected.action.shape[1] + 1):
-        action = torch.from_numpy(expected.action[:, t - 1])
-        state, events = engine.step(state, action, expected.draws(t))
+    reference = EngineReference(engine.setup.game_map, recordings, engine)
+    verdict = Verdict(counts=reference.counts())
+    state = reference.state(0)
+    for t in range(1, reference.action.shape[1] + 1):
+        action = torch.from_numpy(reference.action[:, t - 1])
+        state, events = engine.step(state, action, reference.draws(t))
         verdict.steps += len(recordings)
-        native = {name: getattr(state, name) for name in expected.compared}
+        native = {name: getattr(state, name) for name in reference.compared}
         native["heading"] = torch.where(state.alive, state.heading, 0)
         native |= {"reward": events.reward, "cleaned": events.cleaned, "zapped": events.zaps, "t": state.t}
         readiness = (1 - state.zap_wait.to(torch.float64) / engine.facts.zap_cooldown).clamp_min(0) * state.alive
         native |= {"others_cleaned": events.others_cleaned, "ready": readiness}
-        wanted = expected.state(t)
-        real = {name: getattr(wanted, name) for name in expected.compared}
-        told = ("reward", "cleaned", "zapped", "others_cleaned", "ready")
-        real |= {"t": wanted.t, **{name: torch.from_numpy(getattr(expected.seen, name)[:, t]) for name in told}}
+        reference_state = reference.state(t)
+        real = {name: getattr(reference_state, name) for name in reference.compared}
+        fields = ("reward", "cleaned", "zapped", "others_cleaned", "ready")
+        real |= {
+            "t": reference_state.t,
+            **{name: torch.from_numpy(getattr(reference.seen, name)[:, t]) for name in fields},
+        }
         wrong = torch.zeros(len(recordings), dtype=torch.bool)
         for name, value in native.items():
             differs = (value.to(torch.float64) != real[name].to(torch.float64)).flatten(1 if value.dim() > 1 else 0)
@@ -87,11 +90,11 @@ def replay(recordings: Sequence[Recording], engine: Engine | None = None) -> Ver
                 verdict.mismatches.append((game, t, name, real[name][game].tolist(), value[game].tolist()))
             wrong |= differs
         if wrong.any():
-            state = wanted.where(wrong, state)
+            state = reference_state.where(wrong, state)
     return verdict
 
 
-class Expected:
+class EngineReference:
     """Recordings in the terms of the native engine: states, and draws that lead from one to the next."""
 
     compared = (
@@ -112,11 +115,11 @@ class Expected:
     def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: Engine) -> None:
         self.map, self.engine = game_map, engine
         self.harvest = game_map.substrate == "harvest"
-        self.seen = Seen.stack([recording.seen for recording in recordings])
+        self.seen = Readings.stack([recording.seen for recording in recordings])
         self.action = np.stack([r.action for r in recordings]).astype(np.int64)
         cells = [np.array([game_map.cell(x, y) for x, y, _ in r.sites.tolist()], dtype=np.int64) for r in recordings]
         kinds = recordings[0].sites[:, 2]
-        assert all((each == cells[0]).all() for each in cells)
+        assert all((cell == cells[0]).all() for cell in cells)
         np.testing.assert_array_equal(cells[0][kinds == 1], game_map.apples)
         np.testing.assert_array_equal(cells[0][kinds == 2], game_map.dirt)
         water = list(cells[0][kinds == 3])
@@ -127,94 +130,94 @@ class Expected:
         self._out_for = self._absences()
 
     def _absences(self) -> np.ndarray:
-        """How long players are still out of the game, [B, T + 1, N]."""
-        alive, away = self.seen.alive, self.engine.facts.away
+        """Return for how long players are still out of the game, [B, T + 1, N]."""
+        alive, absent = self.seen.alive, self.engine.facts.removal_steps
         out = np.zeros(alive.shape, np.int32)
         for t in range(1, alive.shape[1]):
-            gone = alive[:, t - 1] & ~alive[:, t]
-            out[:, t] = np.where(gone, away + 1, np.maximum(out[:, t - 1] - 1, 0)) * ~alive[:, t]
+            removals = alive[:, t - 1] & ~alive[:, t]
+            out[:, t] = np.where(removals, absent + 1, np.maximum(out[:, t - 1] - 1, 0)) * ~alive[:, t]
         return out
 
     def state(self, t: int) -> State:
-        seen, games = self.seen, len(self.action)
-        alive = seen.alive[:, t]
-        nobody = np.zeros((games, 0))
+        readings, games = self.seen, len(self.action)
+        alive = readings.alive[:, t]
+        empty = np.zeros((games, 0))
         parts = {
             "t": np.full(games, t, np.int32),
             "pos": np.where(alive, self._pos[:, t], 0).astype(np.int64),
             # Players out of the game can still turn, which nobody sees: they come back facing anywhere.
-            "heading": np.where(alive, seen.heading[:, t], 0).astype(np.int64),
+            "heading": np.where(alive, readings.heading[:, t], 0).astype(np.int64),
             "alive": alive,
             "out_for": self._out_for[:, t],
-            "zap_wait": seen.zap_wait[:, t].astype(np.int32),
-            "clean_wait": (nobody if self.harvest else seen.clean_wait[:, t]).astype(np.int32),
-            "apple": seen.apple[:, t],
-            "dirt": seen.dirt[:, t],
+            "zap_wait": readings.zap_wait[:, t].astype(np.int32),
+            "clean_wait": (empty if self.harvest else readings.clean_wait[:, t]).astype(np.int32),
+            "apple": readings.apple[:, t],
+            "dirt": readings.dirt[:, t],
             "phase": self._phase[:, t],
-            "group": (np.minimum(seen.waits[:, t], 3) if self.harvest else nobody).astype(np.int8),
-            "dry": (seen.dry[:, t] if self.harvest else nobody).astype(bool),
-            "cleaners": (nobody if self.harvest else seen.cleaned[:, t] > 0).astype(bool),
+            "group": (np.minimum(readings.waits[:, t], 3) if self.harvest else empty).astype(np.int8),
+            "dry": (readings.dry[:, t] if self.harvest else empty).astype(bool),
+            "cleaners": (empty if self.harvest else readings.cleaned[:, t] > 0).astype(bool),
         }
         return State(**{name: torch.from_numpy(np.ascontiguousarray(part)) for name, part in parts.items()})
 
-    def draws(self, t: int) -> Told:
-        """What has to be drawn for the step from t - 1 to t."""
-        seen, games = self.seen, len(self.action)
+    def draws(self, t: int) -> ReplayRandom:
+        """Return the draws that the step from t - 1 to t needs."""
+        readings, games = self.seen, len(self.action)
         values = {
-            "order": seen.turn[:, t] / 64,
-            "grow": np.where(seen.grew[:, t], 0, NEVER),
+            "order": readings.turn[:, t] / 64,
+            "grow": np.where(readings.grew[:, t], 0, MAX_UNIFORM),
             "return": np.full((games, len(self.map.spawn)), 0.9),
-            "return_heading": (seen.heading[:, t] + 0.5) / 4,
+            "return_heading": (readings.heading[:, t] + 0.5) / 4,
         }
         if not self.harvest:
-            values["spill"] = np.full((games, 2), NEVER)
-            for game, site in np.argwhere(seen.spilled[:, t]):
-                clean = np.flatnonzero(~seen.dirt[game, t - 1])
-                assert site in clean and seen.spilled[game, t].sum() == 1, "the level made dirt of dirt"
+            values["spill"] = np.full((games, 2), MAX_UNIFORM)
+            for game, site in np.argwhere(readings.spilled[:, t]):
+                clean = np.flatnonzero(~readings.dirt[game, t - 1])
+                assert site in clean and readings.spilled[game, t].sum() == 1, "the level made dirt of dirt"
                 values["spill"][game] = 0, (np.searchsorted(clean, site) + 0.5) / len(clean)
         for game in range(games):
-            back = np.flatnonzero(seen.alive[game, t] & ~seen.alive[game, t - 1])
-            for rank, player in enumerate(back):
+            returns = np.flatnonzero(readings.alive[game, t] & ~readings.alive[game, t - 1])
+            for rank, player in enumerate(returns):
                 spot = np.flatnonzero(self.map.spawn == self._pos[game, t, player])
                 if len(spot):  # else a cell of the player's own
                     values["return"][game, spot[0]] = (rank + 1) / 64
-        return Told(values)
+        return ReplayRandom(values)
 
     def counts(self) -> Counter[str]:
-        """How often what the rules are about happened."""
-        seen, alive = self.seen, self.seen.alive
-        now, before = slice(1, None), slice(None, -1)
+        """Count the events that the rules are about."""
+        readings, alive = self.seen, self.seen.alive
+        now, previous = slice(1, None), slice(None, -1)
         moves = [self.engine.actions.index(name) for name in map_geometry.MOVES]
-        moved = np.isin(self.action, moves) & alive[:, before]
-        stayed = moved & alive[:, now] & (self._pos[:, now] == self._pos[:, before])
-        hidden = seen.grew[:, now] & ~seen.apple[:, now] & ~seen.apple[:, before]
+        moves_ = np.isin(self.action, moves) & alive[:, previous]
+        blocked = moves_ & alive[:, now] & (self._pos[:, now] == self._pos[:, previous])
+        hidden = readings.grew[:, now] & ~readings.apple[:, now] & ~readings.apple[:, previous]
         counts = {
-            "apples eaten": seen.reward.sum(),
-            "apples grown": (seen.grew[:, now] & ~seen.apple[:, before]).sum(),
+            "apples eaten": readings.reward.sum(),
+            "apples grown": (readings.grew[:, now] & ~readings.apple[:, previous]).sum(),
             "grown under a player": hidden.sum(),
-            "two rewards in a step": (seen.reward > 1).sum(),
-            "zap hits": seen.zapped.sum(),
-            "returns": (alive[:, now] & ~alive[:, before]).sum(),
-            "moves": moved.sum(),
-            "moves into a wall or a player": stayed.sum(),
-            "moves where the order decided": self._contests(stayed),
+            "two rewards in a step": (readings.reward > 1).sum(),
+            "zap hits": readings.zapped.sum(),
+            "returns": (alive[:, now] & ~alive[:, previous]).sum(),
+            "moves": moves_.sum(),
+            "moves into a wall or a player": blocked.sum(),
+            "moves where the order decided": self._contests(blocked),
         }
         if self.harvest:
-            counts["grass withered"] = (seen.dry[:, now] & ~seen.dry[:, before]).sum()
+            counts["grass withered"] = (readings.dry[:, now] & ~readings.dry[:, previous]).sum()
         else:
-            counts["cells cleaned"] = seen.cleaned.sum()
-            counts["dirt spawned"] = seen.spilled.sum()
-            counts["spawned and cleaned at once"] = (seen.spilled[:, now] & ~seen.dirt[:, now]).sum()
+            counts["cells cleaned"] = readings.cleaned.sum()
+            counts["dirt spawned"] = readings.spilled.sum()
+            counts["spawned and cleaned at once"] = (readings.spilled[:, now] & ~readings.dirt[:, now]).sum()
         return Counter({name: int(count) for name, count in counts.items()})
 
-    def _contests(self, stayed: np.ndarray) -> int:
+    def _contests(self, blocked: np.ndarray) -> int:
         """Blocked moves into a cell that was left, or that was free before, in the same step."""
         game_map, count = self.map, 0
         offsets = map_geometry.offsets(game_map)
-        for game, t, player in np.argwhere(stayed):
+        for game, t, player in np.argwhere(blocked):
             move = map_geometry.MOVES[self.engine.actions[self.action[game, t, player]]]
             target = self._pos[game, t, player] + offsets[(self.seen.heading[game, t, player] + move) % 4]
-            there = (self._pos[game, t] == target) & self.seen.alive[game, t]
-            there_now = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]
-            count += not game_map.wall[target] and not (there & there_now).any()
+            occupied = (self._pos[game, t] == target) & self.seen.alive[game, t]
+            occupied_next = (self._pos[game, t + 1] == target) & self.seen.alive[game, t]
+            count += not game_map.wall[target] and not (occupied & occupied_next).any()
         return count

@@ -16,24 +16,24 @@ REQUIREMENTS = ("rliable==1.2.0", "pandas<3", "arch<8")
 RESAMPLES = 5000
 
 
-def built_in_cases():
+def default_cases():
     """Scores of two groups, [n_runs, n_tasks] each: many tasks; one task with ties; few and uneven runs."""
     import numpy as np
 
     rng = np.random.default_rng(20)
-    many = rng.normal(0.6, 0.3, (10, 8)) + 0.2 * rng.normal(size=8)
+    large = rng.normal(0.6, 0.3, (10, 8)) + 0.2 * rng.normal(size=8)
     ties = rng.integers(0, 4, (6, 1)).astype(float)
-    few = rng.gamma(2, 3, (4, 3))
+    small = rng.gamma(2, 3, (4, 3))
     thresholds = np.linspace(-0.5, 4, 10).tolist()
     return [
-        {"x": many.tolist(), "y": (many[:7] - rng.normal(0.1, 0.2, (7, 8))).tolist(), "target": 1.0},
+        {"x": large.tolist(), "y": (large[:7] - rng.normal(0.1, 0.2, (7, 8))).tolist(), "target": 1.0},
         {"x": ties.tolist(), "y": rng.integers(0, 4, (6, 1)).astype(float).tolist(), "target": 2.0},
-        {"x": few.tolist(), "y": rng.gamma(2, 3, (5, 3)).tolist(), "target": 8.0},
+        {"x": small.tolist(), "y": rng.gamma(2, 3, (5, 3)).tolist(), "target": 8.0},
     ], thresholds
 
 
 def reference(case, thresholds):
-    """What rliable makes of one case: estimates, and 95% intervals as [low, high]."""
+    """Return rliable's results for one case: estimates, and 95% intervals as [low, high]."""
     import numpy as np
     from rliable import library, metrics
 
@@ -46,11 +46,11 @@ def reference(case, thresholds):
         "gap": lambda scores: metrics.aggregate_optimality_gap(scores, case["target"]),
     }
 
-    def everything(scores):
+    def all_statistics(scores):
         return np.array([function(scores) for function in functions.values()])
 
-    estimates, intervals = library.get_interval_estimates({"x": x, "y": y}, everything, reps=RESAMPLES)
-    better, between = library.get_interval_estimates(
+    estimates, intervals = library.get_interval_estimates({"x": x, "y": y}, all_statistics, reps=RESAMPLES)
+    better, improvement_intervals = library.get_interval_estimates(
         {"x,y": [x, y]}, lambda a, b: np.array([metrics.probability_of_improvement(a, b)]), reps=RESAMPLES
     )
     profile, bands = library.create_performance_profile({"x": x}, np.array(thresholds), reps=1000)
@@ -64,13 +64,13 @@ def reference(case, thresholds):
             }
             for group in ("x", "y")
         },
-        "improvement": {"estimate": float(better["x,y"][0]), "interval": between["x,y"][:, 0].tolist()},
+        "improvement": {"estimate": float(better["x,y"][0]), "interval": improvement_intervals["x,y"][:, 0].tolist()},
         "profile": {"estimate": profile["x"].tolist(), "interval": bands["x"].tolist()},
     }
 
 
-def inside(venv):
-    """The Python of the environment in `venv`, which is made if it is not there."""
+def reexecute(venv):
+    """Return the Python of the environment in `venv`, which is made if it is not there."""
     python = venv / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", venv], check=True)
@@ -84,13 +84,13 @@ if __name__ == "__main__":
     parser.add_argument("--cases", default="", help="'-': read {cases, thresholds} from standard input")
     args = parser.parse_args()
     if args.venv is not None:
-        again = [inside(args.venv), __file__, *(["--cases", args.cases] if args.cases else [])]
-        raise SystemExit(subprocess.run(again).returncode)
+        command = [reexecute(args.venv), __file__, *(["--cases", args.cases] if args.cases else [])]
+        raise SystemExit(subprocess.run(command).returncode)
     if args.cases == "-":
-        given = json.load(sys.stdin)
-        cases, thresholds = given["cases"], given["thresholds"]
+        input_cases = json.load(sys.stdin)
+        cases, thresholds = input_cases["cases"], input_cases["thresholds"]
     else:
-        cases, thresholds = built_in_cases()
+        cases, thresholds = default_cases()
     numbers = {
         "source": f"{', '.join(REQUIREMENTS)}; tests/support/rliable_reference.py; {RESAMPLES} resamples",
         "thresholds": thresholds,

@@ -5,12 +5,11 @@ import json
 import numpy as np
 import torch
 
-from llmrl.agents.llm_player.agent import LLMPlayer
 from llmrl.core.observers import Transition
 from llmrl.core.records import ChatReply, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
-from llmrl.llms.client import ChatClient
-from models import Echo
+from models import Echo, chat_client
+from players import llm_player
 
 ACTIONS = (("left", "to the left"), ("stay", "nothing"), ("right", "to the right"))
 
@@ -53,13 +52,13 @@ class Table:
 
     def __init__(self, model, n_envs=1, n_agents=1, mask=False, numbers=None, **options):
         self.spec, self.model = spec(n_envs, n_agents, mask, numbers), model
-        client = ChatClient(model, failures=options.pop("failures", "stop"))
-        self.agent = LLMPlayer(self.spec, client, options.pop("prompt_folder", None), **options)
+        client = chat_client(model, failures=options.pop("failures", "stop"))
+        self.agent = llm_player(self.spec, client, options.pop("prompt_folder", None), **options)
         self.policy, self.t = self.agent.policy, 0
 
     def start(self, *games):
-        wanted = np.isin(np.arange(self.spec.n_envs), games or np.arange(self.spec.n_envs))
-        self.policy.on_reset(wanted, {})
+        starts = np.isin(np.arange(self.spec.n_envs), games or np.arange(self.spec.n_envs))
+        self.policy.on_reset(starts, {})
         return self
 
     def step(self, ended=(), reward=1.0, text=None, mask=None, terminated=True):
@@ -72,10 +71,10 @@ class Table:
         if mask is not None:
             observation["action_mask"] = torch.tensor(mask).expand(*shape, 3)
         act = self.policy.act(observation)
-        over = np.isin(np.arange(shape[0]), ended)
+        done = np.isin(np.arange(shape[0]), ended)
         rewards = np.full(shape, reward, dtype=np.float32)
-        step = Step({}, rewards, rewards, over & terminated, over & (not terminated))
-        self.policy.on_step(Transition(observation, act, step, over))
+        step = Step({}, rewards, rewards, done & terminated, done & (not terminated))
+        self.policy.on_step(Transition(observation, act, step, done))
         self.t += 1
         return act
 

@@ -25,12 +25,12 @@ IDS = {
 
 
 def numbers(seed: int, game: int, k: int) -> np.random.Generator:
-    """The random numbers that lay out the k-th game number `game` after `reset(seed=seed)`."""
+    """Return the random numbers that lay out the k-th game number `game` after `reset(seed=seed)`."""
     return Seeds(Seeds(seed).integer("layouts")).child(game).numpy(k)
 
 
 def reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
-    """The same task on MiniGrid."""
+    """Return the same task on MiniGrid."""
     options = {"agent_view_size": view, "max_steps": horizon}
     if isinstance(task, OneRoom):
         options |= {"min_size": task._min_size, "max_size": task._max_size}
@@ -66,45 +66,45 @@ def world_of(layout: RoomLayout) -> GridWorld:
 
 def one_game(world: GridWorld, game: int) -> GridWorld:
     """Game `game` of `world` as a world of its own."""
-    alone = GridWorld(1, world.width, world.height, world.margin)
-    alone.cells[0] = world.cells[game]
-    alone.at[0] = world.at[game] - game * world.cells[0].size
-    alone.heading[0], alone.carrying[0] = world.heading[game], world.carrying[game]
-    return alone
+    single = GridWorld(1, world.width, world.height, world.margin)
+    single.cells[0] = world.cells[game]
+    single.at[0] = world.at[game] - game * world.cells[0].size
+    single.heading[0], single.carrying[0] = world.heading[game], world.carrying[game]
+    return single
 
 
-def solve(world: GridWorld, task: RoomTask, most: int = 20_000) -> list[int] | None:
-    """The shortest actions that solve the only game of `world`; None if there are none in `most` states.
+def solve(world: GridWorld, task: RoomTask, max_nodes: int = 20_000) -> list[int] | None:
+    """Return the shortest actions that solve the only game of `world`; None if there are none in `max_nodes` states.
 
     Nothing is dropped unless that is the only way.
     """
-    return _search(world, task, range(DROP), most) or _search(world, task, range(DROP + 1), most)
+    return _search(world, task, range(DROP), max_nodes) or _search(world, task, range(DROP + 1), max_nodes)
 
 
-def _search(world: GridWorld, task: RoomTask, actions: Sequence[int], most: int) -> list[int] | None:
+def _search(world: GridWorld, task: RoomTask, actions: Sequence[int], max_nodes: int) -> list[int] | None:
     actions = [*actions, 5]
     k, size = len(actions), world.cells[0].size
     edge = [(world.cells[0], int(world.at[0]), int(world.heading[0]), int(world.carrying[0]))]
     plans: list[list[int]] = [[]]
-    known = {(edge[0][0].tobytes(), *edge[0][1:])}
-    while edge and len(known) < most:
+    visited = {(edge[0][0].tobytes(), *edge[0][1:])}
+    while edge and len(visited) < max_nodes:
         n = len(edge) * k
-        tried = GridWorld(n, world.width, world.height, world.margin)
-        tried.cells = np.repeat(np.stack([state[0] for state in edge]), k, axis=0)
+        candidates = GridWorld(n, world.width, world.height, world.margin)
+        candidates.cells = np.repeat(np.stack([state[0] for state in edge]), k, axis=0)
         first = np.arange(n) * size
-        tried.at = np.repeat([state[1] for state in edge], k) + first
-        tried.heading = np.repeat([state[2] for state in edge], k)
-        tried.carrying = np.repeat(np.array([state[3] for state in edge], dtype=np.uint32), k)
-        events = tried.step(np.tile(actions, len(edge)), np.ones(n, dtype=bool))
-        solved = np.flatnonzero(task.success(events))
-        if len(solved):
-            return [*plans[solved[0] // k], actions[solved[0] % k]]
-        at = (tried.at - first).tolist()
+        candidates.at = np.repeat([state[1] for state in edge], k) + first
+        candidates.heading = np.repeat([state[2] for state in edge], k)
+        candidates.carrying = np.repeat(np.array([state[3] for state in edge], dtype=np.uint32), k)
+        events = candidates.step(np.tile(actions, len(edge)), np.ones(n, dtype=bool))
+        solutions = np.flatnonzero(task.success(events))
+        if len(solutions):
+            return [*plans[solutions[0] // k], actions[solutions[0] % k]]
+        at = (candidates.at - first).tolist()
         new_edge, new_plans = [], []
         for i in np.flatnonzero(~events.lava).tolist():
-            state = (tried.cells[i], at[i], int(tried.heading[i]), int(tried.carrying[i]))
-            if (key := (state[0].tobytes(), *state[1:])) not in known:
-                known.add(key)
+            state = (candidates.cells[i], at[i], int(candidates.heading[i]), int(candidates.carrying[i]))
+            if (key := (state[0].tobytes(), *state[1:])) not in visited:
+                visited.add(key)
                 new_edge.append(state)
                 new_plans.append([*plans[i // k], actions[i % k]])
         edge, plans = new_edge, new_plans

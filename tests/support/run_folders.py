@@ -34,27 +34,29 @@ def write_run(
     recommendations: Mapping[int, float] | None = None,
     online: float | None = None,
 ) -> Path:
-    """A run that logs `values` as principal/objective every `steps` environment steps; its result is the last one, or
-    the mean of what is `inside` it, society by society; `references` are those of its summary, and so are the proposals
-    of its `history`. `report` is that section of its config, and `cost` what language models cost it.
-    `recommendations` are values of recommendations by number of measurements, of which the last is the result, and
-    `online` is the online performance."""
+    """Write the folder of a run that logs `values` as principal/objective every `steps` environment steps.
+
+    Its result is the last one, or the mean of the values `inside` it, society by society; `references` are those of its
+    summary, and so are the proposals of its `history`. `report` is that section of its config, and `cost` is the cost
+    of its language models. `recommendations` are values of recommendations by number of measurements, of which the last
+    is the result, and `online` is the online performance.
+    """
     config = {"of": [name, *overrides], **({} if report is None else {"report": report})}
     run = Run.open(root, name, config, [*overrides, f"seed={seed}"], seed)
     with contextlib.suppress(type(error) if error is not None else ()), run:
         run.status.llm = llm
         run.status.shared = shared or {}
         for i, value in enumerate(values, start=1):
-            found = {"principal/objective": value, "other": 2 * value}
-            found |= {} if cost is None else {"spent/llm_cost": cost}
-            run.metrics.log("proposal", "proposals", found, proposals=4 * i, principal_steps=i, env_steps=i * steps)
+            metrics = {"principal/objective": value, "other": 2 * value}
+            metrics |= {} if cost is None else {"usage/llm_cost": cost}
+            run.metrics.log("proposal", "proposals", metrics, proposals=4 * i, principal_steps=i, env_steps=i * steps)
         if error is not None:
             raise error
         run.result = values[-1]
         if recommendations is not None:
             for n, value in recommendations.items():
-                found = {"recommendation/objective": value, "recommendation/standard_error": 0.5}
-                run.metrics.log("recommendation", "measurements", found, measurements=n)
+                metrics = {"recommendation/objective": value, "recommendation/standard_error": 0.5}
+                run.metrics.log("recommendation", "measurements", metrics, measurements=n)
             run.result = list(recommendations.values())[-1]
             run.summary = {"recommendation": run.result, "online_performance": online}
         if inside is not None:
@@ -68,7 +70,7 @@ def write_run(
 
 
 def write_calls(run: Path, model: str, costs: Sequence[float | None]) -> None:
-    """The call log of a run, each reply paid for with the given price."""
+    """Return the call log of a run, each reply paid for with the given price."""
     call = {"model": model, "cached": False, "prompt_tokens": 10, "completion_tokens": 3, "valid": True}
     text = "".join(json.dumps({**call, "cost": cost}) + "\n" for cost in costs)
     (run / "llm_calls.jsonl").write_text(text)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.envs.native.maps import GameMap
+from llmrl.envs.substrate.maps import GameMap
 
 MOVES = ("forward", "step_right", "backward", "step_left")
 WHIM = 0.1
@@ -16,7 +16,7 @@ WHIM = 0.1
 
 @dataclass
 class World:
-    """What scripted players see of B games: places and headings [B, N], which sites have apples or dirt [B, ...]."""
+    """Observations of scripted players in B games: places and headings [B, N], sites with apples or dirt [B, ...]."""
 
     x: np.ndarray
     y: np.ndarray
@@ -34,49 +34,52 @@ def uniform(game_map: GameMap, actions: tuple[str, ...]) -> Script:
     return lambda world, rng: rng.integers(0, len(actions), world.x.shape)
 
 
-def drawn(weights: list[float]) -> Script:
+def random_script(weights: list[float]) -> Script:
     """Actions in proportion to `weights`."""
     edges = np.cumsum(weights)[:-1] / np.sum(weights)
     return lambda world, rng: np.searchsorted(edges, rng.random(world.x.shape), side="right")
 
 
 def forager(game_map: GameMap, actions: tuple[str, ...]) -> Script:
-    """Walks to the nearest apple, without turning."""
+    """Return a script that walks to the nearest apple, without turning."""
     places = np.array([game_map.place(int(cell)) for cell in game_map.apples])
-    move_of = np.array([actions.index(name) for name in MOVES])
+    action_for = np.array([actions.index(name) for name in MOVES])
 
     def act(world: World, rng: np.random.Generator) -> np.ndarray:
-        dx, dy, found = _nearest(world, places, world.apple)
-        chosen = move_of[(_direction(dx, dy) - world.heading) % 4]
-        return _whims(chosen, found, world, rng, len(actions))
+        dx, dy, has_target = _nearest(world, places, world.apple)
+        actions_ = action_for[(_direction(dx, dy) - world.heading) % 4]
+        return _whims(actions_, has_target, world, rng, len(actions))
 
     return act
 
 
 def cleaner(game_map: GameMap, actions: tuple[str, ...]) -> Script:
-    """Walks to the nearest dirt, and within two cells turns to it and cleans."""
+    """Return a script that walks to the nearest dirt, and within two cells turns to it and cleans."""
     places = np.array([game_map.place(int(cell)) for cell in game_map.dirt])
-    move_of = np.array([actions.index(name) for name in MOVES])
-    close_of = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
+    action_for = np.array([actions.index(name) for name in MOVES])
+    close_actions = np.array([actions.index(name) for name in ("clean", "turn_right", "turn_right", "turn_left")])
 
     def act(world: World, rng: np.random.Generator) -> np.ndarray:
-        dx, dy, found = _nearest(world, places, world.dirt)
+        dx, dy, has_target = _nearest(world, places, world.dirt)
         distance = abs(dx) + abs(dy)
         relative = (_direction(dx, dy) - world.heading) % 4
-        chosen = np.where(distance <= 2, close_of[relative], move_of[relative])
-        chosen = np.where(distance == 0, actions.index("forward"), chosen)
-        return _whims(chosen, found, world, rng, len(actions))
+        actions_ = np.where(distance <= 2, close_actions[relative], action_for[relative])
+        actions_ = np.where(distance == 0, actions.index("forward"), actions_)
+        return _whims(actions_, has_target, world, rng, len(actions))
 
     return act
 
 
-def mixed(game_map: GameMap, actions: tuple[str, ...]) -> Script:
-    """The first four forage; the others clean, or where there is no river do anything."""
-    some = forager(game_map, actions)
+def mixed_script(game_map: GameMap, actions: tuple[str, ...]) -> Script:
+    """Return a script in which the first four players forage.
+
+    The others clean, or act at random where there is no river.
+    """
+    forager_script = forager(game_map, actions)
     rest = (cleaner if len(game_map.dirt) else uniform)(game_map, actions)
 
     def act(world: World, rng: np.random.Generator) -> np.ndarray:
-        return np.where(np.arange(world.x.shape[1]) < 4, some(world, rng), rest(world, rng))
+        return np.where(np.arange(world.x.shape[1]) < 4, forager_script(world, rng), rest(world, rng))
 
     return act
 
@@ -85,18 +88,21 @@ SCRIPTS: Mapping[str, Callable[[GameMap, tuple[str, ...]], Script]] = {
     "uniform": uniform,
     "forager": forager,
     "cleaner": cleaner,
-    "mixed": mixed,
+    "mixed": mixed_script,
 }
 
 
-def _nearest(world: World, places: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """How far right and down the nearest of `places` [A, 2] that is `there` [B, A] lies, and whether any is."""
+def _nearest(world: World, places: np.ndarray, is_present: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the offsets right and down to the nearest present place, and whether any is present.
+
+    `places` is [A, 2], and its argument for presence [B, A].
+    """
     dx = places[:, 0] - world.x[..., None]
     dy = places[:, 1] - world.y[..., None]
-    distance = np.where(there[:, None], abs(dx) + abs(dy), 1000)
+    distance = np.where(is_present[:, None], abs(dx) + abs(dy), 1000)
     site = distance.argmin(-1)[..., None]
-    found = there.any(-1)[:, None] & np.ones(world.x.shape, bool)
-    return np.take_along_axis(dx, site, -1)[..., 0], np.take_along_axis(dy, site, -1)[..., 0], found
+    has_target = is_present.any(-1)[:, None] & np.ones(world.x.shape, bool)
+    return np.take_along_axis(dx, site, -1)[..., 0], np.take_along_axis(dy, site, -1)[..., 0], has_target
 
 
 def _direction(dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
@@ -104,6 +110,6 @@ def _direction(dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
     return np.where(abs(dx) >= abs(dy), np.where(dx > 0, 1, 3), np.where(dy > 0, 2, 0))
 
 
-def _whims(chosen: np.ndarray, found: np.ndarray, world: World, rng: np.random.Generator, n: int) -> np.ndarray:
-    whim = rng.random(chosen.shape) < WHIM
-    return np.where(found & ~whim, chosen, rng.integers(0, n, chosen.shape))
+def _whims(actions: np.ndarray, has_target: np.ndarray, world: World, rng: np.random.Generator, n: int) -> np.ndarray:
+    whim = rng.random(actions.shape) < WHIM
+    return np.where(has_target & ~whim, actions, rng.integers(0, n, actions.shape))

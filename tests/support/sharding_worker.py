@@ -1,4 +1,4 @@
-"""What each of several processes does in tests/run/test_sharding.py: updates of a model divided among them."""
+"""Work of each of several processes in tests/run/test_sharding.py: updates of a model divided among them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from llmrl.agents.llm_ppo import sharding
+from llmrl.agents.llm_ppo.network import shard
 from llmrl.algorithms import sharded
-from llmrl.core.processes import ProcessGroup, leaving_together
+from llmrl.core.processes import ProcessGroup, leaving_group
 from llmrl.run.checkpoints import CheckpointStore
 
 STEPS = 4
@@ -35,13 +35,13 @@ def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def losses(net: Any, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """One for each sample; the encoder is called by itself, as who scores many candidates for a prompt does."""
-    seen = net.get_encoder()(input_ids=ids)
-    logits = net(encoder_outputs=seen, labels=labels).logits
+    hidden_states = net.get_encoder()(input_ids=ids)
+    logits = net(encoder_outputs=hidden_states, labels=labels).logits
     return torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none").sum(1)
 
 
-def alone() -> tuple[list[float], dict[str, torch.Tensor]]:
-    """What one process computes: norms of gradients, and weights at the end."""
+def single_process() -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return the results of one process: norms of gradients, and the final weights."""
     net = model()
     adam = torch.optim.Adam(net.parameters(), lr=1e-3)
     norms = []
@@ -61,14 +61,14 @@ def main() -> None:
     net: Any
     for attempt in (0, 1):  # two steps, then two more of an attempt that begins with a checkpoint of them
         net = model()
-        sharding.shard(net, processes)
-        named = dict(net.named_parameters())
+        shard(net, processes)
+        parameters = dict(net.named_parameters())
         adam = torch.optim.Adam(sharded.groups(net.parameters()), lr=1e-3)
         if attempt:
             _, state = store.load_newest() or (0, {})
             with torch.no_grad():
-                for name, whole in state["net"].items():
-                    named[name].copy_(sharded.divided(whole, named[name]))
+                for name, tensor in state["net"].items():
+                    parameters[name].copy_(sharded.divided(tensor, parameters[name]))
             order = [p for group in adam.param_groups for p in group["params"]]
             averages = {"exp_avg": 0, "exp_avg_sq": 0}
             like = {i: {**dict.fromkeys(averages, p.detach())} for i, p in enumerate(order)}
@@ -78,20 +78,20 @@ def main() -> None:
                 losses(net, ids, labels)
             held = sum(p.to_local().numel() if hasattr(p, "to_local") else p.numel() for p in net.parameters())
             adam.zero_grad()
-            own = processes.share(len(ids))
-            (losses(net, ids[own], labels[own]).sum() / len(ids)).backward()
+            share = processes.share(len(ids))
+            (losses(net, ids[share], labels[share]).sum() / len(ids)).backward()
             processes.all_reduce_gradients(net.parameters())
             norms.append(float(sharded.clip_gradients(net.parameters(), 0.5, processes)))
             adam.step()
-        net_state = sharded.gathered({name: p.detach() for name, p in named.items()})
+        net_state = sharded.gathered({name: p.detach() for name, p in parameters.items()})
         store.save(attempt, {"net": net_state, "adam": sharded.gathered(adam.state_dict())})
-    expected, weights = alone()
+    reference, weights = single_process()
     total = sum(weights[name].numel() for name in net_state)
-    said = {"held": held, "total": total, "norms": norms, "expected": expected}
-    said["difference"] = max(float((net_state[name] - weights[name]).abs().max()) for name in net_state)
-    (folder / f"said-{processes.rank}.json").write_text(json.dumps(said))
+    report = {"held": held, "total": total, "norms": norms, "expected": reference}
+    report["difference"] = max(float((net_state[name] - weights[name]).abs().max()) for name in net_state)
+    (folder / f"said-{processes.rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":
-    with leaving_together():
+    with leaving_group():
         main()

@@ -16,13 +16,14 @@ import numpy as np
 
 from llmrl.core.privacy import kept_private
 from llmrl.experiment.loggers import build_loggers
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import MetricLog
 from llmrl.run.run import Run
 
 KEY = "sk-abcdefghij0123456789ABCDEFGHIJ"
 CONFIG = {"env": {"_target_": "toy", "n_envs": 4}, "agent": {"lr": 0.1, "sizes": [8, 8]}, "none": None}
-TYPED = ["agent.lr=0.1", "env=toy"]
-KEPT, CUT, ALL = 6, 9, 12
+OVERRIDES = ["agent.lr=0.1", "env=toy"]
+ROWS_AT_CHECKPOINT, ROWS_AT_KILL, ALL = 6, 9, 12
 
 
 def record(metrics: MetricLog, numbers: range) -> None:
@@ -30,8 +31,8 @@ def record(metrics: MetricLog, numbers: range) -> None:
         if number % 3 == 2:
             metrics.log("evaluation", "updates", {"evaluation/return": 2.0 * number}, updates=number)
         else:
-            found = {"loss/value": 0.5 * number, "odd (tag)": float("nan")}
-            metrics.log("update", "env_steps", found, env_steps=10 * number, updates=number)
+            scalars = {"loss/value": 0.5 * number, "odd (tag)": float("nan")}
+            metrics.log("update", "env_steps", scalars, env_steps=10 * number, updates=number)
 
 
 def film(folder: Path) -> Path:
@@ -45,16 +46,21 @@ def main() -> None:
     root, node, way = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     name = node["_target_"].rpartition(".")[2].lower()
     sinks = build_loggers({"trusted_modules": [], "loggers": {name: node}})
-    with kept_private(True), Run.open(root, "game", CONFIG, TYPED, 3, sinks=lambda: sinks, rerun=way == "anew") as run:
+    with (
+        kept_private(True),
+        Run.open(
+            root, "game", CONFIG, OVERRIDES, 3, sinks=lambda: sinks, options=RunOptions(rerun=way == "anew")
+        ) as run,
+    ):
         movie = film(run.folder)
         run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)
         run.metrics.attach_pictures("episode/film", lambda line: [movie] if line["updates"] == 3 else [])
         if way == "killed":
-            record(run.metrics, range(KEPT))
-            run.checkpoint(KEPT, {})
-            record(run.metrics, range(KEPT, CUT))
+            record(run.metrics, range(ROWS_AT_CHECKPOINT))
+            run.checkpoint(ROWS_AT_CHECKPOINT, {})
+            record(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))
             guards = run.metrics._sinks._guards
-            while any(guard.told < CUT and not guard.fault for guard in guards):
+            while any(guard.n_sent < ROWS_AT_KILL and not guard.fault for guard in guards):
                 time.sleep(0.01)
             time.sleep(0.3)  # the text beside the last rows
             os._exit(9)

@@ -12,7 +12,7 @@ from llmrl.core.records import PolicyOutput
 from signal_game.parts import Echo, EchoAgent
 
 
-class Skilled(Echo):
+class SkillPolicy(Echo):
     def __init__(self, skill: float) -> None:
         self.skill = skill
 
@@ -20,8 +20,8 @@ class Skilled(Echo):
         self, observation: dict[str, torch.Tensor], state: Any = None, generator: Any = None, greedy: bool = False
     ) -> PolicyOutput:
         right = observation["vector"].argmax(-1)
-        known = torch.rand(right.shape, generator=generator) < self.skill
-        action = torch.where(known, right, (right + 1) % observation["vector"].shape[-1])
+        is_correct = torch.rand(right.shape, generator=generator) < self.skill
+        action = torch.where(is_correct, right, (right + 1) % observation["vector"].shape[-1])
         return PolicyOutput(
             action, torch.zeros(right.shape), torch.zeros(right.shape)
         )  # a rollout wants both, nobody uses them
@@ -34,7 +34,7 @@ class SkilledAgent(EchoAgent):
     learns = True
 
     def __init__(self, skill: float, breaks_above: float, pause_s: float, note: str) -> None:
-        self.policy, self.breaks_above, self.pause_s = Skilled(skill), breaks_above, pause_s
+        self.policy, self.breaks_above, self.pause_s = SkillPolicy(skill), breaks_above, pause_s
 
     def update(self, rollout: Any, generator: torch.Generator) -> dict[str, float]:
         time.sleep(self.pause_s)

@@ -2,14 +2,12 @@
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
+from environments import make_env
 from llmrl.core.records import Outcome
-from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec, Parameter, ParameterSpace
-from llmrl.envs.escape_room import EscapeRoom
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings, describe
-from llmrl.envs.tax_economy import TaxEconomy
+from llmrl.envs.substrate.env_spec import SubstrateSettings, describe
+from llmrl.statistics.estimators import standard_error_of_mean
 
 
 def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"), n_agents=3, horizon=20, **kwargs):
@@ -29,13 +27,16 @@ def spec(mechanism, name="toy", contexts=(), metrics=None, actions=("stay", "go"
 
 
 def toy(d=2, contexts=(), low=-1.0, high=3.0):
-    """d numbers in [low, high]."""
+    """Return a game with d numbers in [low, high]."""
     numbers = tuple(Parameter(f"x{i}", low, high, "units", f"knob number {i}") for i in range(d))
     return spec(ParameterSpace("knobs", numbers), contexts=contexts, metrics={"level": "last", "moves": "sum"})
 
 
 def outcome(spec, vector, context=None, value=None, n=1):
-    """The quadratic society: payoff 10 - |x - best|^2 per unit range, best at 70 % of the range (30 % in context 1)."""
+    """Return the outcome of a vector in the quadratic society.
+
+    The payoff is 10 - |x - best|^2 per unit range, with the best at 70 % of the range (30 % in context 1).
+    """
     low, high = spec.mechanism.low, spec.mechanism.high
     best = low + (0.3 if context == 1 else 0.7) * (high - low)
     payoff = 10.0 - float((((vector - best) / (high - low)) ** 2).sum()) * 10 if value is None else value
@@ -58,9 +59,11 @@ def substrate(name, rules, mechanism):
 
 
 CLEANUP = substrate("cleanup", "upstream", Incentives(eat_reward=0.1))
-CLEANUP_LEGISLATIVE = substrate("cleanup", "legislative", Incentives(0.1, clean_count="exactly_one", pay_removed=True))
+CLEANUP_LEGISLATIVE = substrate(
+    "cleanup", "legislative", Incentives(0.1, clean_count="exactly_one", reward_removed=True)
+)
 HARVEST = substrate("harvest", "upstream", BracketedTax())
 HARVEST_LEGISLATIVE = substrate("harvest", "legislative", BracketedTax())
-ESCAPE_ROOM = EscapeRoom(Seeds(0), n_envs=1).spec
-TAX_ECONOMY = TaxEconomy(Seeds(0), n_envs=1).spec
+ESCAPE_ROOM = make_env("escape_room", n_envs=1).spec
+TAX_ECONOMY = make_env("tax_economy", n_envs=1).spec
 GENERIC = toy()

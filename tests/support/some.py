@@ -1,4 +1,4 @@
-"""Which of many equal tests stand for the others in `make test`."""
+"""Selection of the tests in `make test` that represent many equal ones."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from typing import Any
 import pytest
 
 
-def some(kept: Iterable[Any], values: Iterable[Any]) -> list[Any]:
-    """All `values` to parametrize a test with; those that are not `kept` are left to `make test-long`.
+def some(default_values: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    """Return all `values` to parametrize a test with; those not in `default_values` are left to `make test-long`.
 
     Raises:
-        ValueError: what is to be kept is not among them.
+        ValueError: a default value is not among `values`.
     """
-    kept, values = list(kept), list(values)
-    if unknown := [value for value in kept if value not in values]:
+    default_values, values = list(default_values), list(values)
+    if unknown := [value for value in default_values if value not in values]:
         raise ValueError(f"not among the values: {unknown}")
-    return [value if value in kept else pytest.param(value, marks=pytest.mark.long) for value in values]
+    return [value if value in default_values else pytest.param(value, marks=pytest.mark.long) for value in values]
 
 
 def one_in(n: int, values: Iterable[Any]) -> list[Any]:
-    """All `values` to parametrize a test with, tuples of them for several parameters; but the first of each n are left
-    to `make test-long`. Where values are products, take an n that divides none of their factors."""
-    found = list(values)
-    several = [value if isinstance(value, tuple) else (value,) for value in found]
-    marks = [() if i % n == 0 else (pytest.mark.long,) for i in range(len(found))]
-    return [pytest.param(*each, marks=mark) for each, mark in zip(several, marks, strict=True)]
+    """Return all `values` to parametrize a test with, and mark all but the first of each n as long.
+
+    Tuples are values of several parameters. Where values are products, take an n that divides none of their factors.
+    """
+    all_values = list(values)
+    tuples = [value if isinstance(value, tuple) else (value,) for value in all_values]
+    marks = [() if i % n == 0 else (pytest.mark.long,) for i in range(len(all_values))]
+    return [pytest.param(*arguments, marks=mark) for arguments, mark in zip(tuples, marks, strict=True)]

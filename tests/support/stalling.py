@@ -14,23 +14,26 @@ PAUSE_S = 10.0
 
 
 class Stall:
-    """From call number `at` on, `owner.method` takes `PAUSE_S` each time, or `STALLED_S` at once (`whole`); the process
-    sends itself a signal before. Calls take as long as ever when `STALLED_S` are over."""
+    """Patch that makes a method slow and sends a signal to the process.
+
+    From call number `at` on, `owner.method` takes `PAUSE_S` each time, or `STALLED_S` at once (`whole`); the signal
+    precedes it. Calls take their usual time when `STALLED_S` are over.
+    """
 
     def __init__(self, monkeypatch, owner, method, at=0, whole=False, number=signal.SIGTERM):
-        self.calls, self.signalled = 0, 0.0
+        self.calls, self.signaled = 0, 0.0
         original = getattr(owner, method)
 
         @functools.wraps(original)
         def stalling(*args, **kwargs):
             self.calls += 1
             if self.calls > at:
-                if not self.signalled:
-                    self.signalled = time.monotonic()
+                if not self.signaled:
+                    self.signaled = time.monotonic()
                     os.kill(os.getpid(), number)
                 if whole and self.calls == at + 1:
                     time.sleep(STALLED_S)
-                elif time.monotonic() - self.signalled < STALLED_S:
+                elif time.monotonic() - self.signaled < STALLED_S:
                     time.sleep(PAUSE_S)
             return original(*args, **kwargs)
 
@@ -38,8 +41,10 @@ class Stall:
 
 
 def impatient(monkeypatch, scale=0.05):
-    """Make the time of a stop pass `1 / scale` times as fast; that of the last resort, which ends the process that
-    tests run in, is out of reach."""
+    """Make the time of a stop pass `1 / scale` times as fast.
+
+    The time limit that ends the process, which is the process of the tests, is out of reach.
+    """
     import llmrl.run.run
     from llmrl.run import signals
 

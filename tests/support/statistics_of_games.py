@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 import scripted
-from engine_games import Policy, Recording, Rig, Seen, play
+from engine_games import Policy, Readings, Recording, Rig, play
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.hashed_random import HashedRandom, game_keys
-from llmrl.envs.native.maps import parse
+from llmrl.envs.substrate.maps import parse
 
 REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
-EVERY = 50
+RECORD_INTERVAL = 50
 """Steps between two looks at apples and dirt."""
 PER = 100
 """Steps over which rewards are summed."""
@@ -28,7 +28,7 @@ SKEWED = 0.5
 
 @dataclass(frozen=True)
 class Condition:
-    """What is played by whom, for how long.
+    """Game, players and length of a comparison.
 
     Attributes:
         policy: one of `scripted.SCRIPTS`, or `drawn` with `weights`.
@@ -45,10 +45,10 @@ class Condition:
         return Rig(self.substrate, clean=self.clean)
 
     def script(self, rig: Rig | None = None) -> scripted.Script:
-        """Who plays on `rig`, or on the one of the condition."""
+        """Return the script of the players on `rig`, or on the rig of the condition."""
         rig = rig or self.rig
         if self.policy == "drawn":
-            return scripted.drawn(list(self.weights))
+            return scripted.random_script(list(self.weights))
         return scripted.SCRIPTS[self.policy](parse(rig.substrate, rig.map), rig.actions)
 
 
@@ -56,9 +56,9 @@ def reference() -> dict[str, dict]:
     return json.loads(REFERENCE.read_text())
 
 
-def write_reference(known: Mapping) -> None:
+def write_reference(statistics: Mapping) -> None:
     """One quantity a line."""
-    text = json.dumps(known, indent=1)
+    text = json.dumps(statistics, indent=1)
     REFERENCE.write_text(re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda m: "[" + " ".join(m[1].split()) + "]", text) + "\n")
 
 
@@ -69,7 +69,7 @@ def condition_of(entry: Mapping) -> Condition:
 def of_native(
     condition: Condition, games: int, seed: int, draws: type[HashedRandom] = HashedRandom
 ) -> dict[str, np.ndarray]:
-    """The numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
+    """Return the numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
     rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
     game_map = parse(rig.substrate, rig.map)
     engine = Engine(Setup(game_map, rig.n_agents))
@@ -88,27 +88,29 @@ def of_native(
 
 
 def of_engine(condition: Condition, seed: int) -> dict[str, np.ndarray]:
-    """The numbers of one game on the real engine, [1] each."""
+    """Return the numbers of one game on the real engine, [1] each."""
     return of_recording(play(condition.rig, on_engine(condition.script()), condition.steps, seed))
 
 
 def on_engine(script: scripted.Script) -> Policy:
-    """A script as what plays one game of the real engine."""
+    """Return the policy of a script for one game of the real engine."""
 
-    def policy(seen: Seen, rng: np.random.Generator) -> np.ndarray:
-        world = scripted.World(*(v[None] for v in (seen.x, seen.y, seen.heading, seen.apple, seen.dirt)))
+    def policy(readings: Readings, rng: np.random.Generator) -> np.ndarray:
+        world = scripted.World(
+            *(v[None] for v in (readings.x, readings.y, readings.heading, readings.apple, readings.dirt))
+        )
         return script(world, rng)[0]
 
     return policy
 
 
 def of_recording(recording: Recording) -> dict[str, np.ndarray]:
-    seen, steps = recording.seen, len(recording.action)
+    readings, steps = recording.seen, len(recording.action)
     tally = Tally(1, recording.rig.n_agents, steps)
     for t in range(steps + 1):
-        tally.look(t, seen.apple[t].sum(keepdims=True), seen.dirt[t].sum(keepdims=True))
+        tally.look(t, readings.apple[t].sum(keepdims=True), readings.dirt[t].sum(keepdims=True))
         if t:
-            tally.add(t - 1, seen.reward[t][None], seen.zapped[t][None], seen.cleaned[t][None])
+            tally.add(t - 1, readings.reward[t][None], readings.zapped[t][None], readings.cleaned[t][None])
     return tally.numbers(recording.rig.substrate == "cleanup")
 
 
@@ -122,7 +124,7 @@ class Tally:
         self._looks: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def look(self, t: int, apples: np.ndarray, dirt: np.ndarray) -> None:
-        if t % EVERY == 0:
+        if t % RECORD_INTERVAL == 0:
             self._looks[t] = apples, dirt
 
     def add(self, t: int, reward: np.ndarray, zaps: np.ndarray, cleaned: np.ndarray) -> None:
@@ -134,8 +136,8 @@ class Tally:
     def numbers(self, river: bool) -> dict[str, np.ndarray]:
         total = self._reward.sum(-1)
         numbers = {"return": total, "return above 0": (total > 0).astype(float), "zap hits": self._zaps}
-        numbers |= {f"return of player {i + 1}": each for i, each in enumerate(self._reward.T)}
-        numbers |= {f"reward in steps {PER * i + 1}-{PER * (i + 1)}": each for i, each in enumerate(self._parts)}
+        numbers |= {f"return of player {i + 1}": rewards for i, rewards in enumerate(self._reward.T)}
+        numbers |= {f"reward in steps {PER * i + 1}-{PER * (i + 1)}": rewards for i, rewards in enumerate(self._parts)}
         numbers |= {f"apples after {t}": apples for t, (apples, _) in self._looks.items()}
         if river:
             numbers |= {"cells cleaned": self._cleaned}
@@ -149,22 +151,22 @@ def summary(numbers: Mapping[str, np.ndarray]) -> dict[str, list[float]]:
 
 
 def z_scores(quantities: Mapping[str, Sequence[float]], numbers: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """How many standard errors the native mean is above the engine's, with the variance of both samples pooled.
+    """Return by how many standard errors the native mean exceeds the engine's, with pooled variances of both samples.
 
     What is too rare for its mean in the engine's sample to be about normal is left out: where the skewness of that
     mean, as native games have it, exceeds `SKEWED`.
     """
     scores = {}
     for name, (mean, sd, n) in quantities.items():
-        own = numbers[name]
-        spread = own.std(ddof=1)
-        if spread == 0:
+        values = numbers[name]
+        deviation = values.std(ddof=1)
+        if deviation == 0:
             # The last is a lower bound of how many of the engine's episodes had any of it.
-            if mean == own.mean() or sd == 0 or n * mean**2 / (mean**2 + sd**2) > 3:
-                scores[name] = 0.0 if mean == own.mean() else np.inf
+            if mean == values.mean() or sd == 0 or n * mean**2 / (mean**2 + sd**2) > 3:
+                scores[name] = 0.0 if mean == values.mean() else np.inf
             continue
-        if abs(((own - own.mean()) ** 3).mean()) / spread**3 / np.sqrt(n) > SKEWED:
+        if abs(((values - values.mean()) ** 3).mean()) / deviation**3 / np.sqrt(n) > SKEWED:
             continue
-        pooled = ((n - 1) * sd**2 + (len(own) - 1) * spread**2) / (n + len(own) - 2)
-        scores[name] = float((own.mean() - mean) / np.sqrt(pooled * (1 / n + 1 / len(own))))
+        pooled = ((n - 1) * sd**2 + (len(values) - 1) * deviation**2) / (n + len(values) - 2)
+        scores[name] = float((values.mean() - mean) / np.sqrt(pooled * (1 / n + 1 / len(values))))
     return scores

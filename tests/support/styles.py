@@ -95,28 +95,30 @@ class Styled:
         self.given[manner] += 1
         return {**STYLES, **BAD}[manner](text, rng)
 
-    def usage(self, messages, said):
+    def usage(self, messages, reply_object):
         """Tokens by estimate; out of the cache comes what an earlier question began with, from 1,024 tokens on."""
         text = "\0".join(message["content"] for message in messages)
         shared = max((_shared(text, earlier) for earlier in self.asked), default=0)
         self.asked = [*self.asked[-50:], text]
-        prompt, reply = estimate_tokens(text), estimate_tokens(json.dumps(said))
+        prompt, reply = estimate_tokens(text), estimate_tokens(json.dumps(reply_object))
         cached = estimate_tokens(text[:shared]) // 128 * 128
         details = {"cached_tokens": cached if cached >= 1024 else 0}
         return {"prompt_tokens": prompt, "completion_tokens": reply, "prompt_tokens_details": details}
 
 
-def _shared(one, other):
+def _shared(first, second):
     """Characters that both begin with."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
 
 
 def answer(messages):
-    """What the rules say to a question, which a server is not told the purpose of."""
+    """Return the rules' reply to a question whose purpose a server does not know."""
     for purpose in ("control", "check", "principal", "search", "teacher", "lesson", "player"):
         try:
-            said = importlib.import_module(RULES[purpose]).reply(messages, 0, lambda note: None)
+            rule_reply = importlib.import_module(RULES[purpose]).reply(messages, 0, lambda note: None)
         except (UnreadPromptError, LookupError, ValueError):
             continue
-        return re.sub(r"\s*\n\s*", " ", said)
+        return re.sub(r"\s*\n\s*", " ", rule_reply)
     raise AssertionError(f"no rule answers {messages[-1]['content'][:300]}")

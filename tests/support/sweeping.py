@@ -16,13 +16,14 @@ from llmrl.cli.sweep import main as sweep_main
 from llmrl.cli.train import main
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
-TROUBLED = (
+FAULTY_AGENT = (
     "--config-dir",
     str(THIRD_PARTY / "conf"),
     "trusted_modules=[signal_game]",
     "env=signal_game",
     "principal=random",
     "agent=troubled",
+    "design.evaluations=1",
     "design.steps=2",
     "design.references=0",
     "design.adapt_rounds=1",
@@ -30,20 +31,20 @@ TROUBLED = (
 )
 
 
-def environment(**more: str) -> dict[str, str]:
-    """This process's, without keys of language models and without what an enclosing job would tell."""
-    kept = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY") and not k.startswith("SLURM_")}
-    return {**kept, **more}
+def environment(**extra: str) -> dict[str, str]:
+    """Return the variables of this process, without keys of language models and without those of an enclosing job."""
+    inherited = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY") and not k.startswith("SLURM_")}
+    return {**inherited, **extra}
 
 
-def start(*overrides: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
+def start(*overrides: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
     """`llmrl-train --multirun`, in a process group of its own as a shell would give it."""
     # Another copy of the package is what a server has not imported.
-    popen = subprocess.Popen if "PYTHONPATH" in more else commands.Popen
+    popen = subprocess.Popen if "PYTHONPATH" in extra else commands.Popen
     return popen(
         [sys.executable, "-m", "llmrl.cli.train", "--multirun", *overrides],
         cwd=cwd,
-        env=environment(**more),
+        env=environment(**extra),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -51,9 +52,9 @@ def start(*overrides: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
     )
 
 
-def sweep(*overrides: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+def sweep(*overrides: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     """`start`, and wait for it."""
-    process = start(*overrides, cwd=cwd, **more)
+    process = start(*overrides, cwd=cwd, **extra)
     out, err = process.communicate(timeout=500)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -76,7 +77,7 @@ def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def table(cwd: Path, folder: str = "outputs") -> list[dict]:
-    """What `llmrl-sweep status --json` tells."""
+    """Return the rows of `llmrl-sweep status --json`."""
     done = call(sweep_main, "llmrl-sweep", "status", folder, "--json", cwd=cwd, environment=environment())
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -87,7 +88,7 @@ def states(cwd: Path) -> dict[tuple[str, int], str]:
     return {(row["overrides"].get("agent.trouble", ""), row["seed"]): row["state"] for row in table(cwd)}
 
 
-def until(condition: Callable[[], object], seconds: float = 120) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
     """Wait for something to become true.
 
     Raises:
@@ -100,6 +101,6 @@ def until(condition: Callable[[], object], seconds: float = 120) -> None:
 
 
 def waits(config: dict[str, object], overrides: list[str]) -> None:
-    """A run that takes long, and never gets hold of its folder."""
+    """Return a run that takes long, and never gets hold of its folder."""
     Path(str(config["begun"])).touch()
     time.sleep(120)

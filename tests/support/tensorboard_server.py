@@ -22,13 +22,13 @@ class Server:
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=lambda: [lines.put(line) for line in self.process.stderr], daemon=True).start()
-        told = ""
-        while not (found := re.search(r"at (http://127\.0\.0\.1:\d+/)", told)):
-            told += lines.get(timeout=60)
-        self.url = found[1]
+        output = ""
+        while not (match := re.search(r"at (http://127\.0\.0\.1:\d+/)", output)):
+            output += lines.get(timeout=60)
+        self.url = match[1]
 
     def ask(self, path: str, body: dict | None = None, **query: str) -> tuple[bytes, str]:
-        """The answer and its content type."""
+        """Return the answer and its content type."""
         data = None if body is None else json.dumps(body).encode()
         url = f"{self.url}data/plugin/{path}" + (f"?{urlencode(query)}" if query else "")
         request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})

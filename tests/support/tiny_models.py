@@ -38,7 +38,7 @@ def make_tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE):
 def make_tiny_causal(
     folder: Path, kind: str = "llama", chat_template: str | None = CHAT_TEMPLATE, window: int = 512, seed: int = 0
 ) -> Path:
-    """A causal model (`llama`: rotary positions; `gpt2`: learned ones) with its tokenizer in `folder`."""
+    """Return a causal model (`llama`: rotary positions; `gpt2`: learned ones) with its tokenizer in `folder`."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 

@@ -11,8 +11,9 @@ from tiny_models import CHAT_TEMPLATE, SPECIAL
 def make_proposer(
     folder: Path, pairs: Sequence[tuple[str, str]], steps: int = 100, window: int = 512, batch: int = 16, seed: int = 0
 ) -> Path:
-    """A two-layer Llama of about 100 thousand weights, trained from scratch on questions and replies, with a tokenizer
-    of its own, in `folder`.
+    """Write a two-layer Llama of about 100 thousand weights to `folder`.
+
+    It is trained from scratch on questions and replies, with its own tokenizer.
 
     Args:
         folder: to write.
@@ -24,14 +25,14 @@ def make_proposer(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    rng, fast = np.random.default_rng(seed), tokenizer_of(pairs)
+    rng, fast = np.random.default_rng(seed), make_tokenizer(pairs)
 
     def ids(text: str) -> list[int]:
         return fast(text, add_special_tokens=False)["input_ids"]
 
     def turn(question: str) -> list[int]:
-        asked = [{"role": "user", "content": question}]
-        return ids(fast.apply_chat_template(asked, tokenize=False, add_generation_prompt=True))
+        messages = [{"role": "user", "content": question}]
+        return ids(fast.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -49,27 +50,27 @@ def make_proposer(
                 eos_token_id=2,
             )
         )
-        optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         for _ in range(steps):
-            drawn = [pairs[int(i)] for i in rng.integers(len(pairs), size=batch)]
-            rows = [(turn(question), [*ids(reply), 2]) for question, reply in drawn]
+            samples = [pairs[int(i)] for i in rng.integers(len(pairs), size=batch)]
+            rows = [(turn(question), [*ids(reply), 2]) for question, reply in samples]
             longest = max(len(question) + len(answer) for question, answer in rows)
             tokens = torch.zeros(len(rows), longest, dtype=torch.long)
             labels = torch.full_like(tokens, -100)
             mask = torch.zeros_like(tokens)
             for i, (question, answer) in enumerate(rows):
-                whole = torch.tensor(question + answer)
-                tokens[i, : len(whole)], mask[i, : len(whole)] = whole, 1
-                labels[i, len(question) : len(whole)] = torch.tensor(answer)
+                token_ids = torch.tensor(question + answer)
+                tokens[i, : len(token_ids)], mask[i, : len(token_ids)] = token_ids, 1
+                labels[i, len(question) : len(token_ids)] = torch.tensor(answer)
             model(input_ids=tokens, attention_mask=mask, labels=labels).loss.backward()
-            optimiser.step()
-            optimiser.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
     return folder
 
 
-def tokenizer_of(pairs: Sequence[tuple[str, str]]):
+def make_tokenizer(pairs: Sequence[tuple[str, str]]):
     """Byte-level BPE in which every digit is a token, trained on some of the texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

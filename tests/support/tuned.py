@@ -7,15 +7,15 @@ from pathlib import Path
 
 from experiments import comparable_metrics, compose, silent
 
-HERE = Path(__file__).parents[1] / "finetuning"
+CONFIG_FOLDER = Path(__file__).parents[1] / "finetuning"
 COMMON = (
-    f"hydra.searchpath=[file://{HERE / 'conf'}]",
+    f"hydra.searchpath=[file://{CONFIG_FOLDER / 'conf'}]",
     "env=target",
     "trusted_modules=[target_game]",
     "agent=linear",
     "agent.bias=false",
     "agent.decimals=0",
-    f"prompts={HERE / 'prompts'}",
+    f"prompts={CONFIG_FOLDER / 'prompts'}",
     "principal.prompt=short",
     "principal.duplicates=accept",
     "llm.max_tokens=50",
@@ -35,34 +35,34 @@ QUICK = {
         "method=grpo",
         "method.prompts=4",
         "method.samples=8",
-        "method.optimiser.batch=32",
-        "method.optimiser.learning_rate=2e-3",
+        "method.optimizer.batch=32",
+        "method.optimizer.learning_rate=2e-3",
     ),
     "sft": (
         "method=sft",
         "method.texts=16",
-        "method.optimiser.batch=16",
-        "method.optimiser.learning_rate=3e-3",
+        "method.optimizer.batch=16",
+        "method.optimizer.learning_rate=3e-3",
     ),
 }
 
 
 def configured(root: Path, model: Path, *overrides: str) -> dict:
-    """The resolved config of a run on the target game."""
-    every = [*COMMON, f"output_root={root}", f"llm.model={model}", *overrides]
-    return compose(*every, primary="finetune")
+    """Return the resolved config of a run on the target game."""
+    overrides_ = [*COMMON, f"output_root={root}", f"llm.model={model}", *overrides]
+    return compose(*overrides_, primary="finetune")
 
 
 def finetune(root: Path, model: Path, method: str, *overrides: str) -> Path:
     """Run here and now; the run folder."""
     from experiments import run_experiment
 
-    typed = [*QUICK[method], *overrides]
-    run_experiment(configured(root, model, *typed), typed)
-    return folder_of(root)
+    arguments = [*QUICK[method], *overrides]
+    run_experiment(configured(root, model, *arguments), arguments)
+    return only_folder(root)
 
 
-def folder_of(root: Path) -> Path:
+def only_folder(root: Path) -> Path:
     (folder,) = {path.parent for path in root.rglob("status.json") if "backup" not in str(path)}
     return folder
 
@@ -74,17 +74,17 @@ def silent_finetune(root: Path, model: Path, method: str, *overrides: str) -> No
 
 
 def lines(folder: Path) -> list[dict]:
-    """The metrics of a run, line by line."""
+    """Return the metrics of a run, line by line."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def assert_same(one: Path, other: Path) -> None:
+def assert_equal_runs(first: Path, second: Path) -> None:
     """Metrics, adapter and results, bit for bit."""
-    ours, theirs = comparable_metrics(one), comparable_metrics(other)
-    assert len(ours) == len(theirs)
-    for a, b in zip(ours, theirs, strict=True):
-        assert {k: v for k, v in a.items() if not k.startswith("spent/")} == {
-            k: v for k, v in b.items() if not k.startswith("spent/")
+    first_metrics, second_metrics = comparable_metrics(first), comparable_metrics(second)
+    assert len(first_metrics) == len(second_metrics)
+    for a, b in zip(first_metrics, second_metrics, strict=True):
+        assert {k: v for k, v in a.items() if not k.startswith("usage/")} == {
+            k: v for k, v in b.items() if not k.startswith("usage/")
         }
     for name in ("adapter/adapter_model.safetensors", "adapter/adapter_config.json", "evaluation.json", "train.jsonl"):
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from llmrl.core.observers import Observer
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.envs.gym.vec_env import GymnasiumEnv
+from shipped import settings_of
 
 
 class Watcher(Observer):
@@ -19,8 +19,8 @@ class UnsavedLake(GymnasiumEnv):
     """Frozen Lake, which forgets where it stood; an episode is a function of its seed and of actions all the same."""
 
     def __init__(self, seeds: Seeds, n_envs: int = 4, horizon: int = 8) -> None:
-        options: dict[str, Any] = {"horizon": horizon, "engine": "batched", "text": "frozen_lake"}
-        super().__init__(seeds, "FrozenLake-v1", n_envs=n_envs, **options)
+        options = {"horizon": horizon, "engine": "batched", "text": "frozen_lake"}
+        super().__init__(settings_of("env/frozen_lake", n_envs=n_envs, **options), seeds)
         self._alone = seeds, horizon
         self.spec = replace(self.spec, deterministic=False)
 

@@ -20,9 +20,9 @@ import pytest
 import llmrl
 import sweeping
 from experiments import comparable_metrics
-from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
+from llmrl.results.run_records import JobEnd, Queue, read_run
 from llmrl.run import ownership
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
@@ -41,31 +41,31 @@ from llmrl.sweeps.work import JobWork, RowEnd, Task
 PLACES = ("here", "local", "slurm")
 
 
-def test_nothing_decides_by_the_name_of_a_place():
+def test_backends_have_no_special_cases():
     """No comparison, look-up or type with the name of a place; and SLURM is known to its own modules alone."""
     src = Path(llmrl.__file__).parents[1]
     wrong = []
     for path in src.rglob("*.py"):
-        own = path.name.startswith("slurm") and path.parent.name == "backends"
+        is_slurm_module = path.name.startswith("slurm") and path.parent.name == "backends"
         tree = ast.parse(path.read_text())
         for node in ast.walk(tree):
-            if isinstance(node, ast.Constant) and node.value in PLACES and not own:
+            if isinstance(node, ast.Constant) and node.value in PLACES and not is_slurm_module:
                 wrong.append(f"{path.relative_to(src)}:{node.lineno} has {node.value!r}")
-            imported = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            if imported.startswith("llmrl.sweeps.backends.") and not own:
-                module = imported.rpartition(".")[2]
+            import_name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if import_name.startswith("llmrl.sweeps.backends.") and not is_slurm_module:
+                module = import_name.rpartition(".")[2]
                 if module != "protocol" and not (path.parent.name == "backends" or path.name == "preload.py"):
-                    wrong.append(f"{path.relative_to(src)} imports {imported}")
+                    wrong.append(f"{path.relative_to(src)} imports {import_name}")
     assert not wrong, wrong
 
 
 def job(root: Path, seed: int, backend: Backend, does: str) -> Job:
-    whole = {"output_root": str(root / "outputs"), "name": "study", "seed": seed, "rerun": False, "does": does}
-    return Job(whole, [f"seed={seed}"], Hardware(backend, "cpu", "highest", 1, 1, 0.1, 0, None), 1, [])
+    config = {"output_root": str(root / "outputs"), "name": "study", "seed": seed, "rerun": False, "does": does}
+    return Job(config, [f"seed={seed}"], Hardware(backend, "cpu", "highest", 1, 1, 0.1, 0, None), 1, [])
 
 
 def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
-    """A run that writes its status as runs do; what it does is in its config."""
+    """Return a run that writes its status as runs do; what it does is in its config."""
     folder = find_folder(Path(config["output_root"]), config["name"], config_hash(config), [], config["seed"])
     queued = read_queued(folder)
     assert queued is not None
@@ -86,7 +86,7 @@ def computes(config: dict[str, Any], overrides: list[str]) -> float | None:
     return float(config["seed"])
 
 
-def test_runs_in_this_process_end_as_in_processes_of_their_own(tmp_path, monkeypatch):
+def test_local_runs_match_process_runs(tmp_path, monkeypatch):
     monkeypatch.delenv("LEFT_BEHIND", raising=False)
     jobs = [job(tmp_path, seed, Here(), does) for seed, does in enumerate(("finish", "fail early", "exit", "finish"))]
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
@@ -95,44 +95,44 @@ def test_runs_in_this_process_end_as_in_processes_of_their_own(tmp_path, monkeyp
     assert "made to fail" in outcomes[1].error and "made to fail" in (outcomes[1].folder / "traceback.txt").read_text()
     assert "LEFT_BEHIND" not in os.environ, "what one run sets is not there for the next"
     assert read_queued(outcomes[0].folder).backend == "llmrl.sweeps.backends.here.Here"
-    again, code = launch(jobs, computes, tmp_path / "sweep")
-    assert [outcome.skipped for outcome in again] == [True, False, False, True]
+    second_outcomes, code = launch(jobs, computes, tmp_path / "sweep")
+    assert [outcome.skipped for outcome in second_outcomes] == [True, False, False, True]
 
 
-def together(works: Sequence[JobWork]) -> list[RowEnd]:
+def run_works(works: Sequence[JobWork]) -> list[RowEnd]:
     return [work.end(computes) for work in works]
 
 
-def test_rows_in_this_process_end_each_for_itself(tmp_path):
+def test_local_rows_end_independently(tmp_path):
     """As a task of several runs tells of them; what it is given has been taken on, each with the others beside it."""
-    seen = []
+    batches = []
 
-    def counted(works: Sequence[JobWork]) -> list[RowEnd]:
-        seen.append([len(read_queued(work.folder).beside) for work in works])
-        return together(works)
+    def count_works(works: Sequence[JobWork]) -> list[RowEnd]:
+        batches.append([len(read_queued(work.folder).beside) for work in works])
+        return run_works(works)
 
     does = ("finish", "fail early", "exit", "finish", "finish")
     keys = ("one", "one", "one", "one", None)
     jobs = [
-        replace(job(tmp_path, seed, Here(), each), key=key, row_gb=0.01)
-        for seed, (each, key) in enumerate(zip(does, keys, strict=True))
+        replace(job(tmp_path, seed, Here(), task), key=key, row_gb=0.01)
+        for seed, (task, key) in enumerate(zip(does, keys, strict=True))
     ]
-    outcomes, code = launch(jobs, SharedTask(computes, counted), tmp_path / "sweep")
-    assert seen == [[3, 3, 3, 3]] and code == 1
+    outcomes, code = launch(jobs, SharedTask(computes, count_works), tmp_path / "sweep")
+    assert batches == [[3, 3, 3, 3]] and code == 1
     assert [outcome.state for outcome in outcomes] == ["finished", "failed", "failed", "finished", "finished"]
     assert "made to fail" in outcomes[1].error and (outcomes[1].folder / "traceback.txt").exists()
     assert [outcome.result for outcome in outcomes] == [0.0, None, None, 3.0, 4.0]
 
 
-def test_a_stop_cancels_what_has_not_begun_here_and_on_backends_after_it(tmp_path):
+def test_stop_cancels_pending_jobs(tmp_path):
     jobs = [job(tmp_path, 0, Here(), "stop"), job(tmp_path, 1, Here(), "finish"), job(tmp_path, 2, Local(), "x")]
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
     assert [outcome.state for outcome in outcomes] == ["preempted", "cancelled", "cancelled"]
-    assert code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is before
+    assert code == 128 + signal.SIGTERM and signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_nothing_is_made_for_a_sweep_with_nothing_to_do(tmp_path):
+def test_empty_sweep_creates_no_files(tmp_path):
     jobs = [job(tmp_path, 0, Here(), "finish")]
     launch(jobs, computes, tmp_path / "one")
     _, code = launch(jobs, computes, tmp_path / "two")
@@ -151,25 +151,25 @@ class Faulty(Backend):
         return []
 
 
-def test_a_faulty_backend_costs_its_own_runs_alone(tmp_path):
+def test_faulty_backend_affects_only_assigned_runs(tmp_path):
     """Backends with equal options are one, whether or not they say how they compare."""
     backends = (Faulty(True), Faulty(False), Here(), Faulty(True))
     jobs = [job(tmp_path, seed, backend, "finish") for seed, backend in enumerate(backends)]
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
     assert [outcome.state for outcome in outcomes] == ["refused", "failed", "finished", "refused"] and code == 1
-    assert outcomes[0].error == "closed on Sundays" and outcomes[1].error == "Faulty says nothing of it"
+    assert outcomes[0].error == "closed on Sundays" and outcomes[1].error == "Faulty reports no outcome"
 
 
 class Sleepers:
     """A scheduler of processes that go on without their launcher: a job's id is its process's."""
 
-    def ask(self, taken: Sequence[Queued]) -> list[Queue]:
-        if Path(taken[0].cluster, "silent").exists():
+    def ask(self, jobs: Sequence[Queued]) -> list[Queue]:
+        if Path(jobs[0].cluster, "silent").exists():
             raise SchedulerError("nobody answers")
-        states = {queued.job_id: "RUNNING" for queued in taken if Path("/proc", queued.job_id, "stat").exists()}
+        states = {queued.job_id: "RUNNING" for queued in jobs if Path("/proc", queued.job_id, "stat").exists()}
         states = {pid: state for pid, state in states.items() if ") Z " not in Path("/proc", pid, "stat").read_text()}
-        over = {queued.job_id: JobEnd("gone", False) for queued in taken if queued.job_id not in states}
-        return [Queue(taken[0].backend, taken[0].cluster, frozenset({"ada"}), states, over)]
+        ends = {queued.job_id: JobEnd("gone", False) for queued in jobs if queued.job_id not in states}
+        return [Queue(jobs[0].backend, jobs[0].cluster, frozenset({"ada"}), states, ends)]
 
     def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
         return {}
@@ -188,8 +188,8 @@ class Detached(Backend):
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         outcomes = []
-        for one in jobs:
-            queued = take_on(one, sweep_folder, cluster=self.folder, user="ada")
+        for job in jobs:
+            queued = take_on(job, sweep_folder, cluster=self.folder, user="ada")
             code = (
                 "import sys, time, pathlib, json\n"
                 "folder, end = map(pathlib.Path, sys.argv[1:])\n"
@@ -198,15 +198,15 @@ class Detached(Backend):
                 "(folder / 'status.json').write_text(end.read_text())\n"
             )
             end = Path(self.folder, "end")
-            process = subprocess.Popen([sys.executable, "-c", code, str(one.folder), str(end)])
-            replace(queued, job_id=str(process.pid)).write(one.folder)
-            outcomes.append(JobOutcome(one, one.folder, "submitted", job_id=str(process.pid)))
+            process = subprocess.Popen([sys.executable, "-c", code, str(job.folder), str(end)])
+            replace(queued, job_id=str(process.pid)).write(job.folder)
+            outcomes.append(JobOutcome(job, job.folder, "submitted", job_id=str(process.pid)))
         return outcomes
 
 
 @pytest.fixture
 def detached(tmp_path, monkeypatch):
-    """A detached backend whose module is trusted, as an installed one is."""
+    """Return a detached backend whose module is trusted, as an installed one is."""
     monkeypatch.setattr(scheduling, "NOBODY", Trust((Detached.__module__,)))
     monkeypatch.setattr(scheduling, "_POLL_S", (0.02, 0.05))
     sys.modules.setdefault(Detached.__module__, sys.modules[__name__])
@@ -215,13 +215,13 @@ def detached(tmp_path, monkeypatch):
     return Detached(str(place)), place
 
 
-def finished_status(place: Path, scratch: Path) -> None:
+def write_finished_status(place: Path, scratch: Path) -> None:
     scratch.mkdir()
     Status("finished", attempt=1, result=5.0).write(scratch)
     (scratch / "status.json").rename(place / "end")
 
 
-def test_any_scheduler_is_asked_waited_for_and_told_to_cancel(tmp_path, detached):
+def test_custom_scheduler_lifecycle(tmp_path, detached):
     backend, place = detached
     jobs = [job(tmp_path, seed, backend, "sleep") for seed in range(2)]
     outcomes, code = launch(jobs, computes, tmp_path / "sweep", wait=False)
@@ -236,49 +236,49 @@ def test_any_scheduler_is_asked_waited_for_and_told_to_cancel(tmp_path, detached
         records(tmp_path / "outputs", sure=True)
     (place / "silent").unlink()
 
-    elsewhere, code = launch(jobs, computes, tmp_path / "again")
-    assert [outcome.state for outcome in elsewhere] == ["elsewhere"] * 2 and code == 0
+    second_outcomes, code = launch(jobs, computes, tmp_path / "again")
+    assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 2 and code == 0
     assert cancel(records(tmp_path / "outputs")[:1]) == (1, 0, [])
-    sweeping.until(lambda: [r.state for r in records(tmp_path / "outputs")] == ["cancelled", "queued"], 20)
+    sweeping.wait_for(lambda: [r.state for r in records(tmp_path / "outputs")] == ["cancelled", "queued"], 20)
 
-    threading.Timer(0.5, finished_status, (place, tmp_path / "scratch")).start()
-    ended = list(scheduling.wait_for(outcomes[1:]))
-    assert [(outcome.state, outcome.result) for outcome in ended] == [("finished", 5.0)]
+    threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
+    outcomes_ = list(scheduling.wait_for(outcomes[1:]))
+    assert [(outcome.state, outcome.result) for outcome in outcomes_] == [("finished", 5.0)]
 
 
-def test_jobs_are_waited_for_while_others_are_computed_here(tmp_path, detached):
+def test_local_computation_overlaps_jobs(tmp_path, detached):
     backend, place = detached
     jobs = [job(tmp_path, 0, Here(), "finish"), job(tmp_path, 1, backend, "sleep")]
-    threading.Timer(0.5, finished_status, (place, tmp_path / "scratch")).start()
+    threading.Timer(0.5, write_finished_status, (place, tmp_path / "scratch")).start()
     outcomes, code = launch(jobs, computes, tmp_path / "sweep")
     assert [(outcome.state, outcome.result) for outcome in outcomes] == [("finished", 0.0), ("finished", 5.0)]
     assert code == 0
 
 
-def test_a_run_folder_names_no_code_that_is_asked(tmp_path, detached, monkeypatch):
+def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
     """A backend that nobody trusts, or a class that is none, is not asked; jobs of it are believed, and not reached."""
     backend, _ = detached
-    one = job(tmp_path, 0, backend, "sleep")
-    one.folder.mkdir(parents=True)
+    job_ = job(tmp_path, 0, backend, "sleep")
+    job_.folder.mkdir(parents=True)
     monkeypatch.setattr(scheduling, "NOBODY", Trust())
-    for named, why in ((name_of(backend), "outside the trusted"), ("llmrl.teachers.schedules.Linear", "cannot be")):
-        take_on(one, tmp_path, user="ada")
-        record = json.loads((one.folder / "queued.json").read_text())
-        (one.folder / "queued.json").write_text(json.dumps({**record, "backend": named, "job_id": "1"}))
-        assert read_run(one.folder).state == "queued" == records(tmp_path / "outputs")[0].state
-        jobs, told, unreachable = cancel(records(tmp_path / "outputs"))
-        assert (jobs, told) == (0, 0) and "as job 1" in unreachable[0]
-        with pytest.raises(ConfigError, match=why if why != "cannot be" else "no backend|cannot be"):
+    for target, reason in ((name_of(backend), "outside the trusted"), ("llmrl.teachers.schedules.Linear", "cannot be")):
+        take_on(job_, tmp_path, user="ada")
+        record = json.loads((job_.folder / "queued.json").read_text())
+        (job_.folder / "queued.json").write_text(json.dumps({**record, "backend": target, "job_id": "1"}))
+        assert read_run(job_.folder).state == "queued" == records(tmp_path / "outputs")[0].state
+        jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
+        assert (jobs, n_notified) == (0, 0) and "as job 1" in unreachable[0]
+        with pytest.raises(ConfigError, match=reason if reason != "cannot be" else "no backend|cannot be"):
             records(tmp_path / "outputs", sure=True)
 
 
-def test_what_cannot_be_left_alone_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="runs of Here end with the process"):
+def test_detached_local_run_raises(tmp_path):
+    with pytest.raises(ConfigError, match="Here"):
         launch([job(tmp_path, 0, Here(), "finish")], computes, tmp_path / "sweep", wait=False)
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_job_of_any_scheduler_knows_its_id(monkeypatch):
+def test_job_id_from_any_scheduler(monkeypatch):
     for name in ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "LLMRL_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "12")
@@ -288,18 +288,18 @@ def test_a_job_of_any_scheduler_knows_its_id(monkeypatch):
 
 
 @pytest.mark.slow
-def test_runs_of_one_process_are_the_runs_of_many(tmp_path):
+def test_single_process_matches_many(tmp_path):
     """Bit for bit: what a run leaves in a process is nothing to the next."""
     learning = ("env=escape_room", "env.n_envs=4", "design.references=0", "design.adapt_rounds=2", "principal=ucb")
-    overrides = (*learning, "design.validate_episodes=4", "design.steps=2", "seed=0,1")
+    overrides = (*learning, "design.validate_episodes=4", "design.evaluations=1", "design.steps=2", "seed=0,1")
     for backend in ("here", "local"):
-        where = (f"hardware/backend={backend}", "hardware.rows=1", f"output_root={backend}")
-        done = sweeping.sweep(*overrides, *where, cwd=tmp_path)
+        options = (f"hardware/backend={backend}", "hardware.rows=1", f"output_root={backend}")
+        done = sweeping.sweep(*overrides, *options, cwd=tmp_path)
         assert "2 finished" in done.stdout, done.stdout + done.stderr
     for seed in (0, 1):
-        one, many = (
+        single, multiple = (
             comparable_metrics(path.parent)
             for backend in ("here", "local")
             for path in (tmp_path / backend).rglob(f"s{seed}/summary.json")
         )
-        assert one == many
+        assert single == multiple

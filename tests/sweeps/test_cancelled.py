@@ -1,4 +1,4 @@
-"""Runs that the user took back before they began are cancelled; those that nobody came to are lost."""
+"""Runs that the user took back before they began are canceled; those that nobody came to are lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sweeping
-from llmrl.analysis.runs import UNFINISHED, Queue, read_run
 from llmrl.cli import sweep
 from llmrl.cli.sweep import RETRIED
+from llmrl.results.run_records import UNFINISHED_STATES, Queue, read_run
 from llmrl.run import ownership
-from llmrl.run.queued import Queued, cancelled_by, read_queued
+from llmrl.run.queued import Queued, read_queued, record_cancellation
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_status
 from llmrl.sweeps.backends.local import Local, PackPool
@@ -44,33 +44,33 @@ def job(root: Path, seed: int, backend: Backend | None = None) -> Job:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_what_waits_when_the_launcher_is_stopped_is_cancelled(tmp_path: Path, number: signal.Signals) -> None:
+def test_launcher_stop_cancels_waiting_runs(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C, and what `llmrl-sweep cancel` sends to a launcher; the first run is stopped before it has begun, too."""
     jobs = [job(tmp_path, seed) for seed in range(3)]
-    seen: list[str] = []
+    states: list[str] = []
 
     def stop() -> None:
         end = time.monotonic() + 90
         while not (tmp_path / "begun").exists() and time.monotonic() < end:
             time.sleep(0.05)
-        seen.append(read_run(jobs[2].folder).state)
+        states.append(read_run(jobs[2].folder).state)
         os.kill(os.getpid(), number)
 
     stopper = threading.Thread(target=stop)
     stopper.start()
     outcomes = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one").run()
     stopper.join()
-    assert seen == ["queued"]
+    assert states == ["queued"]
     assert [outcome.state for outcome in outcomes] == ["cancelled"] * 3
     assert exit_code(outcomes) == 128 + signal.SIGINT
-    for each in jobs:
-        record = read_run(each.folder)
+    for job_ in jobs:
+        record = read_run(job_.folder)
         assert record.state == "cancelled" and "before" in record.error and record.attempt == 0
-    again = [record.folder for record in records(tmp_path) if record.state in RETRIED.split(",")]
-    assert len(again) == 3, "the same command, and retry, come back to them"
+    retried_folders = [record.folder for record in records(tmp_path) if record.state in RETRIED.split(",")]
+    assert len(retried_folders) == 3, "the same command, and retry, come back to them"
 
 
-def test_a_launcher_that_was_stopped_while_it_took_runs_on_cancels_them_all(tmp_path: Path) -> None:
+def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
     """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
     pool = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
@@ -102,8 +102,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     monkeypatch.setattr(slurm_status.getpass, "getuser", lambda: "ada")
 
     def answers(squeue: str, sacct: str) -> Path:
-        said = {"squeue": squeue, "sacct": sacct, "scontrol": "ClusterName             = atlas\n", "scancel": ""}
-        for name, text in said.items():
+        outputs = {"squeue": squeue, "sacct": sacct, "scontrol": "ClusterName             = atlas\n", "scancel": ""}
+        for name, text in outputs.items():
             script = bin_folder / name
             (bin_folder / f"{name}.said").write_text(text)
             script.write_text(f'#!/bin/sh\necho "$@" >> {bin_folder}/{name}.asked\ncat {bin_folder}/{name}.said\n')
@@ -113,7 +113,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     return answers
 
 
-def test_why_jobs_wait(tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_wait_reasons(
+    tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     """As squeue of SLURM 22.05 and 23.11 printed it: `--format=%i|%T|%r`."""
     bin_folder = cluster(
         "21|PENDING|Priority\n22|PENDING|QOSMaxJobsPerUserLimit\n23_0|PENDING|Dependency\n23_1|RUNNING|None\n"
@@ -123,9 +125,9 @@ def test_why_jobs_wait(tmp_path: Path, cluster: Callable[[str, str], Path], caps
     )
     for i, job_id in enumerate(("21", "22", "23_0", "23_1", "24", "25", "26", "27", "28")):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
-    found = records(tmp_path / "outputs")
-    assert {record.state for record in found} == {"queued"}
-    waits = {record.job_id: record.waits for record in found}
+    records_ = records(tmp_path / "outputs")
+    assert {record.state for record in records_} == {"queued"}
+    waits = {record.job_id: record.waits for record in records_}
     assert waits == {
         "21": "jobs with a higher priority come first (Priority)",
         "22": "limit of the quality of service reached: running jobs a user (QOSMaxJobsPerUserLimit)",
@@ -139,13 +141,13 @@ def test_why_jobs_wait(tmp_path: Path, cluster: Callable[[str, str], Path], caps
         "28": "its start failed and it was held: scontrol release gives it free (launch failed requeued held)",
     }
     assert "--format=%i|%T|%r" in (bin_folder / "squeue.asked").read_text()
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_error:
         sweep.main(["status", str(tmp_path / "outputs")])
-    said = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 0 and "(Priority)" in said and "come first" in said
+    output = " ".join(capsys.readouterr().out.split())
+    assert exit_error.value.code == 0 and "(Priority)" in output and "come first" in output
 
 
-def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
+def test_slurm_end_states(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
     cluster(
         "11|CANCELLED\n12|FAILED\n13_0|PENDING\n13_1|CANCELLED\n",
         "14|CANCELLED by 1000\n15|NODE_FAIL\n16_[2-3%1]|CANCELLED by 0\n",
@@ -153,17 +155,17 @@ def test_what_slurm_says_of_jobs_that_left_the_queue(tmp_path: Path, cluster: Ca
     jobs = ("11", "12", "13_0", "13_1", "14", "15", "16_2", "16_3", "16_4", "17")
     for i, job_id in enumerate(jobs):
         in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", job_id)
-    found = {record.job_id: record for record in records(tmp_path / "outputs")}
-    states = {job_id: record.state for job_id, record in found.items()}
+    records_ = {record.job_id: record for record in records(tmp_path / "outputs")}
+    states = {job_id: record.state for job_id, record in records_.items()}
     assert states == {
         **dict.fromkeys(("11", "13_1", "14", "16_2", "16_3"), "cancelled"),
         **dict.fromkeys(("12", "15", "16_4", "17"), "lost"),
         "13_0": "queued",
     }
-    assert "CANCELLED" in found["11"].error and "CANCELLED" in found["14"].error
+    assert "CANCELLED" in records_["11"].error and "CANCELLED" in records_["14"].error
 
 
-def test_a_run_that_had_begun_is_not_called_cancelled(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
+def test_started_run_is_not_canceled(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
     cluster("21|CANCELLED\n", "22|CANCELLED by 1000\n")
     folders = [tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2)]
     for folder, job_id, state in zip(folders, ("21", "22"), ("preempted", "running"), strict=True):
@@ -171,21 +173,21 @@ def test_a_run_that_had_begun_is_not_called_cancelled(tmp_path: Path, cluster: C
         Status(state, job_id=job_id, pid=1).write(folder)
     assert [record.state for record in records(tmp_path / "outputs")] == ["preempted", "lost"]
     for folder in folders:
-        cancelled_by(folder, "somebody")
+        record_cancellation(folder, "somebody")
     assert [read_run(folder).state for folder in folders] == ["preempted", "lost"]
 
 
-def test_llmrl_sweep_cancel_writes_it_down(
+def test_sweep_cancel_is_persistent(
     tmp_path: Path, cluster: Callable[[str, str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Seen also where SLURM has forgotten the job, or cannot be asked."""
     bin_folder = cluster("31|PENDING\n32|RUNNING\n", "")
-    waiting, begun = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
+    waiting, started_run = (tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}" for i in range(2))
     in_slurm(waiting, "31")
-    in_slurm(begun, "32", attempt=0)
-    Status("preempted", job_id="32").write(begun)  # between two attempts
-    jobs, told, unreachable = cancel(records(tmp_path / "outputs"))
-    assert (jobs, told, unreachable) == (2, 0, [])
+    in_slurm(started_run, "32", attempt=0)
+    Status("preempted", job_id="32").write(started_run)  # between two attempts
+    jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
+    assert (jobs, n_notified, unreachable) == (2, 0, [])
     assert (bin_folder / "scancel.asked").read_text() == "31 32\n"
     (bin_folder / "squeue.said").write_text("")
     states = {record.seed: record.state for record in records(tmp_path / "outputs")}
@@ -196,18 +198,18 @@ def test_llmrl_sweep_cancel_writes_it_down(
     assert "1 cancelled" in capsys.readouterr().out
 
 
-def test_the_launcher_says_what_became_of_its_jobs(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
+def test_launcher_reports_job_outcomes(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:
     cluster("", "41|CANCELLED by 1000\n42|NODE_FAIL\n")
     for seed, (job_id, state) in enumerate((("41", "cancelled"), ("42", "lost"), ("43", "lost"))):
-        one = job(tmp_path / "outputs", seed, Slurm())
-        queued = in_slurm(one.folder, job_id)
-        queues = ask_schedulers([one.folder])
+        job_ = job(tmp_path / "outputs", seed, Slurm())
+        queued = in_slurm(job_.folder, job_id)
+        queues = ask_schedulers([job_.folder])
         assert [queue.cluster for queue in queues] == ["atlas"]
-        outcome = outcome_of(JobOutcome(one, one.folder, "submitted", job_id=job_id), queued, queues)
+        outcome = outcome_of(JobOutcome(job_, job_.folder, "submitted", job_id=job_id), queued, queues)
         assert outcome.state == state and f"job {job_id}" in outcome.error
 
 
-def test_taken_on_again_it_waits_again(tmp_path: Path) -> None:
+def test_takeover_resets_to_waiting(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "51", cancelled="job 51")
     queues = [Queue(SLURM, "atlas", frozenset(["ada"]), {"52": "PENDING"})]
@@ -217,18 +219,18 @@ def test_taken_on_again_it_waits_again(tmp_path: Path) -> None:
     assert read_queued(folder) is not None and json.loads((folder / "queued.json").read_text())["cancelled"] == ""
 
 
-def test_a_launcher_killed_outright_still_loses_its_queue(tmp_path: Path) -> None:
+def test_sigkill_loses_queue(tmp_path: Path) -> None:
     folder = tmp_path / "study" / "defaults-00000000" / "s0"
     in_slurm(folder, "", backend="llmrl.sweeps.backends.local.Local", machine="elsewhere")
     assert read_run(folder).state == "lost"
-    assert {"cancelled", "lost"} <= set(UNFINISHED)
+    assert {"cancelled", "lost"} <= set(UNFINISHED_STATES)
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 5)), min_size=1, max_size=4), st.booleans())
-def test_tasks_of_an_array_are_told_apart(ranges: list[tuple[int, int]], limited: bool) -> None:
+def test_array_tasks_are_distinguished(ranges: list[tuple[int, int]], limited: bool) -> None:
     text = ",".join(f"{a}" if n == 0 else f"{a}-{a + n}" for a, n in ranges) + ("%3" if limited else "")
-    expected = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
-    assert slurm_status.tasks_of(f"7_[{text}]") == expected
+    reference = [f"7_{i}" for a, n in ranges for i in range(a, a + n + 1)]
+    assert slurm_status.tasks_of(f"7_[{text}]") == reference
     assert (
         slurm_status.tasks_of("7") == ["7"]
         and slurm_status.tasks_of("7_3") == ["7_3"]
@@ -237,27 +239,25 @@ def test_tasks_of_an_array_are_told_apart(ranges: list[tuple[int, int]], limited
 
 
 @pytest.mark.parametrize("job_id", ["--user=root", "--state=RUNNING", "12 13", "12_", "12_[0-9]", "12_0,13", "-1"])
-def test_only_ids_of_jobs_are_passed_to_the_scheduler(
-    tmp_path: Path, cluster: Callable[[str, str], Path], job_id: str
-) -> None:
-    """What stands in a run folder is no option of scancel; other jobs are cancelled all the same."""
+def test_only_job_ids_reach_scheduler(tmp_path: Path, cluster: Callable[[str, str], Path], job_id: str) -> None:
+    """The content of a run folder cannot become an option of scancel; other jobs are canceled nevertheless."""
     bin_folder = cluster(f"{job_id}|RUNNING|None\n12_3|RUNNING|None\n13|PENDING|Priority\n", "")
-    for i, each in enumerate((job_id, "12_3", "13")):
-        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", each)
-    jobs, signaled, unreachable = cancel(records(tmp_path / "outputs"))
-    assert (jobs, signaled) == (2, 0) and len(unreachable) == 1
+    for i, id_ in enumerate((job_id, "12_3", "13")):
+        in_slurm(tmp_path / "outputs" / "study" / "defaults-00000000" / f"s{i}", id_)
+    jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
+    assert (jobs, n_notified) == (2, 0) and len(unreachable) == 1
     assert (bin_folder / "scancel.asked").read_text().split() == ["12_3", "13"]
 
 
 @pytest.fixture
 def bystander() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of this user that has nothing to do with a run."""
+    """Yield a process of this user that has nothing to do with a run."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
         yield process
         process.kill()
 
 
-def test_a_process_is_signaled_only_if_it_holds_the_run(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+def test_foreign_process_is_not_signaled(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     """An owner file or a launch record with the id and start time of any process, which everybody can read."""
     pid, start = bystander.pid, ownership.process_start(bystander.pid)
     assert start is not None
@@ -269,24 +269,24 @@ def test_a_process_is_signaled_only_if_it_holds_the_run(tmp_path: Path, bystande
     changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": pid, "process_start": start}
     in_slurm(waiting, "", **changes, sweep=str(tmp_path))
     (tmp_path / "launcher.alive").touch()
-    found = records(tmp_path / "outputs")
-    assert [record.state for record in found] == ["running", "queued"]
-    jobs, signaled, unreachable = cancel(found)
-    assert (jobs, signaled) == (0, 0) and len(unreachable) == 2
+    records_ = records(tmp_path / "outputs")
+    assert [record.state for record in records_] == ["running", "queued"]
+    jobs, n_notified, unreachable = cancel(records_)
+    assert (jobs, n_notified) == (0, 0) and len(unreachable) == 2
     assert bystander.poll() is None
 
 
-def test_the_process_that_holds_the_run_is_signaled(tmp_path: Path) -> None:
+def test_owner_process_is_signaled(tmp_path: Path) -> None:
     folder = tmp_path / "outputs" / "study" / "defaults-00000000" / "s0"
     folder.mkdir(parents=True)
     Status("running").write(folder)
     received: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     owned = ownership.Ownership(folder)
     try:
         assert cancel(records(tmp_path / "outputs")) == (0, 1, [])
         assert received == [signal.SIGTERM]
     finally:
         owned.release()
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, handler)
     assert not ownership.has_open(os.getpid(), folder / "owner.json")

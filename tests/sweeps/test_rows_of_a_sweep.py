@@ -16,7 +16,7 @@ from experiments import comparable_metrics
 from llmrl.core.errors import RunFolderError
 from llmrl.run.queued import read_queued
 from llmrl.sweeps.run_control import cancel, records
-from sweeping import command, start, sweep, table, until
+from sweeping import command, start, sweep, table, wait_for
 
 ROOM = (
     *(
@@ -39,39 +39,39 @@ def metrics(cwd: Path, root: str) -> dict[tuple[str, int], list[dict]]:
 
 
 @pytest.mark.slow
-def test_rows_end_as_runs_alone_do(tmp_path):
+def test_rows_match_single_runs(tmp_path):
     """Six runs in two processes, and one after the other: bit for bit."""
     overrides = (*ROOM, "design.steps=3", "seed=0,1,2")
     packed = ("hardware=local", "hardware.memory_gb=0.5", "hardware.cores=1", "hardware.parallel=2")
     done = sweep(*overrides, *packed, "output_root=rows", cwd=tmp_path)
     assert done.returncode == 0 and "6 finished" in done.stdout, done.stdout + done.stderr
-    alone = ("hardware/backend=here", "hardware.rows=1")
-    done = sweep(*overrides, *alone, "output_root=alone", cwd=tmp_path)
+    options = ("hardware/backend=here", "hardware.rows=1")
+    done = sweep(*overrides, *options, "output_root=alone", cwd=tmp_path)
     assert done.returncode == 0 and "6 finished" in done.stdout, done.stdout + done.stderr
     rows, single = metrics(tmp_path, "rows"), metrics(tmp_path, "alone")
     assert rows.keys() == single.keys() and len(rows) == 6
-    for which, found in rows.items():
-        assert found == single[which], which
+    for name, record in rows.items():
+        assert record == single[name], name
     processes = {row["pid"] for row in table(tmp_path, "rows")}
     assert len(processes) == len({row["log"] for row in table(tmp_path, "rows")}) in (1, 2)
     assert len({row["pid"] for row in table(tmp_path, "alone")}) == 1
-    together = read_queued(Path(table(tmp_path, "rows")[0]["folder"]))
-    assert together is not None and len(together.beside) == 6 / len(processes) - 1
+    queued = read_queued(Path(table(tmp_path, "rows")[0]["folder"]))
+    assert queued is not None and len(queued.beside) == 6 / len(processes) - 1
 
 
 @pytest.mark.slow
-def test_rows_of_a_process_that_dies_go_on(tmp_path):
+def test_rows_resume_after_process_death(tmp_path):
     """Together after its first death, each by itself after the second; and what is told of them."""
     overrides = (*ROOM, "hardware.parallel=1", "design.steps=40", "seed=0,1", "checkpoint_seconds=0")
     launcher = start(*overrides, cwd=tmp_path)
     for death in (1, 2):
 
-        def begun(attempt: int = death) -> bool:
+        def has_started(attempt: int = death) -> bool:
             rows = table(tmp_path) if (tmp_path / "outputs").exists() else []
             steps = [row["last_metrics"].get("principal_steps", 0) for row in rows if row["attempt"] == attempt]
             return len(steps) == 4 and {row["state"] for row in rows} == {"running"} and min(steps) >= 2
 
-        until(begun)
+        wait_for(has_started)
         rows = table(tmp_path)
         if death == 1:
             with pytest.raises(RunFolderError, match=r"together with .* and 2 more, .* cancel all of them: "):
@@ -80,7 +80,7 @@ def test_rows_of_a_process_that_dies_go_on(tmp_path):
         os.kill(pid, signal.SIGKILL)
     out, err = launcher.communicate(timeout=300)
     assert launcher.returncode == 0 and "4 finished" in out, out + err
-    assert out.count("a process of 4 runs was killed by SIGKILL; 4 of them are put back") == 2
+    assert out.count("a process of 4 runs was killed by SIGKILL; 4 are queued again") == 2
     assert "its process died 2 times before" in out
     rows = table(tmp_path)
     assert {row["attempt"] for row in rows} == {3} and len({row["pid"] for row in rows}) == 4
@@ -90,17 +90,19 @@ def test_rows_of_a_process_that_dies_go_on(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stop_saves_all_rows_and_the_same_command_goes_on(tmp_path):
+def test_stop_saves_all_rows(tmp_path):
     overrides = (*ROOM, "hardware.parallel=1", "design.steps=80", "seed=0,1")
     launcher = start(*overrides, cwd=tmp_path)
-    until(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
+    wait_for(lambda: (tmp_path / "outputs").exists() and [row["state"] for row in table(tmp_path)] == ["running"] * 4)
     done = command("cancel", "outputs", cwd=tmp_path)
-    assert done.returncode == 0 and "told 1 processes" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "1 processes of this machine" in done.stdout, done.stdout + done.stderr
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 143, out + err
     assert {row["state"] for row in table(tmp_path)} == {"preempted"}
-    again = sweep(*overrides, cwd=tmp_path)
-    assert again.returncode == 0 and "4 finished" in again.stdout, again.stdout + again.stderr
+    second_sweep = sweep(*overrides, cwd=tmp_path)
+    assert second_sweep.returncode == 0 and "4 finished" in second_sweep.stdout, (
+        second_sweep.stdout + second_sweep.stderr
+    )
 
 
 @pytest.mark.long
@@ -109,21 +111,21 @@ def test_ten_kills_at_random_moments_change_no_number(tmp_path):
     overrides = (*ROOM, "design.steps=200", "seed=0,1", "checkpoint_seconds=0.05")
     done = sweep(*overrides, "output_root=calm", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    moments, killed = random.Random(0), set()
+    moments, n_kills = random.Random(0), set()
 
     def living() -> set[int]:
-        """Processes that play and were not killed: for a moment a dead one looks as if it did."""
+        """Return processes that compute and were not killed: for a moment a dead one looks as if it did."""
         rows = table(tmp_path) if (tmp_path / "outputs").exists() else []
-        return {row["pid"] for row in rows if row["state"] == "running"} - killed
+        return {row["pid"] for row in rows if row["state"] == "running"} - n_kills
 
     for _ in range(10):
         launcher = start(*overrides, cwd=tmp_path)
-        until(living)
+        wait_for(living)
         time.sleep(moments.uniform(0, 1.0))
         for pid in (launcher.pid, *living()):
             with suppress(ProcessLookupError):  # a process may end by itself when its launcher is dead
                 os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
+            n_kills.add(pid)
         launcher.communicate(timeout=100)
     done = sweep(*overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

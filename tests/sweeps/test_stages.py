@@ -1,4 +1,4 @@
-"""Which runs of a sweep wait for runs that they need, and how far these are."""
+"""Runs of a sweep that wait for their dependencies, and the progress of these."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.cli.sweep import as_json
 from llmrl.display.sweeps import print_prerequisites
+from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import Queued
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
 from llmrl.sweeps.stages import stage_counts, stage_of
@@ -22,53 +22,55 @@ SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3
 
 
 def record(root: Path, seed: int, state: str, stage: RunStage | None = None) -> RunRecord:
-    """A run that is made to look as if it ran or waited."""
+    """Return a run that is made to look as if it ran or waited."""
     folder = write_run(root, "toy", ["env=toy"], seed)
     status = read_status(folder)
     assert status is not None
     status.stage = stage
     status.write(folder)
-    [found] = [each for each in read_runs(root) if each.folder == folder]
-    return replace(found, state=state, result=None)  # type: ignore[arg-type]
+    [run_record] = [candidate for candidate in read_runs(root) if candidate.folder == folder]
+    return replace(run_record, state=state, result=None)  # type: ignore[arg-type]
 
 
-def queue_after(folder: Path, *others: PrerequisiteRecord) -> None:
+def queue_after(folder: Path, *prerequisites: PrerequisiteRecord) -> None:
     Queued(
         *("here", 1, "", "machine", 1, "start", "host", "sweep", "", "", "", time.time(), "code", []),
-        after=list(others),
+        after=list(prerequisites),
     ).write(folder)
 
 
 def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
-    found = [record(tmp_path, seed, "running", SCAN) for seed in range(3)]
-    found += [record(tmp_path, 3, "running"), record(tmp_path, 4, "queued"), record(tmp_path, 5, "finished", SCAN)]
-    text = stage_counts(found)
+    records = [record(tmp_path, seed, "running", SCAN) for seed in range(3)]
+    records += [record(tmp_path, 3, "running"), record(tmp_path, 4, "queued"), record(tmp_path, 5, "finished", SCAN)]
+    text = stage_counts(records)
     assert text == "5 runs: 3 in reference lines: coarse scan 45% (2:00 left), 1 running, 1 waiting"
-    assert summary(found).startswith(text) and "1 running" in summary(found)
-    assert summary(found[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
-    assert {row[2] for row in rows(found[:3])} == {"1/3 reference lines: coarse scan 45%"}
-    assert as_json(found[0])["stage"]["fraction"] == 0.45 and as_json(found[3])["stage"] is None
+    assert summary(records).startswith(text) and "1 running" in summary(records)
+    assert summary(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
+    assert {row[2] for row in rows(records[:3])} == {"1/3 reference lines: coarse scan 45%"}
+    assert as_json(records[0])["stage"]["fraction"] == 0.45 and as_json(records[3])["stage"] is None
 
 
-def test_without_needed_runs_there_is_nothing_to_count(tmp_path: Path) -> None:
+def test_no_dependencies_give_empty_counts(tmp_path: Path) -> None:
     assert stage_counts([record(tmp_path, 0, "running"), record(tmp_path, 1, "queued")]) == ""
 
 
-def test_a_queued_run_waits_for_the_first_unfinished_run_before_it(tmp_path: Path) -> None:
+def test_queued_run_shows_first_dependency(tmp_path: Path) -> None:
     waiting, done = record(tmp_path, 0, "queued"), record(tmp_path, 1, "finished")
-    needed = tmp_path / "needed"
-    needed.mkdir()
-    before = [PrerequisiteRecord("pre-training", f"seed {i}", str(f)) for i, f in enumerate((done.folder, needed))]
-    queue_after(waiting.folder, *before)
+    missing_folder = tmp_path / "needed"
+    missing_folder.mkdir()
+    prerequisites = [
+        PrerequisiteRecord("pre-training", f"seed {i}", str(f)) for i, f in enumerate((done.folder, missing_folder))
+    ]
+    queue_after(waiting.folder, *prerequisites)
     assert stage_of(waiting) == RunStage("pre-training", "seed 1", 2, 3, None, None)
-    Status(progress=RunProgress(done=1, total=4, eta_s=60.0)).write(needed)
+    Status(progress=RunProgress(done=1, total=4, eta_s=60.0)).write(missing_folder)
     assert stage_counts([waiting]) == "1 run: 1 waiting for pre-training 25% (1:00 left)"
-    (needed / "summary.json").write_text("{}")
-    Status(state="finished").write(needed)
+    (missing_folder / "summary.json").write_text("{}")
+    Status(state="finished").write(missing_folder)
     assert stage_of(waiting) is None
 
 
-def test_the_closing_table_lists_needed_runs_each_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_closing_table_lists_dependencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Jobs of the sweep, and runs that the statuses of results, or of needed runs, refer to."""
     pretraining, scan, nested = (tmp_path / name for name in ("pretraining", "scan", "nested"))
     refer = [

@@ -19,17 +19,18 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
-from llmrl.teachers import teacher_factory
 from llmrl.teachers.debate import ANNOUNCED, Debate
-from llmrl.teachers.domain_registry import find_domain
-from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.plan_policy import PlanPolicy
 from llmrl.teachers.schedules import Constant
+from llmrl.teachers.teacher_factory import find_domain
+from shipped import build_option, llm_planner
 
 
 class Covetous(Provider):
-    """Wants the first landmark that no agent with a lower number announced. `doubt` of ten answers are `stay`, and the
-    agent `mute` gets none."""
+    """Model that wants the first landmark that no agent with a lower number announced.
+
+    `doubt` of ten answers are `stay`, and the agent `mute` gets no valid answer.
+    """
 
     label = "covetous"
     identity = {"model": "covetous"}
@@ -45,12 +46,14 @@ class Covetous(Provider):
     def _plan(self, request: ChatRequest) -> str:
         state = re.findall(r"^State: (.+)$", request.messages[0]["content"], re.MULTILINE)[-1]
         self.states.append(state)
-        own, _, heard = state.partition(ANNOUNCED)
-        me = re.match(r"The agent is (\w+)", own).group(1)
+        sentence, _, announcements = state.partition(ANNOUNCED)
+        me = re.match(r"The agent is (\w+)", sentence).group(1)
         if me == self.mute:
             return "Hm."
-        taken = {landmark for name, landmark in re.findall(r"(\w+): go to (landmark \d)", heard) if name < me}
-        first = next(name for name in re.findall(r"<(landmark \d)>", own) if name not in taken)
+        occupied = {
+            landmark for name, landmark in re.findall(r"(\w+): go to (landmark \d)", announcements) if name < me
+        }
+        first = next(name for name in re.findall(r"<(landmark \d)>", sentence) if name not in occupied)
         step = {"skill": "stay", "object": ""} if request.repeat < self.doubt else {"skill": "go to", "object": first}
         return json.dumps({"reasoning": "mine", "plan": [step]})
 
@@ -60,18 +63,18 @@ STATE = "Nearest to <landmark 0> is agent_0, nearest to <landmark 1> is agent_0 
 GAME = tuple(f"The agent is {name}. {STATE}" for name in NAMES)
 
 
-def teacher_of(spec, seeds, llm, **arguments):
+def make_teacher(spec, seeds, llm, **arguments):
     """`teacher=llm` with some schedule."""
-    return teacher_factory.llm_teacher(spec, seeds, llm, schedule=Constant(1.0), **arguments)
+    return build_option("teacher/llm", spec=spec, seeds=seeds, llm=llm, schedule=Constant(1.0), **arguments)
 
 
-def spec_of(n: int = 3):
+def make_spec(n: int = 3):
     return ParticlesEnv(Seeds(0), SimpleSpread(n), n_envs=1).spec
 
 
 def debate(rounds: int, samples: int = 1, doubt: int = 0) -> tuple[Debate, Covetous]:
     model = Covetous(doubt)
-    planner = LLMPlanner(find_domain("simple_spread", spec=spec_of()), ChatClient(model), samples=samples)
+    planner = llm_planner(find_domain("simple_spread", spec=make_spec()), ChatClient(model), samples=samples)
     return Debate(planner, NAMES, rounds), model
 
 
@@ -79,16 +82,16 @@ def goals(plans) -> list[str]:
     return [distribution[0][0][0].object for distribution in plans]
 
 
-def test_agents_that_want_the_same_end_up_apart() -> None:
+def test_agents_with_equal_goals_diverge() -> None:
     """One changes its mind in a round: the third learns in the second round only where the second goes."""
     everyone = ["landmark 0"] * 3
     assert goals(debate(1)[0].plans(GAME)) == everyone
-    one_round, two_rounds = (goals(debate(rounds)[0].deliberate([GAME])[0]) for rounds in (1, 2))
-    assert one_round == ["landmark 0", "landmark 1", "landmark 1"]
+    single_round, two_rounds = (goals(debate(rounds)[0].deliberate([GAME])[0]) for rounds in (1, 2))
+    assert single_round == ["landmark 0", "landmark 1", "landmark 1"]
     assert two_rounds == ["landmark 0", "landmark 1", "landmark 2"]
 
 
-def test_everybody_is_asked_with_what_the_others_announced() -> None:
+def test_questions_include_announcements() -> None:
     debating, model = debate(1)
     debating.deliberate([GAME])
     assert model.states[:3] == list(GAME)
@@ -99,7 +102,7 @@ def test_everybody_is_asked_with_what_the_others_announced() -> None:
     ]
 
 
-def test_what_is_done_without_a_plan_is_not_announced_as_one() -> None:
+def test_default_action_is_not_announced() -> None:
     debating, model = debate(1)
     model.mute = "agent_1"
     debating.deliberate([GAME])
@@ -109,21 +112,21 @@ def test_what_is_done_without_a_plan_is_not_announced_as_one() -> None:
 
 
 @pytest.mark.parametrize("rounds", [1, 2, 3])
-def test_questions_are_asked_once(rounds: int) -> None:
-    """Of all games in a round together, and of nothing that is known."""
+def test_questions_are_cached(rounds: int) -> None:
+    """The questions of all games of a round are sent together, and known questions are not sent."""
     debating, model = debate(rounds, samples=4)
-    other = tuple(sentence.replace("<landmark 2> is agent_0", "<landmark 2> is agent_1") for sentence in GAME)
-    result = debating.deliberate([GAME, other, GAME, GAME])
+    changed = tuple(sentence.replace("<landmark 2> is agent_0", "<landmark 2> is agent_1") for sentence in GAME)
+    result = debating.deliberate([GAME, changed, GAME, GAME])
     assert result[0] == result[2] == result[3] and len(result) == 4
     # In the third round agent_0 hears what it heard in the second but for agent_2; agent_1 hears something new too.
     assert len(model.states) == 4 * len(set(model.states))
     assert len(set(model.states)) == {1: 12, 2: 18, 3: 22}[rounds]
-    asked = len(model.states)
-    assert debating.deliberate([other, GAME]) == [result[1], result[0]]
-    assert len(model.states) == asked
+    n_questions = len(model.states)
+    assert debating.deliberate([changed, GAME]) == [result[1], result[0]]
+    assert len(model.states) == n_questions
 
 
-def test_distributions_are_of_the_last_round_and_sum_to_one() -> None:
+def test_distributions_use_last_round() -> None:
     debating, _ = debate(1, samples=10, doubt=4)
     [plans] = debating.deliberate([GAME])
     for distribution, landmark in zip(plans, (0, 1, 1), strict=True):
@@ -138,78 +141,78 @@ def test_distributions_are_of_the_last_round_and_sum_to_one() -> None:
     np.testing.assert_allclose(rows.sum(-1), 1.0, atol=1e-6)
 
 
-def test_changed_minds_are_counted_for_every_game() -> None:
+def test_plan_changes_are_logged_per_game() -> None:
     debating, _ = debate(1)
     assert debating.metrics()["teacher/debate_changes"] == 0.0
     debating.deliberate([GAME] * 3)
     assert debating.metrics()["teacher/debate_changes"] == pytest.approx(2 / 3)
-    assert debating.metrics()["teacher/asked"] == 6.0
+    assert debating.metrics()["teacher/requested_states"] == 6.0
 
 
-def test_a_restored_debate_goes_on_as_if_nothing_had_happened() -> None:
+def test_state_round_trip() -> None:
     debating, _ = debate(2, samples=5, doubt=2)
     result = debating.deliberate([GAME])
-    again, model = debate(2, samples=5, doubt=2)
-    again.load_state_dict(json.loads(json.dumps(debating.state_dict())))
-    assert again.deliberate([GAME]) == debating.deliberate([GAME]) == result
+    restored, model = debate(2, samples=5, doubt=2)
+    restored.load_state_dict(json.loads(json.dumps(debating.state_dict())))
+    assert restored.deliberate([GAME]) == debating.deliberate([GAME]) == result
     assert model.states == []
-    assert again.state_dict() == debating.state_dict() and again.metrics() == debating.metrics()
+    assert restored.state_dict() == debating.state_dict() and restored.metrics() == debating.metrics()
 
 
-def test_what_others_announce_gives_nobody_new_objects() -> None:
+def test_announcements_add_no_objects() -> None:
     debating, model = debate(1)
     lone = ("The agent is agent_0. Nearest to <landmark 0> is agent_0.", *GAME[1:])
     debating.deliberate([lone])
     assert debating.domain.objects(model.states[-3]) == ("landmark 0",)
 
 
-def test_a_mixture_is_shared_by_the_agents_of_a_game() -> None:
+def test_agents_share_mixture() -> None:
     env = ParticlesEnv(Seeds(1), SimpleSpread(), n_envs=7)
     observation = {"vector": env.reset(seed=1)["vector"]}
-    own, mixed = (
-        teacher_of(env.spec, Seeds(0), ChatClient(Covetous(3)), sharing=sharing).plan_policy
+    separate, mixture = (
+        make_teacher(env.spec, Seeds(0), ChatClient(Covetous(3)), sharing=sharing).plan_policy
         for sharing in ("own", "mixture")
     )
-    rows = own.advise(own.scenes(observation)).reshape(7, 3, 5)
-    shared = mixed.advise(mixed.scenes(observation)).reshape(7, 3, 5)
+    rows = separate.advise(separate.scenes(observation)).reshape(7, 3, 5)
+    shared = mixture.advise(mixture.scenes(observation)).reshape(7, 3, 5)
     np.testing.assert_allclose(shared, np.broadcast_to(rows.mean(1, keepdims=True), shared.shape), atol=1e-6)
     assert np.abs(rows - rows.mean(1, keepdims=True)).max() > 0.1
 
 
-def test_nobody_debates_alone() -> None:
+def test_single_agent_debate_raises() -> None:
     with pytest.raises(ConfigError, match=r"teacher\.debate_rounds=0"):
-        teacher_of(spec_of(1), Seeds(0), ChatClient(Covetous()), debate_rounds=1)
+        make_teacher(make_spec(1), Seeds(0), ChatClient(Covetous()), debate_rounds=1)
     with pytest.raises(ConfigError, match="sharing=mixture"):
-        teacher_of(spec_of(1), Seeds(0), ChatClient(Covetous()), sharing="mixture")
-    teacher_of(spec_of(1), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
+        make_teacher(make_spec(1), Seeds(0), ChatClient(Covetous()), sharing="mixture")
+    make_teacher(make_spec(1), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
 
 
 def test_agents_with_different_actions_have_no_mixture() -> None:
     spec = ParticlesEnv(Seeds(0), SimpleSpeakerListener(), n_envs=1).spec
-    with pytest.raises(ConfigError, match="different actions"):
-        teacher_of(spec, Seeds(0), ChatClient(Covetous()), sharing="mixture")
+    with pytest.raises(ConfigError, match="equal actions"):
+        make_teacher(spec, Seeds(0), ChatClient(Covetous()), sharing="mixture")
 
 
-def test_a_teacher_that_plays_tells_what_was_agreed() -> None:
-    """What is shown of one agent is what its game came to."""
-    teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
+def test_playing_teacher_uses_agreement() -> None:
+    """The thoughts of one agent show the agreement of its game."""
+    teacher = make_teacher(make_spec(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
     vector = ParticlesEnv(Seeds(0), SimpleSpread(), n_envs=2).reset(seed=0)["vector"]
     teacher.policy.act({"vector": torch.from_numpy(vector)}, greedy=True)
-    told = [teacher.policy.thoughts(1, agent) for agent in range(3)]
-    assert [lines[0][:20] for lines in told] == [f"The agent is {name}" for name in NAMES]
-    assert [lines[1] for lines in told] == [f"1.00 go to <landmark {k}>" for k in range(3)]
+    thoughts = [teacher.policy.thoughts(1, agent) for agent in range(3)]
+    assert [lines[0][:20] for lines in thoughts] == [f"The agent is {name}" for name in NAMES]
+    assert [lines[1] for lines in thoughts] == [f"1.00 go to <landmark {k}>" for k in range(3)]
 
 
-def test_without_rounds_there_is_no_debate() -> None:
-    teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
+def test_zero_rounds_disable_debate() -> None:
+    teacher = make_teacher(make_spec(), Seeds(0), ChatClient(Covetous()), debate_rounds=0)
     assert "teacher/debate_changes" not in teacher.metrics()
-    teacher = teacher_of(spec_of(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
+    teacher = make_teacher(make_spec(), Seeds(0), ChatClient(Covetous()), debate_rounds=2)
     assert isinstance(teacher.plan_policy.planner, Debate) and teacher.plan_policy.planner.rounds == 2
     assert compose("env=simple_spread", "agent=mappo", "teacher=llm")["teacher"]["debate_rounds"] == 0
 
 
 @pytest.mark.slow
-def test_a_student_is_taught_by_agents_that_debate(tmp_path) -> None:
+def test_student_learns_from_debate(tmp_path) -> None:
     run(
         "env=simple_spread",
         "agent=mappo",

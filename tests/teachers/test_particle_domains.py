@@ -17,39 +17,39 @@ from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
-from llmrl.llms.structured import InvalidReply
-from llmrl.teachers.domain_registry import find_domain
-from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.teachers.particles import communication, tag
 from llmrl.teachers.particles.spread import assign
-from llmrl.teachers.plans import PlanStep, checked, parse_reply
+from llmrl.teachers.plans import PlanStep, build_plan, parse_reply
+from llmrl.teachers.teacher_factory import find_domain
 from particle_games import (
     SCENARIOS,
-    domain_of,
-    each_scenario,
-    games_of,
-    guide_of,
-    placed,
+    all_scenarios,
+    make_domain,
+    make_games,
+    make_guide,
+    observe_sentences,
+    place_bodies,
     random_world,
-    told,
 )
+from shipped import llm_planner
 
 # What agents are told
 
 
-def test_spread_tells_who_is_nearest_to_each_landmark() -> None:
-    world = placed(SimpleSpread(), [(0, 0), (0.5, 0), (-1, 1), (0.1, 0), (-0.2, 0.1), (0.6, -1)])
+def test_spread_describes_nearest_agents() -> None:
+    world = place_bodies(SimpleSpread(), [(0, 0), (0.5, 0), (-1, 1), (0.1, 0), (-0.2, 0.1), (0.6, -1)])
     common = (
         "Nearest to <landmark 0> is agent_0, nearest to <landmark 1> is agent_0 and nearest to <landmark 2> is agent_1."
     )
-    assert told(SimpleSpread(), world) == [[f"The agent is agent_{i}. {common}" for i in range(3)]]
+    assert observe_sentences(SimpleSpread(), world) == [[f"The agent is agent_{i}. {common}" for i in range(3)]]
 
 
-def test_tag_tells_hunters_of_prey_and_prey_of_hunters() -> None:
+def test_tag_describes_hunters() -> None:
     scenario = SimpleTag(2, 2, 1)
-    world = placed(scenario, [(0, 0), (0.5, 0), (0.9, 0), (-0.2, 0), (0.8, 0.8)])
+    world = place_bodies(scenario, [(0, 0), (0.5, 0), (0.9, 0), (-0.2, 0), (0.8, 0.8)])
     hunts = "the hunter nearest to <agent_0> is adversary_1 and the hunter nearest to <agent_1> is adversary_0."
-    assert told(scenario, world) == [
+    assert observe_sentences(scenario, world) == [
         [
             f"The agent is adversary_0. It is a hunter and is nearest to <agent_1>; {hunts}",
             f"The agent is adversary_1. It is a hunter and is nearest to <agent_0>; {hunts}",
@@ -59,29 +59,29 @@ def test_tag_tells_hunters_of_prey_and_prey_of_hunters() -> None:
         ]
     ]
     world.position[0, :2] += 9
-    assert told(scenario, world)[0][3] == (
+    assert observe_sentences(scenario, world)[0][3] == (
         "The agent is agent_1. It is hunted; the nearest hunter, <adversary_0>, is far. It is inside the arena."
     )
 
 
-def test_reference_tells_what_the_agent_before_says() -> None:
+def test_reference_describes_previous_speaker() -> None:
     scenario = SimpleReference(3)
-    world = placed(scenario, np.zeros((6, 2)), goal=[0, 1, 2])  # agent 0 knows where agent 1 must go, ...
-    told_before = told(scenario, world)[0]
-    assert told_before[0] == (
+    world = place_bodies(scenario, np.zeros((6, 2)), goal=[0, 1, 2])  # agent 0 knows where agent 1 must go, ...
+    previous = observe_sentences(scenario, world)[0]
+    assert previous[0] == (
         "The agent is agent_0. It knows that agent_1 must go to <red>. agent_2, who knows where it must go itself, "
         "says nothing."
     )
     world.said[0, 0, 7] = world.said[0, 1, 1] = world.said[0, 2, 2] = 1.0
-    heard = [sentence.rpartition("says ")[2] for sentence in told(scenario, world)[0]]
-    assert heard == ["<blue>.", "a word without meaning.", "<green>."]
+    words = [sentence.rpartition("says ")[2] for sentence in observe_sentences(scenario, world)[0]]
+    assert words == ["<blue>.", "a word without meaning.", "<green>."]
 
 
-def test_a_speaker_is_told_goals_and_a_listener_words() -> None:
+def test_speaker_sees_goals_listener_sees_words() -> None:
     scenario = SimpleSpeakerListener(3)
-    world = placed(scenario, np.zeros((6, 2)), goal=[2, 0])
+    world = place_bodies(scenario, np.zeros((6, 2)), goal=[2, 0])
     world.said[0, 0, 1] = 1.0  # green to the first listener, nothing to the second
-    assert told(scenario, world)[0] == [
+    assert observe_sentences(scenario, world)[0] == [
         "The agent is speaker_0, who speaks and cannot move. It knows that listener_0 must go to <blue> and listener_1 "
         "must go to <red>.",
         "The agent is listener_0. speaker_0, who knows where it must go, says <green>.",
@@ -95,130 +95,133 @@ def test_a_speaker_is_told_goals_and_a_listener_words() -> None:
     [(SimpleSpread(), 81), (SimpleTag(), 9 + 12), (SimpleReference(), 30), (SimpleSpeakerListener(), 7)],
     ids=lambda x: getattr(x, "name", ""),
 )
-def test_there_are_few_states(scenario: Scenario, states: int) -> None:
+def test_state_count_is_small(scenario: Scenario, states: int) -> None:
     """As many as a model can be asked for; all of them appear."""
-    sentences = set(itertools.chain(*told(scenario, random_world(scenario, 0, 3000))))
+    sentences = set(itertools.chain(*observe_sentences(scenario, random_world(scenario, 0, 3000))))
     assert len(sentences) == states
 
 
-@each_scenario
-def test_advice_does_not_depend_on_other_games(scenario: Scenario) -> None:
-    world, domain = random_world(scenario, 1, 20), domain_of(scenario)
+@all_scenarios
+def test_advice_is_independent_across_games(scenario: Scenario) -> None:
+    world, domain = random_world(scenario, 1, 20), make_domain(scenario)
     vector = scenario.observe(world)
     n = scenario.bodies.n_agents
     order = np.random.default_rng(2).permutation(20)
-    plan_policy = guide_of(domain)
+    plan_policy = make_guide(domain)
     rows = plan_policy.advise(plan_policy.scenes({"vector": vector})).reshape(20, n, -1)
     permuted = plan_policy.advise(plan_policy.scenes({"vector": vector[order]})).reshape(20, n, -1)
     np.testing.assert_array_equal(permuted, rows[order])
     np.testing.assert_array_equal(rows.sum(-1), 1.0)
 
 
-def test_sentences_hold_nothing_an_agent_does_not_see() -> None:
+def test_sentences_use_only_observations() -> None:
     """Not others' velocities in spread, not their goals in the worlds of words."""
-    spread, world = SimpleSpread(), random_world(SimpleSpread(), 3, 50)
-    before = told(spread, world)
+    scenario, world = SimpleSpread(), random_world(SimpleSpread(), 3, 50)
+    sentences = observe_sentences(scenario, world)
     world.velocity[:] = 0
-    assert told(spread, world) == before
+    assert observe_sentences(scenario, world) == sentences
     listeners = SimpleSpeakerListener(3)
     world = random_world(listeners, 3, 50)
-    before = told(listeners, world)
+    sentences = observe_sentences(listeners, world)
     world.goal = (world.goal + 1) % 3
-    after = told(listeners, world)
-    assert [game[1:] for game in after] == [game[1:] for game in before]
-    assert all(a[0] != b[0] for a, b in zip(after, before, strict=True))
+    after = observe_sentences(listeners, world)
+    assert [game[1:] for game in after] == [game[1:] for game in sentences]
+    assert all(a[0] != b[0] for a, b in zip(after, sentences, strict=True))
 
 
 # Plans
 
 
 @given(st.lists(st.integers(0, 5), min_size=6, max_size=6).map(tuple))
-def test_an_assignment_sends_everybody_elsewhere_and_owners_to_what_is_theirs(nearest: tuple[int, ...]) -> None:
-    chosen = assign(nearest)
-    assert sorted(chosen) == list(range(6))
-    assert sum(nearest[landmark] == agent for agent, landmark in enumerate(chosen)) == len(set(nearest))
+def test_assignment_respects_owners(nearest: tuple[int, ...]) -> None:
+    plan = assign(nearest)
+    assert sorted(plan) == list(range(6))
+    assert sum(nearest[landmark] == agent for agent, landmark in enumerate(plan)) == len(set(nearest))
 
 
 @settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(0, 2**32 - 1))
-def test_all_agents_of_a_game_come_to_the_same_assignment(n: int, seed: int) -> None:
+def test_agents_agree_on_assignment(n: int, seed: int) -> None:
     """Each from its own observation alone."""
     scenario = SimpleSpread(n)
     world = random_world(scenario, seed, 1)
-    apart = np.sort(np.linalg.norm(world.agents[0][:, None] - world.landmarks[0], axis=-1), axis=0)
-    assume(n == 1 or (np.diff(apart, axis=0)[0] > 1e-5).all())  # else float32 may tell them different things
-    domain = domain_of(scenario)
-    chosen = [domain.best_plan(sentence) for sentence in told(scenario, world)[0]]
-    assert sorted(plan[0].object for plan in chosen) == [f"landmark {k}" for k in range(n)]
+    distances = np.sort(np.linalg.norm(world.agents[0][:, None] - world.landmarks[0], axis=-1), axis=0)
+    assume(n == 1 or (np.diff(distances, axis=0)[0] > 1e-5).all())  # else float32 may tell them different things
+    domain = make_domain(scenario)
+    plans = [domain.best_plan(sentence) for sentence in observe_sentences(scenario, world)[0]]
+    assert sorted(plan[0].object for plan in plans) == [f"landmark {k}" for k in range(n)]
 
 
-@each_scenario
-def test_every_plan_of_the_grammar_is_a_legal_action(scenario: Scenario) -> None:
-    domain, world = domain_of(scenario), random_world(scenario, 4, 6)
-    scenes = guide_of(domain).scenes({"vector": scenario.observe(world)})
+@all_scenarios
+def test_grammar_plans_are_legal_actions(scenario: Scenario) -> None:
+    domain, world = make_domain(scenario), random_world(scenario, 4, 6)
+    scenes = make_guide(domain).scenes({"vector": scenario.observe(world)})
     for k, scene in enumerate(scenes):
-        things = domain.objects(scene.sentence)
-        steps = [PlanStep(s.name, thing) for s in domain.skills for thing in (things if s.takes_object else [""])]
+        objects = domain.objects(scene.sentence)
+        steps = [PlanStep(s.name, object_) for s in domain.skills for object_ in (objects if s.takes_object else [""])]
         plans = [domain.fallback, domain.best_plan(scene.sentence), *((step,) for step in steps), tuple(steps)]
         for plan in plans:
-            assert checked([(step.skill, step.object) for step in plan], domain.skills, things) == plan
+            assert build_plan([(step.skill, step.object) for step in plan], domain.skills, objects) == plan
             action = domain.action(scene, plan)
             assert 0 <= action < domain.n_actions
             assert scenario.legal is None or scenario.legal[k % scenario.bodies.n_agents, action]
 
 
-@each_scenario
-def test_the_scripted_planner_answers_every_state(scenario: Scenario) -> None:
+@all_scenarios
+def test_planner_rules_answer_all_states(scenario: Scenario) -> None:
     """Through the prompt, which names every skill and ends with the state, and the parser."""
-    domain = domain_of(scenario)
-    planner = LLMPlanner(domain, models.scripted(), samples=1)
-    sentences = sorted(set(itertools.chain(*told(scenario, random_world(scenario, 5, 40)))))
+    domain = make_domain(scenario)
+    planner = llm_planner(domain, models.scripted(), samples=1)
+    sentences = sorted(set(itertools.chain(*observe_sentences(scenario, random_world(scenario, 5, 40)))))
     question = planner.question(sentences[0]).text
     assert all(f"- {skill.name}" in question for skill in domain.skills) and f"State: {sentences[0]}" in question
     assert "several agents" in question or "other agents" in question
     for sentence, ((plan, share),) in zip(sentences, planner.plans(sentences), strict=True):
         assert share == 1.0
-        assert checked([(s.skill, s.object) for s in plan], domain.skills, domain.objects(sentence)) == plan
+        assert build_plan([(s.skill, s.object) for s in plan], domain.skills, domain.objects(sentence)) == plan
     assert planner.metrics()["teacher/fallbacks"] == 0 and planner.metrics()["llm/repairs"] == 0
 
 
-def test_the_example_of_each_prompt_is_a_valid_reply_to_its_state() -> None:
+def test_prompt_examples_are_valid() -> None:
     for scenario in SCENARIOS[::3]:
-        domain = domain_of(scenario)
-        text = LLMPlanner(domain, models.scripted()).question("The agent is nobody.").text
+        domain = make_domain(scenario)
+        text = llm_planner(domain, models.scripted()).question("The agent is nobody.").text
         example = text.partition("## Example\n")[2].partition("\n\n")[0].strip()
         state, _, answer = example.removeprefix("State: ").partition("\n")
         assert parse_reply(answer, domain.skills, domain.objects(state)) == domain.best_plan(state)
 
 
-def test_a_plan_may_only_name_what_its_state_does() -> None:
-    domain = domain_of(SimpleReference())
+def test_plan_references_must_exist() -> None:
+    domain = make_domain(SimpleReference())
     sentence = "The agent is agent_0. It knows that agent_1 must go to <red>. agent_1, who knows ..., says <red>."
     with pytest.raises(InvalidReply, match="blue"):
-        checked([("go to", "blue")], domain.skills, domain.objects(sentence))
+        build_plan([("go to", "blue")], domain.skills, domain.objects(sentence))
 
 
-def test_other_worlds_are_refused() -> None:
+def test_unknown_worlds_raise() -> None:
     spec = EnvSpec("simple_spread", 1, 2, {"vector": Channel((4,), "float32")}, 5, tuple("abcde"), 25)
     with pytest.raises(ConfigError, match="named parts"):
         find_domain("simple_spread", spec=spec)
 
 
-def test_another_particle_world_is_refused() -> None:
-    spec = games_of(SimpleSpread()).spec
-    with pytest.raises(ConfigError, match="simple_reference reads told_goal in what agents see"):
+def test_unsupported_particle_world_raises() -> None:
+    spec = make_games(SimpleSpread()).spec
+    with pytest.raises(ConfigError, match=r"simple_reference.*told_goal"):
         communication.SimpleReferenceDomain(spec)
-    with pytest.raises(ConfigError, match="reads adversaries, good, good_velocities, obstacles"):
+    with pytest.raises(ConfigError, match="good_velocities"):
         tag.SimpleTagDomain(spec)
 
 
 # Words
 
 
-def test_a_word_and_a_move_are_one_action() -> None:
+def test_word_with_move_is_single_action() -> None:
     scenario = SimpleReference()
-    domain, world = domain_of(scenario), placed(scenario, [(0, 0), (0, 0), (1, 0), (-1, 0), (0, 1)], goal=[0, 0])
-    scene = guide_of(domain).scenes({"vector": scenario.observe(world)})[0]
+    domain, world = (
+        make_domain(scenario),
+        place_bodies(scenario, [(0, 0), (0, 0), (1, 0), (-1, 0), (0, 1)], goal=[0, 0]),
+    )
+    scene = make_guide(domain).scenes({"vector": scenario.observe(world)})[0]
 
     def does(*steps: tuple[str, str]) -> str:
         return scenario.action_names[domain.action(scene, tuple(PlanStep(*step) for step in steps))]
@@ -229,10 +232,10 @@ def test_a_word_and_a_move_are_one_action() -> None:
     assert does(("say", "green")) == "stay_say_1"
 
 
-def test_a_speaker_tells_each_listener_its_own_word() -> None:
+def test_speaker_addresses_listeners_separately() -> None:
     scenario = SimpleSpeakerListener(4)
-    domain, world = domain_of(scenario), placed(scenario, np.zeros((7, 2)), goal=[2, 1, 0])
-    scene = guide_of(domain).scenes({"vector": scenario.observe(world)})[0]
+    domain, world = make_domain(scenario), place_bodies(scenario, np.zeros((7, 2)), goal=[2, 1, 0])
+    scene = make_guide(domain).scenes({"vector": scenario.observe(world)})[0]
     plan = domain.best_plan(scene.sentence)
     assert plan == (
         PlanStep("tell listener_0", "blue"),

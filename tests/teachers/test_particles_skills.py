@@ -14,15 +14,15 @@ from particle_games import (
     SCENARIOS,
     always,
     best,
-    domain_of,
-    guide_of,
-    placed,
+    make_domain,
+    make_guide,
+    place_bodies,
     play,
     random_world,
 )
 
 
-def test_go_to_arrives_and_stays() -> None:
+def test_go_to_arrives() -> None:
     scenario = SimpleSpread(1)
     world = random_world(scenario, 6, 300)
     world.velocity *= 0.5
@@ -39,32 +39,32 @@ def test_stay_stops() -> None:
     assert np.linalg.norm(env.world.velocity, axis=-1).max() < 0.05
 
 
-def test_keep_apart_parts_agents_and_then_lets_the_plan_go_on() -> None:
+def test_keep_apart_separates_agents() -> None:
     scenario = SimpleSpread(2)
-    together = placed(scenario, [(0, 0), (0.1, 0), (1, 1), (-1, -1)])
+    close_bodies = place_bodies(scenario, [(0, 0), (0.1, 0), (1, 1), (-1, -1)])
     plan = (PlanStep("keep apart"), PlanStep("go to", "landmark 0"))
-    scenes = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(together)})
+    scenes = make_guide(make_domain(scenario)).scenes({"vector": scenario.observe(close_bodies)})
     assert [scene.act(plan[0]) for scene in scenes] == [1, 2]
-    together.position[0, 1] = 0.9
-    scene = guide_of(domain_of(scenario)).scenes({"vector": scenario.observe(together)})[0]
-    assert scene.act(plan[0]) is None and domain_of(scenario).action(scene, plan) == scene.act(plan[1])
+    close_bodies.position[0, 1] = 0.9
+    scene = make_guide(make_domain(scenario)).scenes({"vector": scenario.observe(close_bodies)})[0]
+    assert scene.act(plan[0]) is None and make_domain(scenario).action(scene, plan) == scene.act(plan[1])
 
 
-def test_hunters_go_round_obstacles_and_catch_what_stands_still() -> None:
+def test_hunters_avoid_obstacles() -> None:
     scenario = SimpleTag(1, 1, 1)
-    hunter_and_prey = placed(scenario, [(-0.8, 0), (0.8, 0), (0, 0)])
+    hunter_targets = place_bodies(scenario, [(-0.8, 0), (0.8, 0), (0, 0)])
 
     def chase(domain: Domain, agent: int, sentence: str) -> Plan:
         return (PlanStep("stay"),) if agent == 1 else (PlanStep("chase", "agent_0"),)
 
-    _, _, metrics = play(scenario, 1, chase, hunter_and_prey)
+    _, _, metrics = play(scenario, 1, chase, hunter_targets)
     assert metrics["catches"] > 0
     _, _, metrics = play(SimpleTag(1, 1, 2), 100, chase)
     assert metrics["catches"] > 3
 
 
 @pytest.mark.slow
-def test_fleeing_is_better_than_standing_still() -> None:
+def test_fleeing_beats_standing_still() -> None:
     def prey(plan: tuple[PlanStep, ...] | None) -> tuple[float, float]:
         def choose(domain: Domain, agent: int, sentence: str) -> Plan:
             if agent < 3:
@@ -74,14 +74,16 @@ def test_fleeing_is_better_than_standing_still() -> None:
         _, total, metrics = play(SimpleTag(), 60, choose)
         return metrics["catches"], float(total[:, 3].mean())
 
-    still, from_one, from_all = (prey(p) for p in ((PlanStep("stay"),), None, (PlanStep("keep away"),)))
-    assert from_one[0] < still[0] / 3 and from_all[0] < still[0] / 3
-    assert min(from_one[1], from_all[1]) > still[1] + 20
+    idle, single_hunter, from_all = (prey(p) for p in ((PlanStep("stay"),), None, (PlanStep("keep away"),)))
+    assert single_hunter[0] < idle[0] / 3 and from_all[0] < idle[0] / 3
+    assert min(single_hunter[1], from_all[1]) > idle[1] + 20
 
 
-def test_go_to_the_middle_comes_back_from_outside() -> None:
+def test_go_to_middle_returns_from_outside() -> None:
     scenario = SimpleTag(1, 1, 0)
-    env, _, _ = play(scenario, 1, always(PlanStep("go to the middle")), placed(scenario, [(1.2, 0.3), (-0.9, 1.1)]))
+    env, _, _ = play(
+        scenario, 1, always(PlanStep("go to the middle")), place_bodies(scenario, [(1.2, 0.3), (-0.9, 1.1)])
+    )
     assert np.linalg.norm(env.world.agents, axis=-1).max() < 0.3  # both want to be there
 
 
@@ -96,7 +98,7 @@ def test_the_oracle_covers_landmarks() -> None:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS[6:], ids=lambda s: f"{s.name}-{s.bodies.n_agents}")
-def test_the_oracle_tells_and_obeys(scenario: Scenario) -> None:
+def test_oracle_follows_words(scenario: Scenario) -> None:
     _, _, metrics = play(scenario, 50, best)
     assert metrics["success"] == 1.0 and metrics["distance_to_goal"] < 0.06
 

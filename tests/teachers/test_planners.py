@@ -10,26 +10,26 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatReply
 from llmrl.llms.cache import Cache
 from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import UnreadPromptError
-from llmrl.llms.structured import InvalidReply
 from llmrl.teachers import scripted_planner
 from llmrl.teachers.debate import ANNOUNCED
-from llmrl.teachers.domain_registry import find_domain
-from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner, distribution
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text
+from llmrl.teachers.teacher_factory import find_domain
 from models import Echo, connected, scripted
+from shipped import llm_planner
 
 GOLDEN = Path(__file__).parent / "golden"
-NOTHING = "Agent sees <nothing>, holds <nothing>."
+EMPTY_STATE = "Agent sees <nothing>, holds <nothing>."
 KEY = "Agent sees <key>, holds <nothing>."
 DOOR = "Agent sees <door>, holds <key>."
 FETCH = (PlanStep("go to", "key"), PlanStep("pick up", "key"))
 EXPLORE = (PlanStep("explore"),)
 
 STATES = {
-    "simple_doorkey": NOTHING,
+    "simple_doorkey": EMPTY_STATE,
     "lava_doorkey": DOOR,
     "colored_doorkey": "Agent sees <red key>, <blue door>, holds <blue key>.",
     "two_door": "Agent sees <key>, <door1>, <door2>, holds <nothing>.",
@@ -38,7 +38,7 @@ STATES = {
 
 
 def planner(llm=None, task="simple_doorkey", **options):
-    return LLMPlanner(find_domain(task), llm or scripted(), **options)
+    return llm_planner(find_domain(task), llm or scripted(), **options)
 
 
 class Answers(Echo):
@@ -57,7 +57,7 @@ def plan_json(*steps):
     return json.dumps({"reasoning": "", "plan": [{"skill": s, "object": o} for s, o in steps]})
 
 
-def reviewed(name, text):
+def check_snapshot(name, text):
     """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("LLMRL_UPDATE_GOLDEN"):
@@ -67,16 +67,16 @@ def reviewed(name, text):
 
 
 @pytest.mark.parametrize("task", STATES)
-def test_prompts_are_as_reviewed(task):
-    reviewed(task, planner(task=task).question(STATES[task]).text)
+def test_prompt_snapshots(task):
+    check_snapshot(task, planner(task=task).question(STATES[task]).text)
 
 
-def test_the_repair_prompt_is_as_reviewed():
-    reviewed("repair", planner()._repair("there is no skill 'fly'; there are explore, go to").text)
+def test_repair_prompt_snapshot():
+    check_snapshot("repair", planner()._repair("there is no skill 'fly'; there are explore, go to").text)
 
 
 @pytest.mark.parametrize("task", STATES)
-def test_the_example_of_a_prompt_is_a_valid_plan(task):
+def test_prompt_example_is_valid_plan(task):
     domain = find_domain(task)
     lines = planner(task=task).question(STATES[task]).text.split("## Example")[1].splitlines()
     sentence = next(line for line in lines if line.startswith("State: "))
@@ -84,30 +84,30 @@ def test_the_example_of_a_prompt_is_a_valid_plan(task):
     assert len(parse_reply(answer, domain.skills, domain.objects(sentence))) == 2
 
 
-def test_what_is_told_of_an_episode():
+def test_episode_description():
     """Its length, as it is configured; nothing where nothing is known."""
     assert "after 90 actions" in planner(horizon=90).question(KEY).text
     assert "An episode ends" not in planner().question(KEY).text
 
 
-def test_another_prompt_can_be_named():
+def test_custom_prompt():
     assert planner(prompt="lava_doorkey").question(KEY).name == "teacher/lava_doorkey"
-    with pytest.raises(ConfigError, match=r"has no prompt nowhere.j2; there are .*simple_spread_rule"):
+    with pytest.raises(ConfigError, match=r"nowhere.j2.*simple_spread_rule"):
         planner(prompt="nowhere")
 
 
-def test_what_changes_from_state_to_state_comes_last():
+def test_state_is_prompt_suffix():
     """So that providers keep the rest; the schema names what there may be in any of them."""
     model = Answers(plan_json(("explore", "")))
     planner(ChatClient(model), samples=1).plans([KEY, DOOR])
-    one, other = (request.messages[-1]["content"] for request in model.requests)
-    head, _, _ = one.partition("State: Agent sees <key>")
-    assert other.startswith(f"{head}State: Agent sees <door>") and len(head) > 0.9 * len(one)
+    first, second = (request.messages[-1]["content"] for request in model.requests)
+    head, _, _ = first.partition("State: Agent sees <key>")
+    assert second.startswith(f"{head}State: Agent sees <door>") and len(head) > 0.9 * len(first)
     assert model.requests[0].schema == model.requests[1].schema
     assert model.requests[0].schema["$defs"]["_Step"]["properties"]["object"]["enum"] == ["", "key", "door"]
 
 
-def test_own_prompts_come_first(tmp_path):
+def test_user_prompts_have_precedence(tmp_path):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher" / "simple_doorkey.j2").write_text(
         '{% extends "ours/simple_doorkey.j2" %}{% block world %}My own world.{% endblock %}'
@@ -117,158 +117,160 @@ def test_own_prompts_come_first(tmp_path):
 
 
 class TestAsking:
-    def test_shares_of_samples_are_probabilities(self):
+    def test_sample_shares_are_probabilities(self):
         fetch, explore = plan_json(("go to", "key"), ("pick up", "key")), plan_json(("explore", ""))
-        other = "Action: {go to <key>, pick up <key>}"
-        asked = planner(ChatClient(Answers(fetch, explore, other, fetch)), samples=4)
-        assert asked.plans([KEY]) == [((FETCH, 0.75), (EXPLORE, 0.25))]
+        third_plan = "Action: {go to <key>, pick up <key>}"
+        planner_ = planner(ChatClient(Answers(fetch, explore, third_plan, fetch)), samples=4)
+        assert planner_.plans([KEY]) == [((FETCH, 0.75), (EXPLORE, 0.25))]
 
-    def test_a_state_is_asked_once_and_all_new_ones_together(self):
+    def test_states_are_queried_in_single_batch(self):
         model = Answers(plan_json(("explore", "")))
-        asked = planner(ChatClient(model), samples=3)
-        assert asked.plans([KEY, NOTHING, KEY]) == [((EXPLORE, 1.0),)] * 3
-        assert asked.plans([NOTHING]) == [((EXPLORE, 1.0),)]
+        planner_ = planner(ChatClient(model), samples=3)
+        assert planner_.plans([KEY, EMPTY_STATE, KEY]) == [((EXPLORE, 1.0),)] * 3
+        assert planner_.plans([EMPTY_STATE]) == [((EXPLORE, 1.0),)]
         assert len(model.requests) == 6
         # Independent answers to one question.
         assert [request.repeat for request in model.requests] == [0, 1, 2] * 2
-        assert asked.metrics()["teacher/asked"] == 2
+        assert planner_.metrics()["teacher/requested_states"] == 2
 
-    def test_objects_are_those_of_each_states_own(self):
-        """Of two states asked together only one has a door."""
+    def test_objects_belong_to_state(self):
+        """Only one of two states that are queried together has a door."""
         go = plan_json(("go to", "door"))
-        asked = planner(ChatClient(Answers(go)), samples=1, repair_turns=0)
-        assert asked.plans([KEY, DOOR]) == [((EXPLORE, 1.0),), (((PlanStep("go to", "door"),), 1.0),)]
-        assert asked.metrics()["teacher/fallbacks"] == 1
+        planner_ = planner(ChatClient(Answers(go)), samples=1, repair_turns=0)
+        assert planner_.plans([KEY, DOOR]) == [((EXPLORE, 1.0),), (((PlanStep("go to", "door"),), 1.0),)]
+        assert planner_.metrics()["teacher/fallbacks"] == 1
 
-    def test_steps_that_cannot_be_done_yet_are_passed_over(self):
+    def test_impossible_steps_are_skipped(self):
         """Also the first; what is left is the plan."""
-        ahead = plan_json(("open", "door"), ("go to", "key"), ("pick up", "key"), ("go to", "door"), ("open", "door"))
-        assert planner(ChatClient(Answers(ahead)), samples=1).plans([KEY]) == [((FETCH, 1.0),)]
+        later_steps = plan_json(
+            ("open", "door"), ("go to", "key"), ("pick up", "key"), ("go to", "door"), ("open", "door")
+        )
+        assert planner(ChatClient(Answers(later_steps)), samples=1).plans([KEY]) == [((FETCH, 1.0),)]
 
-    def test_the_model_is_shown_where_its_json_breaks(self):
+    def test_repair_locates_json_error(self):
         model = Answers('{"reasoning": "x", "plan": [{"skill": "fly" "object": }]', plan_json(("explore", "")))
         planner(ChatClient(model), samples=1).plans([KEY])
-        said = model.requests[1].messages[-1]["content"]
-        assert "there is no skill 'fly'" in said and "its JSON breaks at line 1, column 45, near" in said
+        message = model.requests[1].messages[-1]["content"]
+        assert "there is no skill 'fly'" in message and "its JSON breaks at line 1, column 45, near" in message
 
-    def test_the_model_is_shown_what_is_wrong(self):
+    def test_repair_explains_error(self):
         model = Answers(plan_json(("fly", "")), plan_json(("explore", "")))
         assert planner(ChatClient(model), samples=1).plans([KEY]) == [((EXPLORE, 1.0),)]
         assert "there is no skill 'fly'" in model.requests[1].messages[-1]["content"]
 
-    def test_invalid_samples_are_left_out_and_counted(self):
+    def test_invalid_samples_are_excluded(self):
         replies = [plan_json(("go to", "key"), ("pick up", "key")), "no", plan_json(("explore", "")), "", "{}"]
-        asked = planner(ChatClient(Answers(*replies)), samples=5, repair_turns=0)
-        assert asked.plans([KEY]) == [((FETCH, 0.5), (EXPLORE, 0.5))]
-        assert asked.metrics()["teacher/fallbacks"] == 3 == asked.metrics()["llm/invalid_replies"]
+        planner_ = planner(ChatClient(Answers(*replies)), samples=5, repair_turns=0)
+        assert planner_.plans([KEY]) == [((FETCH, 0.5), (EXPLORE, 0.5))]
+        assert planner_.metrics()["teacher/fallbacks"] == 3 == planner_.metrics()["llm/invalid_replies"]
 
-    def test_the_log_knows_which_replies_were_valid(self):
+    def test_log_marks_valid_replies(self):
         model = Answers(plan_json(("go to", "door")))
         planner(ChatClient(model), samples=1, repair_turns=0).plans([KEY, DOOR])
         first, second = (request.read for request in model.requests)
         reply = ChatReply(plan_json(("go to", "door")))
-        with pytest.raises(InvalidReply, match="'door' is none"):
+        with pytest.raises(InvalidReply, match="'door'"):
             first(reply)
         assert second(reply) == (PlanStep("go to", "door"),)
 
 
 @pytest.mark.parametrize("fault", ["malformed", "empty", "truncated", "refusal"])
-def test_a_model_that_never_answers_well(fault, caplog):
+def test_permanently_invalid_model(fault, caplog):
     with caplog.at_level(logging.WARNING):
-        asked = planner(scripted(**{fault: 1.0}))
-        assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
-    assert asked.metrics()["teacher/fallbacks"] == 10
-    assert asked.metrics()["llm/invalid_replies"] == 20
+        planner_ = planner(scripted(**{fault: 1.0}))
+        assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
+    assert planner_.metrics()["teacher/fallbacks"] == 10
+    assert planner_.metrics()["llm/invalid_replies"] == 20
     assert "no valid plan for 'Agent sees <key>" in caplog.text
     # That is nothing the model said, so it is not kept, and the state is asked for again, but ever more rarely.
-    assert asked.known == {} and asked.metrics()["teacher/unknown"] == 1
+    assert planner_.known == {} and planner_.metrics()["teacher/unknown"] == 1
     rounds = []
     for _ in range(7):
-        asked.plans([KEY])
-        rounds.append(asked.metrics()["teacher/asked"])
+        planner_.plans([KEY])
+        rounds.append(planner_.metrics()["teacher/requested_states"])
         if len(rounds) == 4:  # as a resumed run
-            state, asked = asked.state_dict(), planner(scripted(**{fault: 1.0}))
-            asked.load_state_dict(state)
+            state, planner_ = planner_.state_dict(), planner(scripted(**{fault: 1.0}))
+            planner_.load_state_dict(state)
     assert rounds == [2, 2, 3, 3, 3, 3, 4]
 
 
-def test_a_model_that_often_errs():
-    asked = planner(scripted(malformed=0.2, empty=0.1, truncated=0.1, refusal=0.1), samples=40)
-    assert asked.plans([KEY]) == [((FETCH, 1.0),)]
-    assert asked.metrics()["llm/repairs"] > 5
+def test_frequently_invalid_model():
+    planner_ = planner(scripted(malformed=0.2, empty=0.1, truncated=0.1, refusal=0.1), samples=40)
+    assert planner_.plans([KEY]) == [((FETCH, 1.0),)]
+    assert planner_.metrics()["llm/repairs"] > 5
 
 
 class TestFailures:
     REPLY = staticmethod(lambda messages: plan_json(("explore", "")))
 
-    def test_a_failing_model_ends_the_run(self):
+    def test_model_failure_ends_run(self):
         with FakeOpenAIServer(self.REPLY) as server:
-            asked = planner(connected(server), samples=2)
+            planner_ = planner(connected(server), samples=2)
             server.faults += ["500"] * 2
             with pytest.raises(LLMError):
-                asked.plans([KEY])
-            assert asked.known == {}
-            assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
+                planner_.plans([KEY])
+            assert planner_.known == {}
+            assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
 
-    def test_or_its_fallback_lasts_until_it_answers(self):
+    def test_fallback_is_temporary(self):
         with FakeOpenAIServer(lambda messages: plan_json(("go to", "key"))) as server:
-            asked = planner(connected(server, failures="fall_back"), samples=2)
+            planner_ = planner(connected(server, failures="fall_back"), samples=2)
             server.faults += ["500"] * 2
-            assert asked.plans([KEY, KEY]) == [((EXPLORE, 1.0),)] * 2
-            assert asked.metrics()["teacher/fallbacks"] == 2 and asked.known == {}
-            assert asked.plans([KEY]) == [(((PlanStep("go to", "key"),), 1.0),)]
-            assert asked.metrics()["teacher/asked"] == 2
+            assert planner_.plans([KEY, KEY]) == [((EXPLORE, 1.0),)] * 2
+            assert planner_.metrics()["teacher/fallbacks"] == 2 and planner_.known == {}
+            assert planner_.plans([KEY]) == [(((PlanStep("go to", "key"),), 1.0),)]
+            assert planner_.metrics()["teacher/requested_states"] == 2
 
-    def test_a_part_of_the_samples_is_enough(self):
+    def test_partial_samples_suffice(self):
         with FakeOpenAIServer(self.REPLY) as server:
             server.faults += ["500"]
-            asked = planner(connected(server, failures="fall_back"), samples=3)
-            assert asked.plans([NOTHING]) == [((EXPLORE, 1.0),)]
-            assert asked.metrics()["teacher/fallbacks"] == 1 and NOTHING in asked.known
+            planner_ = planner(connected(server, failures="fall_back"), samples=3)
+            assert planner_.plans([EMPTY_STATE]) == [((EXPLORE, 1.0),)]
+            assert planner_.metrics()["teacher/fallbacks"] == 1 and EMPTY_STATE in planner_.known
 
-    def test_passing_failures_are_tried_again(self):
+    def test_transient_failures_retry(self):
         kinds = ("429", "500", "503", "reset", "truncated-json", "malformed", "no_choices")
         with FakeOpenAIServer(self.REPLY, fault_rate=0.3, fault_kinds=kinds, seed=3) as server:
-            asked = planner(connected(server, retries=8), samples=10)
-            assert asked.plans([KEY, NOTHING, DOOR]) == [((EXPLORE, 1.0),)] * 3
-            assert asked.metrics()["teacher/fallbacks"] == 0
+            planner_ = planner(connected(server, retries=8), samples=10)
+            assert planner_.plans([KEY, EMPTY_STATE, DOOR]) == [((EXPLORE, 1.0),)] * 3
+            assert planner_.metrics()["teacher/fallbacks"] == 0
             assert any(exchange.fault for exchange in server.exchanges)
 
     def test_odd_answers_are_no_plans(self):
         with FakeOpenAIServer(
             self.REPLY, fault_rate=1.0, fault_kinds=("null_content", "wrong_schema", "echo")
         ) as server:
-            asked = planner(connected(server), samples=6)
-            assert asked.plans([KEY]) == [((EXPLORE, 1.0),)]
-            assert asked.metrics()["teacher/fallbacks"] == 6 and asked.known == {}
+            planner_ = planner(connected(server), samples=6)
+            assert planner_.plans([KEY]) == [((EXPLORE, 1.0),)]
+            assert planner_.metrics()["teacher/fallbacks"] == 6 and planner_.known == {}
 
 
-def test_nothing_is_paid_twice(tmp_path):
+def test_replies_are_not_charged_twice(tmp_path):
     model = Answers(plan_json(("explore", "")))
     for _ in range(2):
-        planner(ChatClient(model, cache=Cache(tmp_path, "readwrite"))).plans([KEY, NOTHING])
+        planner(ChatClient(model, cache=Cache(tmp_path, "readwrite"))).plans([KEY, EMPTY_STATE])
     assert len(model.requests) == 20
 
 
-def test_state_is_restored(tmp_path):
+def test_state_round_trip(tmp_path):
     first = planner()
-    before = first.plans([KEY, DOOR, NOTHING])
+    initial = first.plans([KEY, DOOR, EMPTY_STATE])
     silent = Answers("must not be asked")
     second = planner(ChatClient(silent))
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert second.plans([KEY, DOOR, NOTHING]) == before and silent.requests == []
+    assert second.plans([KEY, DOOR, EMPTY_STATE]) == initial and silent.requests == []
     assert second.metrics() == first.metrics()
 
 
-def test_the_table_of_a_run_can_be_played_again(tmp_path):
-    asked = planner(task="colored_doorkey", folder=tmp_path)
+def test_run_table_can_be_replayed(tmp_path):
+    planner_ = planner(task="colored_doorkey", folder=tmp_path)
     sentences = ["Agent sees <red key>, <blue door>, holds <blue key>.", "Agent sees <red key>, holds <nothing>."]
-    plans = asked.plans(sentences)
+    plans = planner_.plans(sentences)
     path = tmp_path / "plans.json"
     assert list(json.loads(path.read_text())["plans"]) == sorted(sentences)
     assert "scripted rule (not a language model)" in path.read_text()
-    again = OfflinePlanner(find_domain("colored_doorkey"), str(path), miss="error")
-    assert again.plans(sentences) == plans
+    restored = OfflinePlanner(find_domain("colored_doorkey"), str(path), missing_state="error")
+    assert restored.plans(sentences) == plans
     assert sorted(p.name for p in tmp_path.iterdir()) == ["plans.json"]
 
 
@@ -277,46 +279,46 @@ def test_the_table_of_a_run_can_be_played_again(tmp_path):
     [
         ('{% extends "_one_room.j2" %}', r"teacher/simple_doorkey \(.*simple_doorkey.j2\): Required block 'room'"),
         ("{% if %}", "simple_doorkey.j2, line 1"),
-        ('{% extends "_room.j2" %}', "simple_doorkey.j2 extends or includes _room.j2, .*_one_room"),
+        ('{% extends "_room.j2" %}', "simple_doorkey.j2.*_room.j2.*_one_room"),
     ],
 )
-def test_faulty_prompts_are_found_before_a_state_is_met(tmp_path, text, complaint):
+def test_faulty_prompts_raise_early(tmp_path, text, complaint):
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher" / "simple_doorkey.j2").write_text(text)
     with pytest.raises(ConfigError, match=complaint):
         planner(prompt_folder=tmp_path)
 
 
-def test_no_model_and_no_prompt_are_refused():
-    with pytest.raises(ConfigError, match="llm=none is none"):
-        LLMPlanner(find_domain("two_door"), None)
+def test_missing_model_or_prompt_raises():
+    with pytest.raises(ConfigError, match="llm=none is set"):
+        llm_planner(find_domain("two_door"), None)
     domain = find_domain("two_door")
     domain.prompt = "three_door"
-    with pytest.raises(ConfigError, match=r"no prompt three_door.j2; there are colored_doorkey"):
-        LLMPlanner(domain, scripted())
+    with pytest.raises(ConfigError, match=r"no prompt three_door.j2; available: colored_doorkey"):
+        llm_planner(domain, scripted())
 
 
-class TestPublishedReading:
+class TestPaperReader:
     TASKS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 
     @staticmethod
     def planner(*texts, task="simple_doorkey", **options):
         model = Answers(*texts)
-        asked = LLMPlanner(
+        planner = llm_planner(
             find_domain(task, parity=True),
             ChatClient(model),
             samples=1,
             prompt="published",
-            reading="published",
+            parser="published",
             **options,
         )
-        return asked, model
+        return planner, model
 
     @pytest.mark.parametrize("task", TASKS)
-    def test_the_prompt_is_as_reviewed(self, task):
+    def test_prompt_snapshot(self, task):
         text = self.planner("", task=task)[0].question(STATES[task]).text
         if task in ("simple_doorkey", "colored_doorkey"):
-            reviewed(f"published_{task}", text)
+            check_snapshot(f"published_{task}", text)
         assert "JSON" not in text and text.endswith(f"State: {STATES[task]}\n")
 
     @pytest.mark.parametrize(
@@ -333,44 +335,46 @@ class TestPublishedReading:
         ],
     )
     def test_replies(self, reply, plan):
-        asked, model = self.planner(reply)
-        wanted = tuple(PlanStep(*step.rstrip(">").replace(" <", "<").split("<")) for step in plan.split(", "))
-        assert asked.plans([KEY]) == [((wanted, 1.0),)]
+        planner, model = self.planner(reply)
+        plan_ = tuple(PlanStep(*step.rstrip(">").replace(" <", "<").split("<")) for step in plan.split(", "))
+        assert planner.plans([KEY]) == [((plan_, 1.0),)]
         assert len(model.requests) == 1 and model.requests[0].schema is None
-        assert asked.metrics()["teacher/fallbacks"] == 0 == asked.metrics()["llm/invalid_replies"]
+        assert planner.metrics()["teacher/fallbacks"] == 0 == planner.metrics()["llm/invalid_replies"]
 
     @pytest.mark.parametrize("task", TASKS)
-    def test_plans_are_restored(self, task):
+    def test_plans_round_trip(self, task):
         """Also waiting, which is no skill of the prompt."""
         names = find_domain(task, parity=True).names
         steps = ", ".join(f"{verb} <{name}>" for verb in ("go to", "pick up", "drop", "open") for name in names)
         first, _ = self.planner(f"Action: {{fly, {steps}, explore}}", task=task)
-        before = first.plans([KEY])
-        assert len(before[0][0][0]) == 4 * len(names) + 2
+        initial = first.plans([KEY])
+        assert len(initial[0][0][0]) == 4 * len(names) + 2
         second, silent = self.planner("must not be asked", task=task)
         second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-        assert second.plans([KEY]) == before and silent.requests == []
+        assert second.plans([KEY]) == initial and silent.requests == []
 
-    def test_the_table_of_a_run_can_be_played_again(self, tmp_path):
-        asked, _ = self.planner("Action: {fly, go to <key>}", folder=tmp_path)
-        plans = asked.plans([KEY])
-        again = OfflinePlanner(find_domain("simple_doorkey", parity=True), str(tmp_path / "plans.json"), miss="error")
-        assert again.plans([KEY]) == plans
+    def test_run_table_can_be_replayed(self, tmp_path):
+        planner, _ = self.planner("Action: {fly, go to <key>}", folder=tmp_path)
+        plans = planner.plans([KEY])
+        restored = OfflinePlanner(
+            find_domain("simple_doorkey", parity=True), str(tmp_path / "plans.json"), missing_state="error"
+        )
+        assert restored.plans([KEY]) == plans
 
-    def test_where_nothing_was_published(self):
+    def test_task_outside_paper_raises(self):
         for domain in (find_domain("simple_doorkey"), find_domain("unlock_pickup")):
-            with pytest.raises(ConfigError, match=r"parity=false has no published reading; set teacher.parity=true"):
-                LLMPlanner(domain, scripted(), reading="published")
+            with pytest.raises(ConfigError, match=r"parity=false has no published parser; set teacher.parity=true"):
+                llm_planner(domain, scripted(), parser="published")
         with pytest.raises(ConfigError, match=r"teacher/published.* has no attribute 'unlock_pickup'"):
-            LLMPlanner(find_domain("unlock_pickup"), scripted(), prompt="published")
+            llm_planner(find_domain("unlock_pickup"), scripted(), prompt="published")
 
 
 class TestOffline:
     @pytest.mark.parametrize("parity", [False, True])
     @pytest.mark.parametrize("task", [task for task in STATES if find_domain(task).tables])
-    def test_every_row_is_a_distribution_of_valid_plans(self, task, parity):
+    def test_rows_are_plan_distributions(self, task, parity):
         domain = find_domain(task, parity)
-        table = OfflinePlanner(domain, "published" if parity else "corrected", miss="error")
+        table = OfflinePlanner(domain, "published" if parity else "corrected", missing_state="error")
         words = {"[1]": "blue" if "color" in task else "door1", "[2]": "red" if "color" in task else "door2"}
         for abstract in table._table.rows:
             sentence = abstract
@@ -381,7 +385,7 @@ class TestOffline:
             assert len({plan for plan, _ in plans}) == len(plans)
         assert len(table._table.rows) == {"colored_doorkey": 14, "two_door": 9}.get(task, 6)
 
-    def test_published_numbers(self):
+    def test_reference_numbers(self):
         domain = find_domain("simple_doorkey", parity=True)
         (plans,) = OfflinePlanner(domain, "published").plans([DOOR])
         go, open_ = PlanStep("go to", "door"), PlanStep("open", "door")
@@ -391,11 +395,11 @@ class TestOffline:
             ((PlanStep("explore"), go), 0.02),
         )
 
-    def test_invalid_plans_are_left_out_unless_in_parity(self):
+    def test_invalid_plans_require_parity(self):
         domain = find_domain("simple_doorkey")
         assert OfflinePlanner(domain).plans(["Agent sees <nothing>, holds <key>."]) == [((EXPLORE, 1.0),)]
 
-    def test_colours_are_interchangeable(self):
+    def test_colors_are_interchangeable(self):
         table = OfflinePlanner(find_domain("colored_doorkey"))
         for a, b in (("red", "blue"), ("yellow", "green"), ("grey", "red")):
             (plans,) = table.plans([f"Agent sees <{a} key>, <{b} key>, <{b} door>, holds <nothing>."])
@@ -403,10 +407,10 @@ class TestOffline:
 
     def test_only_wrong_rows_are_corrected(self):
         domain, wrong = find_domain("colored_doorkey"), "Agent sees <red key>, <blue door>, holds <blue key>."
-        published, corrected = OfflinePlanner(domain, "published"), OfflinePlanner(domain, "corrected")
-        assert published.plans([wrong])[0][0][0][0] == PlanStep("drop", "blue key")
+        reference, corrected = OfflinePlanner(domain, "published"), OfflinePlanner(domain, "corrected")
+        assert reference.plans([wrong])[0][0][0][0] == PlanStep("drop", "blue key")
         assert corrected.plans([wrong])[0] == (((PlanStep("go to", "blue door"), PlanStep("open", "blue door")), 1.0),)
-        changed = {s for s, row in published._table.rows.items() if corrected._table.rows[s] != row}
+        changed = {s for s, row in reference._table.rows.items() if corrected._table.rows[s] != row}
         assert changed == {
             "Agent sees <[1] key>, holds <[2] key>.",
             "Agent sees <[1] key>, <[2] door>, holds <[2] key>.",
@@ -418,57 +422,57 @@ class TestOffline:
         assert table.plans([sentence, sentence]) == [((EXPLORE, 1.0),)] * 2
         assert table.metrics() == {"teacher/fallbacks": 2.0}
         assert caplog.text.count("has no row for") == 1
-        with pytest.raises(ConfigError, match=r"no row for .*; add one, or set teacher.miss=fallback"):
-            OfflinePlanner(find_domain("lava_doorkey"), miss="error").plans([sentence])
+        with pytest.raises(ConfigError, match=r"teacher.missing_state=fallback"):
+            OfflinePlanner(find_domain("lava_doorkey"), missing_state="error").plans([sentence])
 
     @pytest.mark.parametrize(
         ("content", "complaint"),
         [
             (None, "cannot be read: No such file"),
             ("{", "is no plan table"),
-            ('{"domain": "two_door", "plans": {}}', "holds plans for two_door, and the domain here is simple_doorkey"),
+            ('{"domain": "two_door", "plans": {}}', "two_door.*simple_doorkey"),
             ('{"domain": "simple_doorkey", "plans": {"x": {"explore": 0.5}}}', "sum to 1"),
             ('{"domain": "simple_doorkey", "plans": {"x": {}}}', "sum to 1"),
             ('{"domain": "simple_doorkey", "plan": {}}', "is no plan table"),
         ],
     )
-    def test_files_that_are_no_tables(self, tmp_path, content, complaint):
+    def test_invalid_table_files(self, tmp_path, content, complaint):
         path = tmp_path / "plans.json"
         if content is not None:
             path.write_text(content)
         with pytest.raises(ConfigError, match=complaint):
             OfflinePlanner(find_domain("simple_doorkey"), str(path))
 
-    def test_rows_without_a_valid_plan(self, tmp_path):
+    def test_rows_lacking_valid_plan(self, tmp_path):
         path = tmp_path / "plans.json"
         path.write_text('{"domain": "simple_doorkey", "plans": {"Agent sees <key>.": {"fly": 1.0}}}')
-        with pytest.raises(ConfigError, match=r"no valid plan for .*there is no skill 'fly'"):
+        with pytest.raises(ConfigError, match="'fly'"):
             OfflinePlanner(find_domain("simple_doorkey"), str(path))
 
     @pytest.mark.parametrize(
         ("domain", "sentence", "row", "complaint"),
         [
-            ("simple_doorkey", KEY, {"explore": 0.5, "fly": 0.5}, "there is no skill 'fly'"),
-            ("simple_doorkey", KEY, {"go to <door>": 1.0}, "'door' is none; there are: key"),
-            ("two_door", "Agent sees <[2]>, holds <nothing>.", {"go to <[2]>": 1.0}, "which no state can be"),
+            ("simple_doorkey", KEY, {"explore": 0.5, "fly": 0.5}, "'fly'"),
+            ("simple_doorkey", KEY, {"go to <door>": 1.0}, "'door'"),
+            ("two_door", "Agent sees <[2]>, holds <nothing>.", {"go to <[2]>": 1.0}, "which matches no state"),
         ],
     )
-    def test_faulty_rows_are_found_before_they_are_met(self, tmp_path, domain, sentence, row, complaint):
+    def test_faulty_rows_raise_early(self, tmp_path, domain, sentence, row, complaint):
         path = tmp_path / "plans.json"
         words = ["door1", "door2"] if domain == "two_door" else []
         path.write_text(json.dumps({"domain": domain, "interchangeable": words, "plans": {sentence: row}}))
         with pytest.raises(ConfigError, match=complaint):
             OfflinePlanner(find_domain(domain), str(path))
 
-    def test_the_loss_of_a_debate_is_told(self, tmp_path, caplog):
+    def test_missing_debate_warns(self, tmp_path, caplog):
         path = tmp_path / "plans.json"
         plans = {KEY: {"explore": 1.0}, f"{KEY} {ANNOUNCED}bob: explore.": {"explore": 1.0}}
         path.write_text(json.dumps({"domain": "simple_doorkey", "plans": plans}))
         OfflinePlanner(find_domain("simple_doorkey"), str(path))
-        assert "1 of 2 rows" in caplog.text and "of a debate" in caplog.text
+        assert "1 of 2 rows" in caplog.text and "debate" in caplog.text
 
-    def test_where_no_table_is_shipped(self):
-        with pytest.raises(ConfigError, match="no plan table is shipped for unlock_pickup"):
+    def test_missing_table_raises(self):
+        with pytest.raises(ConfigError, match="unlock_pickup"):
             OfflinePlanner(find_domain("unlock_pickup"))
 
 
@@ -480,15 +484,15 @@ def test_oracles_plans_are_valid(task):
     assert p == 1.0 and parse_text(", ".join(map(str, plan)), domain.skills, domain.objects(STATES[task])) == plan
 
 
-def test_equal_plans_are_added_up():
+def test_equal_plans_are_summed():
     assert distribution([(EXPLORE, 1), (FETCH, 1), (EXPLORE, 2)]) == ((EXPLORE, 0.75), (FETCH, 0.25))
 
 
-class TestScripted:
+class TestRules:
     @pytest.mark.parametrize(
         ("task", "sentence", "plan"),
         [
-            ("simple_doorkey", NOTHING, "explore"),
+            ("simple_doorkey", EMPTY_STATE, "explore"),
             ("simple_doorkey", KEY, "go to <key>, pick up <key>"),
             ("simple_doorkey", DOOR, "go to <door>, open <door>"),
             ("simple_doorkey", "Agent sees <nothing>, holds <key>.", "explore"),
@@ -502,22 +506,22 @@ class TestScripted:
     )
     def test_rules(self, task, sentence, plan):
         domain = find_domain(task)
-        ((known, p),) = planner(task=task, samples=2).plans([sentence])[0]
-        assert p == 1.0 and known == parse_text(plan, domain.skills, domain.objects(sentence))
+        ((actual_plan, p),) = planner(task=task, samples=2).plans([sentence])[0]
+        assert p == 1.0 and actual_plan == parse_text(plan, domain.skills, domain.objects(sentence))
 
-    def test_other_words(self):
+    def test_different_words(self):
         prompt = "You are the planner of an agent.\n- fetch <object>: get it\n{}State: You are at <pond> near <tree>."
-        noted = []
-        plan = json.loads(scripted_planner.reply(asked(prompt.format("")), note=noted.append))["plan"]
-        assert plan == [{"skill": "fetch", "object": "pond"}] and "the first skill is taken" in noted[-1]
-        plan = json.loads(scripted_planner.reply(asked(prompt.format("- rest: do nothing\n"))))["plan"]
+        notes = []
+        plan = json.loads(scripted_planner.reply(planner_request(prompt.format("")), note=notes.append))["plan"]
+        assert plan == [{"skill": "fetch", "object": "pond"}] and "the first skill is taken" in notes[-1]
+        plan = json.loads(scripted_planner.reply(planner_request(prompt.format("- rest: do nothing\n"))))["plan"]
         assert plan == [{"skill": "rest", "object": ""}]
 
-    def test_other_tasks_are_left_alone(self):
-        for other in ("You are the principal of a society.\nState: x", "You are the planner of an agent."):
+    def test_unknown_tasks_raise(self):
+        for prompt in ("You are the principal of a society.\nState: x", "You are the planner of an agent."):
             with pytest.raises(UnreadPromptError):
-                scripted_planner.reply(asked(other))
+                scripted_planner.reply(planner_request(prompt))
 
 
-def asked(prompt):
+def planner_request(prompt):
     return [{"role": "user", "content": prompt}]

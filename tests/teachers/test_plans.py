@@ -5,16 +5,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from llmrl.llms.structured import InvalidReply
-from llmrl.teachers.plans import LONGEST_PLAN, PlanStep, checked, parse_reply, parse_text, plan_text, reply_schema
+from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.teachers.plans import MAX_PLAN_STEPS, PlanStep, build_plan, parse_reply, parse_text, plan_text, reply_schema
 from llmrl.teachers.rooms.skills import SKILLS
 
 OBJECTS = ("red key", "blue door")
 FETCH = (PlanStep("go to", "red key"), PlanStep("pick up", "red key"))
 
 
-def reply(*steps, **more):
-    return json.dumps({"reasoning": "", "plan": [{"skill": s, "object": o} for s, o in steps], **more})
+def reply(*steps, **extra):
+    return json.dumps({"reasoning": "", "plan": [{"skill": s, "object": o} for s, o in steps], **extra})
 
 
 def parse(text, objects=OBJECTS):
@@ -36,10 +36,10 @@ def test_equal_plans_in_different_words_are_equal(text):
     assert parse(text) == FETCH
 
 
-def test_of_two_plans_the_later_counts_where_the_reply_says_so():
+def test_explicit_correction_selects_later_plan():
     first, last = reply(("explore", "")), reply(("go to", "red key"), ("pick up", "red key"))
     assert parse(f"Action: {{explore}} {first} Wait, correction: {last}") == FETCH
-    with pytest.raises(InvalidReply, match="several different answers"):
+    with pytest.raises(InvalidReply, match="different answers"):
         parse(f"{first} {last}")
 
 
@@ -52,7 +52,7 @@ def test_of_two_plans_the_later_counts_where_the_reply_says_so():
         (reply(("open", "blue door with red key")), [("open", "blue door")]),
         (reply(("explore", "the east")), [("explore", "")]),
         ("Action: {go to <key>}", [("go to", "red key")]),  # there is one key
-        (reply(*[("explore", "")] * (LONGEST_PLAN + 1)), [("explore", "")] * LONGEST_PLAN),
+        (reply(*[("explore", "")] * (MAX_PLAN_STEPS + 1)), [("explore", "")] * MAX_PLAN_STEPS),
         (reply(("explore", ""), ("fly to", "red key"), ("open", "blue door")), [("explore", "")]),
         (reply(("explore", ""), ("go to", "green key")), [("explore", "")]),
         (reply(("go to", "green key"), ("explore", "")), [("explore", "")]),  # it is not there yet
@@ -64,9 +64,11 @@ def test_of_two_plans_the_later_counts_where_the_reply_says_so():
         ("<tool_call>" + reply(("explore", "")) + "</tool_call>", [("explore", "")]),
     ],
 )
-def test_what_is_forgiven(text, steps):
-    """Additions are dropped, steps for what is not there are passed over, and a plan is kept up to the first step that
-    cannot be meant."""
+def test_tolerant_parsing(text, steps):
+    """Additions are dropped and steps for absent objects are skipped.
+
+    A plan ends before the first step that cannot be valid.
+    """
     assert parse(text) == tuple(PlanStep(*step) for step in steps)
 
 
@@ -85,21 +87,21 @@ def test_what_is_forgiven(text, steps):
         ('{"plan": [{"skill": }]', "there is no skill"),
     ],
 )
-def test_what_is_no_plan_says_why(text, complaint):
+def test_invalid_plan_explains_reason(text, complaint):
     with pytest.raises(InvalidReply, match=complaint.replace("(", r"\(")):
         parse(text)
 
 
-def test_a_plan_that_is_cut_is_none():
+def test_truncated_plan_is_invalid():
     text = reply(("go to", "red key"), ("pick up", "red key"))[:-3]
     assert len(parse(text)) == 2
-    with pytest.raises(InvalidReply, match="the plan was cut off"):
+    with pytest.raises(InvalidReply, match="cut off"):
         parse_reply(text, SKILLS, OBJECTS, cut=True)
 
 
-def test_where_nothing_is_there_a_plan_can_still_explore():
+def test_empty_scene_allows_exploring():
     assert parse(reply(("explore", "nothing")), ()) == (PlanStep("explore"),)
-    with pytest.raises(InvalidReply, match="there are: none"):
+    with pytest.raises(InvalidReply, match="are: none"):
         parse(reply(("go to", "red key")), ())
 
 
@@ -108,12 +110,12 @@ def test_where_nothing_is_there_a_plan_can_still_explore():
 @example('{"plan": [' * 1500)
 @example('{"plan": [{"skill": ' + "9" * 5000 + "}]}")
 @example('{"plan": [{"skill": "\ud800", "object": "\\ud800"}]}')
-def test_nothing_but_invalid_reply_is_raised(text):
+def test_only_invalid_reply_is_raised(text):
     try:
         plan = parse(text)
     except InvalidReply:
         return
-    assert 1 <= len(plan) <= LONGEST_PLAN
+    assert 1 <= len(plan) <= MAX_PLAN_STEPS
 
 
 JSON = st.recursive(
@@ -129,7 +131,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_any_json_is_a_plan_or_an_invalid_reply(value):
+def test_arbitrary_json_parses_or_raises_invalid_reply(value):
     with contextlib.suppress(InvalidReply):
         assert parse(json.dumps({"plan": value}))
 
@@ -140,15 +142,15 @@ STEPS = st.one_of(
 )
 
 
-@given(st.lists(STEPS, min_size=1, max_size=LONGEST_PLAN))
+@given(st.lists(STEPS, min_size=1, max_size=MAX_PLAN_STEPS))
 def test_round_trip(steps):
-    plan = checked(steps, SKILLS, OBJECTS)
+    plan = build_plan(steps, SKILLS, OBJECTS)
     assert parse_text(plan_text(plan), SKILLS, OBJECTS) == plan
     assert parse(f"Action: {{{plan_text(plan)}}}") == plan
     assert parse(reply(*steps)) == plan
 
 
-def test_the_schema_names_the_skills_and_is_closed():
+def test_schema_lists_skills():
     schema = reply_schema(SKILLS)
     assert list(schema["properties"]) == ["reasoning", "plan"] == schema["required"]
     step = schema["$defs"]["_Step"]

@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 import commands
-from llmrl.analysis.runs import read_runs
+from llmrl.results.run_records import read_runs
 from some import some
 
-HERE = Path(__file__).parent
-THIRD_PARTY = HERE.parent / "third_party"
-SKILLED = {
+TEST_FOLDER = Path(__file__).parent
+THIRD_PARTY = TEST_FOLDER.parent / "third_party"
+SKILL_OPTIONS = {
     "_target_": "skilled_agent.SkilledAgent",
     "skill": 0.5,
     "breaks_above": 2.0,
@@ -32,20 +32,20 @@ GAME = ("env=signal_game", "agent=skilled", "trusted_modules=[signal_game,skille
 
 @pytest.fixture
 def options_folder(tmp_path):
-    """A folder of options besides the package's, with a space in its name."""
+    """Return a folder of options besides the package's, with a space in its name."""
     for group, name in (("env", "signal_game"), ("agent", "skilled")):
         target = tmp_path / "my options" / group / f"{name}.yaml"
         target.parent.mkdir(parents=True)
-        shipped = THIRD_PARTY / "conf" / group / f"{name}.yaml"
-        target.write_text(yaml.safe_dump(SKILLED) if name == "skilled" else shipped.read_text())
+        source = THIRD_PARTY / "conf" / group / f"{name}.yaml"
+        target.write_text(yaml.safe_dump(SKILL_OPTIONS) if name == "skilled" else source.read_text())
     return tmp_path / "my options"
 
 
 def start(*arguments, cwd, folder=None):
     environment = dict(os.environ)
-    more = [] if folder is None else ["--config-dir", str(folder)]
+    options = [] if folder is None else ["--config-dir", str(folder)]
     return commands.Popen(
-        [sys.executable, "-m", "llmrl.cli.train", *more, *arguments],
+        [sys.executable, "-m", "llmrl.cli.train", *options, *arguments],
         cwd=cwd,
         env=environment,
         stdout=subprocess.PIPE,
@@ -58,8 +58,8 @@ def start(*arguments, cwd, folder=None):
 def search(*arguments, cwd, folder=None):
     """(exit code, all that was printed)."""
     process = start(*SEARCH, *arguments, cwd=cwd, folder=folder)
-    printed, _ = process.communicate(timeout=300)
-    return process.returncode, printed
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
 
 
 def trials(root, name="signal_game"):
@@ -67,39 +67,39 @@ def trials(root, name="signal_game"):
 
 
 @pytest.mark.slow
-def test_a_search_from_one_command_to_the_best_again(tmp_path, options_folder):
+def test_search_returns_best_command(tmp_path, options_folder):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", "agent.note='a b','x=[1,2]'", "env.horizon=range(8,9)")
-    more = ("hydra.sweeper.trials=4", "hydra.sweeper.parallel_trials=2", "hydra.sweeper.aggregate=min")
-    code, printed = search(*arguments, *more, cwd=tmp_path, folder=options_folder)
-    assert code == 0, printed
+    options = ("hydra.sweeper.trials=4", "hydra.sweeper.parallel_trials=2", "hydra.sweeper.aggregate=min")
+    code, output = search(*arguments, *options, cwd=tmp_path, folder=options_folder)
+    assert code == 0, output
     rows = trials(tmp_path)
     assert [row["state"] for row in rows] == ["finished"] * 4
     runs = read_runs(tmp_path / "outputs")
     assert len(runs) == 8 and {run.state for run in runs} == {"finished"}
     for row in rows:
-        of_trial = [run for run in runs if run.overrides["agent.skill"] == row["agent.skill"]]
-        results = {run.seed: run.result for run in of_trial}
+        trial_runs = [run for run in runs if run.overrides["agent.skill"] == row["agent.skill"]]
+        results = {run.seed: run.result for run in trial_runs}
         assert float(row["min"]) == min(results.values()) == min(float(row["seed=0"]), float(row["seed=1"]))
         assert results[1] == float(row["seed=1"])
-        for run in of_trial:
+        for run in trial_runs:
             config = yaml.safe_load((run.folder / "config.yaml").read_text())
             assert config["agent"]["note"] == {"'a b'": "a b", "'x=[1,2]'": "x=[1,2]"}[row["agent.note"]]
             assert config["agent"]["skill"] == float(row["agent.skill"])
     best = yaml.safe_load((tmp_path / "outputs/signal_game/search/best.yaml").read_text())
     assert best["min"] == max(float(row["min"]) for row in rows)
     # The command that is printed and kept finds the very runs: nothing is left to do.
-    assert f"The best trial again: {best['command']}\n" in printed
+    assert f"The best trial again: {best['command']}\n" in output
     words = shlex.split(best["command"])
     assert words[0] == "llmrl-train" and "--config-dir" in words
-    again = start(*words[1:], cwd=tmp_path)
-    assert again.communicate(timeout=100) and again.returncode == 0
+    second_search = start(*words[1:], cwd=tmp_path)
+    assert second_search.communicate(timeout=100) and second_search.returncode == 0
     assert [run.attempt for run in read_runs(tmp_path / "outputs")] == [1] * 8
-    code, printed = search(*arguments, "agent.pause_s=1", *more, cwd=tmp_path, folder=options_folder)
-    assert code == 1 and "agent.pause_s was not given and is 1" in printed
+    code, output = search(*arguments, "agent.pause_s=1", *options, cwd=tmp_path, folder=options_folder)
+    assert code == 1 and "agent.pause_s was not given and is 1" in output
 
 
 @pytest.mark.slow
-def test_a_pruned_trial_is_spared_its_other_seeds(tmp_path, options_folder):
+def test_pruned_trial_skips_remaining_seeds(tmp_path, options_folder):
     arguments = (
         *GAME,
         "seed=0,1",
@@ -107,65 +107,65 @@ def test_a_pruned_trial_is_spared_its_other_seeds(tmp_path, options_folder):
         "hydra.sweeper.trials=6",
         "hydra.sweeper.sampler=random",
     )
-    more = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1")
-    code, printed = search(*arguments, *more, cwd=tmp_path, folder=options_folder)
-    assert code == 0, printed
+    options = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1")
+    code, output = search(*arguments, *options, cwd=tmp_path, folder=options_folder)
+    assert code == 0, output
     states = [row["state"] for row in trials(tmp_path)]
-    pruned = states.count("pruned")
-    assert 0 < pruned < 6 and states.count("finished") == 6 - pruned
-    assert len(read_runs(tmp_path / "outputs")) == 12 - pruned
+    n_pruned = states.count("pruned")
+    assert 0 < n_pruned < 6 and states.count("finished") == 6 - n_pruned
+    assert len(read_runs(tmp_path / "outputs")) == 12 - n_pruned
     assert all(row["seed=0"] and not row["seed=1"] for row in trials(tmp_path) if row["state"] == "pruned")
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "llmrl"])
-def test_a_search_killed_in_the_middle_pays_for_nothing_twice(tmp_path, options_folder, launcher):
+def test_search_sigkill_repeats_no_trial(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "agent.pause_s=0.5")
-    more = ("hydra.sweeper.trials=6", "hydra.sweeper.parallel_trials=2")
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    killed.mkdir(), whole.mkdir()
-    process = start(*SEARCH, *arguments, *more, cwd=killed, folder=options_folder)
+    options = ("hydra.sweeper.trials=6", "hydra.sweeper.parallel_trials=2")
+    killed_search, reference = tmp_path / "killed", tmp_path / "whole"
+    killed_search.mkdir(), reference.mkdir()
+    process = start(*SEARCH, *arguments, *options, cwd=killed_search, folder=options_folder)
 
-    def finished():
-        found = read_runs(killed / "outputs") if (killed / "outputs").exists() else []
-        return [run for run in found if run.state == "finished"]
+    def list_finished():
+        records = read_runs(killed_search / "outputs") if (killed_search / "outputs").exists() else []
+        return [run for run in records if run.state == "finished"]
 
-    while len(finished()) < 5 and process.poll() is None:
+    while len(list_finished()) < 5 and process.poll() is None:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    before = {run.folder: run for run in finished()}
-    assert 5 <= len(before) < 12
-    code, printed = search(*arguments, *more, cwd=killed, folder=options_folder)
-    assert code == 0, printed
-    after = {run.folder: run for run in read_runs(killed / "outputs")}
+    finished_runs = {run.folder: run for run in list_finished()}
+    assert 5 <= len(finished_runs) < 12
+    code, output = search(*arguments, *options, cwd=killed_search, folder=options_folder)
+    assert code == 0, output
+    after = {run.folder: run for run in read_runs(killed_search / "outputs")}
     assert len(after) == 12 and {run.state for run in after.values()} == {"finished"}
-    for folder, run in before.items():
+    for folder, run in finished_runs.items():
         assert (after[folder].attempt, after[folder].updated) == (1, run.updated)
     # A third time there is nothing left to do, and an uninterrupted search has tried the same.
-    code, printed = search(*arguments, *more, cwd=killed, folder=options_folder)
-    assert code == 0 and {run.folder: run for run in read_runs(killed / "outputs")} == after
-    code, printed = search(*arguments, *more, cwd=whole, folder=options_folder)
-    assert code == 0 and trials(whole) == trials(killed)
+    code, output = search(*arguments, *options, cwd=killed_search, folder=options_folder)
+    assert code == 0 and {run.folder: run for run in read_runs(killed_search / "outputs")} == after
+    code, output = search(*arguments, *options, cwd=reference, folder=options_folder)
+    assert code == 0 and trials(reference) == trials(killed_search)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", some(["llmrl"], ["basic", "llmrl"]))
-def test_failing_trials_are_kept_and_end_the_search_if_nothing_else_comes(tmp_path, options_folder, launcher):
+def test_failing_trials_end_search(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}")
     breaks = ("agent.breaks_above=0.6", "hydra.sweeper.trials=2", "hydra.sweeper.max_failures=9")
-    code, printed = search(*arguments, *breaks, "hydra.sweeper.study=some", cwd=tmp_path, folder=options_folder)
-    assert code == 0, printed
+    code, output = search(*arguments, *breaks, "hydra.sweeper.study=some", cwd=tmp_path, folder=options_folder)
+    assert code == 0, output
     rows = list(csv.DictReader((tmp_path / "outputs/signal_game/some/trials.csv").open()))
     assert [float(row["agent.skill"]) <= 0.6 for row in rows] == [row["state"] == "finished" for row in rows]
     assert sum(row["state"] == "finished" for row in rows) == 2 and len(rows) > 2
-    assert "Failed trials" in printed
+    assert "Failed trials" in output
     failed = next(row for row in rows if row["state"] == "failed")
     assert "is too much" in failed["seed=0"] and failed["mean"] == ""
     breaks = ("agent.breaks_above=-1", "hydra.sweeper.max_failures=2", "name=all")
-    code, printed = search(*arguments, *breaks, cwd=tmp_path, folder=options_folder)
-    assert code == 1 and "2 trials in a row failed, the last with seed 0: " in printed
+    code, output = search(*arguments, *breaks, cwd=tmp_path, folder=options_folder)
+    assert code == 1 and "2 trials in a row failed, the last with seed 0: " in output
     assert [row["state"] for row in trials(tmp_path, "all")] == ["failed", "failed"]
     tracebacks = list((tmp_path / "outputs" / "all").rglob("traceback.txt"))
     assert len(tracebacks) == 4 and all("ZeroDivisionError" in path.read_text() for path in tracebacks)
@@ -173,7 +173,7 @@ def test_failing_trials_are_kept_and_end_the_search_if_nothing_else_comes(tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("launcher", ["basic", "llmrl"])
-def test_an_interrupted_trial_is_not_a_failed_one(tmp_path, options_folder, launcher):
+def test_interrupted_trial_is_not_failure(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "hydra.sweeper.trials=2")
     slow = ("agent.pause_s=0.3", "learn.env_steps=128")
     process = start(*SEARCH, *arguments, *slow, cwd=tmp_path, folder=options_folder)
@@ -182,10 +182,10 @@ def test_an_interrupted_trial_is_not_a_failed_one(tmp_path, options_folder, laun
             break
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    printed, _ = process.communicate(timeout=100)
-    assert process.returncode != 0, printed
-    code, printed = search(*arguments, *slow, cwd=tmp_path, folder=options_folder)
-    assert code == 0, printed
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode != 0, output
+    code, output = search(*arguments, *slow, cwd=tmp_path, folder=options_folder)
+    assert code == 0, output
     assert [(row["trial"], row["state"]) for row in trials(tmp_path)] == [("0", "finished"), ("1", "finished")]
 
 
@@ -206,26 +206,26 @@ def test_an_interrupted_trial_is_not_a_failed_one(tmp_path, options_folder, laun
         (("env=escape_room,cleanup",), "several folders, escape_room, cleanup; choose one with name=<name>"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_before_anything_has_run(tmp_path, arguments, message):
-    code, printed = search("env=escape_room", "principal=ucb", *arguments, cwd=tmp_path)
-    assert code == 1 and message in printed, printed
+def test_invalid_searches_raise_early(tmp_path, arguments, message):
+    code, output = search("env=escape_room", "principal=ucb", *arguments, cwd=tmp_path)
+    assert code == 1 and message in output, output
     assert not list(tmp_path.rglob("status.json"))
 
 
 @pytest.mark.slow
-def test_a_space_kept_in_a_file(tmp_path, options_folder):
+def test_space_from_file(tmp_path, options_folder):
     preset = options_folder / "experiment" / "mine.yaml"
     preset.parent.mkdir()
     space = {"agent.skill": "interval(0.2,0.3)", "agent.note": "a,b"}
     preset.write_text("# @package _global_\n" + json.dumps({"hydra": {"sweeper": {"params": space, "trials": 2}}}))
-    code, printed = search(*GAME, "experiment=mine", "agent.note=c,d", cwd=tmp_path, folder=options_folder)
-    assert code == 0, printed
+    code, output = search(*GAME, "experiment=mine", "agent.note=c,d", cwd=tmp_path, folder=options_folder)
+    assert code == 0, output
     rows = trials(tmp_path)
     assert len(rows) == 2 and {row["agent.note"] for row in rows} <= {"c", "d"}
     assert all(0.2 <= float(row["agent.skill"]) <= 0.3 for row in rows)
 
 
-def test_optuna_is_not_imported_unless_it_searches(tmp_path):
+def test_optuna_loads_lazily(tmp_path):
     """Hydra imports every plugin whatever the command: the sweeper's module must cost nothing."""
     command = ["llmrl-train", "--cfg", "job", "hydra/sweeper=optuna"]
     script = f"import sys; sys.argv = {command!r}; from llmrl.cli.train import main; main(); print(*sys.modules)"

@@ -39,7 +39,7 @@ def loader():
         ("'a b','x=1,y',\"it's\"", CategoricalChoice(("'a b'", "'x=1,y'", '"it\'s"'))),
     ],
 )
-def test_every_kind_of_sweep_becomes_a_dimension(loader, sweep, dimension):
+def test_sweep_types_become_dimensions(loader, sweep, dimension):
     sought = read([f"agent.x={sweep}", "env=escape_room"], loader)
     assert sought.space == {"agent.x": dimension}
     assert (sought.fixed, sought.seeds) == (["env=escape_room"], None)
@@ -48,11 +48,18 @@ def test_every_kind_of_sweep_becomes_a_dimension(loader, sweep, dimension):
     )
 
 
-def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
-    typed = ["prompts='a b/c=d'", "env=escape_room", "+env.x=[1,2]", "~design", "principal=glob(*ing)", "seed=2,0,2"]
-    sought = read([*typed, "principal=ucb,egreedy"], loader)
+def test_seeds_are_excluded_from_space(loader):
+    arguments = [
+        "prompts='a b/c=d'",
+        "env=escape_room",
+        "+env.x=[1,2]",
+        "~design",
+        "principal=glob(*ing)",
+        "seed=2,0,2",
+    ]
+    sought = read([*arguments, "principal=ucb,egreedy"], loader)
     assert sought.seeds == ["2", "0"]
-    assert sought.fixed == typed[:4]
+    assert sought.fixed == arguments[:4]
     assert sought.space == {"principal": CategoricalChoice(("ucb", "egreedy"))}  # the last of several counts
     assert read(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
     assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].options[:2] == ("cem", "cmaes")
@@ -74,7 +81,7 @@ def test_seeds_are_not_searched_and_the_rest_stays_as_typed(loader):
         (["agent.x=range(1,3,0)"], "is empty"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(loader, arguments, message):
+def test_unsupported_sweeps_raise(loader, arguments, message):
     with pytest.raises(ConfigError) as refusal:
         read(arguments, loader)
     assert message in str(refusal.value)
@@ -84,31 +91,31 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 
 
 @given(bounds=st.tuples(finite, finite), share=st.floats(0, 1))
-def test_a_number_stays_inside_its_bounds_when_hydra_reads_it(bounds, share):
+def test_bounds_survive_hydra_parsing(bounds, share):
     low, high = min(bounds), max(bounds)
     value = min(max(low * (1 - share) + high * share, low), high)
     text = NumericRange(low, high).text(value)
-    read_back = OverridesParser.create().parse_override(f"agent.x={text}").value()
-    assert isinstance(read_back, int | float) and low <= read_back <= high
-    assert read_back == pytest.approx(value, rel=1e-5)
+    parsed = OverridesParser.create().parse_override(f"agent.x={text}").value()
+    assert isinstance(parsed, int | float) and low <= parsed <= high
+    assert parsed == pytest.approx(value, rel=1e-5)
 
 
 text = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]))
 plain = st.none() | st.booleans() | st.integers() | finite | text
 
 
-def typed(value):
-    """A value as a careful user types it: texts quoted."""
+def to_override(value):
+    """Return a value as a careful user types it, with texts in quotes."""
     if isinstance(value, list):
-        return f"[{','.join(typed(item) for item in value)}]"
+        return f"[{','.join(to_override(item) for item in value)}]"
     if isinstance(value, str):
         return QuotedString(value, Quote.single).with_quotes()
     return "null" if value is None else str(value)
 
 
 @given(values=st.lists(plain | st.lists(plain, max_size=3), min_size=2, max_size=4))
-def test_a_choice_comes_out_as_it_went_in(values):
-    space = read([f"agent.x={','.join(typed(value) for value in values)}"], None).space
+def test_choices_round_trip(values):
+    space = read([f"agent.x={','.join(to_override(value) for value in values)}"], None).space
     options = space["agent.x"].options
     jobs = [overrides(space, {"agent.x": option}) for option in options]
     parsed = [OverridesParser.create().parse_override(override) for (override,) in jobs]

@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Sequence
 
-from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
+from llmrl.run.sink import Ending, Opening, Row, Sink
 
 
 class CsvFile(Sink):

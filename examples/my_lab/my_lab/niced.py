@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from llmrl.core.ranges import NonNegativeInt
 from llmrl.run.signals import StopFlag
 from llmrl.sweeps.backends.protocol import Backend
-from llmrl.sweeps.jobs import cancelled, left_behind, take_on
+from llmrl.sweeps.jobs import cancelled, ended_outcome, take_on
 from llmrl.sweeps.work import JobWork
 
 
@@ -38,4 +38,4 @@ class Niced(Backend):
                 if stop.requested and not told:
                     told = True
                     os.kill(process.pid, stop.signal)
-        return left_behind(job, queued.attempt, process.returncode, stopped_by=stop.signal)
+        return ended_outcome(job, queued.attempt, process.returncode, stopped_by=stop.signal)

@@ -1,1 +1,1 @@
-"""Hydra finds launchers and sweepers here; what they do is in `llmrl.sweeps`."""
+"""Launcher and sweeper of llmrl as Hydra plugins; the implementation is in `llmrl.sweeps`."""

@@ -1,4 +1,4 @@
-"""What sweepers have in common. Named with an underscore, so that Hydra's scan for plugins does not take it for one."""
+"""The common base of sweepers. The underscore in its name hides this module from Hydra's scan for plugins."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class LaunchingSweeper(Sweeper):
-    """A sweeper that hands runs to whichever launcher was chosen.
+    """A sweeper that passes runs on to the chosen launcher.
 
     Args:
-        params: overrides besides the command line's, `{key: values}`.
+        params: overrides in addition to those of the command line, `{key: values}`.
     """
 
     def __init__(self, params: Mapping[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The launcher of `--multirun`. Hydra imports this at every start: nothing heavy here."""
+"""The launcher of `--multirun`. Hydra imports this module at every start, so it must not import heavy modules."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 5.0
 """Seconds between two messages about the composition of a sweep."""
-EXIT_INTERRUPTED = 130  # also if only the waiting for submitted runs was
+EXIT_INTERRUPTED = 130  # also if only the wait for submitted runs was interrupted
 
 
 class FinishedJob(JobReturn):
-    """What a sweeper gets for a run. A failed one has been told of already; asking for its result only leaves.
+    """The result of a run for a sweeper. Access to the result of a failed run raises SystemExit without a message.
 
-    `outcome` is what became of it in full.
+    Attributes:
+        outcome: outcome of the run.
     """
 
     outcome: JobOutcome | None = None
@@ -45,14 +46,13 @@ class FinishedJob(JobReturn):
 
 
 class LlmrlLauncher(Launcher):
-    """Composes every run first, so that a mistake stops the sweep before anything has started; then runs what is
-    missing where `hardware` says.
+    """A launcher that composes every run before it starts any, and computes the missing ones as `hardware` says.
+
+    A sweeper that launches in several batches sets `swept` to the keys that differ between its runs. It also sets
+    `in_batches`, so that no further commands are suggested after each batch.
 
     Args:
-        wait: until all runs have ended; false: return when they are submitted (backends with a scheduler).
-
-    A sweeper that launches in several batches says in `swept` which keys differ between its runs, and sets
-    `in_batches`, so that no commands to use next are printed after each batch.
+        wait: whether to wait until all runs have ended; else return after submission (backends with a scheduler).
     """
 
     def __init__(self, wait: bool) -> None:
@@ -81,31 +81,35 @@ class LlmrlLauncher(Launcher):
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
         logging.getLogger("llmrl").setLevel(logging.INFO)
         with ending(application_of(self.config).command):
-            found = self._compose(job_overrides, initial_job_idx)
+            runs = self._compose(job_overrides, initial_job_idx)
             begin_work()
-            if len(dry := {run.experiment.config["dry_run"] for run in found}) > 1:
-                raise ConfigError("dry_run is for all runs of a sweep or for none")
+            if len(dry := {run.experiment.config["dry_run"] for run in runs}) > 1:
+                raise ConfigError("dry_run must have the same value in all runs of a sweep")
             if dry == {True}:
-                self._plan(found)
-                return [_ended(list(overrides), None, 0) for overrides in job_overrides]
+                self._plan(runs)
+                return [_build_job_return(list(overrides), None, 0) for overrides in job_overrides]
             sweep_folder = redacted_folder(Path(self.config.hydra.sweep.dir)).expanduser().absolute()
-            outcomes, code = compute_sweep(found, sweep_folder, self.wait, self.swept)
+            outcomes, code = compute_sweep(runs, sweep_folder, self.wait, self.swept)
             print_sweep(outcomes, commands=not self.in_batches)
-            self._show(found, outcomes)
-        own = outcomes[-len(found) :] if found else []
-        return [_ended(list(o), outcome, code) for o, outcome in zip(job_overrides, own, strict=True)]
+            self._show(runs, outcomes)
+        run_outcomes = outcomes[-len(runs) :] if runs else []
+        return [
+            _build_job_return(list(o), outcome, code) for o, outcome in zip(job_overrides, run_outcomes, strict=True)
+        ]
 
-    def _show(self, found: Sequence[PlannedRun], outcomes: Sequence[JobOutcome]) -> None:
-        """Show what a study comes to, where this sweep was one and all of it is finished."""
+    def _show(self, runs: Sequence[PlannedRun], outcomes: Sequence[JobOutcome]) -> None:
+        """Show the results of a study if this sweep was one and is finished."""
         from llmrl.display.reports import show_study
 
-        asked = [run.experiment for run in found if (run.experiment.config.get("report") or {}).get("question")]
-        if asked and all(outcome.state == "finished" for outcome in outcomes):
-            for folder, report in {each.folder.parent.parent: each.config["report"] for each in asked}.items():
+        studies = [run.experiment for run in runs if (run.experiment.config.get("report") or {}).get("question")]
+        if studies and all(outcome.state == "finished" for outcome in outcomes):
+            for folder, report in {
+                experiment.folder.parent.parent: experiment.config["report"] for experiment in studies
+            }.items():
                 show_study(folder, report)
 
-    def _plan(self, found: Sequence[PlannedRun]) -> None:
-        """Print what the runs would do: of one all of it, as without --multirun, and of several a table.
+    def _plan(self, runs: Sequence[PlannedRun]) -> None:
+        """Print the plan of the runs: all of it for one run, as without --multirun, and a table for several.
 
         Raises:
             LlmrlError: the parts of a run cannot work together.
@@ -114,11 +118,11 @@ class LlmrlLauncher(Launcher):
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
 
-        if len(found) == 1 or any("method" in run.experiment.config for run in found):
-            for run in found:
+        if len(runs) == 1 or any("method" in run.experiment.config for run in runs):
+            for run in runs:
                 run_and_print(run.experiment)
             return
-        plan = sweep_plan(found, self.swept)
+        plan = sweep_plan(runs, self.swept)
         print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
         for request in plan.requests:
             print_line(request)
@@ -129,40 +133,37 @@ class LlmrlLauncher(Launcher):
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.experiment.composition import job_environment
-        from llmrl.experiment.experiment import Experiment
         from llmrl.experiment.sweep_jobs import PlannedRun
 
         assert self.config is not None and self.hydra_context is not None
-        found = []
-        own = HydraConfig.instance().cfg
-        reported = time.monotonic()
+        runs = []
+        previous_config = HydraConfig.instance().cfg
+        report_time = time.monotonic()
         try:
             for i, overrides in enumerate(job_overrides):
-                if time.monotonic() - reported > REPORT_S:
-                    reported = time.monotonic()
+                if time.monotonic() - report_time > REPORT_S:
+                    report_time = time.monotonic()
                     log.info("composed %s of %s runs", f"{i:,}", f"{len(job_overrides):,}")
-                composed = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-                with read_write(composed.hydra), open_dict(composed.hydra.job):
-                    composed.hydra.job.num = initial_job_idx + i
-                    composed.hydra.job.id = str(initial_job_idx + i)
-                HydraConfig.instance().set_config(composed)
-                environment = job_environment()
-                with read_write(composed), open_dict(composed):
-                    del composed["hydra"]
-                found.append(PlannedRun(Experiment.of_hydra(composed), environment))
+                config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+                with read_write(config.hydra), open_dict(config.hydra.job):
+                    config.hydra.job.num = initial_job_idx + i
+                    config.hydra.job.id = str(initial_job_idx + i)
+                HydraConfig.instance().set_config(config)
+                with read_write(config), open_dict(config):
+                    del config["hydra"]
+                runs.append(PlannedRun.of_hydra(config))
         finally:
-            HydraConfig.instance().cfg = own
-        return found
+            HydraConfig.instance().cfg = previous_config
+        return runs
 
 
-def _ended(overrides: list[str], outcome: JobOutcome | None, code: int) -> JobReturn:
-    """A run's outcome in Hydra's words; `code` is the sweep's exit code."""
-    ended = FinishedJob(overrides=overrides, status=JobStatus.COMPLETED)
-    ended.return_value = None if outcome is None else outcome.result
-    ended.outcome = outcome
+def _build_job_return(overrides: list[str], outcome: JobOutcome | None, code: int) -> JobReturn:
+    """Return a run's outcome as Hydra's type; `code` is the sweep's exit code."""
+    job = FinishedJob(overrides=overrides, status=JobStatus.COMPLETED)
+    job.return_value = None if outcome is None else outcome.result
+    job.outcome = outcome
     well = ("finished", "elsewhere") if code == EXIT_INTERRUPTED else ("finished", "elsewhere", "submitted")
     if outcome is not None and outcome.state not in well:
-        ended.status = JobStatus.FAILED
-        ended.return_value = SystemExit(code)
-    return ended
+        job.status = JobStatus.FAILED
+        job.return_value = SystemExit(code)
+    return job

@@ -1,4 +1,4 @@
-"""The sweeper of `--multirun`. Hydra imports this at every start: nothing heavy here."""
+"""The sweeper of `--multirun`. Hydra imports this module at every start, so it must not import heavy modules."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
 
 
 class LlmrlSweeper(LaunchingSweeper):
-    """Every combination of the values given, the last swept key first, as Hydra's own sweeper makes them. Runs are not
-    composed just to see whether they can be, because the launcher composes all before it starts any; and a run that
-    failed does not keep the batches after its own from being launched.
+    """A sweeper over every combination of the given values, in the order of Hydra's own sweeper.
+
+    Unlike Hydra's sweeper, it does not compose runs to validate them, because the launcher composes all before it
+    starts any; and it launches further batches after a run has failed.
 
     Args:
-        max_batch_size: runs handed to the launcher at once, >= 1; None: all.
+        max_batch_size: number of runs passed to the launcher at once, >= 1; None: all.
         params: further overrides, `{key: values}`.
     """
 
@@ -46,18 +47,18 @@ class LlmrlSweeper(LaunchingSweeper):
         codes: list[int] = []
         for batch in batches:
             returns.append(self.launcher.launch(batch, initial_job_idx=sum(len(r) for r in returns)))
-            codes += [_code(ended) for ended in returns[-1]]
+            codes += [_code(job) for job in returns[-1]]
             if any(code > 128 for code in codes):
-                break  # told to stop
+                break  # stopped by a signal
         if any(codes):
             # A failure first, then a used-up budget, then a stop.
             raise SystemExit(min(code for code in codes if code))
         return returns
 
 
-def _code(ended: JobReturn) -> int:
-    """The exit code a run asks for."""
-    if ended.status == JobStatus.COMPLETED:
+def _code(job: JobReturn) -> int:
+    """Return the exit code of a run."""
+    if job.status == JobStatus.COMPLETED:
         return 0
-    code = getattr(ended._return_value, "code", 1)
+    code = getattr(job._return_value, "code", 1)
     return code if isinstance(code, int) else 1

@@ -1,4 +1,6 @@
-"""From Hydra's sweep grammar to a search space.
+"""Conversion of Hydra's sweep grammar to a search space.
+
+The underscore in its name hides this module from Hydra's scan for plugins, which would import it in every command.
 
 Named with an underscore, so that Hydra's scan for plugins does not import it on every command.
 """
@@ -21,7 +23,13 @@ _EXAMPLE = "'agent.ppo.learning_rate=tag(log,interval(1e-5,1e-2))'"
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """What a command line asks for: what is searched, what stays as typed, and the seeds (None: none were given)."""
+    """The search that a command line describes.
+
+    Attributes:
+        space: searched dimensions by key.
+        fixed: other overrides as typed.
+        seeds: seeds of each trial; None: not given.
+    """
 
     space: dict[str, Dimension]
     fixed: list[str]
@@ -29,7 +37,7 @@ class SearchRequest:
 
 
 def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
-    """Sort the overrides of a command line; of several for one key the last counts.
+    """Return the search that a command line describes; of several overrides of one key the last counts.
 
     Raises:
         ConfigError: nothing is searched, or something cannot be.
@@ -43,7 +51,7 @@ def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
             f"hydra/sweeper=optuna has nothing to search; sweep a key other than {SEED}, such as {_EXAMPLE}, or leave "
             "out hydra/sweeper"
         )
-    # As typed, quotes included: whatever Hydra read once it reads again.
+    # As typed, including quotes, so that Hydra can parse them again.
     return SearchRequest(space, [str(o.input_line) for o in last.values() if not o.is_sweep_override()], seeds)
 
 
@@ -82,14 +90,14 @@ def _dimension(key: str, override: Override, loader: ConfigLoader) -> Dimension:
 
 def _interval(sweep: IntervalSweep) -> NumericRange:
     assert sweep.start is not None and sweep.end is not None
-    whole = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # int(interval(1, 8))
-    return NumericRange(sweep.start, sweep.end, log="log" in sweep.tags, integer=whole)
+    is_integer = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # int(interval(1, 8))
+    return NumericRange(sweep.start, sweep.end, log="log" in sweep.tags, integer=is_integer)
 
 
 def _range(key: str, sweep: RangeSweep) -> NumericRange:
-    """Hydra's range leaves out its end, as Python's does."""
+    """Return the dimension of Hydra's range, which excludes its end."""
     values = sorted(sweep.range()) if sweep.step else []
     if not values:
         raise ConfigError(f"{key}=range({sweep.start},{sweep.stop},{sweep.step}) is empty")
-    whole = all(isinstance(value, int) for value in values)
-    return NumericRange(values[0], values[-1], abs(sweep.step), "log" in sweep.tags, whole)
+    is_integer = all(isinstance(value, int) for value in values)
+    return NumericRange(values[0], values[-1], abs(sweep.step), "log" in sweep.tags, is_integer)

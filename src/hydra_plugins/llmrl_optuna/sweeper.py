@@ -1,4 +1,4 @@
-"""The sweeper. Hydra imports this module on every command, `--help` included: nothing heavy at module level."""
+"""The sweeper for Optuna. Hydra imports this module in every command, so it must not import heavy modules."""
 
 from __future__ import annotations
 
@@ -21,16 +21,18 @@ if TYPE_CHECKING:
 
 _SETTINGS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
-"""What ends a trial for good. A run in any other unfinished state is gone on with when the command is repeated."""
-_POLL_S, _LOOK_AGAIN_S = 2.0, 600.0
-_SHOWN = 10
+"""States of runs that end a trial. A run in any other unfinished state is resumed when the command is repeated."""
+_POLL_S, _RELAUNCH_S = 2.0, 600.0
+_MAX_ROWS = 10
+_RELIABLE = 30
+"""Trials below which importances carry a warning."""
 
 
 class OptunaSweeper(LaunchingSweeper):
-    """Searches what the command line sweeps; runs all seeds of a trial, through whichever launcher was chosen.
+    """A sweeper that searches the swept keys; it runs all seeds of a trial by the chosen launcher.
 
     Args:
-        params: a search space besides the command line's.
+        params: a search space in addition to that of the command line.
         settings: fields of `llmrl.tuning.study.TuningSettings`, checked when the search starts.
     """
 
@@ -46,7 +48,7 @@ class OptunaSweeper(LaunchingSweeper):
             self._search(self.typed(arguments))
 
     def _app(self) -> str:
-        """The command that was typed."""
+        """Return the name of the command."""
         from llmrl.experiment.experiment import application_of
 
         assert self.config is not None
@@ -73,10 +75,10 @@ class OptunaSweeper(LaunchingSweeper):
             return
         with Study(folder, settings, sought.space, seeds, sought.fixed) as study:
             while batch := study.next_batch():
-                told = self._evaluate(sought, study, batch)
+                trials = self._evaluate(sought, study, batch)
                 study.write(self._command(sought, study))
-                _show(f"Search '{settings.study}'", study, told)
-                for trial in told:
+                _show(f"Search '{settings.study}'", study, trials)
+                for trial in trials:
                     failures = failures + 1 if trial.state == "failed" else 0
                     if failures == settings.max_failures:
                         raise ConfigError(
@@ -87,7 +89,7 @@ class OptunaSweeper(LaunchingSweeper):
             self._report(sought, study, Path(first["output_root"]) / first["name"])
 
     def _plan(self, sought: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
-        """Print what a trial would do: the first option of every choice, and the lowest numbers."""
+        """Print the plan of a trial, with the first option of every choice and the lowest numbers."""
         assert self.launcher is not None
         lowest = [f"{key}={dimension.first()}" for key, dimension in sought.space.items()]
         self.launcher.launch([[*sought.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
@@ -103,42 +105,47 @@ class OptunaSweeper(LaunchingSweeper):
         """
         waves = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
         results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
-        ended: dict[int, TuningTrial] = {}
+        final_trials: dict[int, TuningTrial] = {}
         for wave in waves:
-            running = [trial for trial in batch if trial.number not in ended]
+            running = [trial for trial in batch if trial.number not in final_trials]
             if not running:
                 break
             jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
-            found = [_result(job) for job in self._launch(jobs, self._launched)]
+            run_results = [_result(job) for job in self._launch(jobs, self._launched)]
             self._launched += len(jobs)
             for i, trial in enumerate(running):
-                each = results[trial.number]
-                each += found[i * len(wave) : (i + 1) * len(wave)]
-                values = [result for result in each if not isinstance(result, str)]
-                if len(values) < len(each):  # failed, whatever other seeds would bring
-                    ended[trial.number] = study.tell(trial, each + ["not run"] * (len(study.seeds) - len(each)))
-                elif len(each) == len(study.seeds):
-                    ended[trial.number] = study.tell(trial, each)
+                trial_results = results[trial.number]
+                trial_results += run_results[i * len(wave) : (i + 1) * len(wave)]
+                values = [result for result in trial_results if not isinstance(result, str)]
+                if len(values) < len(trial_results):  # failed, whatever other seeds would bring
+                    final_trials[trial.number] = study.tell(
+                        trial, trial_results + ["not run"] * (len(study.seeds) - len(trial_results))
+                    )
+                elif len(trial_results) == len(study.seeds):
+                    final_trials[trial.number] = study.tell(trial, trial_results)
                 elif (pruned := study.prune(trial, values)) is not None:
-                    ended[trial.number] = pruned
-        return [ended[trial.number] for trial in batch]
+                    final_trials[trial.number] = pruned
+        return [final_trials[trial.number] for trial in batch]
 
     def _launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
-        """Compute the runs, and wait for those that were being computed already: jobs of a cluster, for one, outlive
-        the search that submitted them."""
+        """Compute the runs, and wait for those that other processes are computing.
+
+        Jobs of a cluster, for example, outlive the search that submitted them.
+        """
         assert self.launcher is not None
         returns = list(self.launcher.launch(jobs, initial_job_idx=first))
-        while elsewhere := [i for i, job in enumerate(returns) if _state(job) == "elsewhere"]:
-            _wait_for([returns[i].outcome.folder for i in elsewhere])  # type: ignore[attr-defined]
-            again = self.launcher.launch([jobs[i] for i in elsewhere], initial_job_idx=first)
-            for i, job in zip(elsewhere, again, strict=True):
+        while external := [i for i, job in enumerate(returns) if _state(job) == "elsewhere"]:
+            _wait_for([returns[i].outcome.folder for i in external])  # type: ignore[attr-defined]
+            new_returns = self.launcher.launch([jobs[i] for i in external], initial_job_idx=first)
+            for i, job in zip(external, new_returns, strict=True):
                 returns[i] = job
         return returns
 
     def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
-        """Compose a trial with every option of every choice, so that a typing error is found before anything has run.
+        """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
 
-        Returns `output_root`, `name`, `dry_run` and `seed` of the first.
+        Returns:
+            `output_root`, `name`, `dry_run` and `seed` of the first trial.
 
         Raises:
             ConfigError: runs of one search would go into several folders.
@@ -154,22 +161,22 @@ class OptunaSweeper(LaunchingSweeper):
         for key, dimension in sought.space.items():
             if isinstance(dimension, CategoricalChoice):
                 settings += [{**first, key: option} for option in dimension.options[1:]]
-        before, found = HydraConfig.instance().cfg, []
+        previous_config, configs = HydraConfig.instance().cfg, []
         try:
             for setting in settings:
                 overrides = [*sought.fixed, *(f"{key}={text}" for key, text in setting.items())]
                 config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
                 HydraConfig.instance().set_config(config)  # the default name asks it for the environment
-                found.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
+                configs.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
         finally:
-            HydraConfig.instance().cfg = before
-        if len({config["name"] for config in found}) > 1:
-            names = ", ".join(dict.fromkeys(config["name"] for config in found))
+            HydraConfig.instance().cfg = previous_config
+        if len({config["name"] for config in configs}) > 1:
+            names = ", ".join(dict.fromkeys(config["name"] for config in configs))
             raise ConfigError(f"runs of this search would go to several folders, {names}; choose one with name=<name>")
-        return found[0]
+        return configs[0]
 
     def _command(self, sought: SearchRequest, study: Study) -> str:
-        """The command that runs (or finds) the best trial so far; empty if there is none."""
+        """Return the command that runs (or finds) the best trial so far; empty if there is none."""
         if not (ranking := study.ranking()):
             return ""
         assert self.config is not None
@@ -187,10 +194,12 @@ class OptunaSweeper(LaunchingSweeper):
         ranking = study.ranking()
         failed = [trial for trial in study.trials() if trial.state == "failed"]
         pruned = [trial for trial in study.trials() if trial.state == "pruned"]
-        _show(f"Search '{study.settings.study}', best trials", study, ranking[:_SHOWN])
+        _show(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
         if failed:
-            _show("Failed trials", study, failed[-_SHOWN:])
+            _show("Failed trials", study, failed[-_MAX_ROWS:])
         rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
+        if rows and len(ranking) < _RELIABLE:
+            rows.append(("reliability", f"importances of {len(ranking)} trials are mostly noise"))
         figure = study.draw_importances()
         if figure is not None:
             rows.append(("figure of importances", str(figure)))
@@ -214,27 +223,27 @@ class OptunaSweeper(LaunchingSweeper):
 
 
 def _state(job: JobReturn) -> str | None:
-    """What became of a run, as llmrl's own launcher tells; None with another one."""
+    """Return the state of a run, as llmrl's own launcher reports it; None with another launcher."""
     outcome = getattr(job, "outcome", None)
     return None if outcome is None else str(outcome.state)
 
 
 def _wait_for(folders: list[Path]) -> None:
-    """Until these runs have ended, as far as their folders tell; and now and then, for the launcher knows more."""
-    from llmrl.analysis.runs import read_run
+    """Wait until these runs have ended according to their folders, but at most `_RELAUNCH_S` seconds."""
+    from llmrl.results.run_records import read_run
 
-    until = time.monotonic() + _LOOK_AGAIN_S
+    until = time.monotonic() + _RELAUNCH_S
     while time.monotonic() < until and any(read_run(folder).state in ("running", "queued") for folder in folders):
         time.sleep(_POLL_S)
 
 
 def _result(job: JobReturn) -> Result:
-    """What a run came to.
+    """Return the result of a run.
 
     Raises:
         ConfigError: the launcher did not wait for results, or the runs have none.
-        BaseException: what interrupted the run. The search ends with it, and goes on with this very trial when the
-            command is repeated.
+        BaseException: the interruption of the run, which ends the search. The same command continues it with this
+            trial.
     """
     from hydra.core.utils import JobStatus
 

@@ -1,1 +1,1 @@
-"""Agents: a policy and, where it learns, its learner."""
+"""Agents: policies and, if they learn, their learners."""

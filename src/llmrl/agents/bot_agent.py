@@ -1,4 +1,4 @@
-"""`agent=bot`: plays what the environment's own expert would do."""
+"""Agent `agent=bot`, which plays the actions of the environment's expert."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec
 
 EXPERT = "expert"
-"""Channel with the place of the action an expert would take; -1 where it has given up."""
-HARMLESS = ("done", "turn left")
-"""Names of actions that leave a game as it is, but for where somebody looks; the first that there is."""
+"""Channel with the index of the expert's action; -1 where the expert has given up."""
+NO_OP_NAMES = ("done", "turn left")
+"""Names of actions that change at most a player's orientation, in order of preference."""
 
 
 class BotPolicy:
-    """Takes the action that the channel `expert` names; where the expert has given up, `done`, else a turn
-    (`turn left`, or the first action if none is called so).
+    """Policy that takes the action in the channel `expert`.
 
-    It is a `StepObserver`, so that only what happens in games that are played is counted.
+    If the expert has given up, it takes the action `done`, else `turn left`, else the first action. It is a
+    `StepObserver`, so that it counts only decisions in games that are played.
 
     Attributes:
-        given_up: actions taken without an expert since the start.
-        decisions: all actions taken since then.
+        given_up: number of actions taken without an expert.
+        decisions: number of all actions.
 
     Raises:
-        ConfigError: the environment has no such channel.
+        ConfigError: the environment has no channel `expert`.
     """
 
     channels: tuple[str, ...] = (EXPERT,)
@@ -40,23 +40,25 @@ class BotPolicy:
         self.given_up = self.decisions = 0
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play with the actions of `spec` from now on, in games that have not begun."""
+        """Use the actions of `spec` from now on. No episode may be in progress."""
         if EXPERT not in spec.observation:
             raise Incompatible(
                 Misfit.ONE_GAME,
-                f"agent=bot plays what an expert would do, and env={spec.name} knows none (no channel {EXPERT!r} among "
-                f"{', '.join(sorted(spec.observation))}); use env=babyai_text, or agent=heuristic, agent=random",
+                f"agent=bot needs the channel {EXPERT!r}, but env={spec.name} has only "
+                f"{', '.join(sorted(spec.observation))}; use env=babyai_text, agent=heuristic or agent=random",
             )
         spec.need_discrete("agent=bot")
-        self.instead = next((spec.action_names.index(name) for name in HARMLESS if name in spec.action_names), 0)
+        self.fallback_action = next(
+            (spec.action_names.index(name) for name in NO_OP_NAMES if name in spec.action_names), 0
+        )
         self.playing = np.zeros(spec.n_envs, dtype=bool)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """As a `StepObserver`: new episodes have begun; games in which none has begun wait."""
+        """Mark games in which an episode begins as played."""
         self.playing |= games
 
     def on_step(self, transition: Transition) -> None:
-        """As a `StepObserver`: games that are over wait."""
+        """Mark games whose episode has ended as waiting."""
         self.playing &= ~transition.ended
 
     def act(
@@ -66,39 +68,39 @@ class BotPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """The same actions for the same observations."""
+        """Return the expert's actions; they depend only on the observations."""
         expert = observation[EXPERT].long()
-        lost = expert < 0
-        playing = torch.from_numpy(self.playing)[:, None].expand_as(lost)
-        self.given_up += int((lost.cpu() & playing).sum())
+        no_expert = expert < 0
+        playing = torch.from_numpy(self.playing)[:, None].expand_as(no_expert)
+        self.given_up += int((no_expert.cpu() & playing).sum())
         self.decisions += int(playing.sum())
-        return PolicyOutput(torch.where(lost, self.instead, expert))
+        return PolicyOutput(torch.where(no_expert, self.fallback_action, expert))
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: it expects nothing."""
+        """Return zeros, since there is no value function."""
         return torch.zeros(observation[EXPERT].shape)
 
 
 class BotAgent(NonLearningAgent):
-    """`agent=bot`: see `BotPolicy`.
+    """Agent `agent=bot` with a `BotPolicy`.
 
     Raises:
-        ConfigError: the environment knows no expert.
+        ConfigError: the environment has no expert.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
         self.policy = BotPolicy(spec)
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play with the actions of `spec` from now on."""
+        """Use the actions of `spec` from now on."""
         self.policy.adapt(spec)
 
     def describe(self) -> dict[str, Any]:
         return {"policy": "the environment's own expert", "parameters": 0}
 
     def metrics(self) -> dict[str, float]:
-        """bot/decisions: actions taken; bot/gave_up: those without an expert, as it had given up; both counted."""
-        return {"bot/decisions": float(self.policy.decisions), "bot/gave_up": float(self.policy.given_up)}
+        """Return the number of actions (`bot/decisions`), and of those without an expert (`bot/failures`)."""
+        return {"bot/decisions": float(self.policy.decisions), "bot/failures": float(self.policy.given_up)}
 
     def state_dict(self) -> State:
         policy = self.policy

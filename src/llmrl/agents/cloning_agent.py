@@ -1,8 +1,9 @@
-"""`agent=bc`: learns to do what was done in recorded trajectories, then plays."""
+"""Agent `agent=bc`, which learns to imitate recorded trajectories and then plays."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 import yaml
 
-from llmrl.algorithms.cloning import BehaviouralCloning, CloningSettings
+from llmrl.algorithms.cloning import BehavioralCloning, CloningSettings
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.protocols import Agent, AgentLoop, Teacher
@@ -23,27 +24,42 @@ from llmrl.core.text_array import TextArray, TextTable
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.trajectories import FOLDER, Trajectories, read
 
-WORDING = ("language", "actions", "history", "template", "replace")
-"""Options of environments in words that say how what happens is told."""
+TEXT_OPTIONS = ("language", "actions", "history", "template", "replace")
+"""Options of text environments that determine the wording of prompts."""
+
+
+@dataclass(frozen=True)
+class CloningAgentSettings:
+    """Options of `CloningAgent`; ranges are in `conf/agent/bc.yaml`.
+
+    Attributes:
+        data: run folder, or one of its files, with trajectories to imitate.
+        episodes: imitate all episodes, or those with a success above 0.
+        limit: maximum number of steps, from the first on; None: all.
+        held_out: share of the episodes that is used for validation only.
+        cloning: hyperparameters.
+    """
+
+    data: str | None
+    episodes: Literal["all", "successful"]
+    limit: PositiveInt | None
+    held_out: UnitInterval
+    cloning: CloningSettings
 
 
 class CloningAgent:
-    """An agent that is taught by examples alone, and becomes what `student` could have become by reward.
+    """Agent that learns only from recorded examples, with the network of the agent `student`.
 
-    Its weights are saved as the student saves them, so `agent.init_from` of such an agent can begin with them.
+    Its weights are saved in the student's format, so that `agent.init_from` of such an agent can load them.
 
     Args:
-        spec: of the environment it plays.
-        seeds: what is held out comes from its stream `held_out`, the order of samples from `order`.
+        spec: spec of the environment.
+        settings: options.
+        seeds: seed tree; stream `held_out` selects validation episodes, `order` the order of samples.
         device: torch device.
-        student: the agent whose policy is trained; one network that reads a channel of texts.
-        data: run folder (or one of its files) with trajectories of whoever is to be imitated.
-        episodes: imitate all episodes, or those with a success above 0.
-        limit: steps to use at most, those that come first; None: all.
-        held_out: share of the episodes that is not learned from, but measured with.
-        cloning: hyperparameters.
-        teacher: nobody else teaches it: None.
-        env_options: fields of the environment it plays, as the config has them; None: not known.
+        student: agent whose policy is trained: one network that reads a channel of texts.
+        teacher: must be None.
+        env_options: options of the environment that it plays, as in the config; None: unknown.
 
     Raises:
         ConfigError: the student is no such agent, or there is a teacher.
@@ -56,70 +72,68 @@ class CloningAgent:
     def __init__(
         self,
         spec: EnvSpec,
+        settings: CloningAgentSettings,
         seeds: Seeds,
         device: str,
         student: Agent,
-        data: str | None,
-        episodes: Literal["all", "successful"],
-        limit: PositiveInt | None,
-        held_out: UnitInterval,
-        cloning: CloningSettings,
         teacher: Teacher | None = None,
         env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if teacher is not None:
-            raise Incompatible(Misfit.UNTAUGHT, "agent=bc is taught by what it imitates alone; use teacher=none")
+            raise Incompatible(Misfit.UNTAUGHT, "agent=bc learns only from recorded trajectories; use teacher=none")
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
-        self._data, self._episodes, self._limit, self._held_out = data, episodes, limit, held_out
-        self._seeds, self._settings = seeds, cloning
+        self._seeds, self._settings, self._data = seeds, settings, settings.data
         self._env_options = dict(env_options or {})
         self._channel = _text_channel(student, spec)
-        self._cloning: BehaviouralCloning | None = None
+        self._cloning: BehavioralCloning | None = None
 
-    def imitate(self, epochs: int) -> BehaviouralCloning:
-        """What there is to learn, read from the disk.
+    def imitate(self, epochs: int) -> BehavioralCloning:
+        """Read the trajectories from disk and return a learner for them.
 
         Raises:
-            ConfigError: there is nothing, or it cannot be learned here.
-            RunFolderError: there are no trajectories.
+            ConfigError: there are no trajectories to learn from, or they do not fit this agent.
+            RunFolderError: the folder holds no trajectories.
         """
         if self._data is None:
             raise ConfigError(
-                "agent.data=<run folder> is missing: agent=bc learns from trajectories that another run has kept, e.g. "
+                "agent.data=<run folder> is missing: agent=bc learns from the trajectories of another run, e.g. of "
                 "llmrl-train agent=bot play.trajectories=true"
             )
-        place = Path(self._data).expanduser()
-        trajectories = self._usable(read(place))
-        self._check_wording(_recorded_in(place))
-        actions = self._translated(trajectories)
-        kept_back = self._kept_back(trajectories)
+        path = Path(self._data).expanduser()
+        trajectories = self._select_steps(read(path))
+        self._check_wording(_data_env_options(path))
+        actions = self._to_actions(trajectories)
+        is_validation = self._validation_mask(trajectories)
         table = TextTable(trajectories.prompts)
         parts: list[Batch] = []
-        for chosen in (np.flatnonzero(~kept_back), np.flatnonzero(kept_back)):
-            places = torch.from_numpy(trajectories.prompt[chosen].astype(np.int64))
+        for indices in (np.flatnonzero(~is_validation), np.flatnonzero(is_validation)):
+            prompt_indices = torch.from_numpy(trajectories.prompt[indices].astype(np.int64))
             parts.append(
                 {
-                    self._channel: TextArray(places, table),
-                    "action": torch.from_numpy(actions[chosen]).to(self.device),
+                    self._channel: TextArray(prompt_indices, table),
+                    "action": torch.from_numpy(actions[indices]).to(self.device),
                 }
             )
         [(network, _)] = self.policy.groups()  # type: ignore[attr-defined]
-        self._cloning = BehaviouralCloning(network, self._settings, parts[0], parts[1], self._seeds, epochs)
+        self._cloning = BehavioralCloning(network, self._settings.cloning, parts[0], parts[1], self._seeds, epochs)
         return self._cloning
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Its own games teach it nothing."""
+        """Return no metrics: the agent does not learn from its own games."""
         return {}
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play from now on with this spec's actions.
+        """Use the actions of `spec` from now on.
 
         Raises:
-            ConfigError: the student cannot.
+            ConfigError: the student does not support it.
         """
         adapt = getattr(self.student, "adapt", None)
         if adapt is None:
-            raise ConfigError(f"{type(self.student).__name__} cannot play with other actions than it was made for")
+            raise ConfigError(
+                f"agent.student: {type(self.student).__name__} cannot play with other actions than those it was built "
+                "with; use agent@agent.student=llm_ppo"
+            )
         adapt(spec)
 
     def reset(self) -> None:
@@ -136,109 +150,124 @@ class CloningAgent:
         if self._cloning is not None and state["cloning"] is not None:
             self._cloning.load_state_dict(state["cloning"])
 
-    def _usable(self, trajectories: Trajectories) -> Trajectories:
-        """The steps that can be learned from."""
+    def _select_steps(self, trajectories: Trajectories) -> Trajectories:
+        """Return the steps to learn from."""
         if not trajectories.action_names:
             raise ConfigError(
-                f"agent.data={self._data}: its actions are several numbers each, and agent=bc imitates choices"
+                f"agent.data={self._data}: its actions consist of several numbers, but agent=bc imitates discrete "
+                "actions; "
+                "use other data"
             )
-        found = trajectories.rows(np.flatnonzero(trajectories.prompt >= 0)[: self._limit])
-        if not len(found):
+        steps = trajectories.rows(np.flatnonzero(trajectories.prompt >= 0)[: self._settings.limit])
+        if not len(steps):
             raise ConfigError(
-                f"agent.data={self._data}: {len(trajectories):,} steps, and of none it is known what could be read; "
-                "record them in an environment of texts, e.g. env=babyai_text"
+                f"agent.data={self._data}: none of its {len(trajectories):,} steps has a text; record them in a text "
+                "environment, e.g. env=babyai_text"
             )
-        if self._episodes == "successful":
-            chosen = np.flatnonzero(found.success > 0)
-            if not len(chosen):
+        if self._settings.episodes == "successful":
+            successes = np.flatnonzero(steps.success > 0)
+            if not len(successes):
                 raise ConfigError(
-                    f"agent.data={self._data}: none of its {len(found):,} steps is of an episode that is known to have "
-                    "succeeded; use agent.episodes=all, or other data"
+                    f"agent.data={self._data}: none of its {len(steps):,} steps is from a successful episode; use "
+                    "agent.episodes=all or other data"
                 )
-            found = found.rows(chosen)
-        return found
+            steps = steps.rows(successes)
+        return steps
 
-    def _check_wording(self, recorded: Mapping[str, Any]) -> None:
-        """Refuse prompts that were made otherwise than those of the games that are played; `recorded` are the options
-        of the environment of the data. What only one of the two environments has is not compared."""
-        own = self._env_options
-        for name in WORDING:
-            if name in recorded and name in own and recorded[name] != own[name]:
-                theirs, ours = (f"env.{name}={_typed(options[name])}" for options in (recorded, own))
+    def _check_wording(self, data_options: Mapping[str, Any]) -> None:
+        """Raise an error if the data's prompts were built with other options than those of the played games.
+
+        `data_options` are the options of the data's environment; options that only one of the environments has are not
+        compared.
+        """
+        env_options = self._env_options
+        for name in TEXT_OPTIONS:
+            if name in data_options and name in env_options and data_options[name] != env_options[name]:
+                data_setting, env_setting = (
+                    f"env.{name}={_yaml_text(options[name])}" for options in (data_options, env_options)
+                )
                 raise ConfigError(
-                    f"agent.data={self._data}: its prompts were made with {theirs}, and those of env={self.spec.name} "
-                    f"are with {ours}; use {theirs}, or data recorded with {ours}"
+                    f"agent.data={self._data}: its prompts were built with {data_setting}, but env={self.spec.name} "
+                    "has "
+                    f"{env_setting}; use {data_setting}, or data recorded with {env_setting}"
                 )
 
-    def _translated(self, trajectories: Trajectories) -> np.ndarray:
-        """What was done, as places in this environment's actions, [n] int64."""
-        own = {name: i for i, name in enumerate(self.spec.action_names)}
-        done = np.asarray(trajectories.action, dtype=np.int64)
-        lacking = [name for i in np.unique(done) if (name := trajectories.action_names[i]) not in own]
-        if lacking:
+    def _to_actions(self, trajectories: Trajectories) -> np.ndarray:
+        """Return the recorded actions as indices of this environment's actions, [n] int64."""
+        indices = {name: i for i, name in enumerate(self.spec.action_names)}
+        recorded = np.asarray(trajectories.action, dtype=np.int64)
+        missing = [name for i in np.unique(recorded) if (name := trajectories.action_names[i]) not in indices]
+        if missing:
             raise ConfigError(
-                f"agent.data={self._data}: there the action {lacking[0]!r} was taken, and env={self.spec.name} has "
-                f"{', '.join(own)}; use the env.actions and env.language of the data"
+                f"agent.data={self._data}: its action {missing[0]!r} does not exist in env={self.spec.name}, which has "
+                f"{', '.join(indices)}; use the env.actions and env.language of the data"
             )
-        return np.array([own.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[done]
+        return np.array([indices.get(name, -1) for name in trajectories.action_names], dtype=np.int64)[recorded]
 
-    def _kept_back(self, trajectories: Trajectories) -> np.ndarray:
-        """Which steps are held out, [n] bool: whole episodes, so that no situation is in both parts."""
-        # What goes on from before the recording began is one episode for each game.
+    def _validation_mask(self, trajectories: Trajectories) -> np.ndarray:
+        """Return the mask [n] bool of steps used for validation; all steps of an episode are on the same side."""
+        # In each game, the steps of an episode that began before the recording form one episode.
         episode = np.where(trajectories.episode >= 0, trajectories.episode, -1 - trajectories.game)
-        different = np.unique(episode)
-        n = round(self._held_out * len(different))
-        if n == len(different):
+        episode_ids = np.unique(episode)
+        share = self._settings.held_out
+        n = round(share * len(episode_ids))
+        if n == len(episode_ids):
             raise ConfigError(
-                f"agent.held_out={self._held_out:g} of {len(different)} episodes leaves none to learn from; use less"
+                f"agent.held_out={share:g} of {len(episode_ids)} episodes leaves none to learn from; use a smaller "
+                "share"
             )
-        order = torch.randperm(len(different), generator=self._seeds.torch("held_out")).numpy()
-        return np.isin(episode, different[order[:n]])
+        order = torch.randperm(len(episode_ids), generator=self._seeds.torch("held_out")).numpy()
+        return np.isin(episode, episode_ids[order[:n]])
 
 
-def _recorded_in(place: Path) -> dict[str, Any]:
-    """The options of the environment in which the trajectories of a run folder, or one of its files, were recorded;
-    none where no run has its config beside them."""
-    folder = place.parent if place.is_file() else place
-    path = (folder.parent if folder.name == FOLDER else folder) / CONFIG_NAME
-    if not path.is_file():
+def _data_env_options(path: Path) -> dict[str, Any]:
+    """Return the options of the environment in which trajectories were recorded.
+
+    They are empty if there is no config next to the trajectories.
+    """
+    folder = path.parent if path.is_file() else path
+    config_path = (folder.parent if folder.name == FOLDER else folder) / CONFIG_NAME
+    if not config_path.is_file():
         return {}
     try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        config = yaml.safe_load(config_path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"agent.data={place}: {path}, which says how prompts were made, cannot be read ({error}); use another run"
+            f"agent.data={path}: {config_path} cannot be read ({error}), so the options of its prompts are unknown; "
+            "use "
+            "another run"
         ) from error
     env = config.get("env") if isinstance(config, dict) else None
     return dict(env) if isinstance(env, dict) else {}
 
 
-def _typed(value: Any) -> str:
-    """A value as one types it on the command line."""
+def _yaml_text(value: Any) -> str:
+    """Format a value as it is typed on the command line."""
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_typed(x)}' for key, x in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_yaml_text(x)}' for key, x in value.items())}}}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_typed, value))}]"
+        return f"[{', '.join(map(_yaml_text, value))}]"
     return "null" if value is None else str(value)
 
 
 def _text_channel(student: Agent, spec: EnvSpec) -> str:
-    """The one channel that the student reads.
+    """Return the single channel that the student reads.
 
     Raises:
-        ConfigError: it learns nothing, is not one network, or reads something else than trajectories hold.
+        ConfigError: the student does not learn, has several networks, or reads other inputs than trajectories hold.
     """
     policy: Any = student.policy
     groups = policy.groups() if hasattr(policy, "groups") and student.learns else []
     if len(groups) != 1:
         raise ConfigError(
-            f"agent.student: agent=bc trains one network by its gradient, and {type(student).__name__} is none that "
-            "learns so; use agent@agent.student=llm_ppo"
+            f"agent.student: agent=bc trains an agent with one differentiable network, but {type(student).__name__} "
+            "has "
+            "none; use agent@agent.student=llm_ppo"
         )
     channels: list[str] = [name for name in policy.channels if name != "action_mask"]
     if len(channels) != 1 or spec.observation[channels[0]].dtype != "object" or policy.recurrent:
         raise ConfigError(
-            f"agent.student: trajectories hold what was read, and {type(student).__name__} takes in "
-            f"{', '.join(channels)}{' and remembers' if policy.recurrent else ''}; use agent@agent.student=llm_ppo"
+            f"agent.student: trajectories hold texts, but {type(student).__name__} reads {', '.join(channels)}"
+            f"{' and has a memory' if policy.recurrent else ''}; use agent@agent.student=llm_ppo"
         )
     return channels[0]

@@ -1,6 +1,6 @@
-"""`agent=heuristic`: a simple rule plays, where there is one for the environment.
+"""Agent `agent=heuristic`, which plays a simple rule for environments that have one.
 
-A rule goes from what is observed to an action, without memory or learning.
+A rule maps observations to actions, without memory or learning.
 """
 
 from __future__ import annotations
@@ -27,38 +27,41 @@ from llmrl.envs.tax_citizens import Citizens
 from llmrl.envs.tax_economy import VECTOR
 
 Rule = Callable[[np.ndarray], np.ndarray]
-"""Observations [n, k] or states [n] of n games -> actions [n]."""
+"""Function from observations [n, k] or states [n] of n games to actions [n]."""
 
 
 @dataclass(frozen=True)
 class Heuristic:
-    """A rule: the channel it reads, what it does in a few words, and how it is made for an environment.
+    """Rule for an environment.
 
     Attributes:
-        also: further channels it reads, whose numbers follow those of `channel` in a row.
+        channel: channel that the rule reads.
+        description: short description of the rule.
+        make: function that builds the rule for an environment.
+        additional_channels: channels whose numbers are appended to those of `channel`.
     """
 
     channel: str
-    what: str
+    description: str
     make: Callable[[EnvSpec, EnvFactory | None], Rule]
-    also: tuple[str, ...] = ()
+    additional_channels: tuple[str, ...] = ()
 
 
 class HeuristicPolicy:
-    """Follows a rule.
+    """Policy that follows a rule.
 
     Args:
-        spec: of the environment.
-        env_factory: of its games, for rules that are computed from the game's own table; None: it is none of
-            Gymnasium's.
+        spec: spec of the environment.
+        env_factory: factory of its games, for rules computed from the game's transition table; None: not a Gymnasium
+            environment.
 
     Raises:
         ConfigError: there is no rule for the environment.
     """
 
     def __init__(self, spec: EnvSpec, env_factory: EnvFactory | None = None) -> None:
-        self.heuristic, self._rule = rule_of(spec, env_factory)
-        self.channels: tuple[str, ...] = (self.heuristic.channel, *self.heuristic.also)
+        self.heuristic, self._rule = find_rule(spec, env_factory)
+        self.channels: tuple[str, ...] = (self.heuristic.channel, *self.heuristic.additional_channels)
 
     def act(
         self,
@@ -67,27 +70,27 @@ class HeuristicPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """The same action for the same observation."""
-        read = [observation[channel].cpu().numpy() for channel in self.channels]
-        seen = np.concatenate(read, axis=-1) if len(read) > 1 else read[0]
-        games, agents = seen.shape[:2]
-        action = np.asarray(self._rule(seen.reshape(games * agents, *seen.shape[2:])))
+        """Return the rule's actions; they depend only on the observations."""
+        channel_arrays = [observation[channel].cpu().numpy() for channel in self.channels]
+        inputs = np.concatenate(channel_arrays, axis=-1) if len(channel_arrays) > 1 else channel_arrays[0]
+        games, agents = inputs.shape[:2]
+        action = np.asarray(self._rule(inputs.reshape(games * agents, *inputs.shape[2:])))
         return PolicyOutput(torch.from_numpy(action.reshape(games, agents).astype(np.int64)))
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: it expects nothing."""
+        """Return zeros, since there is no value function."""
         return torch.zeros(observation[self.heuristic.channel].shape[:2])
 
 
 class HeuristicAgent(NonLearningAgent):
-    """Plays by a rule, never learns.
+    """Agent that plays by a rule and never learns.
 
     Args:
         spec: spec of the environment.
         env_factory: as for `HeuristicPolicy`.
         role: in Clean Up and Harvest, `forager`, `cleaner` or `turn_taker`; None: `forager`.
-        turn: steps for which turn-takers clean.
-        at_once: number of turn-takers who clean at once.
+        turn: number of steps for which turn-takers clean.
+        max_cleaners: number of turn-takers who clean at the same time.
 
     Raises:
         ConfigError: there is no rule for the environment; the message names those that have one.
@@ -99,83 +102,91 @@ class HeuristicAgent(NonLearningAgent):
         env_factory: EnvFactory | None = None,
         role: Role | None = None,
         turn: PositiveInt = 200,
-        at_once: PositiveInt = 3,
+        max_cleaners: PositiveInt = 3,
     ) -> None:
-        rules = society_rules(spec, role, turn, at_once)
+        rules = society_rules(spec, role, turn, max_cleaners)
         self.policy: Policy = HeuristicPolicy(spec, env_factory) if rules is None else SocietyRulePolicy(spec, rules)
-        self._what = rules.what if rules is not None else rule_of(spec, env_factory)[0].what
+        self._description = rules.description if rules is not None else find_rule(spec, env_factory)[0].description
 
     def describe(self) -> dict[str, Any]:
-        return {"policy": f"a rule: {self._what}", "parameters": 0}
+        return {"policy": f"a rule: {self._description}", "parameters": 0}
 
 
-def rule_of(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuristic, Rule]:
-    """The rule for an environment whose games `env_factory` makes, if they are Gymnasium's.
+def find_rule(spec: EnvSpec, env_factory: EnvFactory | None = None) -> tuple[Heuristic, Rule]:
+    """Return the rule for an environment; `env_factory` makes its games if they are Gymnasium's.
 
     Raises:
-        ConfigError: there is none, or the environment is played in a way that the rule does not know.
+        ConfigError: there is no rule, or the environment lacks a channel that the rule reads.
     """
     heuristic = HEURISTICS.get(_stem(spec.name))
     if heuristic is None:
-        known = ", ".join(sorted((*HEURISTICS, "cleanup", "escape_room", "harvest")))
+        environments = ", ".join(sorted((*HEURISTICS, "cleanup", "escape_room", "harvest")))
         raise Incompatible(
-            Misfit.ONE_GAME, f"agent=heuristic knows no rule for env={spec.name}; there are rules for {known}"
+            Misfit.ONE_GAME, f"agent=heuristic has no rule for env={spec.name}; it has rules for {environments}"
         )
-    for channel in (heuristic.channel, *heuristic.also):
+    for channel in (heuristic.channel, *heuristic.additional_channels):
         if channel not in spec.observation:
             raise ConfigError(
-                f"the rule for {spec.name} reads the channel {channel!r}, and there is only "
-                f"{', '.join(spec.observation)}"
+                f"agent=heuristic needs the channel {channel!r} of env={spec.name}, which has only "
+                f"{', '.join(spec.observation)}; see env.observe"
             )
     spec.need_discrete("agent=heuristic")
     return heuristic, heuristic.make(spec, env_factory)
 
 
 def _stem(name: str) -> str:
-    """`LunarLander-v3` and `lunar_lander` are the same game."""
+    """Convert a name like `LunarLander-v3` to the form `lunar_lander`."""
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.rpartition("/")[2].partition("-")[0]).lower()
     return {"cart_pole": "cartpole"}.get(snake, snake)
 
 
 def _blackjack(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Basic strategy without doubling and splitting: sums of the dealer's 2 to 6 are weak, an ace is strong."""
+    """Return basic strategy without doubling and splitting. Dealer sums of 2 to 6 are weak, an ace is strong."""
 
-    def rule(seen: np.ndarray) -> np.ndarray:
-        own, dealer = seen[:, :32].argmax(1), seen[:, 32:43].argmax(1)
-        soft = seen[:, 43:45].argmax(1) == 1
+    def rule(observation: np.ndarray) -> np.ndarray:
+        player, dealer = observation[:, :32].argmax(1), observation[:, 32:43].argmax(1)
+        soft = observation[:, 43:45].argmax(1) == 1
         weak = (dealer >= 2) & (dealer <= 6)
-        hard_hit = (own <= 11) | ((own == 12) & ((dealer < 4) | (dealer > 6))) | ((own <= 16) & (own > 12) & ~weak)
-        soft_hit = (own <= 17) | ((own == 18) & ((dealer >= 9) | (dealer == 1)))
+        hard_hit = (
+            (player <= 11) | ((player == 12) & ((dealer < 4) | (dealer > 6))) | ((player <= 16) & (player > 12) & ~weak)
+        )
+        soft_hit = (player <= 17) | ((player == 18) & ((dealer >= 9) | (dealer == 1)))
         return np.asarray(np.where(soft, soft_hit, hard_hit), dtype=np.int64)
 
     return rule
 
 
 def _cartpole(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Push to the side to which the pole falls, a little sooner where the cart is far out or fast."""
+    """Return a rule that pushes towards the side to which the pole falls.
+
+    It does so earlier when the cart is far from the center or fast.
+    """
     weights = np.array([0.05, 0.15, 1.0, 0.35])
-    return lambda seen: np.asarray(seen @ weights > 0, dtype=np.int64)
+    return lambda observation: np.asarray(observation @ weights > 0, dtype=np.int64)
 
 
 def _mountain_car(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Push the way the car moves, which adds energy in every step."""
-    return lambda seen: np.where(seen[:, 1] >= 0, 2, 0)
+    """Return a rule that pushes in the direction in which the car moves, which adds energy in every step."""
+    return lambda observation: np.where(observation[:, 1] >= 0, 2, 0)
 
 
 def _acrobot(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Push the lower link the way it moves against the upper one, which adds energy in every step."""
-    return lambda seen: np.where(seen[:, 5] >= 0, 2, 0)
+    """Return a rule that pushes the lower link in the direction of its motion, which adds energy in every step."""
+    return lambda observation: np.where(observation[:, 5] >= 0, 2, 0)
 
 
 def _lunar_lander(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Two proportional-derivative controllers: lean against place and drift, and fall the slower the lower."""
+    """Return two proportional-derivative controllers.
 
-    def rule(seen: np.ndarray) -> np.ndarray:
-        x, y, vx, vy, angle, spin = seen[:, :6].T
-        landed = seen[:, 6:8].sum(1) > 0
+    One leans against position and drift; the other slows the descent with decreasing height.
+    """
+
+    def rule(observation: np.ndarray) -> np.ndarray:
+        x, y, vx, vy, angle, spin = observation[:, :6].T
+        landed = observation[:, 6:8].sum(1) > 0
         # Leaning to the left (a positive angle) lets the main engine push to the left.
-        wanted_angle = np.clip(0.55 * x + 1.05 * vx, -0.4, 0.4)
-        turn = np.where(landed, 0.0, 0.5 * (wanted_angle - angle) - spin)
+        target_angle = np.clip(0.55 * x + 1.05 * vx, -0.4, 0.4)
+        turn = np.where(landed, 0.0, 0.5 * (target_angle - angle) - spin)
         lift = np.where(landed, -0.5 * vy, 0.5 * (0.55 * np.abs(x) - y) - 0.5 * vy)
         action = np.where(turn > 0.05, 1, np.where(turn < -0.05, 3, 0))
         return np.asarray(np.where((lift > np.abs(turn)) & (lift > 0.05), 2, action), dtype=np.int64)
@@ -184,7 +195,7 @@ def _lunar_lander(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 
 
 def _cliff_walking(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Up, along the edge of the cliff, down."""
+    """Return a rule that walks up, along the edge of the cliff, and down."""
 
     def rule(states: np.ndarray) -> np.ndarray:
         row, column = np.divmod(states, 12)
@@ -193,46 +204,52 @@ def _cliff_walking(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     return rule
 
 
-_STANDS = ((0, 0), (0, 4), (4, 0), (4, 3))
+_TAXI_STOPS = ((0, 0), (0, 4), (4, 0), (4, 3))
 _TAXI_MAP = (":|::", ":|::", "::::", "|:|:", "|:|:")
-"""Between columns, row by row: a bar is a wall."""
+"""Borders between columns, row by row: `|` is a wall."""
 
 
 def _taxi(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """The shortest way to the passenger, then to the destination."""
-    ways = [_ways_to(stand) for stand in _STANDS]
+    """Return a rule that takes shortest paths to the passenger and then to the destination."""
+    moves = [_first_moves(stop) for stop in _TAXI_STOPS]
     table = np.zeros(500, dtype=np.int64)
     for state in range(500):
         row, column, passenger, destination = map(int, np.unravel_index(state, (5, 5, 5, 4)))
         aboard = passenger == 4
         target = destination if aboard else passenger
-        there = (row, column) == _STANDS[target]
-        table[state] = (5 if aboard else 4) if there else ways[target][row, column]
+        at_target = (row, column) == _TAXI_STOPS[target]
+        table[state] = (5 if aboard else 4) if at_target else moves[target][row, column]
     return lambda states: table[states]
 
 
-def _ways_to(target: tuple[int, int]) -> np.ndarray:
-    """The first move of a shortest way to `target` from every cell, [5, 5]: 0 south, 1 north, 2 east, 3 west."""
+def _first_moves(target: tuple[int, int]) -> np.ndarray:
+    """Return the first move of a shortest path to `target` from every cell, [5, 5].
+
+    Moves are 0 south, 1 north, 2 east, 3 west.
+    """
     moves = np.zeros((5, 5), dtype=np.int64)
-    seen, waiting = {target}, deque([target])
-    while waiting:
-        row, column = waiting.popleft()
-        # From the neighbour one reaches this cell by the opposite move.
-        for down, right, back in ((-1, 0, 0), (1, 0, 1), (0, -1, 2), (0, 1, 3)):
-            cell = row + down, column + right
-            inside = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
-            if not inside or cell in seen or (right and _TAXI_MAP[row][min(column, cell[1])] == "|"):
+    visited, queue = {target}, deque([target])
+    while queue:
+        row, column = queue.popleft()
+        # The move leads from the neighboring cell to this one.
+        for d_row, d_column, move in ((-1, 0, 0), (1, 0, 1), (0, -1, 2), (0, 1, 3)):
+            cell = row + d_row, column + d_column
+            in_bounds = 0 <= cell[0] < 5 and 0 <= cell[1] < 5
+            if not in_bounds or cell in visited or (d_column and _TAXI_MAP[row][min(column, cell[1])] == "|"):
                 continue
-            seen.add(cell)
-            moves[cell] = back
-            waiting.append(cell)
+            visited.add(cell)
+            moves[cell] = move
+            queue.append(cell)
     return moves
 
 
 def _frozen_lake(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """The move of every state that leads to the goal most probably: value iteration on the game's table."""
+    """Return the optimal policy by value iteration on the game's transition table."""
     if env_factory is None:
-        raise ConfigError(f"the rule for frozen_lake is computed from Gymnasium's table, and env={spec.name} has none")
+        raise ConfigError(
+            f"agent=heuristic needs Gymnasium's transition table of frozen_lake, but env={spec.name} has none; use "
+            "another agent"
+        )
     games = replace(env_factory, engine="batched").make(1)
     assert isinstance(games, TabularGames)
     best = games.table.best_policy()
@@ -240,12 +257,12 @@ def _frozen_lake(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 
 
 def _commons(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """The largest amount that leaves the stock as it is if everybody takes as much."""
+    """Return a rule that takes the largest amount that keeps the stock constant if all players take it."""
     amounts = np.array([int(name.removeprefix("take_")) for name in spec.action_names])
     capacity, growth = int(spec.facts["capacity"]), int(spec.facts["growth"])
 
-    def rule(seen: np.ndarray) -> np.ndarray:
-        stock = np.rint(seen[:, 0] * capacity).astype(np.int64)
+    def rule(observation: np.ndarray) -> np.ndarray:
+        stock = np.rint(observation[:, 0] * capacity).astype(np.int64)
         share = (stock + -stock // growth) // spec.n_players
         return np.asarray(np.searchsorted(amounts, share, side="right") - 1, dtype=np.int64)
 
@@ -253,34 +270,38 @@ def _commons(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 
 
 def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """The best hours for the rest of the year under the rates, if the transfer is that of last year."""
+    """Return a rule that works the optimal hours for the rest of the year, assuming last year's transfer."""
     citizens = Citizens.from_facts(spec.facts)
-    place = {name: i for i, name in enumerate(VECTOR)}
+    column = {name: i for i, name in enumerate(VECTOR)}
     mean_wage, full_time = spec.facts["mean_wage"], spec.facts["full_time_income"]
 
-    def rule(seen: np.ndarray) -> np.ndarray:
-        seen = seen.astype(np.float64)
-        wage = mean_wage * np.exp(seen[:, place["wage"]])
-        transfer, earned = (full_time * np.expm1(seen[:, place[name]]) for name in ("last_transfer", "earned"))
-        left = citizens.steps_per_year - np.round(seen[:, place["share_of_year"]] * citizens.steps_per_year)
-        return citizens.best_action(wage, seen[:, len(VECTOR) :], transfer, earned, left)
+    def rule(observation: np.ndarray) -> np.ndarray:
+        observation = observation.astype(np.float64)
+        wage = mean_wage * np.exp(observation[:, column["wage"]])
+        transfer, earned = (full_time * np.expm1(observation[:, column[name]]) for name in ("last_transfer", "earned"))
+        steps_left = citizens.steps_per_year - np.round(
+            observation[:, column["share_of_year"]] * citizens.steps_per_year
+        )
+        return citizens.best_action(wage, observation[:, len(VECTOR) :], transfer, earned, steps_left)
 
     return rule
 
 
-_KEEPS = Heuristic("vector", "takes its sustainable share", _commons)
+_SUSTAINABLE_SHARE = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
     "acrobot": Heuristic("vector", "pumps energy", _acrobot),
     "blackjack": Heuristic("vector", "basic strategy", _blackjack),
     "cartpole": Heuristic("vector", "pushes under the falling pole", _cartpole),
     "cliff_walking": Heuristic("state", "the shortest way", _cliff_walking),
-    "fishery": _KEEPS,
+    "fishery": _SUSTAINABLE_SHARE,
     "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
     "lunar_lander": Heuristic("vector", "two PD controllers", _lunar_lander),
     "mountain_car": Heuristic("vector", "pumps energy", _mountain_car),
-    "pasture": _KEEPS,
-    "pollution": _KEEPS,
-    "tax_economy": Heuristic("vector", "best response to rates and last transfer", _tax_economy, also=("mechanism",)),
+    "pasture": _SUSTAINABLE_SHARE,
+    "pollution": _SUSTAINABLE_SHARE,
+    "tax_economy": Heuristic(
+        "vector", "best response to rates and last transfer", _tax_economy, additional_channels=("mechanism",)
+    ),
     "taxi": Heuristic("state", "the shortest way", _taxi),
 }
-"""By the name of the environment's option; Gymnasium's ids are understood too."""
+"""Rules by the value of `env`; Gymnasium's ids are accepted, too (`_stem`)."""

@@ -4,55 +4,38 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
-from llmrl.agents.pretraining import pretraining_of
 from llmrl.algorithms.meta_gradient import MetaGradient
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import AgentLoop, Teacher
-from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
-from llmrl.core.records import MetaSettings, State
+from llmrl.core.ranges import NonNegativeInt
+from llmrl.core.records import MetaSettings, Pretraining, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.networks.actor_critic import ActorCritic, CoreType, Critic, Encoding, Join, NetworkSettings
-from llmrl.networks.film import FilmSettings
-from llmrl.networks.grid_cores import MAP_CHANNELS
-from llmrl.networks.mlp import Activation
+from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import read_config, saved_state
 
 logger = logging.getLogger(__name__)
 
 Freeze = Literal["auto", "none", "core", "all"]
 
 
-class PPOAgent:
-    """Society of actor-critics with its learner.
+@dataclass(frozen=True, kw_only=True)
+class PPOAgentSettings(NetworkSettings):
+    """Options of `PPOAgent`; those of the networks are inherited. Units and ranges are in `conf/agent/ppo.yaml`.
 
-    Args:
-        spec: spec of the environment.
-        seeds: seed tree; initial weights come from its stream `weights`.
-        device: torch device.
-        has_principal: whether a principal governs these agents.
+    Attributes:
         share_parameters: one network for all agents, with the agent's index as input, or one network each.
-        observation_channels: names of the channels that networks read; None: all numeric ones.
-        features: width of the core's output; None: 512 for pixels, 32 with a `film` core, the whole map for other maps,
-            else 64.
-        core: `auto`: convolutions for pixels and maps, else an MLP; `mlp`: always an MLP; `film`: convolutions that the
-            words of a mission modulate; `planes`: one linear layer on facts about the cells of a map.
-        encoding: input of convolutions over a map: `onehot` codes, or `codes` as numbers (as published for students).
-        core_hidden: hidden widths of an MLP core (unused for pixels and maps), and of a central critic.
-        head_hidden: hidden widths of actor and critic heads; empty: linear heads.
-        memory: units of an LSTM between core and heads; None: no memory.
-        memory_layers: number of LSTM layers.
-        critic: `own`: a head beside the actor's; `separate`: a network that reads what the actor reads; `central`: one
-            that reads the observations of all agents.
         freeze: weights that never change: `none`, the `core` (its features are then computed once per rollout), or
             `all`; `auto`: the core if a principal governs agents that see pixels (as published), else none.
         init_from: run folder whose newest checkpoint gives the initial weights; None: random weights.
@@ -60,17 +43,27 @@ class PPOAgent:
         init_parts: load `all` weights, or only those of the `core`.
         keep_optimizer: whether Adam's moments are kept when weights are reset, as in one published study.
         ppo: hyperparameters of PPO.
+    """
+
+    share_parameters: bool
+    freeze: Freeze
+    init_from: str | None
+    init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own"
+    init_parts: Literal["all", "core"]
+    keep_optimizer: bool
+    ppo: PPOSettings
+
+
+class PPOAgent:
+    """Society of actor-critics with its learner.
+
+    Args:
+        spec: spec of the environment.
+        settings: options.
+        seeds: seed tree; initial weights come from its stream `weights`.
+        device: torch device.
+        has_principal: whether a principal governs these agents.
         teacher: teacher that adds a loss; None: no teacher.
-        film: architecture of a `film` core; None: its defaults.
-        map_channels: output channels of the convolutions over a map; None: those of `GridCore`.
-        map_stride: stride of the first convolution over a map.
-        planes: names of the facts that a `planes` core reads; None: all that the map has.
-        join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
-        activation: nonlinearity of MLP layers.
-        initial_std: initial standard deviation of real-valued actions, in units of half their range.
-        state_dependent_std: whether the actor puts these deviations out; otherwise they are parameters.
-        squash_actions: whether real-valued actions are the tanh of a Gaussian.
-        normalize_observations: whether numbers are normalised by their running mean and deviation.
 
     Raises:
         ConfigError: the loaded weights do not fit this agent, a teacher is given to an agent that does not learn, or
@@ -80,95 +73,37 @@ class PPOAgent:
 
     loop: ClassVar[AgentLoop] = "learn"
     plays_if = ("freeze", "all")
-    """Option, and its value with which the agent does not learn."""
+    """Option, and the value of it with which the agent does not learn."""
     remembers_by = "memory"
     """Option that is null unless networks have a memory."""
 
     def __init__(
         self,
         spec: EnvSpec,
+        settings: PPOAgentSettings,
         seeds: Seeds,
         device: str,
-        *,
         has_principal: bool,
-        share_parameters: bool,
-        observation_channels: list[str] | None,
-        features: PositiveInt | None,
-        core: CoreType,
-        encoding: Encoding,
-        core_hidden: list[PositiveInt],
-        head_hidden: list[PositiveInt],
-        memory: PositiveInt | None,
-        memory_layers: PositiveInt,
-        critic: Critic,
-        freeze: Freeze,
-        init_from: str | None,
-        init_parts: Literal["all", "core"],
-        keep_optimizer: bool,
-        ppo: PPOSettings,
         teacher: Teacher | None = None,
-        film: FilmSettings | None = None,
-        map_channels: list[PositiveInt] | None = None,
-        map_stride: PositiveInt = 1,
-        planes: list[str] | None = None,
-        join: Join = "heads",
-        activation: Activation = "relu",
-        initial_std: PositiveFloat = 1.0,
-        state_dependent_std: bool = False,
-        squash_actions: bool = False,
-        normalize_observations: bool = False,
-        init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
     ) -> None:
+        freeze = settings.freeze
         if freeze == "auto":
             freeze = "core" if has_principal and "pixels" in spec.observation else "none"
+        _check_settings(settings, freeze, teacher)
         generator = seeds.torch("weights")
-        if critic != "own" and freeze == "core":
-            raise ConfigError(
-                f"agent.critic={critic} has no core in common with the actor; use agent.freeze=none with it"
-            )
-        if normalize_observations and freeze == "core":
-            raise ConfigError(
-                "agent.normalize_observations changes what a core is given, and agent.freeze=core keeps its output; "
-                "use agent.freeze=none with it"
-            )
-        if map_channels is not None and not map_channels:
-            raise ConfigError(
-                "agent.map_channels is empty: name at least one convolution, e.g. [8, 16], or agent.core=mlp"
-            )
-        if teacher is not None and freeze == "all":
-            raise ConfigError("agent.freeze=all: agents that do not learn cannot be taught; use teacher=none")
-        shape = NetworkSettings(
-            features=features,
-            core_hidden=core_hidden,
-            head_hidden=head_hidden,
-            observation_channels=observation_channels,
-            memory=memory,
-            memory_layers=memory_layers,
-            critic=critic,
-            core=core,
-            encoding=encoding,
-            film=film,
-            map_channels=map_channels or MAP_CHANNELS,
-            map_stride=map_stride,
-            planes=planes,
-            join=join,
-            activation=activation,
-            initial_std=initial_std,
-            state_dependent_std=state_dependent_std,
-            squash_actions=squash_actions,
-            normalize_observations=normalize_observations,
-        )
-        networks = [ActorCritic(spec, generator, shape) for _ in range(1 if share_parameters else spec.n_agents)]
+        n_networks = 1 if settings.share_parameters else spec.n_agents
+        networks = [ActorCritic(spec, generator, settings) for _ in range(n_networks)]
         self.policy = SocietyPolicy(spec, networks, core_frozen=freeze == "core").to(device)
         self.learns = freeze != self.plays_if[1]
-        self._keep_optimizer = keep_optimizer
-        if freeze == "core" and init_from is None:
+        self._keep_optimizer = settings.keep_optimizer
+        init_run = None if settings.init_from is None else Path(settings.init_from)
+        if freeze == "core" and init_run is None:
             logger.info("the agents' core is frozen at random weights; agent.init_from=<run> would load trained ones")
-        self.shares_learning = init_from is not None
-        self.pretraining = None if init_from is None else pretraining_of(Path(init_from))
-        self._ppo = PPO(self.policy, ppo, teacher) if self.learns else None
-        if init_from is not None:
-            self._start_from(Path(init_from), init_parts)
+        self.shares_learning = init_run is not None
+        self.pretraining = None if init_run is None else pretraining_of(init_run)
+        self._ppo = PPO(self.policy, settings.ppo, teacher) if self.learns else None
+        if init_run is not None:
+            self._load_weights(init_run, settings.init_parts)
         self._original = copy.deepcopy(self.policy.state_dict())
 
     def min_rollout_steps(self, games: int) -> int:
@@ -186,13 +121,15 @@ class PPOAgent:
         """Return the learner as a differentiable function of the mechanism's `values` [d], for one principal step.
 
         Raises:
-            ConfigError: the agents do not learn, or have a memory, or the learner cannot be differentiated.
+            ConfigError: the agents do not learn or have a memory, or the learner is not differentiable.
         """
         if self._ppo is None:
-            raise ConfigError("agent.freeze=all: agents that do not learn have no learning to differentiate")
+            raise ConfigError(
+                "agent.freeze=all: agents do not learn, so there is no update to differentiate; use another value"
+            )
         if self.policy.recurrent:
             raise ConfigError(
-                "agent.memory: the learning of agents that remember is not differentiated; use memory=null"
+                "agent.memory: updates of agents with a memory cannot be differentiated; use agent.memory=null"
             )
         return MetaGradient(self._ppo, values, settings)
 
@@ -205,7 +142,7 @@ class PPOAgent:
         parameters = list(self.policy.parameters())
         trainable = sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0
         return {
-            "policy": " + ".join(_pieces(self.policy.groups()[0][0])) + " actor-critic",
+            "policy": " + ".join(_part_names(self.policy.groups()[0][0])) + " actor-critic",
             "networks": len(self.policy.members),
             "parameters": sum(p.numel() for p in parameters),
             "trainable": trainable,
@@ -220,31 +157,82 @@ class PPOAgent:
         if self._ppo is not None:
             self._ppo.load_state_dict(state["learner"])
 
-    def _start_from(self, run: Path, parts: str) -> None:
-        agent = saved_state(run)[1].get("agents", [{}])[-1]
-        saved = agent.get("policy")
-        if saved is None:
-            raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
+    def _load_weights(self, folder: Path, parts: str) -> None:
+        agent_state = saved_state(folder)[1].get("agents", [{}])[-1]
+        weights = agent_state.get("policy")
+        if weights is None:
+            raise ConfigError(f"agent.init_from={folder}: the agent of that run has no weights; use another run")
         if parts == "core":
-            saved = {name: x for name, x in saved.items() if ".core." in name}
-        mine = self.policy.state_dict()
-        wrong = [n for n, x in saved.items() if n not in mine or mine[n].shape != x.shape]
-        if wrong or (parts == "all" and set(saved) != set(mine)):
-            first = (wrong or sorted(set(mine) ^ set(saved)))[0]
-            core_fits = parts == "all" and not any(".core." in name for name in wrong)
+            weights = {name: x for name, x in weights.items() if ".core." in name}
+        present = self.policy.state_dict()
+        mismatched = [n for n, x in weights.items() if n not in present or present[n].shape != x.shape]
+        if mismatched or (parts == "all" and set(weights) != set(present)):
+            first = (mismatched or sorted(set(present) ^ set(weights)))[0]
+            core_fits = parts == "all" and not any(".core." in name for name in mismatched)
             raise ConfigError(
-                f"agent.init_from={run}: its weights do not fit this agent (first difference: {first}); "
+                f"agent.init_from={folder}: its weights do not fit this agent (first difference: {first}); "
                 "use the same env (and env.rules), agent.features and "
-                f"agent.share_parameters{', or agent.init_parts=core for the core alone' if core_fits else ''}"
+                f"agent.share_parameters{', or agent_state.init_parts=core for the core alone' if core_fits else ''}"
             )
-        self.policy.load_state_dict({**mine, **saved})
-        learner = agent.get("learner") or {}
+        self.policy.load_state_dict({**present, **weights})
+        learner = agent_state.get("learner") or {}
         if self._ppo is not None and parts == "all" and "scales" in learner:
-            self._ppo.begin_with(learner["scales"])  # the loaded critic predicts values in these units
+            self._ppo.begin_with(learner["scales"])  # units of the loaded critic's values
 
 
-def _pieces(network: ActorCritic) -> list[str]:
+def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher | None) -> None:
+    """Raise ConfigError for options that exclude each other; `freeze` is not `auto`."""
+    if settings.critic != "own" and freeze == "core":
+        raise ConfigError(
+            f"agent.freeze=core needs a shared core, but agent.critic={settings.critic} has its own; use "
+            "agent.freeze=none"
+        )
+    if settings.normalize_observations and freeze == "core":
+        raise ConfigError(
+            "agent.normalize_observations=true changes the inputs of the core, but agent.freeze=core stores its "
+            "outputs; "
+            "use agent.freeze=none"
+        )
+    if not settings.map_channels:
+        raise ConfigError(
+            "agent.map_channels is empty; give at least one convolution, e.g. [8, 16], or use agent.core=mlp"
+        )
+    if teacher is not None and freeze == "all":
+        raise ConfigError("agent.freeze=all: agents that do not learn cannot have a teacher; use teacher=none")
+
+
+def _part_names(network: ActorCritic) -> list[str]:
     """Return the names of a network's parts, for display."""
-    pieces = [type(network.core).__name__]
-    pieces += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
-    return [*pieces, "central critic"] if network.central else pieces
+    names = [type(network.core).__name__]
+    names += [] if network.memory is None else [f"LSTM {network.memory.layers}x{network.memory.units}"]
+    return [*names, "central critic"] if network.central else names
+
+
+def pretraining_of(run: Path) -> Pretraining | None:
+    """Return the pretraining of the agents of a run; None if the run did not train agents with `learn`.
+
+    Args:
+        run: run folder.
+
+    Raises:
+        RunFolderError: the config cannot be read.
+    """
+    learn = read_config(run, ()).get("learn")
+    if not isinstance(learn, Mapping) or "env_steps" not in learn:
+        return None
+    boxes = list(_boxes(learn.get("mechanism")))
+    if not boxes:
+        return Pretraining(int(learn["env_steps"]))
+    low = np.min([box[0] for box in boxes], axis=0)
+    high = np.max([box[1] for box in boxes], axis=0)
+    return Pretraining(int(learn["env_steps"]), tuple(low.tolist()), tuple(high.tolist()))
+
+
+def _boxes(mechanism: Any) -> Iterator[tuple[list[float], list[float]]]:
+    """Yield the lowest and highest values of each box of `learn.mechanism`."""
+    for entry in mechanism or ():
+        if not isinstance(entry, Mapping):  # one list of values
+            yield list(mechanism), list(mechanism)
+            return
+        for box in entry["mixture"]:
+            yield box["low"], box["high"]

@@ -1,4 +1,4 @@
-"""Random agent, the baseline of all others: uniform over the legal actions."""
+"""Random agent, uniform over the legal actions; the baseline for all other agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RandomPolicy:
         self.adapt(spec)
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play with the actions of `spec` from now on."""
+        """Use the actions of `spec` from now on."""
         self.numbers = spec.continuous_actions
         self.n_agents, self.n_actions, self.n_envs = spec.n_agents, spec.n_actions, spec.n_envs
         self.channels: tuple[str, ...] = tuple(name for name in ("action_mask",) if name in spec.observation)
@@ -35,8 +35,8 @@ class RandomPolicy:
         if self.numbers is not None:
             low, high = torch.tensor(self.numbers.low), torch.tensor(self.numbers.high)
             share = torch.rand(self.n_envs, self.n_agents, self.numbers.dim, generator=generator)
-            whole = torch.floor(low + share * (high - low + 1)).clamp(max=high)
-            return PolicyOutput(torch.where(torch.tensor(self.numbers.whole), whole, low + share * (high - low)))
+            integers = torch.floor(low + share * (high - low + 1)).clamp(max=high)
+            return PolicyOutput(torch.where(torch.tensor(self.numbers.whole), integers, low + share * (high - low)))
         mask = observation.get("action_mask")
         device = None if mask is None else mask.device
         logits = categorical.mask_logits(torch.zeros(self.n_envs, self.n_agents, self.n_actions, device=device), mask)
@@ -54,7 +54,7 @@ class RandomAgent(NonLearningAgent):
         self.policy = RandomPolicy(spec)
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play with the actions of `spec` from now on."""
+        """Use the actions of `spec` from now on."""
         self.policy.adapt(spec)
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3 as an agent: the algorithms that policy search is measured against."""
+"""Agent that trains an algorithm of Stable-Baselines3, as a baseline for policy search."""
 
 from __future__ import annotations
 
@@ -28,28 +28,31 @@ if TYPE_CHECKING:
 
 Algorithm = Literal["ppo", "a2c", "trpo", "ars", "dqn", "sac", "td3", "ddpg"]
 
-CONTRIBUTED = ("trpo", "ars")
-"""Those of sb3-contrib."""
+CONTRIB_ALGORITHMS = ("trpo", "ars")
+"""Algorithms of sb3-contrib."""
 
-ENDLESS = 2**62
-"""Steps that a training is begun with; episodes are what ends it."""
+MAX_STEPS = 2**62
+"""Number of steps passed to `learn`; training ends earlier, by the number of episodes."""
 
 
 class SB3Agent:
-    """`agent=sb3`: an algorithm of Stable-Baselines3 with networks and a loop of its own, and with its default
-    hyperparameters unless told otherwise. Training ends after a number of episodes.
+    """Agent `agent=sb3`: an algorithm of Stable-Baselines3 with its own networks and training loop.
+
+    It uses the algorithm's default hyperparameters unless `arguments` replace them. Training ends after a number of
+    episodes.
 
     Args:
-        spec: of the environment; one agent, with the channel `vector` or `state`.
-        seeds: of weights, exploration and games.
-        device: of the networks.
-        algorithm: `ppo`, `a2c`, `trpo` (any actions), `ars` (a choice or real numbers), `dqn` (a choice), `sac`, `td3`,
-            `ddpg` (real numbers).
-        games: environments it trains on side by side.
-        arguments: of the algorithm's class, in place of its defaults.
+        spec: spec of the environment; one agent, with the channel `vector` or `state`.
+        seeds: seed tree of weights, exploration and games.
+        device: device of the networks.
+        algorithm: `ppo`, `a2c`, `trpo` (any actions), `ars` (discrete actions or real numbers), `dqn` (discrete
+            actions),
+            `sac`, `td3`, `ddpg` (real numbers).
+        games: number of parallel training environments.
+        arguments: arguments of the algorithm's class that replace its defaults.
 
     Raises:
-        ConfigError: the package is missing, the actions are not of its kind, or there is nothing it can read.
+        ConfigError: the package is missing, the algorithm does not support the actions, or there is no channel to read.
     """
 
     loop: ClassVar[AgentLoop] = "baseline"
@@ -71,29 +74,30 @@ class SB3Agent:
         _check_actions(spec, algorithm)
         if spec.n_agents != 1:
             raise Incompatible(
-                Misfit.ONE_GAME, f"agent=sb3 is one agent, and env={spec.name} has {spec.n_agents}; use agent=ppo"
+                Misfit.ONE_GAME, f"agent=sb3 needs one agent, but env={spec.name} has {spec.n_agents}; use agent=ppo"
             )
         self.channel = next((name for name in ("state", "vector") if name in spec.observation), "")
         if not self.channel:
             raise Incompatible(
                 Misfit.INTERFACE,
-                f"agent=sb3 reads an observation of numbers, and env={spec.name} shows {', '.join(spec.observation)}",
+                f"agent=sb3 needs the channel state or vector, but env={spec.name} has only "
+                f"{', '.join(spec.observation)}; use agent=ppo",
             )
         self.spec, self.device, self.algorithm, self.games = spec, device, algorithm, games
         self.arguments = dict(arguments or {})
         self.seed = seeds.integer("sb3")
-        with _own_randomness():
-            self.network: BasePolicy = self._model([_blank_env(spec, self.channel)]).policy
+        with _preserve_global_rng():
+            self.network: BasePolicy = self._build_model([_placeholder_env(spec, self.channel)]).policy
         self.policy = SB3Policy(self)
 
     def fit(
         self, make: Callable[[], gymnasium.Env[Any, Any]], episode_over: Callable[[float, int], bool], episodes: int
     ) -> None:
-        """Train until `episode_over`, called with the return and length of every episode, says that it is enough.
+        """Train until `episode_over`, called with the return and length of each episode, returns False.
 
-        `make` makes one more environment. `episodes` is how many there will be: schedules, such as that of the
-        exploration of `dqn`, go by the share of them that is over. Torch, NumPy and Python draw from their global
-        streams meanwhile, which are put back.
+        `make` creates one more environment. `episodes` is the planned number of episodes: schedules, such as that of
+        the exploration of `dqn`, follow the finished share of it. During training, Torch, NumPy and Python draw from
+        their global streams, which are restored afterwards.
         """
         from gymnasium import spaces
         from gymnasium.wrappers import FlattenObservation, TransformObservation
@@ -101,62 +105,62 @@ class SB3Agent:
 
         from llmrl.envs.gym.channel_spaces import numeric_part
 
-        over = 0
+        n_episodes = 0
 
-        class Counted(Monitor):
-            """Tells of its episodes. A callback would not hear of those of `ars`."""
+        class EpisodeCounter(Monitor):
+            """Monitor that reports each episode. A callback would miss those of `ars`."""
 
             def step(self, action: Any) -> Any:
-                nonlocal over
-                told = super().step(action)
-                if "episode" in told[4]:
-                    over += 1
-                    if not episode_over(float(told[4]["episode"]["r"]), int(told[4]["episode"]["l"])):
-                        raise _Enough
-                return told
+                nonlocal n_episodes
+                transition = super().step(action)
+                if "episode" in transition[4]:
+                    n_episodes += 1
+                    if not episode_over(float(transition[4]["episode"]["r"]), int(transition[4]["episode"]["l"])):
+                        raise _TrainingFinished
+                return transition
 
-        def prepared() -> gymnasium.Env[Any, Any]:
+        def make_training_env() -> gymnasium.Env[Any, Any]:
             env = make()
-            shown = env.observation_space
-            plain = isinstance(shown, spaces.Discrete) or (isinstance(shown, spaces.Box) and len(shown.shape) == 1)
-            if plain:
-                return Counted(env)
-            # As the channel `vector` is: texts and pictures, which cannot be flattened, are left out.
-            numbers = numeric_part(shown)
-            assert numbers is not None, "the channel `vector` is there"
-            return Counted(FlattenObservation(TransformObservation(env, numbers[1], numbers[0])))
+            space = env.observation_space
+            is_flat = isinstance(space, spaces.Discrete) or (isinstance(space, spaces.Box) and len(space.shape) == 1)
+            if is_flat:
+                return EpisodeCounter(env)
+            # Texts and images cannot be flattened and are omitted, as in the channel `vector`.
+            numbers = numeric_part(space)
+            assert numbers is not None, "the environment has the channel `vector`"
+            return EpisodeCounter(FlattenObservation(TransformObservation(env, numbers[1], numbers[0])))
 
         def progress(*_: int) -> None:
-            model._current_progress_remaining = max(0.0, 1.0 - over / episodes)
+            model._current_progress_remaining = max(0.0, 1.0 - n_episodes / episodes)
 
-        with _own_randomness():
-            model: Any = self._model([prepared() for _ in range(self.games)])
-            # Its own goes by steps, of which nobody knows how many there will be.
+        with _preserve_global_rng():
+            model: Any = self._build_model([make_training_env() for _ in range(self.games)])
+            # The model's own progress counts steps, whose total is unknown.
             model._update_current_progress_remaining = progress
             self.network = model.policy
             try:
-                model.learn(ENDLESS)
-            except _Enough:
+                model.learn(MAX_STEPS)
+            except _TrainingFinished:
                 pass
             finally:
                 model.env.close()
 
     @property
     def controller(self) -> SB3Controller:
-        """What it has learnt so far, acting deterministically."""
+        """Deterministic policy of the present network."""
         return SB3Controller(self.network, self.channel)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Never asked: it learns in its own loop."""
+        """Raise ConfigError: the agent learns in its own loop."""
         raise ConfigError("agent=sb3 learns in a loop of its own; use principal=none")
 
     def reset(self) -> None:
-        """Never asked, as `update`."""
+        """Raise ConfigError, as `update`."""
         raise ConfigError("agent=sb3 learns in a loop of its own; use principal=none")
 
     def describe(self) -> dict[str, Any]:
         parameters = sum(p.numel() for p in self.network.parameters())
-        library = "sb3-contrib" if self.algorithm in CONTRIBUTED else "Stable-Baselines3"
+        library = "sb3-contrib" if self.algorithm in CONTRIB_ALGORITHMS else "Stable-Baselines3"
         return {"policy": f"{self.algorithm.upper()} of {library}", "parameters": parameters}
 
     def state_dict(self) -> State:
@@ -166,28 +170,33 @@ class SB3Agent:
         self.network.load_state_dict(state["network"])
 
     def actions(self, observation: np.ndarray, deterministic: bool) -> np.ndarray:
-        """Actions [n] or [n, a] for observations [n, ...]; not deterministic, from torch's global stream."""
-        return _chosen(self.network, observation, deterministic)
+        """Return actions [n] or [n, a] for observations [n, ...].
 
-    def _model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
+        Stochastic ones are drawn from torch's global stream.
+        """
+        return _predict(self.network, observation, deterministic)
+
+    def _build_model(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> BaseAlgorithm:
         from stable_baselines3.common.vec_env import DummyVecEnv
 
         build: Any = getattr(_library(self.algorithm), self.algorithm.upper())
-        made = iter(envs)
-        games = DummyVecEnv([lambda: next(made) for _ in envs])
+        env_iterator = iter(envs)
+        games = DummyVecEnv([lambda: next(env_iterator) for _ in envs])
         arguments = {"seed": self.seed, "device": self.device, **self.arguments}
         try:
-            # The networks that the algorithms were published with.
+            # The published network types.
             policy = "LinearPolicy" if self.algorithm == "ars" else "MlpPolicy"
             model: BaseAlgorithm = build(policy, games, **arguments)
         except (TypeError, ValueError, AssertionError) as error:
             games.close()
-            raise ConfigError(f"agent.arguments={self.arguments} of {self.algorithm.upper()}: {error}") from error
+            raise ConfigError(
+                f"agent.arguments={self.arguments} is rejected by {self.algorithm.upper()}: {error}"
+            ) from error
         return model
 
 
 class SB3Policy:
-    """What an `SB3Agent` has learnt, as a policy."""
+    """Policy of the present network of an `SB3Agent`."""
 
     def __init__(self, agent: SB3Agent) -> None:
         self.agent, self.channels = agent, (agent.channel,)
@@ -199,27 +208,27 @@ class SB3Policy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        seen = observation[self.agent.channel][:, 0].cpu().numpy()
-        with _own_randomness():
+        inputs = observation[self.agent.channel][:, 0].cpu().numpy()
+        with _preserve_global_rng():
             if not greedy and generator is not None:
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator)))
-            chosen = self.agent.actions(seen, greedy)
+            actions = self.agent.actions(inputs, greedy)
         dtype = torch.int64 if self.agent.spec.continuous_actions is None else torch.float32
-        return PolicyOutput(torch.as_tensor(chosen, dtype=dtype)[:, None])
+        return PolicyOutput(torch.as_tensor(actions, dtype=dtype)[:, None])
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: what it expects stays its own business."""
+        """Return zeros, since the value function of the algorithm is not exposed."""
         return torch.zeros(next(iter(observation.values())).shape[:2])
 
 
 class SB3Controller:
-    """What an `SB3Agent` has learnt, acting deterministically, as a controller without parameters.
+    """Deterministic policy of an `SB3Agent` as a controller without parameters.
 
-    A copy in another process acts on the CPU there.
+    A copy in another process acts on the CPU.
 
     Args:
-        network: of the agent.
-        channel: that it reads.
+        network: network of the agent.
+        channel: channel that it reads.
     """
 
     space = ParameterSpace("nothing", ())
@@ -228,76 +237,78 @@ class SB3Controller:
         self.network, self.channel = network, channel
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        return _chosen(self.network, observation, deterministic=True)
+        return _predict(self.network, observation, deterministic=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"network": copy.deepcopy(self.network).to("cpu"), "channel": self.channel}
 
 
-def _chosen(network: BasePolicy, observation: np.ndarray, deterministic: bool) -> np.ndarray:
-    chosen, _ = network.predict(observation, deterministic=deterministic)
-    return np.asarray(chosen)
+def _predict(network: BasePolicy, observation: np.ndarray, deterministic: bool) -> np.ndarray:
+    actions, _ = network.predict(observation, deterministic=deterministic)
+    return np.asarray(actions)
 
 
-class _Enough(Exception):  # noqa: N818  (nothing went wrong)
-    """Ends a training: there were as many episodes as there were to be."""
+class _TrainingFinished(Exception):  # noqa: N818  (not an error)
+    """Raised to end training after the planned number of episodes."""
 
 
 def _library(algorithm: str) -> ModuleType:
-    return importlib.import_module("sb3_contrib" if algorithm in CONTRIBUTED else "stable_baselines3")
+    return importlib.import_module("sb3_contrib" if algorithm in CONTRIB_ALGORITHMS else "stable_baselines3")
 
 
 def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
     numbers = spec.continuous_actions
     if numbers is None:
-        kind, works = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
+        kind, algorithms = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
     elif any(numbers.whole) and not all(numbers.whole):
         raise ConfigError(
-            f"agent=sb3: an action of env={spec.name} is {numbers.kind}, which Stable-Baselines3 has no policy for; "
+            f"agent=sb3: an action of env={spec.name} is {numbers.kind}, for which Stable-Baselines3 has no policy; "
             "use agent=ppo"
         )
     elif all(numbers.whole):
-        kind, works = f"{numbers.dim} whole number{'s' * (numbers.dim != 1)}", "ppo, a2c or trpo"
+        kind, algorithms = f"{numbers.dim} whole number{'s' * (numbers.dim != 1)}", "ppo, a2c or trpo"
     else:
-        kind, works = f"{numbers.dim} number{'s' * (numbers.dim != 1)}", "sac, td3, ddpg, ppo, a2c, trpo or ars"
-    if algorithm not in works.replace(" or ", ", ").split(", "):
-        wanted = {"dqn": "one of several actions", "ars": "one of several actions, or real numbers"}
+        kind, algorithms = f"{numbers.dim} number{'s' * (numbers.dim != 1)}", "sac, td3, ddpg, ppo, a2c, trpo or ars"
+    if algorithm not in algorithms.replace(" or ", ", ").split(", "):
+        requirements = {"dqn": "one of several actions", "ars": "one of several actions, or real numbers"}
         raise ConfigError(
-            f"agent.algorithm={algorithm} chooses {wanted.get(algorithm, 'real numbers')}, and an action of "
-            f"env={spec.name} is {kind}; use {works}"
+            f"agent.algorithm={algorithm} needs {requirements.get(algorithm, 'real numbers')}, but an action of "
+            f"env={spec.name} is {kind}; use {algorithms}"
         )
 
 
-def _blank_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
-    """An environment with the right spaces that is never played: networks are made for it."""
+def _placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:
+    """Return an environment with the right spaces, for which networks are built. It is never played."""
     import gymnasium
     from gymnasium import spaces
 
-    class Blank(gymnasium.Env[Any, Any]):
+    class PlaceholderEnv(gymnasium.Env[Any, Any]):
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
             return self.observation_space.sample(), {}
 
         def step(self, action: Any) -> Any:
-            raise AssertionError("nobody plays it")
+            raise AssertionError("the placeholder environment is never played")
 
-    blank, shown = Blank(), spec.observation[channel]
-    blank.observation_space = (
-        spaces.Discrete(int(shown.high) + 1) if channel == "state" else spaces.Box(-np.inf, np.inf, shown.shape)
+    env, channel_spec = PlaceholderEnv(), spec.observation[channel]
+    env.observation_space = (
+        spaces.Discrete(int(channel_spec.high) + 1)
+        if channel == "state"
+        else spaces.Box(-np.inf, np.inf, channel_spec.shape)
     )
     numbers = spec.continuous_actions
     if numbers is None:
-        blank.action_space = spaces.Discrete(spec.n_actions)
+        env.action_space = spaces.Discrete(spec.n_actions)
     elif all(numbers.whole):
         low, high = np.array(numbers.low, dtype=np.int64), np.array(numbers.high, dtype=np.int64)
-        blank.action_space = spaces.MultiDiscrete(high - low + 1, start=low)
+        env.action_space = spaces.MultiDiscrete(high - low + 1, start=low)
     else:
-        blank.action_space = spaces.Box(np.array(numbers.low, np.float32), np.array(numbers.high, np.float32))
-    return blank
+        env.action_space = spaces.Box(np.array(numbers.low, np.float32), np.array(numbers.high, np.float32))
+    return env
 
 
 @contextmanager
-def _own_randomness() -> Iterator[None]:
-    """Global streams of torch, NumPy and Python as they were before, afterwards."""
+def _preserve_global_rng() -> Iterator[None]:
+    """Restore the global random streams of torch, NumPy and Python at the end of the `with` block."""
     numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:

@@ -1,16 +1,15 @@
-"""Agents whose policy has a few parameters that a proposer searches (`loop=search`)."""
+"""Agents whose policy has a few parameters, which a proposer searches (`loop=search`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.bins import Bins
-from llmrl.agents.controllers.linear import Activation, LayeredController, LayerSettings, Output
+from llmrl.agents.controllers.linear import LayeredController, LayerSettings, Output
 from llmrl.agents.controllers.projection import Basis, ProjectedController
-from llmrl.agents.controllers.tabular import QTableController, TabularController
+from llmrl.agents.controllers.tabular import Bins, QTableController, TabularController
 from llmrl.core.errors import ConfigError
 from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import AgentLoop, Controller
@@ -42,14 +41,16 @@ class ControllerPolicy:
         greedy: bool = False,
     ) -> PolicyOutput:
         """Return deterministic actions [n_envs, n_agents] int64, or [n_envs, n_agents, a] float32."""
-        import torch  # here, so that options are checked without it
+        import torch  # imported here, so that options are checked without torch
 
-        seen = observation[self.controller.channel].cpu().numpy()
-        flat = seen.reshape(-1, *seen.shape[2:])
+        inputs = observation[self.controller.channel].cpu().numpy()
+        flat = inputs.reshape(-1, *inputs.shape[2:])
         flat = flat.astype(np.int64 if self.controller.channel == "state" else np.float64)
-        chosen = self.controller.act(flat, np.tile(self.parameters, (len(flat), 1)))
-        dtype = torch.int64 if chosen.ndim == 1 else torch.float32
-        return PolicyOutput(torch.as_tensor(chosen, dtype=dtype).reshape(len(seen), self.n_agents, *chosen.shape[1:]))
+        actions = self.controller.act(flat, np.tile(self.parameters, (len(flat), 1)))
+        dtype = torch.int64 if actions.ndim == 1 else torch.float32
+        return PolicyOutput(
+            torch.as_tensor(actions, dtype=dtype).reshape(len(inputs), self.n_agents, *actions.shape[1:])
+        )
 
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return zeros [n_envs, n_agents]: there is no value function."""
@@ -59,12 +60,12 @@ class ControllerPolicy:
 
 
 class SearchAgent(NonLearningAgent):
-    """Agent that plays a `Controller` with the parameters it was last given; a principal improves them.
+    """Agent that plays a `Controller` with the parameters last set; a principal improves them.
 
-    The initial parameters are 0, or as near to it as the bounds allow.
+    The initial parameters are 0, or as close to 0 as the bounds allow.
 
     Attributes:
-        given: whether parameters were given.
+        has_parameters: whether parameters were set.
     """
 
     loop: ClassVar[AgentLoop] = "search"
@@ -72,20 +73,20 @@ class SearchAgent(NonLearningAgent):
     def __init__(self, spec: EnvSpec, controller: Controller) -> None:
         self.controller = controller
         self.policy = ControllerPolicy(controller, spec)
-        self.given = False
+        self.has_parameters = False
 
     def set_parameters(self, parameters: np.ndarray) -> None:
         """Play with `parameters` [d] from now on."""
         self.policy.parameters = np.array(parameters, dtype=np.float64)
-        self.given = True
+        self.has_parameters = True
 
     def describe(self) -> dict[str, Any]:
         space = self.controller.space
         low, high = space.low, space.high
         bounds = f"{low.min():g} to {high.max():g}"
         digits = {p.decimals for p in space.parameters}
-        told = "any" if digits == {None} else "/".join(sorted(str(digit) for digit in digits))
-        return {"policy": space.name, "parameters": space.dim, "bounds": bounds, "decimals": told}
+        precision = "any" if digits == {None} else "/".join(sorted(str(digit) for digit in digits))
+        return {"policy": space.name, "parameters": space.dim, "bounds": bounds, "decimals": precision}
 
     def state_dict(self) -> State:
         return {"parameters": self.policy.parameters.copy()}
@@ -95,14 +96,14 @@ class SearchAgent(NonLearningAgent):
 
 
 class LinearAgent(SearchAgent):
-    """Linear policy, `agent=linear`: weighted sums of the observation decide (ProPS, arXiv 2511.21928).
+    """Linear policy, `agent=linear`: actions depend on weighted sums of the observation (ProPS, arXiv 2511.21928).
 
     Args:
         spec: spec of the environment.
         bias: whether a constant is added to each sum.
         bound: largest absolute value of a weight.
         decimals: digits after the decimal point of every weight; None: all.
-        output, clip_actions: map from sums to actions, see `Decision`.
+        output, clip_actions: map from sums to actions, see `ActionDecoder`.
     """
 
     def __init__(
@@ -123,41 +124,31 @@ class MLPAgent(SearchAgent):
 
     Args:
         spec: spec of the environment.
-        hidden: units of each hidden layer.
-        activation: activation of hidden layers; `leaky_relu` has slope 0.2 below zero.
-        bias, bound, decimals, output, clip_actions: as in `LinearAgent`.
+        settings: options.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        hidden: Sequence[PositiveInt] = (11,),
-        activation: Activation = "tanh",
-        bias: bool = True,
-        bound: PositiveFloat = 6.0,
-        decimals: NonNegativeInt | None = 1,
-        output: Output = "raw",
-        clip_actions: bool = True,
-    ) -> None:
-        layers = LayerSettings(hidden, bias, activation, bound, decimals, output, clip_actions)
-        super().__init__(spec, LayeredController(spec, layers))
+    def __init__(self, spec: EnvSpec, settings: LayerSettings) -> None:
+        super().__init__(spec, LayeredController(spec, settings))
 
 
 class TabularAgent(SearchAgent):
-    """Table with a row for every state, `agent=tabular`. The state is the observed number, or is computed with `bins`.
+    """Agent `agent=tabular`, a table with actions or values for every state.
+
+    The state is the observed number, or is computed with `bins`.
 
     Args:
         spec: spec of the environment.
-        entries: `actions`: one integer per state, the action taken; `values`: one number per state and action, of
-            which the largest decides.
-        actions: consecutive numbers of the actions allowed in a table of `actions`; None: all.
+        entries: `actions`: one integer per state, the action taken; `values`: one number per state and action, the
+            largest of which determines the action.
+        actions: consecutive indices of the actions allowed in a table of `actions`; None: all.
         bound, decimals: bound and precision of `values`, as in `LinearAgent`.
-        bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the
-            observation is the number of the state.
+        bins: [low, high, number of bins of equal width] for each number of a numeric observation; None: the observation
+            is the index of the state.
 
     Raises:
-        ConfigError: the environment observes no state number and there are no bins, the bins do not fit it, or an
-            option of the other kind of table is given.
+        ConfigError: the observation is no state index and there are no bins, the bins do not fit it, or an option of
+            the
+            other kind of table is given.
     """
 
     def __init__(
@@ -169,22 +160,35 @@ class TabularAgent(SearchAgent):
         decimals: NonNegativeInt | None = None,
         bins: list[list[float]] | None = None,
     ) -> None:
-        cut = None if bins is None else Bins(spec, bins)
+        binning = None if bins is None else Bins(spec, bins)
         if entries == "actions":
             if bound is not None or decimals is not None:
                 raise ConfigError(
-                    f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds whole numbers; leave "
-                    "both null, or choose agent.entries=values"
+                    f"agent.bound={bound}, agent.decimals={decimals}: a table of actions holds integers; use null for "
+                    "both, or agent.entries=values"
                 )
-            controller: Controller = TabularController(spec, actions, cut)
+            controller: Controller = TabularController(spec, actions, binning)
         else:
             if actions is not None:
                 raise ConfigError(
-                    f"agent.actions={actions}: a table of values has one for every action; leave it null, or choose "
+                    f"agent.actions={actions}: a table of values has a value for every action; use null, or "
                     "agent.entries=actions"
                 )
-            controller = QTableController(spec, VALUE_BOUND if bound is None else bound, decimals, cut)
+            controller = QTableController(spec, VALUE_BOUND if bound is None else bound, decimals, binning)
         super().__init__(spec, controller)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionSettings(LayerSettings):
+    """Options of `ProjectionAgent`: those of the policy, of which bound and decimals apply to the coefficients.
+
+    Attributes:
+        rank: number of directions, at most the number of the policy's parameters.
+        basis: kind of directions, see `ProjectedController`.
+    """
+
+    rank: PositiveInt
+    basis: Basis
 
 
 class ProjectionAgent(SearchAgent):
@@ -192,28 +196,11 @@ class ProjectionAgent(SearchAgent):
 
     Args:
         spec: spec of the environment.
+        settings: options.
         seeds: seed tree of the directions.
-        rank: number of directions, at most the number of the policy's parameters.
-        basis: kind of directions, see `ProjectedController`.
-        hidden: units of each hidden layer of the policy; empty: a linear policy.
-        activation, bias, bound, decimals, output, clip_actions: as in `MLPAgent`; bound and decimals apply to the
-            coefficients of the directions.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        seeds: Seeds,
-        rank: PositiveInt = 5,
-        basis: Basis = "orthonormal",
-        hidden: Sequence[PositiveInt] = (),
-        activation: Activation = "tanh",
-        bias: bool = True,
-        bound: PositiveFloat = 6.0,
-        decimals: NonNegativeInt | None = 1,
-        output: Output = "raw",
-        clip_actions: bool = True,
-    ) -> None:
-        layers = LayerSettings(hidden, bias, activation, bound, None, output, clip_actions)
-        inner = LayeredController(spec, layers)
-        super().__init__(spec, ProjectedController(inner, seeds, rank, basis, bound, decimals))
+    def __init__(self, spec: EnvSpec, settings: ProjectionSettings, seeds: Seeds) -> None:
+        policy = LayeredController(spec, replace(settings, decimals=None))
+        rank, basis, bound, decimals = settings.rank, settings.basis, settings.bound, settings.decimals
+        super().__init__(spec, ProjectedController(policy, seeds, rank, basis, bound, decimals))

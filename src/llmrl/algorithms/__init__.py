@@ -1,1 +1,1 @@
-"""Rollouts, advantages and updates: one of each."""
+"""Learning algorithms: PPO, Q-learning, behavioral cloning and meta-gradients."""

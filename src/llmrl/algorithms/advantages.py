@@ -1,4 +1,4 @@
-"""Advantage estimation and reward scaling: the only implementation, used by every learner."""
+"""Advantage estimation and reward scaling, used by every learner."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from llmrl.core.records import State
 from llmrl.networks.running_moments import RunningMoments
 
 
-def normalized(advantage: torch.Tensor, eps: float) -> torch.Tensor:
-    """Centre advantages [..., n] over the last axis and divide them by their sample standard deviation (n - 1 degrees
-    of freedom) plus `eps`; a single advantage is returned unchanged."""
+def normalize_advantages(advantage: torch.Tensor, eps: float) -> torch.Tensor:
+    """Center advantages [..., n] over the last axis and scale them to a standard deviation of 1.
+
+    They are divided by the sample standard deviation (n - 1 degrees of freedom) plus `eps`; a single advantage is
+    returned unchanged.
+    """
     if advantage.shape[-1] == 1:
         return advantage
-    centred = advantage - advantage.mean(-1, keepdim=True)
-    return centred / (advantage.std(-1, keepdim=True) + eps)
+    centered = advantage - advantage.mean(-1, keepdim=True)
+    return centered / (advantage.std(-1, keepdim=True) + eps)
 
 
 def generalized_advantages(
@@ -25,7 +28,7 @@ def generalized_advantages(
     gamma: float,
     lam: float,
 ) -> torch.Tensor:
-    """Return generalised advantage estimates (Schulman et al. 2016, eq. 16) for tensors [T, ...].
+    """Return generalized advantage estimates (Schulman et al. 2016, eq. 16) for tensors [T, ...].
 
     Args:
         reward: r_t, [T, ...].
@@ -55,7 +58,7 @@ class RewardScale:
 
     Hyperparameters then do not depend on the units of a game's rewards. The return so far is
     R_t = r_t + gamma R_(t-1), 0 before an episode or a rollout begins. Its moments are over all steps, games and agents
-    seen. As in Engstrom et al. (2020, arXiv 2005.12729, section 3), rewards are not centred.
+    seen. As in Engstrom et al. (2020, arXiv 2005.12729, section 3), rewards are not centered.
 
     Args:
         gamma: discount per step, [0, 1].
@@ -69,14 +72,14 @@ class RewardScale:
         """Standard deviation of the return so far; 1 as long as it is (almost) zero."""
         return float(self._moments.deviation)
 
-    def see(self, reward: torch.Tensor, done: torch.Tensor) -> None:
+    def update(self, reward: torch.Tensor, done: torch.Tensor) -> None:
         """Update the moments with a rollout: `reward` [T, n_envs, n_agents] and ends of episodes `done` [T, n_envs]."""
         running, returns = torch.zeros_like(reward[0]), []
-        for step, ended in zip(reward, done, strict=True):
+        for step, end in zip(reward, done, strict=True):
             running = step + self.gamma * running
             returns.append(running)
-            running = torch.where(ended[:, None], 0.0, running)
-        self._moments.see(torch.stack(returns).flatten().cpu())
+            running = torch.where(end[:, None], 0.0, running)
+        self._moments.update(torch.stack(returns).flatten().cpu())
 
     def state_dict(self) -> State:
         return {name: x.clone() for name, x in self._moments.state_dict().items()}

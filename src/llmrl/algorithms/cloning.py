@@ -1,4 +1,4 @@
-"""Behavioural cloning: supervised learning of recorded actions."""
+"""Behavioral cloning: supervised learning of recorded actions."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CloningSettings:
     max_grad_norm: PositiveFloat | None
 
 
-class BehaviouralCloning:
-    """Learner that minimises the cross-entropy between a network's policy and recorded actions.
+class BehavioralCloning:
+    """Learner that minimizes the cross-entropy between a network's policy and recorded actions.
 
     The loss is over actions, not over generated tokens, so there is no padding to mask.
 
@@ -41,21 +41,21 @@ class BehaviouralCloning:
         lessons: training samples: `action` [n] and the network's inputs, each [n, ...].
         held_out: samples for `measure`; may be empty.
         seeds: seed tree; epoch i is shuffled by stream `i` of its child `order`.
-        epochs: passes over the training samples.
+        epochs: number of passes over the training samples.
 
     Attributes:
         updates: number of updates in all epochs.
-        learnt, kept_back: number of training and of held-out samples.
+        learned, kept_back: number of training and of held-out samples.
     """
 
     def __init__(
         self, network: nn.Module, settings: CloningSettings, lessons: Batch, held_out: Batch, seeds: Seeds, epochs: int
     ) -> None:
         self.network, self.settings = network, settings
-        self.learnt, self.kept_back = len(lessons["action"]), len(held_out["action"])
-        self.updates_per_epoch = -(-self.learnt // settings.batch_size)
+        self.learned, self.kept_back = len(lessons["action"]), len(held_out["action"])
+        self.updates_per_epoch = -(-self.learned // settings.batch_size)
         self.updates = epochs * self.updates_per_epoch
-        self._lessons, self._held_out, self._seeds = lessons, held_out, seeds
+        self._samples, self._held_out, self._seeds = lessons, held_out, seeds
         self._updater = OptimizerStep(
             network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
         )
@@ -75,26 +75,26 @@ class BehaviouralCloning:
         """
         for group in self._updater.optimizer.param_groups:
             group["lr"] = self.learning_rate(i)
-        record = self._updater.step(_chosen(self._lessons, self._minibatch(i)), self._loss)
+        record = self._updater.step(_select_samples(self._samples, self._minibatch(i)), self._loss)
         metrics = {name: float(x) for name, x in record.items()}
         if not all(math.isfinite(x) for x in metrics.values()):
             raise Diverged(
-                f"update {i + 1}: the loss is {metrics['loss']:g} and the norm of its gradient "
-                f"{metrics['grad_norm']:g}. What was saved before is intact; begin from there with a smaller "
-                "agent.cloning.learning_rate or agent.cloning.max_grad_norm"
+                f"update {i + 1}: not finite (loss {metrics['loss']:g}, gradient norm {metrics['grad_norm']:g}). "
+                "Earlier checkpoints are intact: resume from one with a smaller agent.cloning.learning_rate or "
+                "agent.cloning.max_grad_norm"
             )
         return {**metrics, "learning_rate": self.learning_rate(i)}
 
     def learning_rate(self, i: int) -> float:
         """Return the learning rate of update `i`: linear warm-up, then constant or a half cosine to 0 (`schedule`)."""
         s = self.settings
-        rising = math.ceil(s.warmup * self.updates)
-        if i < rising:
-            return s.learning_rate * (i + 1) / rising
+        warmup_updates = math.ceil(s.warmup * self.updates)
+        if i < warmup_updates:
+            return s.learning_rate * (i + 1) / warmup_updates
         if s.schedule == "constant":
             return s.learning_rate
-        done = (i - rising) / max(self.updates - rising, 1)
-        return s.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
+        progress = (i - warmup_updates) / max(self.updates - warmup_updates, 1)
+        return s.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
@@ -103,7 +103,7 @@ class BehaviouralCloning:
         totals: dict[str, float] = {}
         for start in range(0, n, size):
             places = torch.arange(start, min(start + size, n))
-            for name, x in self._measured(_chosen(self._held_out, places)).items():
+            for name, x in self._evaluate_batch(_select_samples(self._held_out, places)).items():
                 totals[name] = totals.get(name, 0.0) + float(x) * len(places) / n
         return totals
 
@@ -117,7 +117,7 @@ class BehaviouralCloning:
         """Return the indices of the samples of update `i`; every sample occurs once per epoch."""
         epoch, place = divmod(i, self.updates_per_epoch)
         if self._order is None or self._order[0] != epoch:
-            order = torch.randperm(self.learnt, generator=self._seeds.child("order").torch(epoch))
+            order = torch.randperm(self.learned, generator=self._seeds.child("order").torch(epoch))
             self._order = (epoch, order)
         start = place * self.settings.batch_size
         return self._order[1][start : start + self.settings.batch_size]
@@ -125,11 +125,11 @@ class BehaviouralCloning:
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, Record]:
         logits, _ = self.network(batch)
         loss = nn.functional.cross_entropy(logits, batch["action"])
-        right = (logits.argmax(1) == batch["action"]).float().mean()
-        return loss, {"loss": loss.detach(), "accuracy": right.detach()}
+        accuracy = (logits.argmax(1) == batch["action"]).float().mean()
+        return loss, {"loss": loss.detach(), "accuracy": accuracy.detach()}
 
-    def _measured(self, batch: Batch) -> Record:
-        """Return the record of a batch without training, over all processes."""
+    def _evaluate_batch(self, batch: Batch) -> Record:
+        """Return the record of a batch, averaged over all processes, without training."""
         if not isinstance(self.network, GradientAccumulation):
             return self._loss(batch)[1]
         record: Record = {}
@@ -139,5 +139,5 @@ class BehaviouralCloning:
         return record
 
 
-def _chosen(data: Batch, places: torch.Tensor) -> Batch:
-    return {name: x[places.to(x.device)] for name, x in data.items()}
+def _select_samples(samples: Batch, places: torch.Tensor) -> Batch:
+    return {name: x[places.to(x.device)] for name, x in samples.items()}

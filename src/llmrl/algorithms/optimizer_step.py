@@ -1,4 +1,4 @@
-"""Gradient steps of a network: their protocol `Updater`, and `OptimizerStep`, which takes them in place."""
+"""Gradient steps of a network: the protocol `Updater`, and `OptimizerStep`, which updates parameters in place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from llmrl.algorithms.sharded import any_divided, clip_gradients, divided, gathered, groups
+from llmrl.algorithms.sharded import any_sharded, clip_gradients, divided, gathered, groups
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
 
 Batch = dict[str, Any]
-"""Samples by name, each a tensor [n, ...], or a `TextArray` of n texts."""
+"""Samples by name, each a tensor [n, ...] or a `TextArray` of n texts."""
 Record = dict[str, torch.Tensor]
 """Scalar diagnostics of a loss, detached from the graph."""
 Loss = Callable[[Batch], tuple[torch.Tensor, Record]]
@@ -28,14 +28,16 @@ class Updater(Protocol):
         ...
 
     def step(self, batch: Batch, loss: Loss) -> Record:
-        """Take one step of Adam on the loss of a minibatch with a clipped gradient norm; return the loss's record with
-        `grad_norm`, the norm before clipping."""
+        """Take one step of Adam on the loss of a minibatch with a clipped gradient norm.
+
+        Return the loss's record with `grad_norm`, the norm before clipping.
+        """
         ...
 
 
 @runtime_checkable
 class GradientAccumulation(Protocol):
-    """Network too large for a whole minibatch at once, whose gradients are summed over pieces."""
+    """Network too large to process a whole minibatch at once; gradients are summed over pieces."""
 
     processes: ProcessGroup
 
@@ -43,38 +45,44 @@ class GradientAccumulation(Protocol):
         """Yield this process's pieces of a minibatch, at least one, each with its share of the minibatch's samples.
 
         The shares of all processes sum to 1. Samples of one joint action (`team_step`) are in one piece, because the
-        loss of a joint action needs the probabilities of all its agents."""
+        loss of a joint action needs the probabilities of all its agents.
+        """
         ...
 
 
 class OptimizerStep:
-    """In-place steps of torch's Adam.
+    """Updater that takes in-place steps of torch's Adam.
 
-    The gradient is that of the minibatch's mean loss, to float tolerance, for any number of pieces and processes
+    The gradient is that of the minibatch's mean loss, up to rounding, for any number of pieces and processes
     (`GradientAccumulation`).
 
     Args:
         network: network to train; parameters that require no gradient stay unchanged.
         learning_rate, eps: hyperparameters of Adam.
         max_grad_norm: clipping norm of the gradient of all parameters together.
-        clip_apart: clip the gradients of the module `critic` and of all other parameters separately.
+        separate_clipping: clip the gradients of the module `critic` and of all other parameters separately.
 
     Attributes:
-        divided: whether the parameters are sharded over processes.
+        is_sharded: whether the parameters are sharded over processes.
         parts: names of the parameters in each group whose gradients are clipped together.
     """
 
     def __init__(
-        self, network: nn.Module, learning_rate: float, eps: float, max_grad_norm: float, clip_apart: bool = False
+        self,
+        network: nn.Module,
+        learning_rate: float,
+        eps: float,
+        max_grad_norm: float,
+        separate_clipping: bool = False,
     ) -> None:
         self.network, self.max_grad_norm = network, max_grad_norm
-        named = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        self.parameters = list(named.values())
-        critic = [name for name in named if clip_apart and name.startswith("critic.")]
-        parts = (critic, [name for name in named if name not in critic])
+        trainable = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        self.parameters = list(trainable.values())
+        critic = [name for name in trainable if separate_clipping and name.startswith("critic.")]
+        parts = (critic, [name for name in trainable if name not in critic])
         self.parts = [part for part in parts if part]
-        self._clipped = [[named[name] for name in part] for part in self.parts]
-        self.divided = any_divided(self.parameters)
+        self._clipped = [[trainable[name] for name in part] for part in self.parts]
+        self.is_sharded = any_sharded(self.parameters)
         # Fused: one kernel for all parameters instead of several for each parameter.
         self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
 
@@ -103,18 +111,20 @@ class OptimizerStep:
         return self._descend()
 
     def state_dict(self) -> State:
-        """Return the optimiser's state as if all parameters were whole and in one group, so that a run can resume with
-        another number of processes."""
-        saved: State = gathered(self.optimizer.state_dict())
-        if not self.divided:
-            return saved
+        """Return the state of the optimizer.
+
+        Its parameters are unsharded and in one group, so that a run can resume with another number of processes.
+        """
+        state: State = gathered(self.optimizer.state_dict())
+        if not self.is_sharded:
+            return state
         order = self._order()
-        group = {**saved["param_groups"][0], "params": list(range(len(order)))}
-        return {"state": {order[i]: x for i, x in saved["state"].items()}, "param_groups": [group]}
+        group = {**state["param_groups"][0], "params": list(range(len(order)))}
+        return {"state": {order[i]: x for i, x in state["state"].items()}, "param_groups": [group]}
 
     def load_state_dict(self, state: State) -> None:
-        if self.divided:
-            own: State = self.optimizer.state_dict()
+        if self.is_sharded:
+            local_state: State = self.optimizer.state_dict()
             order = self._order()
             parts = {
                 i: divided(state["state"][k], _like(state["state"][k], self.parameters[k]))
@@ -122,12 +132,12 @@ class OptimizerStep:
                 if k in state["state"]
             }
             group = state["param_groups"][0]
-            groups = [{**group, "params": each["params"]} for each in own["param_groups"]]
+            groups = [{**group, "params": local_group["params"]} for local_group in local_state["param_groups"]]
             state = {"state": parts, "param_groups": groups}
         self.optimizer.load_state_dict(state)
 
     def _order(self) -> list[int]:
-        """Return the index into `parameters` of each of the optimiser's parameters."""
+        """Return the index into `parameters` of each of the optimizer's parameters."""
         places = {id(parameter): i for i, parameter in enumerate(self.parameters)}
         return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
@@ -138,12 +148,12 @@ class OptimizerStep:
         return norm
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        if self.divided:
+        if self.is_sharded:
             assert isinstance(self.network, GradientAccumulation)
             return clip_gradients(parameters, self.max_grad_norm, self.network.processes)
         return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach()
 
 
 def _like(state: dict[str, torch.Tensor], parameter: nn.Parameter) -> dict[str, torch.Tensor | None]:
-    """Map each entry of a parameter's optimiser state to the parameter if it has its shape, else to None."""
+    """Map each tensor of a parameter's optimizer state to the parameter if it has its shape, else to None."""
     return {name: parameter if x.shape == parameter.shape else None for name, x in state.items()}

@@ -1,69 +1,41 @@
-"""Proximal policy optimisation: the platform's only implementation, for every policy with features and heads.
+"""Proximal policy optimization for every policy with features and heads.
 
-From top to bottom: settings; `PPO`, from a rollout to advantages, minibatches, losses and metrics; the two losses as
-functions. The estimators are in `advantages.py`, the division of samples in `minibatches.py`, the steps of Adam in
-`optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and no clipping (`agent=pg`).
+The module contains the settings, the learner `PPO` with its optimizers and scales, and `fit`, which runs the epochs of
+an update of one or several learners. Every update runs `PPO.begin`, `PPO.estimate` and `fit`: that of a single learner
+(`PPO.update`), of many learners whose networks are stacked (`societies/batched_trainer.py`), and a differentiable one
+(`meta_gradient.py`). The estimators are in `advantages.py`, the losses in `losses.py`, the division of samples in
+`minibatches.py`, the steps of Adam in `optimizer_step.py`. Plain policy gradient is PPO with one epoch, one batch and
+no clipping (`agent=pg`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
-from torch import nn
 
-from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalized
-from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches
+from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalize_advantages
+from llmrl.algorithms.losses import joint_actions, surrogate, unexplained_variance, value_error
+from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, Updater
+from llmrl.algorithms.trained_policy import NormalizesObservations, TrainedPolicy
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
-from llmrl.networks.action_distributions import ActionDistribution
 from llmrl.networks.running_moments import RunningMoments
 
-OWN = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
-"""Entries that every update records; further entries are the teacher's."""
+DIAGNOSTICS = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
+"""Names of the losses and diagnostics that every update records; a teacher adds others."""
 
 
-class TrainedPolicy(Protocol):
-    """Policy that PPO can train: `SocietyPolicy`, or a language model as the policy.
-
-    `channels` names the observation channels read; `recurrent` says whether the networks have a memory.
-    """
-
-    channels: tuple[str, ...]
-    recurrent: bool
-
-    @property
-    def distribution(self) -> ActionDistribution:
-        """Distribution of actions that the networks' outputs describe."""
-        ...
-
-    def groups(self) -> Sequence[tuple[nn.Module, slice]]:
-        """Return each network with its agents, as a slice of the agent axis. Called with a batch, a network returns
-        outputs [batch, n_outputs] and values [batch]; see `GradientAccumulation` for large networks."""
-        ...
-
-    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
-        ...
-
-
-@runtime_checkable
-class SeesObservations(Protocol):
-    """Network that is told what was observed, to normalise it from the next rollout on, if it `normalizes`."""
-
-    @property
-    def normalizes(self) -> bool: ...
-
-    def see(self, samples: Batch) -> None:
-        """Take in the samples [n, ...] of an update."""
-        ...
+Updaters = Callable[[int], Iterable[tuple[int | slice, Updater]]]
+"""Function from the number of samples in a minibatch to updaters that cover all networks in order, each with the index
+of its network, or with a slice of several networks that it trains at once."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +59,10 @@ class PPOSettings:
     baseline: Literal["value", "none"] = "value"
     final_learning_rate: PositiveFloat | None = None
     decay_updates: PositiveInt = 1
-    normalize_over: Literal["minibatch", "rollout", "game"] = "minibatch"
+    normalization_scope: Literal["minibatch", "rollout", "game"] = "minibatch"
     advantage_eps: PositiveFloat = 1e-8
     drop_last: bool = False
-    clip_apart: bool = False
+    separate_clipping: bool = False
     scale_rewards: bool = False
     normalize_values: bool = False
     huber: PositiveFloat | None = None
@@ -101,21 +73,21 @@ class PPO:
     """Learner with clipped-surrogate updates of a policy from rollouts.
 
     Minibatches mix time, games and agents; for recurrent policies they consist of whole stretches of episodes. With
-    separate networks, each is updated from its own agent's samples, with its own optimizer, advantage normalisation and
+    separate networks, each is updated from its own agent's samples, with its own optimizer, advantage normalization and
     gradient clipping (independent learners).
 
     Attributes:
         updaters: optimizer steps, one for each of the policy's groups.
 
     Raises:
-        ConfigError: the ratio of joint actions is asked of networks that each play one agent.
+        ConfigError: `joint_ratio` with a separate network for each agent.
     """
 
     def __init__(self, policy: TrainedPolicy, settings: PPOSettings, teacher: Teacher | None = None) -> None:
         self.policy, self.settings, self.teacher = policy, settings, teacher
         if settings.joint_ratio and len(policy.groups()) > 1:
             raise ConfigError(
-                "agent.ppo.joint_ratio is the ratio of the joint action of agents with one network; use "
+                "agent.ppo.joint_ratio=true needs one network for all agents, but each agent has its own; set "
                 "agent.share_parameters=true"
             )
         self.updaters = self._new_updaters()
@@ -134,20 +106,57 @@ class PPO:
         advantage, target = self.estimate(rollout)
         return self.fit(rollout, advantage, target, generator, self.updaters, advice)
 
+    def fit(
+        self,
+        rollout: Rollout,
+        advantage: torch.Tensor,
+        target: torch.Tensor,
+        generator: torch.Generator,
+        updaters: Sequence[Updater],
+        advice: Mapping[str, torch.Tensor] | None = None,
+    ) -> dict[str, float]:
+        """Run the epochs of an update with one updater for each network (`fit`), and return metrics as `update` does.
+
+        Raises:
+            ValueError: the number of updaters differs from that of networks.
+            Diverged: as `update`.
+        """
+        pairs = zip(self.policy.groups(), updaters, strict=True)
+        indexed_updaters = [(i, updater) for i, (_, updater) in enumerate(pairs)]
+        [metrics] = fit([self], rollout, advantage, target, [generator], lambda _: indexed_updaters, advice=advice)
+        if isinstance(metrics, Diverged):
+            raise metrics
+        return metrics
+
+    @property
+    def is_stackable(self) -> bool:
+        """True if `fit` can train several learners with these settings at once.
+
+        It can if it takes the same number of steps for each, from independent samples, and if only their networks
+        differ.
+        """
+        s = self.settings
+        return (
+            self.teacher is None
+            and s.target_kl is None
+            and not (s.scale_rewards or s.normalize_values or s.joint_ratio or self.policy.recurrent)
+            and all(type(updater) is OptimizerStep and not updater.is_sharded for updater in self.updaters)
+        )
+
     def min_rollout_steps(self, games: int) -> int:
         """Return the smallest number of steps of each of `games` games with which `drop_last` leaves a minibatch."""
         size = self.settings.minibatch_size
         if not self.settings.drop_last or self.policy.recurrent or size is None:
             return 1
-        fewest: int = min(agents.stop - agents.start for _, agents in self.policy.groups())
+        min_agents: int = min(agents.stop - agents.start for _, agents in self.policy.groups())
         if self.settings.joint_ratio:
-            return -(-max(1, size // fewest) // games)
-        return -(-size // (games * fewest))
+            return -(-max(1, size // min_agents) // games)
+        return -(-size // (games * min_agents))
 
     def begin(self, rollout: Rollout) -> dict[str, torch.Tensor]:
         """Start an update: update the scale of rewards and the learning rate, and return the teacher's advice."""
         if self.settings.scale_rewards:
-            self.reward_scale.see(rollout.reward.detach(), rollout.terminated | rollout.truncated)
+            self.reward_scale.update(rollout.reward.detach(), rollout.terminated | rollout.truncated)
         advice = {} if self.teacher is None else self.teacher.advise(rollout)
         self._set_learning_rate()
         self.updates += 1
@@ -161,116 +170,94 @@ class PPO:
         """
         s = self.settings
         reward = rollout.reward / self.reward_scale.deviation if s.scale_rewards else rollout.reward
-        ended = rollout.terminated | rollout.truncated
-        done = ended[..., None].expand_as(rollout.reward)
+        is_end = rollout.terminated | rollout.truncated
+        done = is_end[..., None].expand_as(rollout.reward)
         if s.baseline == "none":
-            nothing = torch.zeros_like(reward)
-            to_go = generalized_advantages(reward, nothing, nothing, done, s.gamma, 1.0)
+            zeros = torch.zeros_like(reward)
+            to_go = generalized_advantages(reward, zeros, zeros, done, s.gamma, 1.0)
             return to_go, to_go
-        value, next_value = self._values(rollout.value), self._values(rollout.next_value)
-        nothing_left = ended if not s.bootstrap_truncation else rollout.terminated
-        next_value = torch.where(nothing_left[..., None], 0.0, next_value)
+        value, next_value = self.critic_values(rollout.value), self.critic_values(rollout.next_value)
+        is_final = is_end if not s.bootstrap_truncation else rollout.terminated
+        next_value = torch.where(is_final[..., None], 0.0, next_value)
         advantage = generalized_advantages(reward, value, next_value, done, s.gamma, s.gae_lambda)
         return advantage, advantage + value
 
-    def _values(self, output: torch.Tensor) -> torch.Tensor:
+    def critic_values(self, output: torch.Tensor) -> torch.Tensor:
         """Return the values [...] that a critic's outputs [...] stand for.
 
-        With `normalize_values` outputs are in units of the targets' running moments, and are not corrected when those
-        move, as in multi-agent PPO (Yu et al. 2022, arXiv 2103.01955, section 3)."""
-        return self.value_moments.restored(output) if self.settings.normalize_values else output
-
-    def fit(
-        self,
-        rollout: Rollout,
-        advantage: torch.Tensor,
-        target: torch.Tensor,
-        generator: torch.Generator,
-        updaters: Sequence[Updater],
-        advice: Mapping[str, torch.Tensor] | None = None,
-    ) -> dict[str, float]:
-        """Run the epochs of an update with `updaters`, one for each group, and return metrics as `update` does.
-
-        Networks that normalize observations then update their running moments. `advantage` and `target` are
-        [T, n_envs, n_agents]; `advice` is the teacher's, [T, n_envs, n_agents, ...].
+        With `normalize_values`, outputs are in units of the targets' running moments. They are not corrected when the
+        moments change, as in multi-agent PPO (Yu et al. 2022, arXiv 2103.01955, section 3).
         """
-        unexplained = unexplained_variance(target.detach().flatten(), self._values(rollout.value).flatten())
-        if self.settings.normalize_values:
-            self.value_moments.see(target.detach().flatten().cpu())
-            target = self.value_moments.normalized(target)
-        records: list[Record] = []
-        for (network, agents), updater in zip(self.policy.groups(), updaters, strict=True):
-            data = self.samples(rollout, agents)
-            data |= {
-                "advantage": self.normalize_over_rollout(advantage[:, :, agents].reshape(-1), *advantage.shape[:2]),
-                "target": target[:, :, agents].reshape(-1),
-            }
-            data |= {name: x[:, :, agents].flatten(0, 2) for name, x in (advice or {}).items()}
-            minibatches = self._minibatches(rollout, agents, data)
-            records += self.epochs(updater, (minibatches.epoch(generator) for _ in range(self.settings.epochs)))
-            if isinstance(network, SeesObservations) and network.normalizes:
-                network.see(data)
-        # One transfer for all minibatches.
-        means = torch.stack([torch.stack([record[name] for name in OWN]) for record in records]).mean(0).tolist()
-        metrics = self.report(means, len(records), float(unexplained))
-        for name in [name for name in records[0] if name not in OWN]:
-            metrics[name] = float(torch.stack([record[name] for record in records]).double().mean())
-        return metrics if self.teacher is None else metrics | self.teacher.metrics()
+        return self.value_moments.denormalize(output) if self.settings.normalize_values else output
 
-    def samples(self, rollout: Rollout, agents: slice) -> Batch:
+    def samples(self, rollout: Rollout, agents: slice = slice(None)) -> Batch:
         """Return the samples of k agents with time, games and agents merged, [T * n_envs * k, ...]."""
         tensors: Batch = {"action": rollout.action, "log_prob": rollout.log_prob, "value": rollout.value}
         tensors |= {name: x for name, x in rollout.observation.items() if name in self.policy.channels}
         if rollout.features is not None:
             tensors["features"] = rollout.features
-        merged = {name: x.flatten(0, 1) for name, x in tensors.items()}
+        flat = {name: x.flatten(0, 1) for name, x in tensors.items()}
         if rollout.features is None:
-            merged = self.policy.extended(merged)
-        return {name: x[:, agents].flatten(0, 1) for name, x in merged.items()}
+            flat = self.policy.extended(flat)
+        return {name: x[:, agents].flatten(0, 1) for name, x in flat.items()}
 
-    def normalize_over_rollout(self, advantage: torch.Tensor, steps: int, games: int) -> torch.Tensor:
-        """Normalise all advantages [..., n] of a network in an update over the rollout or each game (`normalize_over`);
-        return others unchanged. The n samples are those of `steps` steps of `games` games, steps slowest."""
+    def normalize_over_rollout(self, advantage: torch.Tensor, steps: int) -> torch.Tensor:
+        """Normalize the advantages [..., n] of an update over the rollout or over each game (`normalization_scope`).
+
+        Other settings leave them unchanged. The n samples are those of `steps` steps, ordered by step, then game, then
+        agent.
+        """
         s = self.settings
-        if not s.normalize_advantage or s.normalize_over == "minibatch":
+        if not s.normalize_advantage or s.normalization_scope == "minibatch":
             return advantage
-        if s.normalize_over == "rollout":
-            return normalized(advantage, s.advantage_eps)
-        shape = (*advantage.shape[:-1], steps, games, -1)
+        if s.normalization_scope == "rollout":
+            return normalize_advantages(advantage, s.advantage_eps)
+        agents = self.policy.groups()[0][1]
+        shape = (*advantage.shape[:-1], steps, -1, agents.stop - agents.start)
         by_game = advantage.reshape(shape).transpose(-3, -2)
-        return normalized(by_game.flatten(-2), s.advantage_eps).view_as(by_game).transpose(-3, -2).reshape_as(advantage)
+        flat = normalize_advantages(by_game.flatten(-2), s.advantage_eps)
+        return flat.view_as(by_game).transpose(-3, -2).reshape_as(advantage)
 
-    def _minibatches(self, rollout: Rollout, agents: slice, data: Batch) -> Minibatches | SequenceMinibatches:
+    def orders(self, n: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
+        """Yield a random permutation of n samples for each epoch, [n] int64."""
+        for _ in range(self.settings.epochs):
+            yield torch.randperm(n, generator=generator, device=generator.device)
+
+    def minibatches(
+        self, rollout: Rollout, data: Batch, indices: torch.Tensor, agents: slice
+    ) -> Minibatches | SequenceMinibatches:
+        """Return the minibatches of samples `indices` [n], those of `agents`, or of several networks, [k, n]."""
         size = self.settings.minibatch_size
         team = rollout.reward[0, 0, agents].numel() if self.settings.joint_ratio else 1
         if not self.policy.recurrent:
-            return Minibatches(data, size, self.settings.drop_last, team)
+            return Minibatches(data, indices, size, self.settings.drop_last, team)
         assert rollout.state is not None
         state = rollout.state[:, agents]
-        first = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
-        return SequenceMinibatches(data, size, first, state.flatten(0, 1), team)
+        starts = rollout.episode_start[:, :, None].expand(-1, -1, state.shape[1]).flatten(1)
+        return SequenceMinibatches(data, indices, size, starts, state.flatten(0, 1), team)
 
     def epochs(self, updater: Updater, epochs: Iterable[Iterable[Batch]]) -> list[Record]:
         """Take a gradient step on every minibatch and return its record; stop after an epoch that exceeds `target_kl`.
 
-        For stacked societies, minibatches and records have one more leading axis."""
+        For stacked networks, minibatches and records have one more leading axis.
+        """
         s = self.settings
         records: list[Record] = []
         for epoch in epochs:
             for batch in epoch:
                 advantage = batch["advantage"]
-                if s.normalize_advantage and s.normalize_over == "minibatch":
-                    advantage = normalized(advantage, s.advantage_eps)
+                if s.normalize_advantage and s.normalization_scope == "minibatch":
+                    advantage = normalize_advantages(advantage, s.advantage_eps)
                 records.append(updater.step({**batch, "weight": advantage}, lambda b: self._loss(updater, b)))
             if s.target_kl is not None and records[-1]["kl"] > s.target_kl:
                 break
         return records
 
     def _loss(self, updater: Updater, batch: Batch) -> tuple[torch.Tensor, Record]:
-        """Return the mean loss of samples [..., n] over the last axis, and its parts: policy, value, entropy, KL,
-        fraction clipped, the teacher's.
+        """Return the mean loss of samples [..., n] over the last axis, and its parts.
 
-        `batch["weight"]` is the advantage, normalised if the settings say so.
+        The parts are policy, value, entropy, KL, clipped fraction and those of the teacher. `batch["weight"]` is the
+        advantage, normalized if the settings say so.
         """
         s = self.settings
         outputs, value = updater.forward(batch)
@@ -290,36 +277,35 @@ class PPO:
         with torch.no_grad():
             # KL(old || new) by the k3 estimator: unbiased and never negative (Schulman 2020).
             kl = (ratio - 1 - log_ratio).mean(-1)
-            clipped = ((ratio - 1).abs() > (math.inf if s.clip is None else s.clip)).to(kl.dtype).mean(-1)
+            clip_fraction = ((ratio - 1).abs() > (math.inf if s.clip is None else s.clip)).to(kl.dtype).mean(-1)
         record = {"policy": policy_loss, "value": value_loss, "entropy": mean_entropy, "kl": kl}
-        record["clip_fraction"] = clipped
+        record["clip_fraction"] = clip_fraction
         if self.teacher is not None:
             teacher_loss, teacher_metrics = self.teacher.loss(batch, outputs)
             loss = loss + teacher_loss
             record |= teacher_metrics
         return loss, {name: x.detach() for name, x in record.items()}
 
-    def report(self, means: Sequence[float], steps: int, unexplained: float) -> dict[str, float]:
-        """Return the metrics of an update.
+    def report(self, means: Sequence[float], steps: int) -> dict[str, float] | Diverged:
+        """Return the metrics of an update, or the exception that ends training if a mean is not finite.
 
         Args:
-            means: means of the steps' records, in the order of `OWN`.
+            means: means of the steps' records, in the order of `DIAGNOSTICS`, and the unexplained fraction of the
+                targets'
+                variance (`unexplained_variance`).
             steps: number of optimizer steps.
-            unexplained: share of the targets' variance that the values leave (`unexplained_variance`).
-
-        Raises:
-            Diverged: one of the means is not finite.
         """
-        metrics = {f"loss/{name}": value for name, value in zip(OWN, means, strict=True)}
-        if not all(math.isfinite(value) for value in means):
-            raise Diverged(
-                f"update {self.updates}: the losses are no numbers any more ("
+        *losses, residual_variance = means
+        metrics = {f"loss/{name}": value for name, value in zip(DIAGNOSTICS, losses, strict=True)}
+        if not all(math.isfinite(value) for value in losses):
+            return Diverged(
+                f"update {self.updates}: losses are not finite ("
                 + ", ".join(f"{name} {value:g}" for name, value in metrics.items())
-                + "). What was saved before is intact; begin from there with a smaller agent.ppo.learning_rate or "
-                "agent.ppo.max_grad_norm, and with a wider floating-point type if it is a half-precision one"
+                + "). Earlier checkpoints are intact: resume from one with a smaller agent.ppo.learning_rate or "
+                "agent.ppo.max_grad_norm, or with float32 instead of a half-precision type"
             )
         if self.settings.baseline == "value":
-            metrics["loss/explained_variance"] = 1 - unexplained
+            metrics["loss/explained_variance"] = 1 - residual_variance
         metrics["loss/updates"] = float(steps)
         return metrics
 
@@ -327,13 +313,13 @@ class PPO:
         s = self.settings
         if s.final_learning_rate is None:
             return
-        share = min(self.updates / s.decay_updates, 1.0)
+        progress = min(self.updates / s.decay_updates, 1.0)
         for updater in self.updaters:
             for group in updater.optimizer.param_groups:
-                group["lr"] = s.learning_rate + share * (s.final_learning_rate - s.learning_rate)
+                group["lr"] = s.learning_rate + progress * (s.final_learning_rate - s.learning_rate)
 
     def begin_with(self, scales: State) -> None:
-        """Use the scales of rewards and values of loaded weights (of `state_dict`); `reset` returns to them."""
+        """Use the scales of rewards and values from loaded weights (from `state_dict`); `reset` restores them."""
         self._first_scales = scales
         self._load_scales(scales)
 
@@ -346,8 +332,10 @@ class PPO:
         self.value_moments.load_state_dict(scales["value"])
 
     def reset(self, keep_moments: bool = False) -> None:
-        """Restart learning-rate decay, the scales of rewards and values, the teacher's schedule and, unless kept,
-        Adam's moments."""
+        """Restart the learning-rate decay, the scales of rewards and values, and the teacher's schedule.
+
+        Adam's moments are reset unless `keep_moments`.
+        """
         if not keep_moments:
             self.updaters = self._new_updaters()
         self.updates = 0
@@ -365,67 +353,89 @@ class PPO:
         self._load_scales(state["scales"])
         if self.teacher is not None:
             self.teacher.load_state_dict(state["teacher"])
-        for updater, saved in zip(self.updaters, state["optimizers"], strict=True):
-            updater.load_state_dict(saved)
+        for updater, updater_state in zip(self.updaters, state["optimizers"], strict=True):
+            updater.load_state_dict(updater_state)
 
     def _new_updaters(self) -> list[OptimizerStep]:
         s = self.settings
-        adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.clip_apart)
+        adam = (s.learning_rate, s.adam_eps, s.max_grad_norm, s.separate_clipping)
         return [OptimizerStep(network, *adam) for network, _ in self.policy.groups()]
 
 
-def surrogate(ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Return the objective of a policy update for each sample, min(r A, clip(r, 1 - clip, 1 + clip) A), [...].
-
-    Schulman et al. (2017), eq. 7; without `clip` it is r A (eq. 6), whose gradient at r = 1 is A grad log pi.
-
-    Args:
-        ratio: r, the new over the old probability of the action taken, [...].
-        advantage: A, [...].
-        clip: clipping range > 0; None: no clipping.
-    """
-    if clip is None:
-        return ratio * advantage
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
-
-
-def joint_actions(
-    log_ratio: torch.Tensor, advantage: torch.Tensor, joint: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the logarithm of the ratio of joint actions, and their advantage, each [m].
-
-    The ratio of a joint action is the product of its agents', its advantage the mean of theirs.
+def fit(
+    learners: Sequence[PPO],
+    rollout: Rollout,
+    advantage: torch.Tensor,
+    target: torch.Tensor,
+    generators: Sequence[torch.Generator],
+    updaters: Updaters,
+    indices: torch.Tensor | None = None,
+    advice: Mapping[str, torch.Tensor] | None = None,
+) -> list[dict[str, float] | Diverged]:
+    """Run the epochs of an update of K learners with equal settings, each with G networks.
 
     Args:
-        log_ratio, advantage: of each agent's action, [n].
-        joint: number of the joint action that each is part of, in 0 .. m - 1, [n] int64; all have equally many agents.
+        learners: the learners; several must be stackable (`PPO.is_stackable`).
+        rollout: games of all learners, and possibly of others.
+        advantage, target: estimates [T, n_envs, n_agents] (`PPO.estimate`).
+        generators: generator of each learner's minibatches.
+        updaters: updaters of the networks, learner after learner.
+        indices: samples of each network in the order of its own rollout, [K * G, n] int64; None: all samples, of equal
+            groups of games, one for each learner (`sample_indices`).
+        advice: additional samples of a single learner's teacher, each [T, n_envs, n_agents, ...].
+
+    Returns:
+        Metrics of each learner, or the exception that ends its training.
+
+    Raises:
+        ConfigError: as `PPO.update`.
     """
-    zeros = log_ratio.new_zeros(int(joint.max()) + 1)
-    agents = len(joint) / len(zeros)
-    return zeros.index_add(0, joint, log_ratio), zeros.index_add(0, joint, advantage) / agents
+    lead, k = learners[0], len(learners)
+    settings, groups = lead.settings, lead.policy.groups()
+    if indices is None:
+        indices = sample_indices(rollout.reward.shape, k, len(groups))
+    # Gathered tensors have the layout of their index; a contiguous one makes them independent of other learners.
+    indices = indices.contiguous().to(advantage.device)
+    pairs = (target, lead.critic_values(rollout.value))
+    residual_variance = unexplained_variance(*(x.detach().flatten()[indices].view(k, -1) for x in pairs))
+    if settings.normalize_values:
+        lead.value_moments.update(target.detach().flatten().cpu())
+        target = lead.value_moments.normalize(target)
+    weight = torch.empty_like(advantage).flatten()
+    weight[indices] = lead.normalize_over_rollout(advantage.flatten()[indices], len(advantage))
+    data = lead.samples(rollout) | {"advantage": weight, "target": target.flatten()}
+    data |= {name: x.flatten(0, 2) for name, x in (advice or {}).items()}
+    n = indices.shape[1]
+    records: list[list[Record]] = []
+    for place, updater in updaters(min(settings.minibatch_size or n, n)):
+        if isinstance(place, slice):
+            minibatches = lead.minibatches(rollout, data, indices[place], slice(None))
+            sources = [generators[i // len(groups)] for i in range(len(indices))[place]]
+            # The order of draws is that of networks trained one after the other.
+            orders = torch.stack([torch.stack(list(lead.orders(minibatches.n, source))) for source in sources])
+            records.append(lead.epochs(updater, map(minibatches.batches, orders.unbind(1))))
+            continue
+        network, agents = groups[place]
+        minibatches = lead.minibatches(rollout, data, indices[place], agents)
+        records.append(lead.epochs(updater, map(minibatches.batches, lead.orders(minibatches.n, generators[0]))))
+        if isinstance(network, NormalizesObservations) and network.normalizes:
+            network.update_normalizers({name: x[indices[place]] for name, x in data.items()})
+    means = torch.cat([_mean(steps) for steps in records], dim=1).view(len(DIAGNOSTICS), k, -1).mean(2)
+    columns = torch.cat([means, residual_variance[None]]).T.tolist()  # one transfer for all minibatches
+    counts = sum(len(steps) * steps[0]["policy"].numel() for steps in records) // k
+    results = [ppo.report(column, counts) for ppo, column in zip(learners, columns, strict=True)]
+    if lead.teacher is not None and isinstance(results[0], dict):
+        results[0] |= _teacher_means(records) | lead.teacher.metrics()
+    return results
 
 
-def value_error(
-    value: torch.Tensor, old: torch.Tensor, target: torch.Tensor, clip: float | None, huber: float | None = None
-) -> torch.Tensor:
-    """Return the squared error [...] of `value`; with `clip`, at least that of `value` clipped to `old` +- `clip`.
-
-    With `huber` d > 0, it is 2 d |e| - d^2 for errors |e| > d: twice the Huber loss, in which value losses are halved.
-    """
-    error = _squared(value - target, huber)
-    if clip is None:
-        return error
-    clipped = old + (value - old).clamp(-clip, clip)
-    return torch.maximum(error, _squared(clipped - target, huber))
+def _mean(records: Sequence[Record]) -> torch.Tensor:
+    """Return the means over steps of the records of k networks, [len(DIAGNOSTICS), k]."""
+    steps = [torch.stack([record[name] for name in DIAGNOSTICS]) for record in records]
+    return torch.stack(steps, dim=-1).mean(-1).view(len(DIAGNOSTICS), -1)
 
 
-def _squared(error: torch.Tensor, huber: float | None) -> torch.Tensor:
-    if huber is None:
-        return error.square()
-    return torch.where(error.abs() <= huber, error.square(), 2 * huber * error.abs() - huber**2)
-
-
-def unexplained_variance(target: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Return the variance of `target` - `value` over the variance of `target`, both [..., n], as [...]."""
-    variance = target.var(-1, correction=0).clamp_min(1e-8)
-    return (target - value).var(-1, correction=0) / variance
+def _teacher_means(records: Sequence[Sequence[Record]]) -> dict[str, float]:
+    steps = [record for part in records for record in part]
+    names = [name for name in steps[0] if name not in DIAGNOSTICS]
+    return {name: float(torch.stack([step[name] for step in steps]).double().mean()) for name in names}

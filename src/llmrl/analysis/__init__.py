@@ -1,1 +1,1 @@
-"""Sweep folders to statistics. Reads files only; never imports torch."""
+"""Statistics of folders of runs. This package only reads files; it never imports torch."""

@@ -1,4 +1,4 @@
-"""Computing the numbers of a report from a folder of runs."""
+"""Computation of the numbers of a report from a folder of runs."""
 
 from __future__ import annotations
 
@@ -11,102 +11,106 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.analysis.curves import curves_of
-from llmrl.analysis.final_episodes import played_by
-from llmrl.analysis.groups import Group, ReportTask, tasks_of
-from llmrl.analysis.identical_proposals import identical_proposals
-from llmrl.analysis.intervals import estimates, improvement_matrix, performance_profile
+from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.llm_calls import CallTotals, run_totals
-from llmrl.analysis.reference_lines import references_of
-from llmrl.analysis.replication import Structure, structure
 from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, Section
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.analysis.scores import ScoreRule, metric_names
-from llmrl.analysis.statistics import mean, standard_error_over_tasks
-from llmrl.analysis.story.story import story_of
-from llmrl.analysis.study_results import study_of
-from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, about_training, common_frames, is_told
+from llmrl.analysis.story.story import build_story
+from llmrl.analysis.study_results import analyze_study
+from llmrl.analysis.task_warnings import identical_proposals, task_warnings
+from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.results.groups import Group, ReportTask, tasks_of
+from llmrl.results.reference_lines import read_references
+from llmrl.results.replication import Structure, structure
+from llmrl.results.run_records import RunRecord, read_runs
+from llmrl.statistics.estimators import mean, standard_error_over_tasks
+from llmrl.statistics.intervals import estimates, improvement_matrix, performance_profile
 
-_MOST_THRESHOLDS = 200
+_MAX_THRESHOLDS = 200
 
 
 def summarize(
     folder: Path,
     settings: ReportSettings,
     runs: Sequence[RunRecord] | None = None,
-    said: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Read the runs in and under `folder` and return their report.
+    """Read the runs in a folder and return their report.
 
-    `runs` are their records, if those hold more than the folders do (the queue of a scheduler); None: they are read
-    here. `said` is called with a progress message for each task.
+    Args:
+        folder: folder of the runs, at any level.
+        settings: settings of the report.
+        runs: records of the runs, if they hold more than the folders do (the queue of a scheduler); None: read here.
+        tell: function that is called with a progress message for each task.
 
     Raises:
         RunFolderError: `folder` does not exist, or has no run.
-        ConfigError: a metric that no run has logged, or an invalid setting.
+        ConfigError: no run has logged a metric, or a setting is invalid.
     """
     if settings.target is not None and not math.isfinite(settings.target):
-        raise ConfigError(f"--target={settings.target} must be a number")
+        raise ConfigError(f"--target={settings.target} must be a finite number")
     for option, frames in (("bin", settings.width), ("budget", settings.budget)):
         if frames is not None and frames < 1:
-            raise ConfigError(f"--{option}={frames} must be a positive number of frames")
+            raise ConfigError(f"--{option}={frames} must be a number of frames, 1 or more")
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
-        raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder inside it")
+        raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder in it")
     _check_metrics([name for name in (settings.rule.metric, *settings.curves) if name], runs)
-    left: list[ExcludedRuns] = []
-    every: list[tuple[str, Group, RunRecord, float | None]] = []
-    sections, scored, players = [], [], []
+    excluded: list[ExcludedRuns] = []
+    scored_runs: list[tuple[str, Group, RunRecord, float | None]] = []
+    sections, task_scores, players = [], [], []
     tasks = tasks_of(runs, folder, settings.by_name)
-    judged = not settings.rule.metric
+    is_result = not settings.rule.metric
     for number, task in enumerate(tasks, start=1):
-        said(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
-        ended = [run.folder for group in task.groups for run in group.runs if run.state == "finished"]
-        common = common_frames(ended, settings.budget, settings.width)
+        tell(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
+        finished_folders = [run.folder for group in task.groups for run in group.runs if run.state == "finished"]
+        common = common_frames(finished_folders, settings.budget, settings.width)
         rule = settings.rule.within(common)
-        known: dict[str, np.ndarray] = {}
-        finished: list[tuple[Group, list[RunRecord]]] = []
+        scores_by_label: dict[str, np.ndarray] = {}
+        scored_groups: list[tuple[Group, list[RunRecord]]] = []
         structures: dict[str, Structure] = {}
         for group in task.groups:
-            over = [run for run in group.runs if run.state == "finished"]
-            if (played := played_by(task, group, over)) is not None:
-                players.append(played)
-            scores = _scores(task, group, rule, left)
-            every += [(task.title, group, run, scores.get(run.folder)) for run in group.runs]
+            finished_runs = [run for run in group.runs if run.state == "finished"]
+            if (episodes := summarize_final_episodes(task, group, finished_runs)) is not None:
+                players.append(episodes)
+            scores = _scores(task, group, rule, excluded)
+            scored_runs += [(task.title, group, run, scores.get(run.folder)) for run in group.runs]
             if scores:
-                known[group.label] = np.array(list(scores.values()))
-                counted = [run for run in group.runs if run.folder in scores]
-                structures[group.label] = structure(counted, list(scores.values()), judged)
-                finished.append((group, counted))
-        curves, about = curves_of(
-            finished,
+                scores_by_label[group.label] = np.array(list(scores.values()))
+                runs_with_scores = [run for run in group.runs if run.folder in scores]
+                structures[group.label] = structure(runs_with_scores, list(scores.values()), is_result)
+                scored_groups.append((group, runs_with_scores))
+        curves, curve_notes = curves_of(
+            scored_groups,
             settings.curves,
-            settings.over,
+            settings.x_axis,
             None if common is None else common.width,
         )
-        scored.append(TaskScores(task, known, structures))
-        section = _section(task.title, scored[-1:], settings)
+        task_scores.append(TaskScores(task, scores_by_label, structures))
+        section = _section(task.title, task_scores[-1:], settings)
         efficiency = () if common is None else _efficiency(task, common)
-        about += () if common is None else (about_training(common),)
-        references, warned = references_of(finished)
+        curve_notes += () if common is None else (training_note(common),)
+        references, warnings = read_references(scored_groups)
+        warnings = (*task_warnings(scored_groups), *warnings)
         width = None if common is None else common.width
-        study = study_of(task, finished, references, width, settings.study) if settings.by_name else None
-        if not isinstance(study, Landscape):  # its settings are given
-            warned = (*warned, *identical_proposals(finished))
-        section = replace(section, common=task.common, curves=curves, notes=about, efficiency=efficiency)
-        story = story_of(task, finished)
-        sections.append(replace(section, references=references, warnings=warned, study=study, story=story))
-    together, notes = _over_tasks(scored, settings)
+        study = analyze_study(task, scored_groups, references, width, settings.study) if settings.by_name else None
+        if not isinstance(study, Landscape):  # whose proposals are identical by design
+            warnings = (*warnings, *identical_proposals(scored_groups))
+        section = replace(section, common=task.common, curves=curves, notes=curve_notes, efficiency=efficiency)
+        story = build_story(task, scored_groups)
+        sections.append(replace(section, references=references, warnings=warnings, study=study, story=story))
+    aggregates, notes = _aggregate_tasks(task_scores, settings)
     return Report(
         folder,
         settings,
         dict(Counter(run.state for run in runs)),
-        tuple(every),
-        (*sections, *together),
-        tuple(left),
-        _calls([each.task for each in scored]),
+        tuple(scored_runs),
+        (*sections, *aggregates),
+        tuple(excluded),
+        _calls([task_part.task for task_part in task_scores]),
         notes,
         tuple(players),
     )
@@ -124,44 +128,44 @@ class TaskScores:
 def _check_metrics(metrics: Sequence[str], runs: Sequence[RunRecord]) -> None:
     if not metrics:
         return
-    known = metric_names(runs)
+    names = metric_names(runs)
     for name in metrics:
-        if name not in known:
-            raise ConfigError(f"no run has logged {name}; there is {', '.join(known) or 'nothing logged at all'}")
+        if name not in names:
+            raise ConfigError(f"no run has logged {name}; logged metrics: {', '.join(names) or 'none'}")
 
 
-def _scores(task: ReportTask, group: Group, rule: ScoreRule, left: list[ExcludedRuns]) -> dict[Path, float]:
-    """Return the scores of a group's runs by folder, in order; runs without a score are added to `left`."""
+def _scores(task: ReportTask, group: Group, rule: ScoreRule, excluded: list[ExcludedRuns]) -> dict[Path, float]:
+    """Return the scores of a group's runs by folder, in order; runs without a score are added to `excluded`."""
     scores: dict[Path, float] = {}
-    out: dict[tuple[str, str], list[int]] = {}
+    reasons: dict[tuple[str, str], list[int]] = {}
     for run in group.runs:
-        found = rule.score(run) if run.state == "finished" else _why_unfinished(run)
-        if isinstance(found, float):
-            scores[run.folder] = found
+        score = rule.score(run) if run.state == "finished" else _unfinished_reason(run)
+        if isinstance(score, float):
+            scores[run.folder] = score
         else:
-            out.setdefault((run.state, found), []).append(run.seed)
+            reasons.setdefault((run.state, score), []).append(run.seed)
     if group.missing:
-        out["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing)
-    left += [ExcludedRuns(task.title, group, tuple(seeds), *what) for what, seeds in out.items()]
+        reasons["missing", "has no run folder; other groups of this task have this seed"] = list(group.missing)
+    excluded += [ExcludedRuns(task.title, group, tuple(seeds), *reason) for reason, seeds in reasons.items()]
     return scores
 
 
-def _why_unfinished(run: RunRecord) -> str:
+def _unfinished_reason(run: RunRecord) -> str:
     if run.error:
         return run.error
     if run.state == "queued":
-        return "waits for its turn"
+        return "waits in the queue"
     done, total = run.progress.done, run.progress.total
-    so_far = f"{done:,.0f} {run.progress.unit} done" + (f" ({done / total:.0%})" if total else "")
-    return f"not finished: {so_far}"
+    progress = f"{done:,.0f} {run.progress.unit} done" + (f" ({done / total:.0%})" if total else "")
+    return f"not finished: {progress}"
 
 
 def _section(title: str, scored: Sequence[TaskScores], settings: ReportSettings) -> Section:
     """Return the numbers of the groups of some tasks, whose groups have the same labels."""
-    tasks, scores = [each.task for each in scored], [each.scores for each in scored]
-    usable = [group.label for group in tasks[0].groups if all(group.label in of_task for of_task in scores)]
-    by_group = {label: tuple(of_task[label] for of_task in scores) for label in usable}
-    everything = np.concatenate([np.concatenate(parts) for parts in by_group.values()]) if usable else np.array([])
+    tasks, scores = [task.task for task in scored], [task.scores for task in scored]
+    usable = [group.label for group in tasks[0].groups if all(group.label in task_part for task_part in scores)]
+    by_group = {label: tuple(task_part[label] for task_part in scores) for label in usable}
+    all_scores = np.concatenate([np.concatenate(parts) for parts in by_group.values()]) if usable else np.array([])
     target, source = _target(
         {group.shown: by_group[group.label] for group in tasks[0].groups if group.label in by_group},
         settings.target,
@@ -172,14 +176,16 @@ def _section(title: str, scored: Sequence[TaskScores], settings: ReportSettings)
         expected = sum(task.groups[i].expected for task in tasks)
         if group.label in by_group:
             assert target is not None
-            structures = [each.structures[group.label] for each in scored]
+            structures = [task.structures[group.label] for task in scored]
             numbers.append(_numbers(group, expected, by_group[group.label], structures, target))
         else:
-            lacking = [task.title for task, of_task in zip(tasks, scores, strict=True) if group.label not in of_task]
-            where = f" in {', '.join(lacking)}" if len(tasks) > 1 else ""
-            numbers.append(GroupNumbers(group, expected, remark=f"no finished run{where}"))
-    thresholds = _thresholds(everything)
-    units = {label: [each.structures[label].units for each in scored] for label in by_group}
+            lacking = [
+                task.title for task, task_part in zip(tasks, scores, strict=True) if group.label not in task_part
+            ]
+            location = f" in {', '.join(lacking)}" if len(tasks) > 1 else ""
+            numbers.append(GroupNumbers(group, expected, remark=f"no finished run{location}"))
+    thresholds = _thresholds(all_scores)
+    units = {label: [task.structures[label].units for task in scored] for label in by_group}
     profiles = [performance_profile(parts, thresholds, units[label]) for label, parts in by_group.items()]
     return Section(
         title,
@@ -201,26 +207,29 @@ def _numbers(
     structures: Sequence[Structure],
     target: float,
 ) -> GroupNumbers:
-    units = [each.units for each in structures]
+    units = [sources.units for sources in structures]
     error = standard_error_over_tasks(scores, units)
-    remarks = list(dict.fromkeys(remark for each in structures for remark in each.remarks))
+    remarks = list(dict.fromkeys(remark for sources in structures for remark in sources.remarks))
     counts = structures[0].counts if len(structures) == 1 else ""
     return GroupNumbers(group, expected, scores, estimates(scores, units, target), error, "; ".join(remarks), counts)
 
 
 def _efficiency(task: ReportTask, common: FrameBudget) -> tuple[GroupNumbers, ...]:
-    """Return the sample efficiency of the groups, over the same frames of training; empty if no episode can succeed."""
+    """Return the sample efficiency of the groups, over the same frames of training.
+
+    The result is empty if no episode can succeed.
+    """
     rule, numbers = ScoreRule(EFFICIENCY, budget=common.budget), []
     for group in task.groups:
-        runs = [run for run in group.runs if run.state == "finished" and is_told(run.folder, EFFICIENCY)]
-        found = {run.folder: rule.score(run) for run in runs}
-        known = {folder: score for folder, score in found.items() if isinstance(score, float)}
-        if known:
-            scores = np.array(list(known.values()))
-            source = structure([run for run in runs if run.folder in known], scores.tolist(), judged=False)
+        runs = [run for run in group.runs if run.state == "finished" and is_training_metric(run.folder, EFFICIENCY)]
+        results = {run.folder: rule.score(run) for run in runs}
+        score_by_folder = {folder: score for folder, score in results.items() if isinstance(score, float)}
+        if score_by_folder:
+            scores = np.array(list(score_by_folder.values()))
+            source = structure([run for run in runs if run.folder in score_by_folder], scores.tolist(), is_result=False)
             numbers.append(_numbers(group, group.expected, (scores,), [source], 1.0))
-        elif found:
-            numbers.append(GroupNumbers(group, group.expected, remark=str(next(iter(found.values())))))
+        elif results:
+            numbers.append(GroupNumbers(group, group.expected, remark=str(next(iter(results.values())))))
     return tuple(numbers)
 
 
@@ -229,54 +238,54 @@ def _thresholds(scores: np.ndarray) -> np.ndarray:
     if not len(scores):
         return scores
     steps = np.unique(scores)
-    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_THRESHOLDS)).round().astype(int))]
-    around = 0.02 * float(np.ptp(scores)) or 0.5
-    return np.concatenate([[steps[0] - around], steps, [steps[-1] + around]])
+    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MAX_THRESHOLDS)).round().astype(int))]
+    margin = 0.02 * float(np.ptp(scores)) or 0.5
+    return np.concatenate([[steps[0] - margin], steps, [steps[-1] + margin]])
 
 
 def _target(
-    by_group: Mapping[str, Sequence[np.ndarray]], asked: float | None, normalized: bool
+    by_group: Mapping[str, Sequence[np.ndarray]], target: float | None, normalized: bool
 ) -> tuple[float | None, str]:
     if not by_group:
         return None, ""
     if normalized:
         return 1.0, "the best run of each task"
-    if asked is not None:
-        return asked, "as asked for with --target"
+    if target is not None:
+        return target, "set by --target"
     best = max(by_group, key=lambda label: float(mean(by_group[label][0])))
-    return float(mean(by_group[best][0])), f"the mean of the best group, {best}; choose your own with --target"
+    return float(mean(by_group[best][0])), f"the mean of the best group, {best}; --target sets another"
 
 
-def _over_tasks(scored: Sequence[TaskScores], settings: ReportSettings) -> tuple[list[Section], tuple[str, ...]]:
-    """Return a section, and notes, for each set of tasks with the same groups; scores are normalised within tasks."""
+def _aggregate_tasks(scored: Sequence[TaskScores], settings: ReportSettings) -> tuple[list[Section], tuple[str, ...]]:
+    """Return a section, and notes, for each set of tasks with the same groups; scores are normalized within tasks."""
     families: dict[tuple[str, ...], list[TaskScores]] = {}
-    for each in scored:
-        families.setdefault(tuple(group.label for group in each.task.groups), []).append(each)
+    for task_scores in scored:
+        families.setdefault(tuple(group.label for group in task_scores.task.groups), []).append(task_scores)
     comparable = [family for labels, family in families.items() if len(labels) > 1 and len(family) > 1]
     sections, notes = [], []
     if len(scored) > 1 and not comparable:
-        notes.append("There are no numbers over tasks: no two tasks have the same two or more groups.")
+        notes.append("There are no numbers over tasks, because no two tasks have the same groups (two or more).")
     for family in comparable:
         normalized, ranges = [], []
-        for each in family:
-            title = each.task.title
-            low = min((float(part.min()) for part in each.scores.values()), default=math.nan)
-            high = max((float(part.max()) for part in each.scores.values()), default=math.nan)
+        for task_scores in family:
+            title = task_scores.task.title
+            low = min((float(part.min()) for part in task_scores.scores.values()), default=math.nan)
+            high = max((float(part.max()) for part in task_scores.scores.values()), default=math.nan)
             if not high > low:
                 notes.append(f"{title} is not in the numbers over tasks: {_no_range(high)}")
                 continue
-            scores = {label: (part - low) / (high - low) for label, part in each.scores.items()}
-            normalized.append(TaskScores(each.task, scores, each.structures))
+            scores = {label: (part - low) / (high - low) for label, part in task_scores.scores.items()}
+            normalized.append(TaskScores(task_scores.task, scores, task_scores.structures))
             ranges.append(f"{title}: 0 is {low:.4g}, 1 is {high:.4g}")
         if len(normalized) > 1:
-            titles = ", ".join(each.task.title for each in normalized)
+            titles = ", ".join(task_scores.task.title for task_scores in normalized)
             section = _section(f"All tasks ({titles})", normalized, settings)
-            sections.append(replace(section, notes=(f"Scores are normalised within each task: {'; '.join(ranges)}.",)))
+            sections.append(replace(section, notes=(f"Scores are normalized within each task: {'; '.join(ranges)}.",)))
     return sections, tuple(notes)
 
 
 def _no_range(high: float) -> str:
-    return "no run has finished" if math.isnan(high) else "all its scores are equal, and cannot be normalised"
+    return "no run has finished" if math.isnan(high) else "all its scores are equal, and cannot be normalized"
 
 
 def _calls(tasks: Sequence[ReportTask]) -> tuple[tuple[str, Group, CallTotals], ...]:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmrl.analysis.groups import Group, ReportTask
-from llmrl.analysis.table_format import NOTHING, ReportTable
+from llmrl.results.groups import Group, ReportTask
+from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import read_config
 from llmrl.run.config_hash import is_excluded
-from llmrl.run.sinks.sink import flat
+from llmrl.run.sink import flat
 
-_MOST_COLUMNS = 4
+_MAX_COLUMNS = 4
 
 
 def config_differences(task: ReportTask) -> ReportTable:
@@ -26,23 +26,23 @@ def config_differences(task: ReportTask) -> ReportTable:
     configs = [_config(group) for group in task.groups]
     keys = sorted({key for config in configs for key in config})
     values = {key: [config.get(key, NOTHING) for config in configs] for key in keys}
-    differing = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
-    differing = _without_absent_parts(differing, configs)
+    differences = {key: cells for key, cells in values.items() if len(set(cells)) > 1}
+    differences = _drop_absent_parts(differences, configs)
     names = [group.shown for group in task.groups]
-    columns, rows = ["option", *names], [[key, *cells] for key, cells in differing.items()]
-    if len(names) > _MOST_COLUMNS:
+    columns, rows = ["option", *names], [[key, *cells] for key, cells in differences.items()]
+    if len(names) > _MAX_COLUMNS:
         columns = ["option", "value", "groups"]
         rows = [
             [key, value, ", ".join(name for name, cell in zip(names, cells, strict=True) if cell == value)]
-            for key, cells in differing.items()
+            for key, cells in differences.items()
             for value in dict.fromkeys(cells)
         ]
     caption = f"Options of {task.title} in which groups differ"
     return ReportTable("config_differences", caption, [columns, *rows], columns, rows, len(columns))
 
 
-def _without_absent_parts(
-    differing: Mapping[str, list[str]], configs: Sequence[Mapping[str, str]]
+def _drop_absent_parts(
+    differences: Mapping[str, list[str]], configs: Sequence[Mapping[str, str]]
 ) -> dict[str, list[str]]:
     """Replace the options of a part that only some groups have by one row, with the class of the part.
 
@@ -50,17 +50,17 @@ def _without_absent_parts(
     """
     present = {
         part: [any(key.startswith(f"{part}.") for key in config) for config in configs]
-        for part in dict.fromkeys(key.partition(".")[0] for key in differing if "." in key)
+        for part in dict.fromkeys(key.partition(".")[0] for key in differences if "." in key)
     }
     rows: dict[str, list[str]] = {}
-    for key, cells in differing.items():
+    for key, cells in differences.items():
         part = key.partition(".")[0]
         if part not in present or all(present[part]):
             rows[key] = cells
             continue
         classes = [config.get(f"{part}._target_", "set").rpartition(".")[2] for config in configs]
-        rows[part] = [name if has else NOTHING for name, has in zip(classes, present[part], strict=True)]
-        within = {cell for cell, has in zip(cells, present[part], strict=True) if has}
+        rows[part] = [name if is_present else NOTHING for name, is_present in zip(classes, present[part], strict=True)]
+        within = {cell for cell, is_present in zip(cells, present[part], strict=True) if is_present}
         if len(within) > 1 and not key.endswith("._target_"):
             rows[key] = cells
     return rows

@@ -1,4 +1,4 @@
-"""Metrics over environment steps, proposals or time, aggregated over a group's seeds: how fast, not only how far."""
+"""Curves of metrics over environment steps, proposals or time, aggregated over the seeds of a group."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.groups import Group
-from llmrl.analysis.intervals import Band, mean_interval
-from llmrl.analysis.replication import units_of
-from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
 from llmrl.core.errors import RunFolderError
+from llmrl.results.groups import Group
+from llmrl.results.replication import units_of
+from llmrl.results.run_records import RunRecord
+from llmrl.statistics.intervals import Band, mean_interval
 
 GRID = 101
-"""Places at which curves are compared when the runs of a group logged at different ones."""
+"""Number of places of the common grid if the runs of a group logged at different places."""
 
-MOST_PLACES = 200
+MAX_POINTS = 200
 _WITH_SUCCESS = ("train/return", "train/success")
-"""Of agents that learn by playing both are drawn, the second where episodes can succeed."""
+"""Metrics of learning agents that are both drawn by default, the second one if episodes can succeed."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One group's curve.
+    """The curve of one group.
 
     Attributes:
-        label: the group's.
-        places: on the axis of the curve, [n_places].
+        label: label of the group.
+        places: x coordinates, [n_places].
         band: mean over the top-level units with pointwise 95% intervals, [n_places].
-        runs: how many runs it is made of.
+        runs: number of runs.
     """
 
     label: str
@@ -41,7 +41,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of all groups that have it, over one of `scores.AXES`."""
+    """A metric of all groups that have it.
+
+    Attributes:
+        metric: name of the metric.
+        lines: curves of the groups.
+        over: x axis, one of `scores.AXES`.
+    """
 
     metric: str
     lines: tuple[Line, ...]
@@ -54,74 +60,77 @@ def curves_of(
     over: str = "env_steps",
     width: int | None = None,
 ) -> tuple[tuple[Curve, ...], tuple[str, ...]]:
-    """A curve of each metric, and notes about what is not in them.
+    """Return a curve for each metric, and notes about missing parts.
 
     Args:
         groups: each group with its finished runs.
-        metrics: names in `metrics.jsonl`; none: the first of `DEFAULT_CURVES` that a run has.
-        over: the axis, one of `scores.AXES`.
-        width: frames of a bin, of metrics of training episodes.
+        metrics: names in `metrics.jsonl`; empty: the first of `DEFAULT_CURVES` that a run has.
+        over: x axis, one of `scores.AXES`.
+        width: bin width of metrics of training episodes, frames.
     """
     curves, notes = [], []
     for metric in metrics or (*DEFAULT_CURVES, *_WITH_SUCCESS[1:]):
         lines = []
-        about = []
+        group_notes = []
         for group, runs in groups:
-            found, units, lacking = _series_of(runs, metric, over, width)
-            about += [f"Curve of {metric}, {group.shown}: {why}." for why in lacking]
-            if found:
-                line = _line(group.label, found, units)
+            curves_of_runs, units, lacking = _read_curves(runs, metric, over, width)
+            group_notes += [f"Curve of {metric}, {group.shown}: {reason}." for reason in lacking]
+            if curves_of_runs:
+                line = _line(group.label, curves_of_runs, units)
                 if line is None:
-                    about.append(
-                        f"Curve of {metric}, {group.shown}: no stretch of {AXES[over][1]} is covered by all its runs."
+                    group_notes.append(
+                        f"Curve of {metric}, {group.shown}: its runs have no common range of {AXES[over][1]}."
                     )
                 else:
                     lines.append(line)
         if lines:
             curves.append(Curve(metric, tuple(lines), over))
         if lines or metrics:
-            notes += about
+            notes += group_notes
         if lines and not metrics and metric != _WITH_SUCCESS[0]:
             break
     return tuple(curves), tuple(notes)
 
 
 def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | None:
-    """Curves of several runs at common places, [n_places] and [n_places, n_runs]; None if no place is common to all.
+    """Return curves of several runs at common places; None if no place is common to all.
 
-    Only where every run has values on both sides: nothing is extrapolated. Places that all runs logged at are kept,
-    thinned evenly to `MOST_PLACES`; otherwise values are interpolated linearly on an even grid.
+    Nothing is extrapolated: only the range that all runs cover is used. If all runs logged at the same places, these
+    are kept, thinned evenly to `MAX_POINTS`; otherwise values are interpolated linearly on an even grid.
+
+    Returns:
+        Places, [n_places], and values, [n_places, n_runs].
     """
-    first, last = max(places[0] for places, _ in runs), min(places[-1] for places, _ in runs)
-    if first > last:
+    start, end = max(places[0] for places, _ in runs), min(places[-1] for places, _ in runs)
+    if start > end:
         return None
     shared = runs[0][0]
     if all(np.array_equal(places, shared) for places, _ in runs):
-        kept = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MOST_PLACES)).round().astype(int))
-        grid = shared[kept]
+        indices = np.unique(np.linspace(0, len(shared) - 1, min(len(shared), MAX_POINTS)).round().astype(int))
+        grid = shared[indices]
     else:
-        grid = np.unique(np.linspace(first, last, GRID))
+        grid = np.unique(np.linspace(start, end, GRID))
     return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
 
 
-def _series_of(
+def _read_curves(
     runs: Sequence[RunRecord], metric: str, over: str, width: int | None
 ) -> tuple[list[Series], list[object], list[str]]:
-    """Curves of the runs that have one, what each of these shares with others, and what is to be said of the rest."""
-    found, having, without, damaged = [], [], [], []
+    """Return the curves of the runs that have one, their top-level units, and remarks on the other runs."""
+    curves, runs_with_metric, missing_seeds, unreadable = [], [], [], []
     for run in runs:
         try:
             places, values = series(run.folder, metric, over, width)
         except RunFolderError as error:
-            damaged.append(f"left out, {error}")
+            unreadable.append(f"left out, {error}")
             continue
         if len(places):
-            found.append((places, values))
-            having.append(run)
+            curves.append((places, values))
+            runs_with_metric.append(run)
         else:
-            without.append(run.seed)
-    lacking = [f"seed {', '.join(map(str, without))} logged none"] if without else []
-    return found, units_of(having), lacking + damaged
+            missing_seeds.append(run.seed)
+    lacking = [f"seed {', '.join(map(str, missing_seeds))} did not log it"] if missing_seeds else []
+    return curves, units_of(runs_with_metric), lacking + unreadable
 
 
 def _line(label: str, runs: Sequence[Series], units: list[object]) -> Line | None:

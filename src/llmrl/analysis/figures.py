@@ -12,19 +12,19 @@ import numpy as np
 
 from llmrl.analysis.curves import Curve, Line
 from llmrl.analysis.group_styles import MARKERS, group_styles, sparse_markers
-from llmrl.analysis.once import estimates_shown
-from llmrl.analysis.reference_lines import LINES, OBJECTIVE
-from llmrl.analysis.report import ESTIMATES, MOST_SHOWN, GroupNumbers, Report, Section
+from llmrl.analysis.once import shown_estimates
+from llmrl.analysis.report import ESTIMATES, MAX_GROUPS_SHOWN, GroupNumbers, Report, Section
 from llmrl.analysis.report_tables import online_performance, slug, slugs
 from llmrl.analysis.scores import AXES
 from llmrl.core.errors import ConfigError
+from llmrl.results.reference_lines import LINES, OBJECTIVE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BESIDE, _LEGEND = 40, 80  # characters of a line of a label beside the axes, and in the legend
-_LINE = 0.23  # its height, inches
+_AXIS_LABEL_WIDTH, _LEGEND_WIDTH = 40, 80  # characters of a line of a label at the axes, and in the legend
+_LINE = 0.23  # height of a line, inches
 REFERENCES: dict[str, dict[str, Any]] = {
     "untrained": {"color": "#888888", "linestyle": "dotted", "linewidth": 2},
     "no_mechanism": {"color": "#333333", "linestyle": "solid", "linewidth": 1},
@@ -52,7 +52,7 @@ class Drawing:
 
     Attributes:
         name: name of its files.
-        caption: what it shows, and how to read it.
+        caption: description of the figure.
         png, svg: content of the files.
     """
 
@@ -67,18 +67,16 @@ def check_installed() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise ConfigError(
-            "figures need matplotlib: pip install 'llmrl[plots]'; or leave them out with --no-figures"
-        ) from error
+        raise ConfigError("figures need matplotlib: pip install 'llmrl[plots]', or use --no-figures") from error
 
 
-def drawings_of(section: Section, report: Report, without: Collection[str] = ()) -> list[Drawing]:
+def drawings_of(section: Section, report: Report, excluded: Collection[str] = ()) -> list[Drawing]:
     """Return the figures of one section; none if no run of it has finished.
 
     Args:
         section: section of `report`.
         report: report of the section.
-        without: kinds of figures to leave out, as named by `once.left_out`.
+        excluded: kinds of figures to leave out (`once.redundant_parts`).
 
     Raises:
         ConfigError: matplotlib is not installed.
@@ -88,10 +86,10 @@ def drawings_of(section: Section, report: Report, without: Collection[str] = ())
 
     name = slugs(report)[report.sections.index(section)]
     result = "recommendation" if online_performance(section, report.settings) else "result"
-    unit = "normalised score" if section.over_tasks else report.settings.rule.metric or result
+    unit = "normalized score" if section.over_tasks else report.settings.rule.metric or result
     with matplotlib.rc_context(_STYLE):
-        found = _figures(section, unit, report, without)
-        return [_saved(f"{name}_{slug(what)}", caption, figure) for what, caption, figure in found]
+        figures = _figures(section, unit, report, excluded)
+        return [_saved(f"{name}_{slug(kind)}", caption, figure) for kind, caption, figure in figures]
 
 
 def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
@@ -108,25 +106,25 @@ def styled(name: str, caption: str, figure: Callable[[], Figure]) -> Drawing:
 
 
 def _figures(
-    section: Section, unit: str, report: Report, without: Collection[str]
+    section: Section, unit: str, report: Report, excluded: Collection[str]
 ) -> Iterator[tuple[str, str, Figure]]:
-    drawn = section.shown
-    if not drawn:
+    indices = section.shown
+    if not indices:
         return
     # A single run has nothing to be compared with, and the table has its number.
-    several = sum(len(numbers.pooled) for numbers in section.compared) > 1
+    has_several_runs = sum(len(numbers.pooled) for numbers in section.compared) > 1
     dots = "" if section.over_tasks else " Dots are runs."
-    if several and "scores" not in without:
+    if has_several_runs and "scores" not in excluded:
         caption = f"{_capital(unit)} of each group: estimates with 95% intervals.{dots}"
-        yield "scores", caption, _scores(section, unit, estimates_shown(section, report.settings))
-    if len(drawn) > 1 and "improvement" not in without:
+        yield "scores", caption, _scores(section, unit, shown_estimates(section, report.settings))
+    if len(indices) > 1 and "improvement" not in excluded:
         caption = "Probability that a run of the row's group beats one of the column's, with 95% interval."
-        yield "improvement", caption, _improvement(section, drawn)
+        yield "improvement", caption, _improvement(section, indices)
     caption = f"Performance profiles: share of runs whose {unit} is above each threshold, with pointwise 95% bands."
-    if several and "profile" not in without:
-        yield "profile", caption, _profile(section, drawn, unit)
+    if has_several_runs and "profile" not in excluded:
+        yield "profile", caption, _profile(section, indices, unit)
     for curve in section.curves:
-        if f"curve_{curve.metric}" in without:
+        if f"curve_{curve.metric}" in excluded:
             continue
         caption = (
             f"{curve.metric} over {AXES[curve.over][1]}: mean over the runs of a group with pointwise 95% bands, only "
@@ -135,9 +133,9 @@ def _figures(
         if curve.metric == OBJECTIVE and online_performance(section, report.settings):
             caption += " It is the objective of the proposals (online performance), not of the recommendations."
         if section.references and curve.metric == OBJECTIVE:
-            drawn_too = len(section.references) == len(LINES)
-            caption += " Level lines were measured before the runs." if drawn_too else " Level lines are in the table."
-        yield f"curve_{curve.metric}", caption, _curve(curve, drawn, section)
+            are_drawn = len(section.references) == len(LINES)
+            caption += " Level lines were measured before the runs." if are_drawn else " Level lines are in the table."
+        yield f"curve_{curve.metric}", caption, _curve(curve, indices, section)
 
 
 def _styles(section: Section) -> dict[str, dict[str, Any]]:
@@ -148,21 +146,23 @@ def _styles(section: Section) -> dict[str, dict[str, Any]]:
     return group_styles(labels)
 
 
-def _scores(section: Section, unit: str, shown: Sequence[str]) -> Figure:
+def _scores(section: Section, unit: str, estimates: Sequence[str]) -> Figure:
     """Draw estimates side by side, a row for each group; rows of groups without a finished run are empty."""
-    kept, styles = {section.compared[i].group.label for i in section.shown}, _styles(section)
+    labels_shown, styles = {section.compared[i].group.label for i in section.shown}, _styles(section)
     empty = [n.group.label for n in section.numbers if not n.scores]
-    kept.update(empty[:MOST_SHOWN])
-    rows = [n for n in section.numbers if n.group.label in kept]
-    notes = [f"{len(empty) - MOST_SHOWN} more groups have no finished run."] if len(empty) > MOST_SHOWN else []
-    labels = [_wrapped(n.group.shown, _BESIDE) for n in rows]
+    labels_shown.update(empty[:MAX_GROUPS_SHOWN])
+    rows = [n for n in section.numbers if n.group.label in labels_shown]
+    notes = (
+        [f"{len(empty) - MAX_GROUPS_SHOWN} more groups have no finished run."] if len(empty) > MAX_GROUPS_SHOWN else []
+    )
+    labels = [_wrapped(n.group.shown, _AXIS_LABEL_WIDTH) for n in rows]
     height = max(0.5, *(0.2 + _LINE * (1 + label.count("\n")) for label in labels))
-    figure = new_figure(5 + 2 * len(shown), 1.6 + height * len(rows))
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for panel, key in zip(panels, shown, strict=True):
+    figure = new_figure(5 + 2 * len(estimates), 1.6 + height * len(rows))
+    panels = figure.subplots(1, len(estimates), sharey=True, squeeze=False)[0]
+    for panel, key in zip(panels, estimates, strict=True):
         for y, n in enumerate(rows):
             if n.scores:
-                _whisker(panel, n, key, y, styles[n.group.label], dots=key == shown[0] and not section.over_tasks)
+                _whisker(panel, n, key, y, styles[n.group.label], dots=key == estimates[0] and not section.over_tasks)
         panel.set_title(ESTIMATES[key])
         panel.set_xlabel(f"mean shortfall below {section.target:.4g}" if key == "gap" else unit)
         panel.grid(axis="y", visible=False)
@@ -182,35 +182,37 @@ def _scores(section: Section, unit: str, shown: Sequence[str]) -> Figure:
 
 
 def _whisker(panel: Axes, numbers: GroupNumbers, key: str, y: int, style: dict[str, Any], dots: bool) -> None:
-    band, colour = numbers.estimates[key], style["color"]
+    band, color = numbers.estimates[key], style["color"]
     if dots:
         panel.scatter(numbers.pooled, np.full(len(numbers.pooled), y), s=14, color="#888888", alpha=0.6, linewidths=0)
     if np.isfinite(band.low):
-        panel.plot([band.low, band.high], [y, y], color=colour, linewidth=5, alpha=0.45, solid_capstyle="butt")
-    panel.plot([band.estimate], [y], marker="|", markersize=14, markeredgewidth=2.5, color=colour)
+        panel.plot([band.low, band.high], [y, y], color=color, linewidth=5, alpha=0.45, solid_capstyle="butt")
+    panel.plot([band.estimate], [y], marker="|", markersize=14, markeredgewidth=2.5, color=color)
 
 
-def _improvement(section: Section, drawn: Sequence[int]) -> Figure:
-    band, groups = section.improvement, [section.compared[i].group for i in drawn]
-    labels = [f"{_wrapped(group.shown, _BESIDE)}  ({k + 1})" for k, group in enumerate(groups)]
+def _improvement(section: Section, indices: Sequence[int]) -> Figure:
+    band, groups = section.improvement, [section.compared[i].group for i in indices]
+    labels = [f"{_wrapped(group.shown, _AXIS_LABEL_WIDTH)}  ({k + 1})" for k, group in enumerate(groups)]
     height = max(0.7, *(_LINE * (1 + label.count("\n")) for label in labels))
-    figure = new_figure(5 + 0.95 * len(drawn), 1.7 + height * len(drawn))
+    figure = new_figure(5 + 0.95 * len(indices), 1.7 + height * len(indices))
     panel = figure.subplots()
-    shown = band.estimate[np.ix_(drawn, drawn)].copy()
-    np.fill_diagonal(shown, np.nan)
-    image = panel.imshow(shown, cmap="PuOr", vmin=0, vmax=1, aspect="auto")
+    probabilities = band.estimate[np.ix_(indices, indices)].copy()
+    np.fill_diagonal(probabilities, np.nan)
+    image = panel.imshow(probabilities, cmap="PuOr", vmin=0, vmax=1, aspect="auto")
     panel.grid(visible=False)
-    for r, i in enumerate(drawn):
-        for c, j in enumerate(drawn):
+    for r, i in enumerate(indices):
+        for c, j in enumerate(indices):
             if i != j:
-                known = np.isfinite(band.low[i, j])
-                interval = f"{band.low[i, j]:.2f}–{band.high[i, j]:.2f}" if known else "no interval"  # noqa: RUF001
-                red, green, blue, _ = image.to_rgba(shown[r, c])
-                colour = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
-                panel.text(c, r - 0.13, f"{shown[r, c]:.2f}", ha="center", va="center", color=colour, fontsize=11)
-                panel.text(c, r + 0.2, interval, ha="center", va="center", color=colour, fontsize=8)
-    panel.set_yticks(range(len(drawn)), labels)
-    panel.set_xticks(range(len(drawn)), [f"({k + 1})" for k in range(len(drawn))])
+                has_interval = np.isfinite(band.low[i, j])
+                interval = f"{band.low[i, j]:.2f}–{band.high[i, j]:.2f}" if has_interval else "no interval"  # noqa: RUF001
+                red, green, blue, _ = image.to_rgba(probabilities[r, c])
+                color = "white" if 0.3 * red + 0.6 * green + 0.1 * blue < 0.5 else "black"
+                panel.text(
+                    c, r - 0.13, f"{probabilities[r, c]:.2f}", ha="center", va="center", color=color, fontsize=11
+                )
+                panel.text(c, r + 0.2, interval, ha="center", va="center", color=color, fontsize=8)
+    panel.set_yticks(range(len(indices)), labels)
+    panel.set_xticks(range(len(indices)), [f"({k + 1})" for k in range(len(indices))])
     panel.tick_params(length=0)
     panel.set_xlabel("over")
     panel.spines[:].set_visible(False)
@@ -219,17 +221,17 @@ def _improvement(section: Section, drawn: Sequence[int]) -> Figure:
     return figure
 
 
-def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
-    figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
+def _profile(section: Section, indices: Sequence[int], unit: str) -> Figure:
+    figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in indices), _LEGEND_WIDTH))
     panel = figure.subplots()
     handles, styles = [], _styles(section)
-    for i in drawn:
+    for i in indices:
         band, group = section.profiles[i], section.compared[i].group
         style = sparse_markers(styles[group.label], len(section.thresholds))
         handles += panel.plot(section.thresholds, band.estimate, drawstyle="steps-post", label=group.shown, **style)
         if np.isfinite(band.low).all():
-            colour = style["color"]
-            panel.fill_between(section.thresholds, band.low, band.high, step="post", color=colour, alpha=0.15, lw=0)
+            color = style["color"]
+            panel.fill_between(section.thresholds, band.low, band.high, step="post", color=color, alpha=0.15, lw=0)
     panel.set_xlabel(f"threshold ({unit})")
     panel.set_ylabel("share of runs above it")
     panel.set_ylim(-0.02, 1.02)
@@ -237,14 +239,14 @@ def _profile(section: Section, drawn: Sequence[int], unit: str) -> Figure:
     return figure
 
 
-def _curve(curve: Curve, drawn: Sequence[int], section: Section) -> Figure:
+def _curve(curve: Curve, indices: Sequence[int], section: Section) -> Figure:
     from matplotlib.ticker import EngFormatter
 
-    figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in drawn), _LEGEND))
+    figure = new_figure(8, 4 + _LINE * _lines((section.compared[i].group.shown for i in indices), _LEGEND_WIDTH))
     panel = figure.subplots()
     handles, styles = [], _styles(section)
     lines = {line.label: line for line in curve.lines}
-    for i in drawn:
+    for i in indices:
         group = section.compared[i].group
         if group.label in lines:
             handles.append(_draw_line(panel, lines[group.label], group.shown, styles[group.label]))
@@ -275,11 +277,11 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def _foot(figure: Figure, handles: list[Any], notes: Sequence[str]) -> None:
-    """Draw the legend and notes below the axes, where they cover nothing."""
+    """Draw the legend and notes below the axes."""
     from matplotlib.lines import Line2D
 
     empty = [Line2D([], [], alpha=0) for _ in notes]
-    wrapped = [_wrapped(handle.get_label(), _LEGEND) for handle in handles]
+    wrapped = [_wrapped(handle.get_label(), _LEGEND_WIDTH) for handle in handles]
     if handles or notes:
         columns = 2 if handles and not notes and max(map(len, wrapped)) < 38 else 1
         texts = [*wrapped, *(textwrap.fill(note, 90) for note in notes)]
@@ -310,7 +312,7 @@ def _saved(name: str, caption: str, figure: Figure) -> Drawing:
     for form, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
         stream = io.BytesIO()
         figure.savefig(stream, format=form, metadata=metadata)
-        # The layout of the first format is kept for the second: it is a third of the work.
+        # Keep the layout of the first format for the second, which saves a third of the time.
         figure.set_layout_engine("none")
         files[form] = stream.getvalue()
     return Drawing(name, caption, files["png"], files["svg"])

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.groups import ALONE, Group, ReportTask
-from llmrl.analysis.replication import units_of
-from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import standard_error
-from llmrl.analysis.table_format import NOTHING, ReportTable
 from llmrl.core.plain_data import fitting, parse_record, read_object
+from llmrl.results.groups import SINGLE_GROUP, Group, ReportTask
+from llmrl.results.replication import units_of
+from llmrl.results.run_records import RunRecord
+from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
+from llmrl.statistics.estimators import standard_error
 
 log = logging.getLogger(__name__)
 
-SHOWN = {
+MEASURES = {
     "success": "success",
     "progress": "progress",
     "return": "return",
@@ -30,12 +30,12 @@ SHOWN = {
     "cost": "cost, $",
     "invalid_rate": "invalid replies",
 }
-"""Measures of which means over episodes are shown, with standard errors, and their display names."""
+"""Measures whose means over episodes are shown with standard errors, and their display names."""
 
 
 @dataclass(frozen=True)
 class _Results:
-    """The content of a `results.json` as far as it is read; of `per_episode`, only the keys of `SHOWN`."""
+    """The parts of a `results.json` that are read; of `per_episode`, only the keys of `MEASURES`."""
 
     per_episode: dict[str, Any]
     learned: bool
@@ -48,13 +48,16 @@ class FinalEpisodes:
     """The final episodes of one group.
 
     Attributes:
-        task, group: title of the task, and the group.
-        runs, episodes: number of runs and of their episodes.
+        task: title of the task.
+        group: the group.
+        runs: number of runs.
+        episodes: number of their episodes.
         learned: whether the episodes of a run share an agent that was trained in it.
-        carried: what is carried from one episode of a run to the next, such as lessons; episodes are then dependent.
-        means, errors: mean and standard error of each of `SHOWN` that all runs have. Errors are over runs if these
-            learned or carried something, else over episodes; NaN if unknown.
-        alone: name for the only group of a task, whose label says nothing.
+        carried: names of states that are carried from one episode of a run to the next, such as lessons; episodes are
+            then dependent.
+        means, errors: mean and standard error of each of `MEASURES` that all runs have. Errors are over runs if these
+            learned or carried a state, else over episodes; NaN if unknown.
+        single_name: name for the only group of a task, whose label is not informative.
     """
 
     task: str
@@ -65,71 +68,71 @@ class FinalEpisodes:
     carried: tuple[str, ...] = ()
     means: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
-    alone: str = ""
+    single_name: str = ""
 
     @property
     def name(self) -> str:
-        """The group's label; for the only group of a task `alone`, if that is set."""
-        return self.alone if self.group.label == ALONE and self.alone else self.group.label
+        """Label of the group; for the only group of a task `single_name`, if that is set."""
+        return self.single_name if self.group.label == SINGLE_GROUP and self.single_name else self.group.label
 
 
-def played_by(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> FinalEpisodes | None:
+def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> FinalEpisodes | None:
     """Return the final episodes of the finished `runs` of a group; None if no run has recorded any."""
-    found = [(run, result) for run in runs if (result := _read(run)) is not None]
-    if not found:
+    recorded_runs = [(run, result) for run in runs if (result := _read(run)) is not None]
+    if not recorded_runs:
         return None
-    written, results = [run for run, _ in found], [result for _, result in found]
+    runs_with_episodes, results = [run for run, _ in recorded_runs], [result for _, result in recorded_runs]
     learned = any(result["learned"] for result in results)
-    carried = tuple(sorted({each for result in results for each in result["carried"]}))
+    carried = tuple(sorted({name for result in results for name in result["carried"]}))
     means, errors = {}, {}
-    for name in SHOWN:
+    for name in MEASURES:
         parts = [np.asarray(result["per_episode"].get(name, []), dtype=np.float64) for result in results]
         if not all(len(part) for part in parts):
             continue
-        over_runs = learned or carried
-        scores = np.array([part.mean() for part in parts]) if over_runs else np.concatenate(parts)
-        error = standard_error(scores, units_of(written) if over_runs else None)
+        is_per_run = learned or carried
+        scores = np.array([part.mean() for part in parts]) if is_per_run else np.concatenate(parts)
+        error = standard_error(scores, units_of(runs_with_episodes) if is_per_run else None)
         means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
-    typed = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
-    about = results[0].get("agent")
-    alone = ", ".join(typed) or (str(about.get("policy", "")) if isinstance(about, dict) else "")
+    parts_of_label = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
+    agent = results[0].get("agent")
+    single_name = ", ".join(parts_of_label) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
     episodes = sum(int(r["episodes"]) for r in results)
-    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, alone)
+    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, single_name)
 
 
 def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
     """Return a table with a row for each group of each task: the player, and the means of its final episodes."""
-    known = [name for name in SHOWN if any(name in each.means for each in players)]
+    measures = [name for name in MEASURES if any(name in player.means for player in players)]
     # Columns on language models only appear if a player asks one.
-    columns = ["task", "player", "language model", "runs", "episodes", *(SHOWN[name] for name in known)]
+    columns = ["task", "player", "language model", "runs", "episodes", *(MEASURES[name] for name in measures)]
     rows, data = [], []
     names = _names(players)
-    for each, name in zip(players, names, strict=True):
-        group = each.group
+    for player, name in zip(players, names, strict=True):
+        group = player.group
         rows.append(
-            [each.task, name, group.llm or NOTHING, str(each.runs), f"{each.episodes:,}"]
-            + [_cell(name, each) for name in known]
+            [player.task, name, group.llm or NOTHING, str(player.runs), f"{player.episodes:,}"]
+            + [_cell(name, player) for name in measures]
         )
-        line: list[object] = [each.task, each.name, group.llm, each.runs, each.episodes, each.learned]
-        line.append(" ".join(each.carried))
-        for name in known:
-            line += [each.means.get(name), each.errors.get(name)]
+        line: list[object] = [player.task, player.name, group.llm, player.runs, player.episodes, player.learned]
+        line.append(" ".join(player.carried))
+        for name in measures:
+            line += [player.means.get(name), player.errors.get(name)]
         data.append(line)
     header: list[object] = ["task", "player", "llm", "runs", "episodes", "learned", "carried"]
-    header += [column for name in known for column in (name, f"{name}_standard_error")]
+    header += [column for name in measures for column in (name, f"{name}_standard_error")]
     notes = [
-        "Means over the final episodes of finished runs, with standard errors: over runs where the player was trained "
-        "in them, or one episode is told of others, else over episodes. Tokens are those of prompts and replies."
+        "Means over the final episodes of finished runs, with standard errors: over runs if the player was trained in "
+        "them or carries a state between episodes, else over episodes. Tokens are those of prompts and replies."
     ]
-    for each, name in zip(players, names, strict=True):
-        if each.carried:
+    for player, name in zip(players, names, strict=True):
+        if player.carried:
             notes.append(
-                f"{each.task}, {name}: episodes carry {' and '.join(each.carried)} over to the next ones of the same "
-                "game, so they depend on one another and on env.n_envs."
+                f"{player.task}, {name}: the player carries {' and '.join(player.carried)} to the next episode of the "
+                "same game, so episodes depend on each other and on env.n_envs."
             )
     return ReportTable(
         "players",
-        "Who played how well: final episodes",
+        "Final episodes of each player",
         [header, *data],
         columns,
         rows,
@@ -145,21 +148,24 @@ _GROUPS = ("env", "agent", "principal", "teacher", "llm")
 def _names(players: Sequence[FinalEpisodes]) -> list[str]:
     """Return a name for each player: its parts without their fields, or its full label if that is ambiguous."""
     short = []
-    for each in players:
-        named = [part.partition("=") for part in each.name.split(", ")]
-        parts = [f"{key}{sign}{value}" for key, sign, value in named if not sign or key in _GROUPS]
-        short.append(each.group.display_name(", ".join(parts)) if parts else each.group.shown)
-    seen = Counter((each.task, name) for each, name in zip(players, short, strict=True))
-    return [name if seen[each.task, name] == 1 else each.group.shown for each, name in zip(players, short, strict=True)]
+    for player in players:
+        fields = [part.partition("=") for part in player.name.split(", ")]
+        parts = [f"{key}{sign}{value}" for key, sign, value in fields if not sign or key in _GROUPS]
+        short.append(player.group.display_name(", ".join(parts)) if parts else player.group.shown)
+    counts = Counter((player.task, name) for player, name in zip(players, short, strict=True))
+    return [
+        name if counts[player.task, name] == 1 else player.group.shown
+        for player, name in zip(players, short, strict=True)
+    ]
 
 
-def _cell(name: str, each: FinalEpisodes) -> str:
-    if name not in each.means:
+def _cell(name: str, player: FinalEpisodes) -> str:
+    if name not in player.means:
         return NOTHING
-    mean, error = each.means[name], each.errors[name]
+    mean, error = player.means[name], player.errors[name]
     if name in ("success", "invalid_rate"):
-        known = "" if math.isnan(error) else f" ± {100 * error:.1f}"
-        return f"{100 * mean:.1f}{known} %"
+        deviation = "" if math.isnan(error) else f" ± {100 * error:.1f}"
+        return f"{100 * mean:.1f}{deviation} %"
     form = ",.0f" if name == "tokens" else ".4f" if name == "cost" else ".2f" if abs(mean) < 100 else ".1f"
     return f"{mean:{form}}" + ("" if math.isnan(error) else f" ± {error:{form}}")
 
@@ -170,7 +176,7 @@ def _read(run: RunRecord) -> dict[str, Any] | None:
         if "per_episode" not in content or "learned" not in content:
             return None
         parse_record(_Results, content)
-        for name in SHOWN.keys() & content["per_episode"].keys():
+        for name in MEASURES.keys() & content["per_episode"].keys():
             fitting(content["per_episode"][name], list[float | None], name)
     except FileNotFoundError:
         return None

@@ -1,7 +1,7 @@
-"""What TensorBoard shows first of a sweep: one run a group, its mean over seeds with a band, and the link to just that.
+"""TensorBoard files of a sweep with one run for each group (its mean over seeds), and a link that shows only these.
 
-TensorBoard knows neither groups nor intervals. So a group's mean is written as a run of its own, `mean/<group>`, beside
-the sweep's run folders; the ends of its 95% interval, if it has one, are two more, which have the colour of the mean.
+TensorBoard has neither groups nor intervals. So a group's mean is written as a separate run, `mean/<group>`, in the
+folder of the sweep's runs. The ends of its 95% interval, if it has one, are two more runs with the color of the mean.
 The parameters of the link are those of TensorBoard's time series page: `runFilter`, `tagFilter`, `runColorGroup` and
 `smoothing`.
 """
@@ -17,45 +17,45 @@ from urllib.parse import quote, urlencode
 import numpy as np
 
 from llmrl.analysis.curves import on_common_grid
-from llmrl.analysis.groups import Group, ReportTask, tasks_of
-from llmrl.analysis.intervals import mean_interval
-from llmrl.analysis.principal_scores import ANYTIME
-from llmrl.analysis.reference_lines import LINES, OBJECTIVE, references_of
-from llmrl.analysis.replication import units_of
-from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import mean
 from llmrl.analysis.story.story import short_names
 from llmrl.core.atomic_files import remove
 from llmrl.core.privacy import OWNER_ONLY, kept_private
 from llmrl.core.run_context import Kind
+from llmrl.results.groups import Group, ReportTask, tasks_of
+from llmrl.results.principal_scores import ANYTIME
+from llmrl.results.reference_lines import LINES, OBJECTIVE, read_references
+from llmrl.results.replication import units_of
+from llmrl.results.run_records import RunRecord
 from llmrl.run.folder_names import safe
 from llmrl.run.metrics import FILE_NAME, metric_tables
-from llmrl.run.sinks.tensorboard_tags import COMPARE, tag_of
 from llmrl.run.tensorboard_file import PATTERN, EventFile
+from llmrl.run.tensorboard_tags import COMPARE, tag_of
+from llmrl.statistics.estimators import mean
+from llmrl.statistics.intervals import mean_interval
 
 FOLDER = "mean"
-"""Beside the run folders of a sweep: the event files of its groups."""
+"""Folder of the groups' event files, next to the run folders of a sweep."""
 LOW, HIGH = "low95", "high95"
 REFERENCE = "vs"
-"""Of lines that a principal has to beat. Short, because TensorBoard hides the colours of its list where a name has more
-than about twenty characters; and late in the alphabet, so that groups stand first."""
-MOST_BANDS = 3
-"""Groups up to which the link shows bands: more of them hide the means."""
+"""Folder of the reference lines. The name is short, because TensorBoard hides the colors in its list if names have more
+than about twenty characters, and late in the alphabet, so that groups come first."""
+MAX_BANDS = 3
+"""Maximum number of groups for which the link shows bands; more bands hide the means."""
 SMOOTHING = 0.6
-"""Of TensorBoard, in [0, 1): the measurements stay behind it, fainter."""
+"""TensorBoard's smoothing, in [0, 1); the unsmoothed curve is shown fainter."""
 PORT = 6006
 
 Points = dict[int, dict[str, float]]
-"""Values by tag, by step."""
+"""Values by step and tag."""
 
 
 @dataclass(frozen=True)
 class FirstScreen:
-    """What was written.
+    """The written TensorBoard runs.
 
     Attributes:
-        folder: for `tensorboard --logdir`.
-        groups: runs that are means.
+        folder: folder for `tensorboard --logdir`.
+        groups: number of groups with a mean.
         bands: whether the link shows intervals.
     """
 
@@ -65,16 +65,16 @@ class FirstScreen:
 
     @property
     def link(self) -> str:
-        """The address of TensorBoard's page on this machine, at its usual port."""
+        """Address of TensorBoard's page on this machine, at its default port."""
         return link(self.bands)
 
 
 def link(bands: bool, port: int = PORT) -> str:
-    """Return the address of a TensorBoard that shows means of groups alone, coloured by group.
+    """Return the address of a TensorBoard page that shows only means of groups, colored by group.
 
     Args:
-        bands: whether the ends of intervals are among the runs.
-        port: TensorBoard's.
+        bands: whether to show the ends of intervals, too.
+        port: port of TensorBoard.
     """
     ends = "" if bands else f"(?!.*/({LOW}|{HIGH})$)"
     query = {
@@ -87,11 +87,11 @@ def link(bands: bool, port: int = PORT) -> str:
 
 
 def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> FirstScreen | None:
-    """Write the means of all groups of a folder of runs; None where there is nothing to compare in TensorBoard.
+    """Write the means of all groups of a folder of runs; return None if there is nothing to compare.
 
     Args:
-        folder: of the runs.
-        runs: in and under it; finished ones that have event files are looked at.
+        folder: folder of the runs.
+        runs: runs in it; only finished ones with event files are used.
 
     Raises:
         RunFolderError: metrics cannot be read, or an event file cannot be written.
@@ -99,57 +99,57 @@ def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> FirstScreen |
     finished = [run for run in runs if run.state == "finished" and any(run.folder.glob(PATTERN))]
     groups = 0
     for task in tasks_of(finished, folder):
-        own = [run.folder for group in task.groups for run in group.runs]
-        if len(own) > 1:
-            with kept_private(not own[0].stat().st_mode & OWNER_ONLY):  # as the runs are
+        folders = [run.folder for group in task.groups for run in group.runs]
+        if len(folders) > 1:
+            with kept_private(not folders[0].stat().st_mode & OWNER_ONLY):  # with the permissions of the runs
                 groups += _write_task(task)
-    return FirstScreen(folder, groups, groups <= MOST_BANDS) if groups else None
+    return FirstScreen(folder, groups, groups <= MAX_BANDS) if groups else None
 
 
 def _write_task(task: ReportTask) -> int:
-    """Write the groups of a task; returns how many have something to compare."""
+    """Write the groups of a task; return the number of groups with something to compare."""
     root = task.groups[0].runs[0].folder.parent.parent / FOLDER
     short = short_names(task)
     names = {group.label: group.display_name(short[group.label]) for group in task.groups}
-    written: set[Path] = set()
+    event_folders: set[Path] = set()
     last = 1
     for group in task.groups:
         points, low, high = _means(group)
         if not any(tag.startswith(COMPARE) for values in points.values() for tag in values):
             continue
         place = root / (safe(names[group.label]) or "all")
-        for path, told in ((place, points), (place / LOW, low), (place / HIGH, high)):
-            if told:
-                _write(path, told)
-                written.add(path)
+        for path, values in ((place, points), (place / LOW, low), (place / HIGH, high)):
+            if values:
+                _write(path, values)
+                event_folders.add(path)
         last = max(last, *low, *(step for step, values in points.items() if any(t.startswith(COMPARE) for t in values)))
-    groups = len([path for path in written if path.parent == root])
-    lines, _ = references_of([(group, group.runs) for group in task.groups])
-    if groups and len(lines) == len(LINES):  # else groups have lines of their own
+    groups = len([path for path in event_folders if path.parent == root])
+    lines, _ = read_references([(group, group.runs) for group in task.groups])
+    if groups and len(lines) == len(LINES):  # otherwise groups have different lines
         tags = [tag_of("recommendation", ANYTIME), tag_of("proposal", OBJECTIVE)]
         for line in lines:
             path = root / REFERENCE / line.line
             _write(path, {step: {tag: line.value for tag in tags if tag is not None} for step in (1, last)})
-            written.add(path)
+            event_folders.add(path)
     for path in root.rglob(PATTERN):
-        if path.parent not in written:
-            remove(path)  # of a group that is no more
+        if path.parent not in event_folders:
+            remove(path)  # file of a group that no longer exists
     return groups
 
 
 def _means(group: Group) -> tuple[Points, Points, Points]:
-    """Means of what every run of a group has measured, and the ends of the intervals of what runs are compared by."""
-    told: dict[tuple[Kind, str], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    """Return the means of the metrics that all runs of a group have, and the interval ends of compared metrics."""
+    series_by_metric: dict[tuple[Kind, str], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     for run in group.runs:
         for kind, table in metric_tables(run.folder / FILE_NAME).items():
             places = table.columns[table.x]
             for metric, values in table.columns.items():
-                known = np.isfinite(values)
-                if "/" in metric and not metric.startswith("time/") and known.any():
-                    told[kind, metric].append((places[known], values[known]))
+                is_finite = np.isfinite(values)
+                if "/" in metric and not metric.startswith("time/") and is_finite.any():
+                    series_by_metric[kind, metric].append((places[is_finite], values[is_finite]))
     points: tuple[Points, Points, Points] = (defaultdict(dict), defaultdict(dict), defaultdict(dict))
     units = units_of(group.runs)
-    for (kind, metric), series in told.items():
+    for (kind, metric), series in series_by_metric.items():
         tag = tag_of(kind, metric)
         common = on_common_grid(series) if tag is not None and len(series) == len(group.runs) else None
         if tag is None or common is None:
@@ -160,10 +160,10 @@ def _means(group: Group) -> tuple[Points, Points, Points]:
         else:
             band = mean_interval(values, units)
             curves = [band.estimate, band.low, band.high]
-        for found, curve in zip(points, curves, strict=False):
+        for curve_points, curve in zip(points, curves, strict=False):
             for place, value in zip(places, curve, strict=True):
                 if np.isfinite(value):
-                    found[round(float(place))][tag] = float(value)
+                    curve_points[round(float(place))][tag] = float(value)
     return points
 
 

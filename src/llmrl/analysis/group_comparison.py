@@ -10,10 +10,11 @@ import numpy as np
 
 from llmrl.analysis.curves import on_common_grid
 from llmrl.analysis.group_traces import GroupCurve, GroupTrace
-from llmrl.analysis.groups import Group, scripted_notes
-from llmrl.analysis.intervals import Band, difference_interval, improvement, is_paired, mean_interval
-from llmrl.analysis.multiple_comparisons import SIGNIFICANCE, holm, p_value
-from llmrl.analysis.principal_scores import (
+from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
+from llmrl.analysis.study_captions import figure_caption, online_figure_caption
+from llmrl.analysis.study_tables import curves_table, published_table, recommendations_table, time_tables
+from llmrl.results.groups import Group, scripted_notes
+from llmrl.results.principal_scores import (
     ANYTIME,
     ANYTIME_ERROR,
     MEASUREMENTS,
@@ -22,15 +23,14 @@ from llmrl.analysis.principal_scores import (
     principal_scores,
     score_notes,
 )
-from llmrl.analysis.reference_lines import OBJECTIVE, ReferenceLine
-from llmrl.analysis.replication import pretrainings_of, units_of
-from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
-from llmrl.analysis.statistics import Interval
-from llmrl.analysis.study_captions import figure_caption, online_figure_caption
-from llmrl.analysis.study_settings import StudyResult, StudySettings
-from llmrl.analysis.study_tables import curves_table, published_table, recommendations_table, time_tables
-from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
+from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.results.replication import pretrainings_of, units_of
+from llmrl.results.run_records import RunRecord
+from llmrl.results.study_settings import StudyResult, StudySettings
+from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, with_interval
+from llmrl.statistics.estimators import Interval
+from llmrl.statistics.intervals import Band, difference_interval, improvement, is_paired, mean_interval
+from llmrl.statistics.multiple_comparisons import SIGNIFICANCE, holm, p_value
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class Comparison:
     """The comparison of one group with another.
 
     Attributes:
+        one, other: the groups.
         difference: difference of their mean scores, `one` minus `other`.
         probability: probability that a run of `one` beats a run of `other`.
         p: p-value of equal means (`multiple_comparisons.p_value`); NaN if a group has too few top-level units.
@@ -56,13 +57,15 @@ class Comparison:
 
     @property
     def paired(self) -> bool:
-        """Whether both groups start from the same pre-training runs, within which their runs were compared."""
+        """True if both groups start from the same pre-training runs, within which their runs were compared."""
         return is_paired(self.one.units, self.other.units)
 
     @property
     def verdict(self) -> str:
-        """`above` or `below` if the adjusted p-value is below `SIGNIFICANCE`, `unclear` if it is not, and `untested` if
-        there are too few top-level units."""
+        """Verdict of the test: `above`, `below`, `unclear` or `untested`.
+
+        `above` and `below` need an adjusted p-value below `SIGNIFICANCE`; `untested` means too few top-level units.
+        """
         if np.isnan(self.p_adjusted):
             return "untested"
         if self.p_adjusted >= SIGNIFICANCE:
@@ -71,7 +74,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class GroupsCompared(StudyResult):
+class GroupComparison(StudyResult):
     """The result of a comparison of groups.
 
     Attributes:
@@ -88,17 +91,17 @@ class GroupsCompared(StudyResult):
 
     @property
     def has_anytime(self) -> bool:
-        """Whether the main figure shows curves of recommendations."""
+        """True if the main figure shows curves of recommendations."""
         return any(trace.anytime is not None for trace in self.traces)
 
 
-def groups_compared(
+def compare_groups(
     settings: StudySettings,
     names: Mapping[str, str],
     finished: Sequence[tuple[Group, Sequence[RunRecord]]],
     references: Sequence[ReferenceLine],
     width: int | None = None,
-) -> GroupsCompared:
+) -> GroupComparison:
     """Compare the groups of a study.
 
     Args:
@@ -111,31 +114,33 @@ def groups_compared(
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    found = [_trace(settings, names[group.label], group, runs, width) for group, runs in finished if runs]
+    candidates = [_trace(settings, names[group.label], group, runs, width) for group, runs in finished if runs]
     traces = _comparable(
-        sorted((trace for trace in found if trace is not None), key=lambda trace: -float(trace.score.estimate))
+        sorted((trace for trace in candidates if trace is not None), key=lambda trace: -float(trace.score.estimate))
     )
-    against = [
+    reference_pairs = [
         (one, other)
-        for name in settings.against
+        for name in settings.baselines
         for other in traces
         if other.name == name
         for one in traces
-        if one.name not in settings.against[: settings.against.index(name) + 1]
+        if one.name not in settings.baselines[: settings.baselines.index(name) + 1]
     ]
     by_name = {trace.name: trace for trace in traces}
-    pairs = [(by_name[one], by_name[other]) for one, other in settings.pairs if one in by_name and other in by_name]
-    comparisons = [*_compared(against), *_compared(pairs)]
-    absent = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
+    planned_pairs = [
+        (by_name[one], by_name[other]) for one, other in settings.pairs if one in by_name and other in by_name
+    ]
+    comparisons = [*_compare(reference_pairs), *_compare(planned_pairs)]
+    missing_pairs = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
     unit = settings.unit or settings.metric or "result"
-    shown = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
+    shown_references = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
     anytime = any(trace.anytime is not None for trace in traces)
-    axis = AXES[MEASUREMENTS if anytime else settings.over][1]
-    tables = [_scores(settings, traces, shown, unit)]
+    axis = AXES[MEASUREMENTS if anytime else settings.x_axis][1]
+    tables = [_scores(settings, traces, shown_references, unit)]
     tables += [published_table(settings, unit)] if settings.published else []
-    tables += time_tables(settings, traces, shown, unit)
+    tables += time_tables(settings, traces, shown_references, unit)
     tables += [_comparisons(comparisons, axis)] if comparisons else []
-    tables += [curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.over)]
+    tables += [curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.x_axis)]
     if anytime:
         tables += [curves_table("study_anytime", {trace.shown: trace.anytime for trace in traces}, MEASUREMENTS)]
         tables += [recommendations_table(traces)]
@@ -143,14 +148,14 @@ def groups_compared(
     online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
     sentences = (
         *_sentences(comparisons, unit),
-        *([f"Not compared, because one has no finished run: {'; '.join(absent)}."] if absent else []),
+        *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
         *score_notes(recommended, online),
         *scripted_notes(trace.group for trace in traces),
     )
-    caption = figure_caption(settings, traces, bool(shown), unit)
+    caption = figure_caption(settings, traces, bool(shown_references), unit)
     online_caption = online_figure_caption(settings, traces, unit) if anytime and online else ""
-    return GroupsCompared(
-        settings, sentences, tuple(tables), caption, tuple(traces), tuple(comparisons), shown, online_caption
+    return GroupComparison(
+        settings, sentences, tuple(tables), caption, tuple(traces), tuple(comparisons), shown_references, online_caption
     )
 
 
@@ -161,10 +166,10 @@ def _trace(
     runs: Sequence[RunRecord],
     width: int | None,
 ) -> GroupTrace | None:
-    curves = _series_of(settings, runs, width)
-    if curves is not None and settings.last_fraction is not None:
-        # The score of a level, which does not change, is the mean of all its values.
-        share = 1.0 if name in settings.lines else settings.last_fraction
+    curves = _read_series(settings, runs, width)
+    if curves is not None and settings.tail_fraction is not None:
+        # The score of a level, which is constant, is the mean of all its values.
+        share = 1.0 if name in settings.levels else settings.tail_fraction
         tails = [values[-max(1, round(share * len(values))) :] for _, values in curves]
         scores = np.array([tail.mean() for tail in tails])
     else:
@@ -175,11 +180,11 @@ def _trace(
     units, seeds = units_of(runs), [run.seed for run in runs]
     score = mean_interval(scores, units)
     trace = GroupTrace(name, group.display_name(name), group, scores, score, units, seeds, pretrainings_of(runs))
-    recommended = principal_scores(runs, RECOMMENDATION) if settings.last_fraction is None else None
-    online = None if recommended is None else principal_scores(runs, ONLINE)
+    recommendations = principal_scores(runs, RECOMMENDATION) if settings.tail_fraction is None else None
+    online = None if recommendations is None else principal_scores(runs, ONLINE)
     if online is not None:
         trace = replace(trace, online=online, online_score=mean_interval(online, units))
-    if name in settings.lines:
+    if name in settings.levels:
         return trace
     if curves is not None:
         smoothed = [(places, _smoothed(values, settings.smooth)) for places, values in curves]
@@ -190,7 +195,7 @@ def _trace(
     if any(len(places) < 2 for places, _ in anytime):
         return trace
     errors = [series(run.folder, ANYTIME_ERROR, MEASUREMENTS)[1] for run in runs]
-    error = max((float(own.max()) for own in errors if len(own)), default=math.nan)
+    error = max((float(values.max()) for values in errors if len(values)), default=math.nan)
     return replace(trace, anytime=_group_curve(anytime, units), evaluation_error=error)
 
 
@@ -210,12 +215,12 @@ def _comparable(traces: Sequence[GroupTrace]) -> list[GroupTrace]:
     return [replace(trace, anytime=None) for trace in traces]
 
 
-def _series_of(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
+def _read_series(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
     """Return the metric of every run; None if a run has none, such as one of agents that only play."""
     for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
-        found = [series(run.folder, metric, settings.over, width) for run in runs]
-        if all(len(places) for places, _ in found):
-            return found
+        curves = [series(run.folder, metric, settings.x_axis, width) for run in runs]
+        if all(len(places) for places, _ in curves):
+            return curves
     return None
 
 
@@ -227,7 +232,7 @@ def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
     return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
-def _compared(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
+def _compare(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
     """Compare pairs of groups; p-values are adjusted for the number of pairs."""
     p = [p_value(one.scores, other.scores, one.units, other.units) for one, other in family]
     return [
@@ -236,71 +241,76 @@ def _compared(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Compariso
             other,
             difference_interval(one.scores, other.scores, one.units, other.units),
             improvement([one.scores], [other.scores], [one.units], [other.units]),
-            own,
+            p_raw,
             adjusted,
             _since(one, other),
         )
-        for (one, other), own, adjusted in zip(family, p, holm(p), strict=True)
+        for (one, other), p_raw, adjusted in zip(family, p, holm(p), strict=True)
     ]
 
 
 def _since(one: GroupTrace, other: GroupTrace) -> float | None:
-    """Return from where on a curve stays above the other, or its level, to the end of the shorter one; else None."""
-    ours, theirs = one.main_curve, other.main_curve
-    if ours is None:
+    """Return the place after which a curve stays above the other curve or level; None if it does not.
+
+    Only the range of both curves counts.
+    """
+    curve, other_curve = one.main_curve, other.main_curve
+    if curve is None:
         return None
-    if theirs is not None:
-        last = min(ours.places[-1], theirs.places[-1])
-        places = ours.places[(ours.places <= last) & (ours.places >= theirs.places[0])]
+    if other_curve is not None:
+        last = min(curve.places[-1], other_curve.places[-1])
+        places = curve.places[(curve.places <= last) & (curve.places >= other_curve.places[0])]
         if not len(places):
             return None
-        levels = np.stack([np.interp(places, theirs.places, run) for run in theirs.values.T], axis=-1)
+        levels = np.stack([np.interp(places, other_curve.places, run) for run in other_curve.values.T], axis=-1)
     else:
-        places, levels = ours.places, np.tile(other.scores, (len(ours.places), 1))
-    values = ours.values[np.isin(ours.places, places)]
-    apart = difference_interval(values, levels, one.units, other.units)
-    return stays_above(places, apart.low)
+        places, levels = curve.places, np.tile(other.scores, (len(curve.places), 1))
+    values = curve.values[np.isin(curve.places, places)]
+    difference = difference_interval(values, levels, one.units, other.units)
+    return stays_above(places, difference.low)
 
 
 def stays_above(places: np.ndarray, low: np.ndarray) -> float | None:
-    """Return the first of `places` [n] from which on `low` [n] is above zero up to the end; None if it is not there at
-    the end.
+    """Return the first of `places` [n] after which `low` [n] is always above zero; None if its end is not.
 
     >>> stays_above(np.array([1, 2, 3, 4]), np.array([0.5, -1.0, 0.2, 0.1]))
     3.0
     """
-    below = np.flatnonzero(~(low > 0))
-    first = 0 if len(below) == 0 else int(below[-1]) + 1
-    return float(places[first]) if first < len(places) else None
+    violations = np.flatnonzero(~(low > 0))
+    start = 0 if len(violations) == 0 else int(violations[-1]) + 1
+    return float(places[start]) if start < len(places) else None
 
 
 def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
-    """Return sentences on which groups are above or below others, and by how much, one for each verdict."""
-    said = []
+    """Return sentences with the groups above or below others and the differences, one for each verdict."""
+    sentences = []
     words = {
         "above": "Above",
         "below": "Below",
         "unclear": "No difference shown from",
         "untested": "Too few units to compare with",
     }
-    for other in dict.fromkeys(each.other.shown for each in comparisons):
-        own = [each for each in comparisons if each.other.shown == other]
-        form = NumberFormat(np.array([float(each.difference.estimate) for each in own] + [0.0]))
+    for other in dict.fromkeys(comparison.other.shown for comparison in comparisons):
+        group_comparisons = [comparison for comparison in comparisons if comparison.other.shown == other]
+        form = NumberFormat(
+            np.array([float(comparison.difference.estimate) for comparison in group_comparisons] + [0.0])
+        )
         for verdict, word in words.items():
-            told = ", ".join(_told(each, form) for each in own if each.verdict == verdict)
-            if told:
-                said.append(f"{word} {other} ({unit}): {told}.")
-    return said
+            differences = ", ".join(
+                _difference_text(comparison, form) for comparison in group_comparisons if comparison.verdict == verdict
+            )
+            if differences:
+                sentences.append(f"{word} {other} ({unit}): {differences}.")
+    return sentences
 
 
-def _told(each: Comparison, form: NumberFormat) -> str:
-    difference = float(each.difference.estimate)
-    return f"{each.one.shown} ({'+' if difference > 0 else ''}{form(difference)})"
+def _difference_text(comparison: Comparison, form: NumberFormat) -> str:
+    return f"{comparison.one.shown} ({form.signed(float(comparison.difference.estimate))})"
 
 
 def _signed(band: Band, form: NumberFormat) -> str:
-    sign = "+" if float(band.estimate) > 0 else ""
-    return sign + _interval(band, form)
+    difference, low, high = float(band.estimate), float(band.low), float(band.high)
+    return form.signed(difference) + with_interval(difference, low, high, form).removeprefix(form(difference))
 
 
 def _interval(band: Band | Interval, form: Callable[[float], str]) -> str:
@@ -329,32 +339,48 @@ def _scores(
     if online:
         caption = f"{unit}: means over the runs of a group, with 95% intervals"
     else:
-        share = settings.last_fraction
-        judged = "the runs' results" if share is None else f"the last {share:.0%} of each run"
-        judged += f" (all of {', '.join(settings.lines)})" if settings.lines and share is not None else ""
-        caption = f"{unit}: mean over {judged}, with 95% intervals"
+        share = settings.tail_fraction
+        basis = "the runs' results" if share is None else f"the last {share:.0%} of each run"
+        basis += f" (all of {', '.join(settings.levels)})" if settings.levels and share is not None else ""
+        caption = f"{unit}: mean over {basis}, with 95% intervals"
     return ReportTable("study_scores", caption, data, columns, rows)
 
 
 def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
-    form = NumberFormat(np.array([float(each.difference.estimate) for each in comparisons] + [0.0]))
+    form = NumberFormat(np.array([float(comparison.difference.estimate) for comparison in comparisons] + [0.0]))
     columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
-    known = any(each.since is not None for each in comparisons)
-    columns += [f"above from ({axis})"] if known else []
+    has_onset = any(comparison.since is not None for comparison in comparisons)
+    columns += [f"above from ({axis})"] if has_onset else []
     header = ["group", "against", "difference", "low", "high", "probability", "probability_low", "probability_high"]
     data: list[list[object]] = [[*header, "since", "paired", "p", "p_adjusted"]]
     rows = []
-    for each in comparisons:
-        since = NOTHING if each.since is None else f"{each.since:,.0f}"
-        cells = [_signed(each.difference, form), _p(each.p), _p(each.p_adjusted)]
-        cells += [_interval(each.probability, "{:.2f}".format)]
-        cells += [since] if known else []
-        rows.append([each.one.shown, each.other.shown, *cells])
-        numbers = [float(x) for x in (each.difference.estimate, each.difference.low, each.difference.high)]
-        numbers += [float(x) for x in (each.probability.estimate, each.probability.low, each.probability.high)]
-        data.append([each.one.shown, each.other.shown, *numbers, each.since, each.paired, each.p, each.p_adjusted])
-    how = "paired by pre-training run" if any(each.paired for each in comparisons) else "of independent runs"
-    caption = f"Planned comparisons, {how}: 95% intervals, p-values, and p-values adjusted by Holm's method"
+    for comparison in comparisons:
+        since = NOTHING if comparison.since is None else f"{comparison.since:,.0f}"
+        cells = [_signed(comparison.difference, form), _p(comparison.p), _p(comparison.p_adjusted)]
+        cells += [_interval(comparison.probability, "{:.2f}".format)]
+        cells += [since] if has_onset else []
+        rows.append([comparison.one.shown, comparison.other.shown, *cells])
+        numbers = [
+            float(x) for x in (comparison.difference.estimate, comparison.difference.low, comparison.difference.high)
+        ]
+        numbers += [
+            float(x) for x in (comparison.probability.estimate, comparison.probability.low, comparison.probability.high)
+        ]
+        data.append(
+            [
+                comparison.one.shown,
+                comparison.other.shown,
+                *numbers,
+                comparison.since,
+                comparison.paired,
+                comparison.p,
+                comparison.p_adjusted,
+            ]
+        )
+    design = (
+        "paired by pre-training run" if any(comparison.paired for comparison in comparisons) else "of independent runs"
+    )
+    caption = f"Planned comparisons, {design}: 95% intervals, p-values, and p-values adjusted by Holm's method"
     return ReportTable("study_comparisons", caption, data, columns, rows, texts=2)
 
 

@@ -1,6 +1,6 @@
 """Colors, line styles and markers of groups in figures, and labels at the ends of their curves.
 
-Twelve groups differ in line style and marker alone, so that they can be told apart without color.
+Twelve groups differ in line style and marker, so that they can be distinguished without color.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette without yellow: distinguishable for color-blind readers, and visible on white."""
-GREY = "#777777"
+GRAY = "#777777"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "p", "d")
 LINE_STYLES: tuple[Any, ...] = (
     "solid",
@@ -39,18 +39,18 @@ _LABEL_HEIGHT = 1.3
 
 
 def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
-    """Return the style of each group by name, for `Axes.plot`: it does not depend on the scores.
+    """Return the style of each group by name, for `Axes.plot`; it does not depend on the scores.
 
     Args:
         names: names of the groups.
-        baselines: those of them that are gray.
+        baselines: names of the groups that are gray.
     """
     styles = {}
     # Baselines have the same color, so they get the styles that differ most.
     for k, name in enumerate(sorted(names, key=lambda name: (name not in baselines, name))):
         is_baseline = name in baselines
         styles[name] = {
-            "color": GREY if is_baseline else COLOURS[k % len(COLOURS)],
+            "color": GRAY if is_baseline else COLORS[k % len(COLORS)],
             "linestyle": LINE_STYLES[k % len(LINE_STYLES)],
             "marker": MARKERS[k % len(MARKERS)],
             "linewidth": 1.8,
@@ -77,7 +77,7 @@ class LineEnd:
         label: text.
         x: coordinate of the end; None: the right edge of the axes.
         y: coordinate of the end.
-        color: of the line.
+        color: color of the line.
     """
 
     label: str
@@ -87,7 +87,7 @@ class LineEnd:
 
 
 def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
-    """Write labels to the right of the axes, each next to the end of its line, shifted where they would overlap.
+    """Write labels to the right of the axes, each next to the end of its line, without overlap.
 
     Call it last: it fixes the limits of the axes.
 
@@ -130,12 +130,11 @@ def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
 
 
 def spread_positions(positions: np.ndarray, gap: float) -> np.ndarray:
-    """Return the positions in [0, 1] that are closest to the given ones (least squares), at least `gap` apart, in their
-    order.
+    """Return the closest positions (least squares) in [0, 1] with a minimum distance, in the same order.
 
     Args:
-        positions: wanted positions, [n].
-        gap: smallest distance, at most 1 / n.
+        positions: target positions, [n].
+        gap: minimum distance, at most 1 / n.
     """
     order = np.argsort(positions, kind="stable")
     offsets = gap * np.arange(len(positions))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmrl.analysis.groups import Group
-from llmrl.analysis.intervals import Band
+from llmrl.results.groups import Group
+from llmrl.statistics.intervals import Band
 
 
 @dataclass(frozen=True)

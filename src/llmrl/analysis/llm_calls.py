@@ -17,20 +17,22 @@ class CallTotals:
 
     Attributes:
         models: labels of the models.
-        calls, cached: number of replies, from a provider or the cache, and of those from the cache.
+        calls: number of replies, from a provider or the cache.
+        cached: number of replies from the cache.
         failed: number of calls that ended without a reply.
-        judged, invalid: number of replies that needed a certain form, and of those without it.
+        validated: number of replies that needed a certain form.
+        invalid: number of replies without this form.
         prompt_tokens, completion_tokens: number of tokens in all replies; None if one is unknown.
         cost: price of all replies except cached ones, US dollars; None if one is unknown.
-        lost, lost_cost: number of attempts whose reply was lost but may have been charged, and the most that they cost,
-            US dollars (None if one is unknown). Token counts and `cost` do not include them.
+        lost: number of attempts whose reply was lost but may have been charged; not in token counts and `cost`.
+        lost_cost: maximum cost of lost attempts, US dollars; None if one is unknown.
     """
 
     models: tuple[str, ...] = ()
     calls: int = 0
     cached: int = 0
     failed: int = 0
-    judged: int = 0
+    validated: int = 0
     invalid: int = 0
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
@@ -40,10 +42,10 @@ class CallTotals:
 
     @property
     def paid(self) -> str:
-        """Cost in US dollars as text, with the most that lost replies may have cost in addition."""
-        known = "unknown" if self.cost is None else f"{self.cost:.4f}"
-        maybe = "?" if self.lost_cost is None else f"{self.lost_cost:.4f}"
-        return f"{known} (+ at most {maybe})" if self.lost and self.lost_cost != 0.0 else known
+        """Cost in US dollars as text, with the maximum cost of lost replies."""
+        cost = "unknown" if self.cost is None else f"{self.cost:.4f}"
+        max_lost_cost = "?" if self.lost_cost is None else f"{self.lost_cost:.4f}"
+        return f"{cost} (+ at most {max_lost_cost})" if self.lost and self.lost_cost != 0.0 else cost
 
     def add(self, call: dict[str, Any]) -> None:
         """Add one record of a call log to the totals."""
@@ -58,7 +60,7 @@ class CallTotals:
             return
         self.calls += 1
         self.cached += bool(call.get("cached"))
-        self.judged += call.get("valid") is not None
+        self.validated += call.get("valid") is not None
         self.invalid += call.get("valid") is False
         self.prompt_tokens = _plus(self.prompt_tokens, call.get("prompt_tokens"))
         self.completion_tokens = _plus(self.completion_tokens, call.get("completion_tokens"))
@@ -78,8 +80,10 @@ def summed(totals: Iterable[CallTotals]) -> CallTotals:
 
 
 def call_totals(folder: Path) -> dict[Path, dict[str, CallTotals]]:
-    """Return the totals of every run in and under `folder`, by run folder and model label; runs without calls are left
-    out."""
+    """Return the totals of every run in and under `folder`, by run folder and model label.
+
+    Runs without calls are left out.
+    """
     logs = [
         log
         for log in sorted(folder.rglob(FILE_NAME))
@@ -104,7 +108,7 @@ def model_totals(run: Path) -> dict[str, CallTotals]:
     return totals
 
 
-def _plus(a: Any, b: Any) -> Any:
+def _plus(x: Any, y: Any) -> Any:
     """Return the sum of two amounts; None if one of them is not a number >= 0."""
-    known = all(isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in (a, b))
-    return a + b if known else None
+    are_numbers = all(isinstance(x, int | float) and not isinstance(x, bool) and x >= 0 for x in (x, y))
+    return x + y if are_numbers else None

@@ -1,4 +1,4 @@
-"""The figure of a run's probes: how likely each action was in situations that stayed the same, over training."""
+"""The figure of a run's probes: probabilities of actions in fixed situations, over training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.analysis.figures import Drawing, check_installed, styled
-from llmrl.analysis.group_styles import COLOURS
+from llmrl.analysis.group_styles import COLORS
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import PROBES_NAME
@@ -22,7 +22,7 @@ _COLUMNS = 3
 
 
 def draw_probes(folder: Path) -> Path | None:
-    """Write `probes.png` into a run folder; None where the run has no probes, or matplotlib is not installed.
+    """Write `probes.png` into a run folder; return None if the run has no probes, or matplotlib is not installed.
 
     Raises:
         RunFolderError: the files of the run cannot be read, or the figure cannot be written.
@@ -32,7 +32,7 @@ def draw_probes(folder: Path) -> Path | None:
     try:
         check_installed()
     except ConfigError:
-        log.warning("no %s: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
+        log.warning("%s is not drawn: figures need matplotlib (pip install 'llmrl[plots]')", FIGURE)
         return None
     path = folder / FIGURE
     write_bytes(path, probes_drawing(folder).png)
@@ -40,48 +40,48 @@ def draw_probes(folder: Path) -> Path | None:
 
 
 def probes_drawing(folder: Path) -> Drawing:
-    """The probes of a run, a panel each.
+    """Return the figure of the probes of a run, with one panel for each.
 
     Raises:
         ConfigError: matplotlib is not installed.
         RunFolderError: the files of the run cannot be read.
     """
     try:
-        asked = read_object(folder / PROBES_NAME)
+        questions = read_object(folder / PROBES_NAME)
     except (FileNotFoundError, ValueError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} cannot be read: {error}") from error
     rows = read_metrics(folder / FILE_NAME, "probe")
-    caption = "Probability of each action in the probes' situations; thick: the action that is intended there."
+    caption = "Probability of each action in the probes' situations; the thick line is the intended action."
     try:
-        return styled("probes", caption, lambda: _figure(asked, rows))
+        return styled("probes", caption, lambda: _figure(questions, rows))
     except (KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{folder / PROBES_NAME} or the probes' metrics are damaged: {error!r}") from error
 
 
-def _figure(asked: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
+def _figure(questions: dict[str, Any], rows: list[dict[str, Any]]) -> Any:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.ticker import EngFormatter
 
-    probes, actions = asked["probes"], asked["actions"]
+    probes, actions = questions["probes"], questions["actions"]
     columns = min(_COLUMNS, len(probes))
     lines = math.ceil(len(probes) / columns)
     figure = Figure(figsize=(4.2 * columns, 2.5 * lines + 0.9), layout="constrained")
     panels = figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).ravel()
     styles: list[dict[str, Any]] = [
-        {"color": COLOURS[k % len(COLOURS)], "linestyle": "solid" if k < len(COLOURS) else "dashed"}
+        {"color": COLORS[k % len(COLORS)], "linestyle": "solid" if k < len(COLORS) else "dashed"}
         for k in range(len(actions))
     ]
     for i, (panel, probe) in enumerate(zip(panels, probes, strict=False)):
         for action, style in zip(actions, styles, strict=True):
             name = f"probe/{probe['name']}/{action.replace(' ', '_')}"
-            known = [row for row in rows if name in row]
+            probe_rows = [row for row in rows if name in row]
             panel.plot(
-                [row["env_steps"] for row in known],
-                [row[name] for row in known],
+                [row["env_steps"] for row in probe_rows],
+                [row[name] for row in probe_rows],
                 **style,
                 linewidth=3 if action == probe["intended"] else 1.3,
-                marker="o" if len(known) == 1 else "",
+                marker="o" if len(probe_rows) == 1 else "",
             )
         title = probe["name"].replace("_", " ")
         panel.set_title(title + (f"\nintended: {probe['intended']}" if probe["intended"] else ""), fontsize=10)

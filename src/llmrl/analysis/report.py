@@ -1,4 +1,4 @@
-"""The content of a report: the numbers of each group of runs, comparisons of groups, and the runs that are left out."""
+"""Content of a report: numbers of each group of runs, comparisons of groups, and excluded runs."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import numpy as np
 
 from llmrl.analysis.curves import Curve
 from llmrl.analysis.final_episodes import FinalEpisodes
-from llmrl.analysis.groups import Group
-from llmrl.analysis.intervals import Band
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.analysis.reference_lines import ReferenceLine
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.runs import RunRecord
 from llmrl.analysis.story.story import Story
-from llmrl.analysis.study_settings import StudyResult
+from llmrl.results.groups import Group
+from llmrl.results.reference_lines import ReferenceLine
+from llmrl.results.run_records import RunRecord
+from llmrl.results.study_settings import StudyResult
+from llmrl.statistics.intervals import Band
 
 ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median", "gap": "optimality gap"}
 """Point estimates and their display names; only the mean has an interval."""
 
-MOST_SHOWN = 12
-"""Most groups in one figure or matrix."""
+MAX_GROUPS_SHOWN = 12
+"""Maximum number of groups in one figure or matrix."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class GroupNumbers:
 
     Attributes:
         group: the group; over several tasks, the group of the first task.
-        expected: number of runs there should be.
+        expected: expected number of runs.
         scores: scores of the finished runs, [n_runs] for each task; empty if the section cannot use the group.
         estimates: the estimates of `ESTIMATES`; empty without scores.
         standard_error: standard error of the mean; NaN if unknown.
-        remark: why there are no numbers, no interval, or one that is too narrow; empty if nothing is wrong.
-        units: number of units at each level of replication, from the top, in words; empty over several tasks.
+        remark: reason why there are no numbers, no interval, or one that is too narrow; empty if there is none.
+        units: number of units at each level of replication, from the top, as text; empty over several tasks.
     """
 
     group: Group
@@ -63,17 +63,18 @@ class Section:
         title: title of the section.
         common: overrides that all its groups share.
         tasks: titles of the tasks in it.
-        numbers: one entry for each group, in the order of their labels.
-        target, target_source: target of the optimality gap (None without scores), and its origin in words.
+        numbers: numbers of each group, in the order of their labels.
+        target: target of the optimality gap; None without scores.
+        target_source: origin of the target as text.
         improvement: probability that the row's group beats the column's group, [n_compared, n_compared].
         thresholds, profiles: share of runs above each threshold, one band for each group in `compared`.
-        curves: curves of metrics over `ReportSettings.over`.
+        curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations for the reader.
         efficiency: sample efficiency of each group that trained, if episodes can succeed.
-        references: levels of the objective that a principal has to beat.
-        warnings: reasons why the scores mean little.
+        references: reference levels of the objective.
+        warnings: reasons why the scores may be misleading.
         study: result of the study, if the runs are one; shown first.
-        story: further findings beside the scores.
+        story: further results in addition to the scores.
     """
 
     title: str
@@ -100,19 +101,19 @@ class Section:
 
     @property
     def shown(self) -> list[int]:
-        """Indices in `compared` of the groups in figures and matrices: the `MOST_SHOWN` with the highest IQM."""
+        """Indices in `compared` of the groups in figures and matrices: the `MAX_GROUPS_SHOWN` with the highest IQM."""
         iqm = [float(numbers.estimates["iqm"].estimate) for numbers in self.compared]
-        return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:MOST_SHOWN])
+        return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:MAX_GROUPS_SHOWN])
 
     @property
     def not_shown(self) -> list[str]:
-        """Note below a figure or matrix that leaves groups out; empty if it shows all."""
+        """Note below a figure or matrix that does not show all groups; empty if it does."""
         total = len(self.compared)
-        return [f"The {MOST_SHOWN} groups of the highest IQM, of {total}."] if total > MOST_SHOWN else []
+        return [f"The {MAX_GROUPS_SHOWN} groups with the highest IQM, of {total}."] if total > MAX_GROUPS_SHOWN else []
 
     @property
     def over_tasks(self) -> bool:
-        """Whether the section is about several tasks."""
+        """True if the section is about several tasks."""
         return len(self.tasks) > 1
 
 
@@ -155,12 +156,12 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The folder as seen from the working directory where it is below it, else its absolute path."""
+        """Folder relative to the working directory if it is inside it, else its absolute path."""
         folder = self.folder.absolute()
-        below = folder.is_relative_to(Path.cwd()) and folder != Path.cwd()
-        return str(folder.relative_to(Path.cwd()) if below else folder)
+        is_below = folder.is_relative_to(Path.cwd()) and folder != Path.cwd()
+        return str(folder.relative_to(Path.cwd()) if is_below else folder)
 
     @property
-    def counted(self) -> int:
+    def n_scored(self) -> int:
         """Number of runs with a score."""
         return sum(score is not None for *_, score in self.runs)

@@ -1,4 +1,4 @@
-"""A report as files: a page that needs nothing else, a Markdown summary, tables and figures."""
+"""Files of a report: a self-contained page, a Markdown summary, tables and figures."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 import llmrl
 from llmrl.analysis.figures import Drawing, drawings_of
-from llmrl.analysis.groups import scripted_notes
-from llmrl.analysis.intervals import MINIMUM_UNITS
-from llmrl.analysis.once import left_out, narrowed, remarks_of
-from llmrl.analysis.principal_scores import SCORES_NOTE
-from llmrl.analysis.reference_lines import OBJECTIVE
+from llmrl.analysis.once import collect_remarks, drop_constant_columns, redundant_parts
 from llmrl.analysis.report import ESTIMATES, Report, Section
 from llmrl.analysis.report_tables import online_performance, slugs, tables_of
 from llmrl.analysis.story.talks import VIDEO_BYTES, Exchange, StoryVideo
 from llmrl.analysis.story.timeline_figure import timeline_drawing
 from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
 from llmrl.analysis.study_tasks import NAME as OVERVIEW
-from llmrl.analysis.study_tasks import TasksCompared, tasks_compared
-from llmrl.analysis.table_format import ReportTable
+from llmrl.analysis.study_tasks import TaskComparison, compare_tasks
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import RunFolderError
+from llmrl.results.groups import scripted_notes
+from llmrl.results.principal_scores import SCORES_NOTE
+from llmrl.results.reference_lines import OBJECTIVE
+from llmrl.results.table_format import ReportTable
 from llmrl.run.files import write_atomic, write_bytes
 from llmrl.run.tensorboard_evaluations import pictures
+from llmrl.statistics.intervals import MINIMUM_UNITS
 
 PAGE = "report.html"
 _STUDY = (
@@ -42,24 +42,24 @@ _STUDY = (
     "study_published",
 )
 _SCORES = ("scores", "efficiency", "improvement")
-"""Tables of a section that are in the texts."""
+"""Kinds of tables and figures in the chapter of scores."""
 _STORY = {
-    "What was proposed": ("proposals", "best"),
-    "How the agents lived": ("society",),
-    "What the teacher said": ("teacher", "plans"),
+    "Proposals over time": ("proposals", "best"),
+    "Society of agents": ("society",),
+    "Advice of teachers": ("teacher", "plans"),
 }
-"""Chapters of a story, and the tables and figures in them."""
+"""Chapters of a story, and the kinds of tables and figures in them."""
 
 
 @dataclass(frozen=True)
 class Chapter:
-    """What one heading of a section has below it.
+    """The content below one heading of a section.
 
     Attributes:
-        title: empty for what stands first.
-        notes: sentences before all else.
+        title: heading; empty for the first chapter.
+        notes: sentences at the start.
         drawings, tables: figures, then tables.
-        exchanges, videos: of players.
+        exchanges, videos: conversations and videos of players.
     """
 
     title: str
@@ -84,7 +84,13 @@ class EncodedVideo:
 
 @dataclass(frozen=True)
 class Part:
-    """A section as it is shown: its chapters that have anything to tell."""
+    """A section with its chapters that are not empty.
+
+    Attributes:
+        name: start of the section's file names.
+        section: the section.
+        chapters: its chapters.
+    """
 
     name: str
     section: Section
@@ -92,36 +98,40 @@ class Part:
 
 
 def write_report(
-    report: Report, out: Path, figures: bool = True, said: Callable[[str], None] = lambda text: None
+    report: Report, out: Path, figures: bool = True, progress: Callable[[str], None] = lambda text: None
 ) -> Path:
-    """Write all files of `report` into the folder `out`, each in one step, the page last; returns the page.
+    """Write all files of `report` into a folder, each atomically and the page last; return the page.
 
-    `report.html`, `summary.md`, `tables/*.csv` and `*.tex`, `figures/*.png` and `*.svg`. Files of these names that are
-    there are replaced, others are left alone.
+    The files are `report.html`, `summary.md`, `tables/*.csv` and `*.tex`, `figures/*.png` and `*.svg`. Existing files
+    of these names are replaced; other files are not changed.
 
     Args:
-        report: what to write.
-        out: created if it is not there.
-        figures: False leaves the figures out, which need matplotlib.
-        said: is told how far the work is, figure by figure, which are nearly all of it.
+        report: report to write.
+        out: folder; created if it does not exist.
+        figures: whether to draw figures, which needs matplotlib.
+        progress: function that is called with a progress message for each section's figures.
 
     Raises:
-        ConfigError: figures are wanted and matplotlib is not installed.
+        ConfigError: figures are to be drawn, but matplotlib is not installed.
         RunFolderError: the folder cannot be written.
     """
     tables = tables_of(report)
     parts = [
-        Part(name, section, _chapters(section, name, report, tables, _drawn(section, name, report, said, figures)))
+        Part(
+            name,
+            section,
+            _chapters(section, name, report, tables, _draw_figures(section, name, report, progress, figures)),
+        )
         for section, name in zip(report.sections, slugs(report), strict=True)
     ]
-    over = tasks_compared(report)
-    overview = [tasks_drawing(over, OVERVIEW)] if over is not None and figures else []
+    comparison = compare_tasks(report)
+    overview = [tasks_drawing(comparison, OVERVIEW)] if comparison is not None and figures else []
     try:
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = why(out, error, "--out")
-        raise RunFolderError(f"cannot write the report {out}: {reason}; choose a place with --out") from error
+        raise RunFolderError(f"cannot write the report {out}: {reason}; choose another folder with --out") from error
     for table in tables:
         write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
         if table.columns:
@@ -130,120 +140,125 @@ def write_report(
     for drawing in (*overview, *(drawing for chapter in chapters for drawing in chapter.drawings)):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
-    for shown in (shown for chapter in chapters for shown in chapter.videos):
-        write_bytes(out / "figures" / f"{shown.name}.gif", shown.content)
+    for video in (video for chapter in chapters for video in chapter.videos):
+        write_bytes(out / "figures" / f"{video.name}.gif", video.content)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
-        write_atomic(path, _render(template, report, parts, tables, over, overview))
+        write_atomic(path, _render(template, report, parts, tables, comparison, overview))
     return out / PAGE
 
 
-def _drawn(
-    section: Section, name: str, report: Report, said: Callable[[str], None], figures: bool
+def _draw_figures(
+    section: Section, name: str, report: Report, progress: Callable[[str], None], figures: bool
 ) -> dict[str, Drawing]:
-    """The figures of a section by what they show; none if none are wanted."""
+    """Return the figures of a section by kind; none if `figures` is False."""
     if not figures:
         return {}
     place = f"{report.sections.index(section) + 1} of {len(report.sections)}"
-    said(f"figures of section {place}; --no-figures leaves them out")
+    progress(f"figures of section {place}; --no-figures leaves them out")
     study = [] if section.study is None else drawings_of_study(section.study, f"{name}_study")
-    told = section.story.proposals
-    without = left_out(section, drawn=True)
-    drawn = told and "proposals" not in without
-    story = [timeline_drawing(told, f"{name}_proposals", _unit(section, report))] if drawn else []
-    found = [*study, *story, *drawings_of(section, report, without)]
-    return {drawing.name.removeprefix(f"{name}_"): drawing for drawing in found}
+    proposals = section.story.proposals
+    redundant = redundant_parts(section, has_figures=True)
+    is_drawn = proposals and "proposals" not in redundant
+    story = [timeline_drawing(proposals, f"{name}_proposals", _unit(section, report))] if is_drawn else []
+    drawings = [*study, *story, *drawings_of(section, report, redundant)]
+    return {drawing.name.removeprefix(f"{name}_"): drawing for drawing in drawings}
 
 
-def _small(video: Path) -> bytes:
-    """A video as it is, or with fewer and smaller pictures where it is too large for a page."""
+def _shrink(video: Path) -> bytes:
+    """Return a video unchanged, or with fewer and smaller pictures if it is too large for a page."""
     return video.read_bytes() if video.stat().st_size <= VIDEO_BYTES else pictures(video, VIDEO_BYTES)[0]
 
 
 def _unit(section: Section, report: Report) -> str:
-    """What proposals are judged by, in words where a study has some for it."""
+    """Return the name of the objective of proposals; that of the study, if it has one."""
     study = section.study
-    about = study is not None and study.settings.metric in (None, OBJECTIVE)
-    return (study.settings.unit if study is not None and about else None) or "objective"
+    is_objective = study is not None and study.settings.metric in (None, OBJECTIVE)
+    return (study.settings.unit if study is not None and is_objective else None) or "objective"
 
 
 def _chapters(
-    section: Section, name: str, report: Report, tables: Sequence[ReportTable], drawn: Mapping[str, Drawing]
+    section: Section, name: str, report: Report, tables: Sequence[ReportTable], drawings: Mapping[str, Drawing]
 ) -> list[Chapter]:
-    """The chapters of a section that have anything to tell, in the order in which a reader asks."""
-    without = left_out(section, drawn=bool(drawn))
-    own = {
+    """Return the chapters of a section that are not empty, in reading order."""
+    redundant = redundant_parts(section, has_figures=bool(drawings))
+    by_kind = {
         table.name.removeprefix(f"{name}_"): table
         for table in tables
         if table.columns and table.name.startswith(f"{name}_")
     }
-    own = {what: table for what, table in own.items() if f"{what}_table" not in without and what not in without}
+    by_kind = {
+        kind: table for kind, table in by_kind.items() if f"{kind}_table" not in redundant and kind not in redundant
+    }
 
-    def chapter(title: str, whats: Sequence[str], notes: Sequence[str] = (), **more: Any) -> Chapter:
-        figures = [drawn[what] for what in whats if what in drawn]
-        return Chapter(title, notes, figures, [own[what] for what in whats if what in own], **more)
+    def chapter(title: str, kinds: Sequence[str], notes: Sequence[str] = (), **fields: Any) -> Chapter:
+        figures = [drawings[kind] for kind in kinds if kind in drawings]
+        return Chapter(title, notes, figures, [by_kind[kind] for kind in kinds if kind in by_kind], **fields)
 
     studied = chapter("", _STUDY, section.study.sentences if section.study is not None else ())
-    found = [chapter(title, whats) for title, whats in _STORY.items()]
+    story_parts = [chapter(title, kinds) for title, kinds in _STORY.items()]
     story = section.story
     videos = [
-        EncodedVideo(video, f"{name}_video_{i}", _small(video.path)) for i, video in enumerate(story.videos) if drawn
+        EncodedVideo(video, f"{name}_video_{i}", _shrink(video.path))
+        for i, video in enumerate(story.videos)
+        if drawings
     ]
-    found.append(Chapter("What a language model was asked and answered", exchanges=story.exchanges, videos=videos))
-    curves = [what for what in drawn if what.startswith("curve_")]
-    gap = "scores" in own and ESTIMATES["gap"] in own["scores"].columns
-    notes = [_target(section)] if gap or section.target is None else []
-    notes += [] if "scores" in own else remarks_of(section)
-    notes += section.not_shown if drawn else []  # else the table of probabilities says so
+    story_parts.append(Chapter("Requests and replies of language models", exchanges=story.exchanges, videos=videos))
+    curves = [kind for kind in drawings if kind.startswith("curve_")]
+    shows_gap = "scores" in by_kind and ESTIMATES["gap"] in by_kind["scores"].columns
+    notes = [_target(section)] if shows_gap or section.target is None else []
+    notes += [] if "scores" in by_kind else collect_remarks(section)
+    notes += section.not_shown if drawings else []  # otherwise the table of probabilities has this note
     scores = chapter("Scores", (*curves, *_SCORES, "profile"), [*notes, *section.notes])
-    # A study begins with its answer; for other runs the scores are it.
-    kept = [each for each in ([studied, *found, scores] if studied else [scores, *found]) if each]
-    if kept and not scores and any(scores.notes):
-        kept.append(replace(scores, title="Remarks"))
-    return kept
+    # A study starts with its results, other runs with their scores.
+    candidates = [studied, *story_parts, scores] if studied else [scores, *story_parts]
+    chapters = [candidate for candidate in candidates if candidate]
+    if chapters and not scores and any(scores.notes):
+        chapters.append(replace(scores, title="Remarks"))
+    return chapters
 
 
-def counted(report: Report) -> str:
-    """How many runs there are, of which state, and how many are in the numbers, in a sentence."""
+def count_sentence(report: Report) -> str:
+    """Return a sentence with the numbers of runs by state, and of runs in the numbers."""
     states = ", ".join(f"{count} {state}" for state, count in sorted(report.states.items()))
-    missing = sum(len(left.seeds) for left in report.excluded if left.state == "missing")
-    more = f" {missing} more {'has' if missing == 1 else 'have'} no folder." if missing else ""
-    return f"{report.counted} of {len(report.runs)} runs are in the numbers ({states}).{more}"
+    missing = sum(len(excluded.seeds) for excluded in report.excluded if excluded.state == "missing")
+    missing_text = f" {missing} more {'has' if missing == 1 else 'have'} no folder." if missing else ""
+    return f"{report.n_scored} of {len(report.runs)} runs are in the numbers ({states}).{missing_text}"
 
 
-def method(report: Report) -> list[str]:
-    """What the numbers mean, line by line."""
+def method_lines(report: Report) -> list[str]:
+    """Return explanations of the numbers, one per line."""
     settings = report.settings
     lines = [
-        f"A run's score is {settings.rule}. Higher is taken to be better. Only finished runs count.",
-        "Runs that differ in their seed alone, or in the seed of the pre-training run that they begin with, are a "
-        "group; there should be one for every seed that any group of the task has.",
-        "Intervals of means are 95% Student t intervals over pre-training runs, if the runs name any, else over "
+        f"A run's score is {settings.rule}. Higher is assumed to be better. Only finished runs count.",
+        "Runs that differ only in their seed, or in the seed of the pre-training run that they start from, are a "
+        "group; one run is expected for every seed that any group of the task has.",
+        "Intervals of means are 95% Student t intervals over pre-training runs, if there are any, else over "
         "runs; the scores of the runs of one pre-training run are averaged first. With fewer than "
-        f"{MINIMUM_UNITS} of these there is no interval.",
+        f"{MINIMUM_UNITS} of these units there is no interval.",
         "IQM, the interquartile mean, is the mean of the middle half: a quarter of the runs, rounded down, is dropped "
         "at either end. With fewer than four runs it is the mean. IQM, median and optimality gap have no interval.",
-        "The optimality gap is the mean shortfall below a target; what lies above it does not make up for it.",
-        "The probability of improvement is how often a run of one group beats a run of the other, ties counting half. "
+        "The optimality gap is the mean shortfall below a target; scores above the target count as equal to it.",
+        "The probability of improvement is that of a run of one group beating a run of the other; ties count half. "
         "Its interval is Newcombe's; runs that share a pre-training run have none.",
         "Profiles have pointwise Wilson intervals, curves pointwise t intervals. Curves are the mean over a group's "
-        "finished runs; where these logged at different places, values in between are interpolated linearly, and only "
-        "places that all of them cover are drawn.",
+        "finished runs; if these logged at different places, values are interpolated linearly. Only the range that all "
+        "of them cover is drawn.",
     ]
     if any(section.references for section in report.sections):
         lines.append(
             "Untrained agents, no mechanism and the best of a coarse scan were measured before the runs, once for all "
-            "of them; the error is that of a few measurements. The best of the scan is the highest of several noisy "
-            "numbers. Over contexts, each is the mean."
+            "of them; their standard errors are over a few measurements. The best of the scan is the highest of "
+            "several noisy means, and so biased upward. Each level is the mean over contexts."
         )
     if any(online_performance(section, settings) for section in report.sections):
         lines.append(SCORES_NOTE)
-    if not any(section.study for section in report.sections):  # else its sentences say so
+    if not any(section.study for section in report.sections):  # otherwise the sentences of the study have these notes
         lines += scripted_notes(group for _, group, _, _ in report.runs)
     if any(section.over_tasks for section in report.sections):
         lines.append(
-            "Over tasks, scores are normalised within each task, so that 0 is the worst and 1 the best of all finished "
-            "runs there; intervals take these two as known. Mean and median are of the tasks' means; IQM and "
-            "optimality gap are over all runs, so that a task with more runs weighs more; the probability of "
+            "Over tasks, scores are normalized within each task, so that 0 is the worst and 1 the best of its finished "
+            "runs; intervals treat these two as known. Mean and median are those of the tasks' means; IQM and "
+            "optimality gap are over all runs, so that a task with more runs has more weight; the probability of "
             "improvement is averaged over tasks."
         )
     return lines
@@ -260,7 +275,7 @@ def _render(
     report: Report,
     parts: Sequence[Part],
     tables: Sequence[ReportTable],
-    over: TasksCompared | None,
+    comparison: TaskComparison | None,
     overview: Sequence[Drawing],
 ) -> str:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -272,17 +287,17 @@ def _render(
     )
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     environment.filters["quoted"] = lambda text: "\n".join(f"    {line}" for line in text.split("\n"))
-    named = {table.name: narrowed(table) for table in tables}
+    tables_by_name = {table.name: drop_constant_columns(table) for table in tables}
     text = environment.get_template(template).render(
         report=report,
         parts=parts,
-        left=named.get("not_in_the_numbers"),
-        calls=named.get("llm_calls"),
-        players=named.get("players"),
-        over=over,
+        excluded=tables_by_name.get("not_in_the_numbers"),
+        calls=tables_by_name.get("llm_calls"),
+        players=tables_by_name.get("players"),
+        comparison=comparison,
         overview=overview,
-        count=counted(report),
-        method=method(report),
+        count=count_sentence(report),
+        method=method_lines(report),
         version=llmrl.__version__,
         date=time.strftime("%Y-%m-%d %H:%M"),
     )

@@ -1,11 +1,11 @@
-"""Settings of a report: what is a score, which curves are drawn."""
+"""Settings of a report: score and curves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from llmrl.analysis.scores import ScoreRule
-from llmrl.analysis.study_settings import StudySettings
+from llmrl.results.study_settings import StudySettings
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class ReportSettings:
         rule: definition of the score of a run.
         target: score from which the optimality gap is measured; None: the mean of the best group.
         curves: metrics to draw; empty: the main objective of each task.
-        over: x axis of the curves, one of `scores.AXES`.
+        x_axis: x axis of the curves, one of `scores.AXES`.
         width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
         budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
         study: presentation of a study; None: the settings of its newest run.
@@ -27,7 +27,7 @@ class ReportSettings:
     rule: ScoreRule = field(default_factory=ScoreRule)
     target: float | None = None
     curves: tuple[str, ...] = ()
-    over: str = "env_steps"
+    x_axis: str = "env_steps"
     width: int | None = None
     budget: int | None = None
     study: StudySettings | None = None

@@ -1,4 +1,4 @@
-"""The tables of a report."""
+"""Tables of a report."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import replace
 import numpy as np
 
 from llmrl.analysis.final_episodes import players_table
-from llmrl.analysis.groups import Group
-from llmrl.analysis.intervals import Band
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.analysis.once import differing, estimates_shown
-from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
-from llmrl.analysis.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.analysis.once import distinct_estimates, shown_estimates
 from llmrl.analysis.report import ESTIMATES, GroupNumbers, Report, Section
 from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.study_tasks import tasks_compared
-from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, seed_list, with_interval
+from llmrl.analysis.study_tasks import compare_tasks
+from llmrl.results.groups import Group
+from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
+from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
+from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, seed_list, with_interval
+from llmrl.statistics.intervals import Band
 
 
 def tables_of(report: Report) -> list[ReportTable]:
     """Return all tables of a report in reading order; names of a section's tables begin with its slug."""
-    tables = [not_counted(report)] if report.excluded else []
+    tables = [excluded_table(report)] if report.excluded else []
     tables += [players_table(report.players)] if report.players else []
-    over = tasks_compared(report)
-    tables += [over.table] if over is not None else []
+    comparison = compare_tasks(report)
+    tables += [comparison.table] if comparison is not None else []
     for section, name in zip(report.sections, slugs(report), strict=True):
         if section.study is not None:
             tables += [replace(table, name=f"{name}_{table.name}") for table in section.study.tables]
@@ -59,7 +59,7 @@ def scores(
     section: Section, name: str, settings: ReportSettings, references: Sequence[ReferenceLine] = ()
 ) -> ReportTable:
     """Return the table of estimates of each group, with numbers of runs and remarks, and the reference levels."""
-    shown = estimates_shown(section, settings)
+    estimates = shown_estimates(section, settings)
     form = NumberFormat(np.concatenate([n.pooled for n in section.numbers]))
     models = any(n.group.llm for n in section.numbers)
     remarks = any(n.remark for n in section.numbers)
@@ -69,18 +69,24 @@ def scores(
     for n in section.numbers:
         extremes = [form(float(f(n.pooled))) if n.scores else NOTHING for f in (np.min, np.max)]
         cells = [n.group.shown, *([n.group.llm or NOTHING] if models else [])]
-        cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in shown)]
+        cells += [f"{len(n.pooled)} of {n.expected}", *(_with_interval(n, key, form) for key in estimates)]
         cells += [form(n.standard_error), *extremes]
         cells += [form(online[n.group.shown]) if n.group.shown in online else NOTHING] if online else []
         rows.append([*cells, *([n.units] if units else []), *([n.remark] if remarks else [])])
     for level in references:
         cells = [level.label, *([NOTHING] if models else []), NOTHING]
-        cells += [form(level.value) if key == "mean" else NOTHING for key in shown]
+        cells += [form(level.value) if key == "mean" else NOTHING for key in estimates]
         cells += [form(level.standard_error), NOTHING, NOTHING, *([NOTHING] if online else [])]
         cells += [NOTHING] if units else []
         rows.append([*cells, *(["measured before the runs"] if remarks else [])])
     columns = ["group", *(["language model"] if models else []), "runs"]
-    columns += [*(ESTIMATES[key] for key in shown), "s.e.", "min", "max", *(["online performance"] if online else [])]
+    columns += [
+        *(ESTIMATES[key] for key in estimates),
+        "s.e.",
+        "min",
+        "max",
+        *(["online performance"] if online else []),
+    ]
     columns += (["levels"] if units else []) + (["remark"] if remarks else [])
     header = ["group", "llm", "finished", "expected"]
     header += [column for key in ESTIMATES for column in (key, f"{key}_low", f"{key}_high")]
@@ -94,8 +100,8 @@ def scores(
         line += [online.get(n.group.shown), n.units, n.remark]
         data.append(line)
     for level in references:
-        known = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
-        data.append([known.get(str(column)) for column in data[0]])
+        level_values = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
+        data.append([level_values.get(str(column)) for column in data[0]])
     return ReportTable(
         f"{name}_scores",
         f"{section.title}: {'recommendations' if online else 'scores'} over runs, with 95% intervals",
@@ -109,17 +115,19 @@ def scores(
 
 
 def online_performance(section: Section, settings: ReportSettings) -> dict[str, float]:
-    """Return the mean online performance of each group by display name; empty if the scores of the section are not
-    recommendations of principals."""
+    """Return the mean online performance of each group by display name.
+
+    The result is empty if the scores of the section are not recommendations of principals.
+    """
     if settings.rule.metric or section.over_tasks:
         return {}
-    found = {}
+    performance = {}
     for numbers in section.compared:
-        finished = [run for run in numbers.group.runs if run.state == "finished"]
-        online = principal_scores(finished, ONLINE)
-        if online is not None and principal_scores(finished, RECOMMENDATION) is not None:
-            found[numbers.group.shown] = float(online.mean())
-    return found
+        finished_runs = [run for run in numbers.group.runs if run.state == "finished"]
+        online = principal_scores(finished_runs, ONLINE)
+        if online is not None and principal_scores(finished_runs, RECOMMENDATION) is not None:
+            performance[numbers.group.shown] = float(online.mean())
+    return performance
 
 
 def comparable_references(section: Section, report: Report) -> tuple[ReferenceLine, ...]:
@@ -130,20 +138,20 @@ def comparable_references(section: Section, report: Report) -> tuple[ReferenceLi
 def efficiency(section: Section, name: str) -> ReportTable:
     """Return the table of the sample efficiency of each group."""
     form, keys = NumberFormat(np.concatenate([n.pooled for n in section.efficiency])), ("mean", "iqm")
-    shown = [key for key in keys if key in differing(section.efficiency, ("mean", "iqm"))]
+    estimates = [key for key in keys if key in distinct_estimates(section.efficiency, ("mean", "iqm"))]
     data: list[list[object]] = [["group", "runs", *(f"{key}{end}" for key in keys for end in ("", "_low", "_high"))]]
     rows = []
     for n in section.efficiency:
         bands = [n.estimates.get(key) for key in keys]
-        cells = [_with_interval(n, key, form) for key in shown]
+        cells = [_with_interval(n, key, form) for key in estimates]
         rows.append([n.group.shown, f"{len(n.pooled)} of {n.expected}", *cells, form(n.standard_error), n.remark])
         numbers = [[None] * 3 if band is None else [band.estimate, band.low, band.high] for band in bands]
-        data.append([n.group.shown, len(n.pooled), *(x for each in numbers for x in each)])
+        data.append([n.group.shown, len(n.pooled), *(x for values in numbers for x in values)])
     return ReportTable(
         f"{name}_efficiency",
         f"{section.title}: sample efficiency (mean success over the frames of training), with 95% intervals",
         data,
-        ["group", "runs", *(ESTIMATES[key] for key in shown), "s.e.", "remark"],
+        ["group", "runs", *(ESTIMATES[key] for key in estimates), "s.e.", "remark"],
         rows,
         1,
         True,
@@ -152,40 +160,40 @@ def efficiency(section: Section, name: str) -> ReportTable:
 
 def improvement(section: Section, name: str) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    compared, band, shown = section.compared, section.improvement, section.shown
+    groups, band, indices = section.compared, section.improvement, section.shown
     rows = []
-    for k, i in enumerate(shown):
-        cells = [NOTHING if i == j else _probability(band, i, j) for j in shown]
-        rows.append([f"({k + 1}) {compared[i].group.shown}", *cells])
+    for k, i in enumerate(indices):
+        cells = [NOTHING if i == j else _probability(band, i, j) for j in indices]
+        rows.append([f"({k + 1}) {groups[i].group.shown}", *cells])
     data: list[list[object]] = [["group", "over", "probability", "low", "high"]]
     data += [
-        [a.group.shown, b.group.shown, band.estimate[i, j], band.low[i, j], band.high[i, j]]
-        for i, a in enumerate(compared)
-        for j, b in enumerate(compared)
+        [row_group.group.shown, column_group.group.shown, band.estimate[i, j], band.low[i, j], band.high[i, j]]
+        for i, row_group in enumerate(groups)
+        for j, column_group in enumerate(groups)
         if i != j
     ]
     return ReportTable(
         f"{name}_improvement",
         f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
         data,
-        ["group", *(f"({k + 1})" for k in range(len(shown)))] if len(shown) > 1 else (),
+        ["group", *(f"({k + 1})" for k in range(len(indices)))] if len(indices) > 1 else (),
         rows,
         notes=section.not_shown,
     )
 
 
-def not_counted(report: Report) -> ReportTable:
+def excluded_table(report: Report) -> ReportTable:
     """Return the table of the runs that are left out of the numbers, with the reasons."""
-    rows = [[left.task, left.group.shown, seed_list(left.seeds), left.state, left.reason] for left in report.excluded]
+    rows = [[runs.task, runs.group.shown, seed_list(runs.seeds), runs.state, runs.reason] for runs in report.excluded]
     return ReportTable(
         "not_in_the_numbers",
         "Runs not in the numbers",
         [
             ["task", "group", "seed", "state", "reason"],
             *(
-                [left.task, left.group.shown, seed, left.state, left.reason]
-                for left in report.excluded
-                for seed in left.seeds
+                [runs.task, runs.group.shown, seed, runs.state, runs.reason]
+                for runs in report.excluded
+                for seed in runs.seeds
             ),
         ],
         ["task", "group", "seeds", "state", "reason"],
@@ -197,9 +205,9 @@ def not_counted(report: Report) -> ReportTable:
 def llm_calls(report: Report) -> ReportTable:
     """Return the table of calls to language models, with tokens and costs."""
     total = CallTotals()
-    for *_, each in report.calls:
-        total = total.plus(each)
-    rows = [[task, group.shown, *_call_cells(each, group)] for task, group, each in report.calls]
+    for *_, totals in report.calls:
+        total = total.plus(totals)
+    rows = [[task, group.shown, *_call_cells(totals, group)] for task, group, totals in report.calls]
     if len(rows) > 1:
         rows.append(["all", "", *_call_cells(total, None)])
     header = ["task", "group", "models", "calls", "cached", "failed", "lost"]
@@ -226,7 +234,7 @@ def llm_calls(report: Report) -> ReportTable:
                 for t, g, c in report.calls
             ),
         ],
-        ["task", "group", "model", "replies", "from cache", "failed", "lost", *_TOOK],
+        ["task", "group", "model", "replies", "from cache", "failed", "lost", *_USAGE_COLUMNS],
         rows,
         3,
     )
@@ -241,7 +249,7 @@ def _probability(band: Band, i: int, j: int) -> str:
     return with_interval(float(band.estimate[i, j]), float(band.low[i, j]), float(band.high[i, j]), "{:.2f}".format)
 
 
-_TOOK = ("tokens in", "tokens out", "paid, $")
+_USAGE_COLUMNS = ("tokens in", "tokens out", "paid, $")
 
 
 def _call_cells(total: CallTotals, group: Group | None) -> list[str]:
@@ -261,11 +269,11 @@ def _profiles(section: Section, name: str) -> list[ReportTable]:
 
 def _curve(section: Section, name: str, index: int) -> ReportTable:
     curve = section.curves[index]
-    shown = {n.group.label: n.group.shown for n in section.numbers}
+    labels = {n.group.label: n.group.shown for n in section.numbers}
     data: list[list[object]] = [["group", "runs", curve.over, "mean", "low", "high"]]
     for line in curve.lines:
         columns = zip(line.places, line.band.estimate, line.band.low, line.band.high, strict=True)
-        data += [[shown[line.label], line.runs, *cells] for cells in columns]
+        data += [[labels[line.label], line.runs, *cells] for cells in columns]
     return ReportTable(f"{name}_curve_{slug(curve.metric)}", f"{section.title}: {curve.metric}", data)
 
 

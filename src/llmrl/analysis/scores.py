@@ -1,4 +1,4 @@
-"""The score of a run, and the curve of a metric, both from the run folder."""
+"""Scores of runs and curves of metrics, from run folders."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from llmrl.analysis import training_curves
-from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.folder_files import read_bytes
+from llmrl.results.run_records import RunRecord
 from llmrl.run.metrics import COUNTERS, FILE_NAME, KIND, TIME, metrics_of
 from llmrl.run.training_episodes import training_metrics
 
@@ -26,7 +26,7 @@ AXES = {
     "samples": ("samples", "samples shown"),
     "seconds": (f"{TIME}elapsed_s", "seconds of the run"),
 }
-"""x axes of curves: the entry of `metrics.jsonl`, and its display name."""
+"""x axes of curves: the key in `metrics.jsonl`, and the display name."""
 DEFAULT_CURVES = ("principal/objective", "search/return", "train/return")
 """Main objectives of the loops; the first one that a task has logged is drawn."""
 
@@ -41,31 +41,31 @@ class ScoreRule:
     Args:
         metric: a name in `metrics.jsonl`, or `train/<name>` of training episodes; empty: the run's result in
             `status.json`.
-        last_fraction: share of the metric's logged values, from the end, that are averaged, in (0, 1]; 0: the last
+        tail_fraction: share of the metric's logged values, from the end, that are averaged, in (0, 1]; 0: the last
             value. For training episodes: share of the frames of the budget; 0: all frames, i.e. sample efficiency.
         budget: number of first training frames whose episodes count, > 0; None: all recorded frames.
 
     Raises:
-        ConfigError: `last_fraction` is set without a metric, or is outside [0, 1].
+        ConfigError: `tail_fraction` is set without a metric, or is outside [0, 1].
     """
 
     metric: str = ""
-    last_fraction: float = 0.0
+    tail_fraction: float = 0.0
     budget: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.last_fraction <= 1:
-            raise ConfigError(f"--last-fraction={self.last_fraction} must be in (0, 1], such as 0.1 for the last tenth")
-        if self.last_fraction and not self.metric:
-            raise ConfigError("--last-fraction is of a metric's logged values; add --metric <name>")
+        if not 0 <= self.tail_fraction <= 1:
+            raise ConfigError(f"--tail-fraction={self.tail_fraction} must be in (0, 1], such as 0.1 for the last tenth")
+        if self.tail_fraction and not self.metric:
+            raise ConfigError("--tail-fraction needs a metric, whose last values are averaged; add --metric <name>")
 
     def __str__(self) -> str:
         if not self.metric:
             return "the run's result (status.json)"
-        of_training = f", of training episodes over the {self._frames}"
-        if self.last_fraction:
-            logged = f"mean of the last {self.last_fraction:.0%} of the logged values of {self.metric}"
-            return logged + of_training * self.metric.startswith(training_curves.PREFIX)
+        training_text = f", of training episodes over the {self._frames}"
+        if self.tail_fraction:
+            logged = f"mean of the last {self.tail_fraction:.0%} of the logged values of {self.metric}"
+            return logged + training_text * self.metric.startswith(training_curves.PREFIX)
         if self.metric.startswith(training_curves.PREFIX):
             return f"mean of {self.metric} over the {self._frames} (sample efficiency)"
         return f"last logged value of {self.metric}"
@@ -73,7 +73,7 @@ class ScoreRule:
     @property
     def _frames(self) -> str:
         return (
-            "frames of training that all runs of a task tell of"
+            "frames of training that all runs of a task cover"
             if self.budget is None
             else (f"first {self.budget:,} frames of training")
         )
@@ -83,47 +83,53 @@ class ScoreRule:
         return self if frames is None or self.budget is not None else replace(self, budget=frames.budget)
 
     def score(self, run: RunRecord) -> float | str:
-        """Return the score of a finished run, or a text on why it has none."""
+        """Return the score of a finished run, or a text with the reason why it has none."""
         if not self.metric:
-            known = run.result is not None and math.isfinite(run.result)
-            return float(run.result) if run.result is not None and known else "finished without a result"
+            is_finite = run.result is not None and math.isfinite(run.result)
+            return float(run.result) if run.result is not None and is_finite else "finished without a result"
         try:
-            if training_curves.is_told(run.folder, self.metric):
-                return self._of_training(run.folder)
+            if training_curves.is_training_metric(run.folder, self.metric):
+                return self._training_score(run.folder)
             rows = _rows(run.folder, self.metric)
         except RunFolderError as error:
             return str(error)
         if not rows:
-            return f"logged no {self.metric}"
-        last = [row[self.metric] for row in rows[-max(1, math.ceil(self.last_fraction * len(rows))) :]]
+            return f"did not log {self.metric}"
+        last = [row[self.metric] for row in rows[-max(1, math.ceil(self.tail_fraction * len(rows))) :]]
         return f"{self.metric} ends in NaN or infinity" if None in last else float(np.mean(last))
 
-    def _of_training(self, folder: Path) -> float | str:
-        found = training_curves.read_training(folder)
-        if found is None or not found.told:
-            return f"its training is too short, or interrupted too often, to tell {self.metric}"
-        last = found.told if self.budget is None else self.budget
-        first = round(last * (1 - self.last_fraction)) if self.last_fraction else 0
-        return training_curves.mean_over(found, self.metric.removeprefix(training_curves.PREFIX), first, last)
+    def _training_score(self, folder: Path) -> float | str:
+        training = training_curves.read_training(folder)
+        if training is None or not training.covered_frames:
+            return f"its training is too short, or interrupted too often, for {self.metric}"
+        end = training.covered_frames if self.budget is None else self.budget
+        start = round(end * (1 - self.tail_fraction)) if self.tail_fraction else 0
+        return training_curves.mean_in_range(training, self.metric.removeprefix(training_curves.PREFIX), start, end)
 
 
 def series(folder: Path, metric: str, over: str = "env_steps", width: int | None = None) -> Series:
-    """Return a metric of a run over one of `AXES`; of training episodes, in bins of `width` frames (None: 1/50 of all).
+    """Return a metric of a run over one of `AXES`.
 
     Rows without that axis and values that are not finite are left out; of several at one x the last counts.
+
+    Args:
+        folder: run folder.
+        metric: name of the metric.
+        over: x axis.
+        width: bin width of metrics of training episodes, frames; None: 1/50 of all frames.
 
     Raises:
         RunFolderError: a line is damaged, rows of several kinds have the metric, or `over` is not `env_steps` for a
             metric of training episodes.
     """
-    if training_curves.is_told(folder, metric):
+    if training_curves.is_training_metric(folder, metric):
         if over != "env_steps":
-            raise RunFolderError(f"{metric} is known over environment steps alone, not over {AXES[over][1]}")
-        found = training_curves.read_training(folder)
-        if found is None:
+            raise RunFolderError(f"{metric} is recorded over environment steps only, not over {AXES[over][1]}")
+        training = training_curves.read_training(folder)
+        if training is None:
             return np.array([]), np.array([])
         name = metric.removeprefix(training_curves.PREFIX)
-        return training_curves.curve(found, name, width or max(1, found.frames // training_curves.BINS))
+        return training_curves.curve(training, name, width or max(1, training.frames // training_curves.BINS))
     axis = AXES[over][0]
     rows = _rows(folder, metric)
     if len(kinds := {row.get(KIND) for row in rows}) > 1:
@@ -138,8 +144,10 @@ def series(folder: Path, metric: str, over: str = "env_steps", width: int | None
 
 
 def metric_names(runs: Iterable[RunRecord]) -> list[str]:
-    """Return the sorted names of all metrics that the runs have logged, without times and counters; damaged lines are
-    skipped."""
+    """Return the sorted names of all metrics that the runs have logged, without times and counters.
+
+    Damaged lines are skipped.
+    """
     names: set[str] = set()
     for run in runs:
         names.update(training_curves.PREFIX + name for name in training_metrics(run.folder))
@@ -154,17 +162,19 @@ def metric_names(runs: Iterable[RunRecord]) -> list[str]:
 
 def _rows(folder: Path, metric: str) -> list[dict[str, Any]]:
     """Return the rows that have the metric, with None where it was not finite; other lines are not parsed."""
-    wanted = json.dumps(metric).encode() + b":"
+    needle = json.dumps(metric).encode() + b":"
     rows = []
     for number, line in enumerate(_lines(folder), start=1):
-        if wanted in line:
+        if needle in line:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged") from error
-            told = isinstance(row, dict) and isinstance(row.get(metric), int | float | None)
-            if not told or not all(isinstance(row.get(axis, 0), int | float) for axis in COUNTERS):
-                raise RunFolderError(f"{folder / FILE_NAME}, line {number} is damaged: {metric} is no number there")
+            is_valid = isinstance(row, dict) and isinstance(row.get(metric), int | float | None)
+            if not is_valid or not all(isinstance(row.get(axis, 0), int | float) for axis in COUNTERS):
+                raise RunFolderError(
+                    f"{folder / FILE_NAME}, line {number} is damaged: {metric} or a counter is not a number"
+                )
             rows.append(row)
     return [row for row in rows if metric in row]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from llmrl.analysis.scores import AXES
-from llmrl.analysis.study_settings import StudySettings
+from llmrl.results.study_settings import StudySettings
 
 if TYPE_CHECKING:
     from llmrl.analysis.group_traces import GroupTrace
@@ -32,10 +32,10 @@ def figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], has_re
     anytime = any(trace.anytime is not None for trace in traces)
     parts = [f"{unit}, {_runs_in_words(traces)}"]
     if any(trace.online_score is not None for trace in traces):
-        judged = "recommendation"
+        score_text = "recommendation"
     else:
-        judged = "result" if settings.last_fraction is None else f"mean of the last {settings.last_fraction:.0%}"
-    dots = f"each run's {judged}, as a dot, and their mean with its 95% interval"
+        score_text = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
+    dots = f"each run's {score_text}, as a dot, and their mean with its 95% interval"
     curves = [trace.anytime if anytime else trace.curve for trace in traces]
     longest = max((float(curve.places[-1]) for curve in curves if curve is not None), default=None)
     if anytime:
@@ -57,9 +57,9 @@ def figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], has_re
 def _online_words(settings: StudySettings, traces: Sequence[GroupTrace], longest: float) -> str:
     pretrained = any(trace.pretrainings for trace in traces)
     smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
-    over = "pre-training runs" if pretrained else "runs"
-    what = "the objective of proposals, " if any(trace.online_score is not None for trace in traces) else ""
-    return f"{what}over {longest:,.0f} {AXES[settings.over][1]}{smooth}, with 95% bands over {over}"
+    unit_text = "pre-training runs" if pretrained else "runs"
+    prefix = "the objective of proposals, " if any(trace.online_score is not None for trace in traces) else ""
+    return f"{prefix}over {longest:,.0f} {AXES[settings.x_axis][1]}{smooth}, with 95% bands over {unit_text}"
 
 
 def online_figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], unit: str) -> str:

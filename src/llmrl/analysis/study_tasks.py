@@ -1,4 +1,4 @@
-"""One table and one figure for a study of several tasks, with its groups side by side in each task."""
+"""Comparison of the groups of a study over several tasks, as one table and one figure."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.group_comparison import GroupsCompared
+from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.group_traces import GroupTrace
 from llmrl.analysis.report import Report
-from llmrl.analysis.study_settings import StudySettings
-from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable, with_interval
+from llmrl.results.study_settings import StudySettings
+from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, with_interval
 
 NAME = "study_tasks"
 """Name of the table and the figure."""
 
 
 @dataclass(frozen=True)
-class TasksCompared:
+class TaskComparison:
     """The groups of a study in each of its tasks.
 
     Attributes:
@@ -30,16 +30,16 @@ class TasksCompared:
 
     settings: StudySettings
     titles: tuple[str, ...]
-    studies: tuple[GroupsCompared, ...]
+    studies: tuple[GroupComparison, ...]
 
     @property
     def names(self) -> list[str]:
-        """Names of all groups of any task, sorted, with those that the others are compared with last."""
-        every = sorted({trace.name for study in self.studies for trace in study.traces})
-        return sorted(every, key=lambda name: name in self.settings.against)
+        """Names of all groups of any task, sorted; those that the others are compared with are last."""
+        names = sorted({trace.name for study in self.studies for trace in study.traces})
+        return sorted(names, key=lambda name: name in self.settings.baselines)
 
     def shown(self, name: str) -> str:
-        """Return the name of a group as tables and figures show it."""
+        """Return the display name of a group."""
         return next(trace.shown for study in self.studies for trace in study.traces if trace.name == name)
 
     @property
@@ -50,27 +50,28 @@ class TasksCompared:
         counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
         return (
             f"{unit} in {len(self.titles)} tasks: means over {counts} runs a group with 95% bands; dashes at the right "
-            "end are the scores. What has no curve is drawn as a level."
+            "end are the scores. Groups without a curve are drawn as a level."
         )
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences on the number of tasks in which each group is above or below those it is compared with."""
-        told = []
-        for other in self.settings.against:
+        """Sentences with the number of tasks in which each group is above or below the compared ones."""
+        sentences = []
+        for other in self.settings.baselines:
             verdicts: dict[str, Counter[str]] = {}
             for study in self.studies:
-                for each in study.comparisons:
-                    if each.other.name == other:
-                        verdicts.setdefault(each.one.name, Counter())[each.verdict] += 1
+                for comparison in study.comparisons:
+                    if comparison.other.name == other:
+                        verdicts.setdefault(comparison.one.name, Counter())[comparison.verdict] += 1
             if verdicts:
-                each_said = "; ".join(
-                    f"{self.shown(name)} above in {found['above']}, below in {found['below']}, no difference shown in "
-                    f"{found['unclear']}" + (f", too few runs in {found['untested']}" if found["untested"] else "")
-                    for name, found in verdicts.items()
+                group_texts = "; ".join(
+                    f"{self.shown(name)} above in {counts['above']}, below in {counts['below']}, no difference shown "
+                    f"in {counts['unclear']}"
+                    + (f", too few runs in {counts['untested']}" if counts["untested"] else "")
+                    for name, counts in verdicts.items()
                 )
-                told.append(f"Against {self.shown(other)}, of {len(self.titles)} tasks: {each_said}.")
-        return tuple(told)
+                sentences.append(f"Against {self.shown(other)}, of {len(self.titles)} tasks: {group_texts}.")
+        return tuple(sentences)
 
     @property
     def table(self) -> ReportTable:
@@ -78,10 +79,10 @@ class TasksCompared:
         data: list[list[object]] = [["task", "group", "runs", "score", "low", "high"]]
         rows = []
         for title, study in zip(self.titles, self.studies, strict=True):
-            own = {trace.name: trace for trace in study.traces}
-            form = NumberFormat(np.concatenate([trace.scores for trace in own.values()]))
-            rows.append([title, *(_cell(own.get(name), form) for name in self.names)])
-            for trace in own.values():
+            traces = {trace.name: trace for trace in study.traces}
+            form = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
+            rows.append([title, *(_cell(traces.get(name), form) for name in self.names)])
+            for trace in traces.values():
                 numbers = [float(x) for x in (trace.score.estimate, trace.score.low, trace.score.high)]
                 data.append([title, trace.shown, len(trace.scores), *numbers])
         columns = ["task", *(self.shown(name) for name in self.names)]
@@ -89,13 +90,13 @@ class TasksCompared:
         return ReportTable(NAME, f"{unit} in each task, with 95% intervals", data, columns, rows)
 
 
-def tasks_compared(report: Report) -> TasksCompared | None:
+def compare_tasks(report: Report) -> TaskComparison | None:
     """Return the groups of a report's study over its tasks; None if it is not a study, or has only one task."""
-    found = [(section, section.study) for section in report.sections if isinstance(section.study, GroupsCompared)]
-    if len(found) < 2:
+    pairs = [(section, section.study) for section in report.sections if isinstance(section.study, GroupComparison)]
+    if len(pairs) < 2:
         return None
-    titles = _short([section.title for section, _ in found])
-    return TasksCompared(found[0][1].settings, titles, tuple(study for _, study in found))
+    titles = _short([section.title for section, _ in pairs])
+    return TaskComparison(pairs[0][1].settings, titles, tuple(study for _, study in pairs))
 
 
 def _short(titles: Sequence[str]) -> tuple[str, ...]:
@@ -104,11 +105,12 @@ def _short(titles: Sequence[str]) -> tuple[str, ...]:
     >>> _short(["rooms, env=two_door", "rooms, env=lava_doorkey"])
     ('two_door', 'lava_doorkey')
     """
-    parts = [title.split(", ") for title in titles]
-    everywhere = set.intersection(*(set(each) for each in parts))
-    own = [[part for part in each if part not in everywhere] for each in parts]
+    title_parts = [title.split(", ") for title in titles]
+    shared = set.intersection(*(set(parts) for parts in title_parts))
+    remaining = [[part for part in parts if part not in shared] for parts in title_parts]
     return tuple(
-        ", ".join(part.rpartition("=")[2] for part in each) or title for each, title in zip(own, titles, strict=True)
+        ", ".join(part.rpartition("=")[2] for part in parts) or title
+        for parts, title in zip(remaining, titles, strict=True)
     )
 
 

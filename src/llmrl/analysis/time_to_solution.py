@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.table_format import ReportTable
 from llmrl.core.errors import RunFolderError
+from llmrl.results.table_format import ReportTable
 
 SHARE = 0.9
 """Share of the distance from no mechanism to the best known value that counts as the solution."""
@@ -48,11 +48,11 @@ class SolutionTimes:
 
 
 def solution_level(no_mechanism: float, best_known: float) -> float:
-    """Return the objective from which on a recommendation counts as a solution.
+    """Return the objective above which a recommendation counts as a solution.
 
     Args:
         no_mechanism: objective without a mechanism.
-        best_known: highest objective that is known, `report.best_known`.
+        best_known: highest known objective, `report.best_known`.
 
     Raises:
         RunFolderError: `best_known` is not above `no_mechanism`.
@@ -65,7 +65,7 @@ def solution_level(no_mechanism: float, best_known: float) -> float:
 
 
 def solution_times(name: str, places: np.ndarray, values: np.ndarray, level: float) -> SolutionTimes:
-    """Return when each run of a group reaches a level first.
+    """Return the first numbers of measurements at which the runs of a group reach a level.
 
     Args:
         name: display name of the group.
@@ -73,13 +73,17 @@ def solution_times(name: str, places: np.ndarray, values: np.ndarray, level: flo
         values: objective of the recommendation at these, [n_places, n_runs].
         level: objective to reach.
     """
-    above = values >= level
-    reached = np.asarray(above.any(axis=0))
-    return SolutionTimes(name, np.where(reached, places[above.argmax(axis=0)], places[-1]), reached, float(places[-1]))
+    is_above = values >= level
+    reached = np.asarray(is_above.any(axis=0))
+    return SolutionTimes(
+        name, np.where(reached, places[is_above.argmax(axis=0)], places[-1]), reached, float(places[-1])
+    )
 
 
 def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
-    """Return the time by which half of the runs have reached a level, from right-censored times; None if none is known.
+    """Return the time by which half of the runs have reached a level, from right-censored times.
+
+    The result is None if fewer than half of them reach it.
 
     Args:
         times: time at which a run reached the level or was censored, [n_runs].
@@ -93,11 +97,15 @@ def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
     return None
 
 
-def times_table(every: Sequence[SolutionTimes], level: float, unit: str) -> ReportTable:
+def times_table(groups: Sequence[SolutionTimes], level: float, unit: str) -> ReportTable:
     """Return the table of times to solution, shortest first."""
-    ordered = sorted(every, key=lambda each: (np.inf if each.median is None else each.median, -each.reached.mean()))
+    ordered = sorted(
+        groups, key=lambda group: (np.inf if group.median is None else group.median, -group.reached.mean())
+    )
     data: list[list[object]] = [["group", "runs", "reached", "median", "measurements", "level"]]
-    data += [[each.name, len(each.times), int(each.reached.sum()), each.median, each.budget, level] for each in ordered]
+    data += [
+        [group.name, len(group.times), int(group.reached.sum()), group.median, group.budget, level] for group in ordered
+    ]
     caption = (
         f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), {SHARE:.0%} of the "
         "distance from no mechanism to the best known value"
@@ -111,6 +119,6 @@ def times_table(every: Sequence[SolutionTimes], level: float, unit: str) -> Repo
         caption,
         data,
         ["group", "measurements"],
-        [[each.name, each.text] for each in ordered],
+        [[group.name, group.text] for group in ordered],
         notes=[note],
     )

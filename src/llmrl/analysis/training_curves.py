@@ -1,17 +1,17 @@
-"""Curves of training over bins of equal numbers of frames, from the episodes that were played.
+"""Curves of training over bins of equal numbers of frames, from the recorded episodes.
 
-The episodes that end in a stretch of training are no fair sample of those that are played in it: where successful
-episodes are short, more of them fit in, and the first stretch holds nothing else. Here each frame (a step of one game)
-is judged by the next episode that begins in its game, at that frame or after it. When that episode begins is decided
-before anything has happened in it, so its outcome is a fair draw whatever the lengths are: if every episode succeeds
-with probability p, each bin's mean has expectation p. A bin is the mean over its frames, so each frame counts once, and
-the mean over all bins (sample efficiency, the area under the curve) is one over frames.
+The episodes that end in a period of training are a biased sample of those played in it: if successful episodes are
+short, more of them fit in, and the first period contains no others. Here each frame (a step of one game) gets the value
+of the next episode that starts in its game, at that frame or after it. The start of that episode does not depend on its
+own outcome, so the value is unbiased for any lengths: if every episode succeeds with probability p, each bin's mean has
+expectation p. A bin is the mean over its frames, so each frame counts once, and the mean over all bins (sample
+efficiency, the area under the curve) is one over frames.
 
-An episode that had not ended when its games were begun anew (an evaluation, the end of training) tells nothing, and
-those beside it that had ended were the short ones. So a frame counts only if the next episode had to be over in any
-case. With a horizon of H steps and e the step at which games were begun anew, frame t counts if t <= e - 2 H + 1, which
-does not depend on what happened. Without a horizon the longest episode that ended takes its place, and bins near such
-an end may still be off.
+An episode that had not ended when its games were restarted (an evaluation, the end of training) has no value, and those
+that had ended by then were the short ones. So a frame counts only if the next episode must have ended in any case. With
+a horizon of H steps and e the step at which games were restarted, frame t counts if t <= e - 2 H + 1, which does not
+depend on outcomes. Without a horizon, the longest finished episode takes its place, and bins near a restart may still
+be biased.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from llmrl.run.metrics import KIND
 from llmrl.run.training_episodes import TrainingEpisodeTable, read_training_episodes, training_metrics
 
 PREFIX = "train/"
-"""Of the names of metrics of training episodes in reports."""
+"""Prefix of the names of metrics of training episodes in reports."""
 
 EFFICIENCY = f"{PREFIX}success"
-"""Whose mean over the frames of training is sample efficiency."""
+"""Metric whose mean over the frames of training is the sample efficiency."""
 
 BINS = 50
-"""Bins of the shortest training of a task, unless a width is given."""
+"""Number of bins of the shortest training of a task, unless a width is given."""
 
-ENOUGH = 0.5
-"""Share of a bin's frames that must count for the bin to be told."""
+MIN_COVERAGE = 0.5
+"""Minimum share of a bin's frames that must count for the bin to have a mean."""
 
 
 @dataclass(frozen=True)
 class TrainingCurves:
-    """The episodes of a run that learned.
+    """The training episodes of a run.
 
     Attributes:
-        episodes: those that are over.
-        steps: of every game so far.
+        episodes: finished episodes.
+        steps: number of steps of every game so far.
     """
 
     episodes: TrainingEpisodeTable
@@ -56,74 +56,78 @@ class TrainingCurves:
 
     @property
     def frames(self) -> int:
-        """Steps of all games."""
+        """Number of steps of all games."""
         return self.steps * self.episodes.games
 
     @property
-    def told(self) -> int:
-        """Frames before which all is known that will be; 0 without episodes."""
+    def covered_frames(self) -> int:
+        """Number of frames from the start that have final values; 0 without episodes."""
         if not len(self.episodes.places["start"]):
             return 0
-        ends = [end for first, end in self._stretches() if end > first]
+        ends = [end for start, end in self._periods() if end > start]
         return min(max(ends, default=0), self.steps) * self.episodes.games
 
     def means(self, metric: str, edges: np.ndarray) -> np.ndarray:
-        """Mean of a metric over the frames of each bin.
+        """Return the mean of a metric over the frames of each bin.
 
         Args:
-            metric: a name in `episodes.metrics`.
-            edges: of the bins, in frames, increasing, [n_bins + 1].
+            metric: name in `episodes.metrics`.
+            edges: edges of the bins, in frames, increasing, [n_bins + 1].
 
         Returns:
-            [n_bins]; NaN where too few of a bin's frames count (`ENOUGH`). Episodes of which the metric says nothing
-            (NaN) are left out of the mean, with the frames that they judge.
+            Means, [n_bins]; NaN if too few of a bin's frames count (`MIN_COVERAGE`). Episodes whose metric is NaN are
+            left out, with their frames.
         """
-        total, known_frames, frames = (np.zeros(len(edges)) for _ in range(3))
+        total, weights, frames = (np.zeros(len(edges)) for _ in range(3))
         values = self.episodes.metrics[metric]
-        for game, first, last, index in self._judged():
-            known = ~np.isnan(values[index])
-            at = np.clip(-(-(edges - game) // self.episodes.games), 0, self.steps)  # steps of this game before an edge
-            total += _integral(at, first[known], last[known], values[index][known])
-            known_frames += _integral(at, first[known], last[known], np.ones(int(known.sum())))
-            frames += _integral(at, first, last, np.ones(len(first)))
-        counted, width = np.diff(known_frames), np.diff(edges)
-        told = (np.diff(frames) >= ENOUGH * width) & (counted > 0)
-        means: np.ndarray = np.divide(np.diff(total), counted, out=np.full(len(width), np.nan), where=told)
+        for game, start, stop, index in self._episode_frames():
+            is_finite = ~np.isnan(values[index])
+            # Steps of this game before each edge.
+            game_steps = np.clip(-(-(edges - game) // self.episodes.games), 0, self.steps)
+            total += _integral(game_steps, start[is_finite], stop[is_finite], values[index][is_finite])
+            weights += _integral(game_steps, start[is_finite], stop[is_finite], np.ones(int(is_finite.sum())))
+            frames += _integral(game_steps, start, stop, np.ones(len(start)))
+        bin_weights, width = np.diff(weights), np.diff(edges)
+        is_covered = (np.diff(frames) >= MIN_COVERAGE * width) & (bin_weights > 0)
+        means: np.ndarray = np.divide(np.diff(total), bin_weights, out=np.full(len(width), np.nan), where=is_covered)
         return means
 
-    def _stretches(self) -> Iterator[tuple[int, int]]:
-        """Steps at which all games were begun anew, each with the step before which frames count; in order."""
-        begun = self.episodes.begun
-        ends = np.append(begun[1:], self.steps)
+    def _periods(self) -> Iterator[tuple[int, int]]:
+        """Yield, in order, each step at which all games were restarted, and the step before which frames count."""
+        starts = self.episodes.begun
+        ends = np.append(starts[1:], self.steps)
         longest = self.episodes.horizon or int(self.episodes.places["length"].max(initial=1))
-        for first, end in zip(begun.tolist(), ends.tolist(), strict=True):
-            yield first, end - 2 * longest + 2
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            yield start, end - 2 * longest + 2
 
-    def _judged(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
-        """For each game, the steps from `first` to before `last` that each episode judges, and the episode's place in
-        the record; in their order."""
+    def _episode_frames(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield the frames that get the values of a game's episodes.
+
+        For each game these are: its number, the first step of each episode's frames, the step after the last, and the
+        index of the episode.
+        """
         places = self.episodes.places
         order = np.lexsort((places["start"], places["game"]))
         game, start = places["game"][order], places["start"][order]
-        stretch = np.searchsorted(self.episodes.begun, start, side="right") - 1
+        period = np.searchsorted(self.episodes.begun, start, side="right") - 1
         follows = np.zeros(len(order), dtype=bool)
-        follows[1:] = (game[1:] == game[:-1]) & (stretch[1:] == stretch[:-1])
-        first, last = np.where(follows, np.append(0, start[:-1] + 1), start), start + 1
-        limit = np.array([end for _, end in self._stretches()], dtype=np.int64)[stretch]
-        first, last = np.minimum(first, limit), np.minimum(last, limit)
+        follows[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
+        start_frame, stop_frame = np.where(follows, np.append(0, start[:-1] + 1), start), start + 1
+        limit = np.array([end for _, end in self._periods()], dtype=np.int64)[period]
+        start_frame, stop_frame = np.minimum(start_frame, limit), np.minimum(stop_frame, limit)
         parts = np.flatnonzero(np.diff(game)) + 1
         for part in np.split(np.arange(len(order)), parts):
             if len(part):
-                yield int(game[part[0]]), first[part], last[part], order[part]
+                yield int(game[part[0]]), start_frame[part], stop_frame[part], order[part]
 
 
 @dataclass(frozen=True)
 class FrameBudget:
-    """What the runs of a task are compared over.
+    """Frames over which the runs of a task are compared.
 
     Attributes:
-        budget: frames, from the beginning, that sample efficiency is the mean over.
-        width: frames of a bin of a curve.
+        budget: number of frames, from the start, over which sample efficiency is averaged.
+        width: number of frames of a bin of a curve.
     """
 
     budget: int
@@ -131,7 +135,7 @@ class FrameBudget:
 
 
 def read_training(folder: Path) -> TrainingCurves | None:
-    """The training episodes of a run folder; None where there are none.
+    """Return the training episodes of a run folder; None if it has none.
 
     Raises:
         RunFolderError: a file of the run is damaged.
@@ -142,66 +146,66 @@ def read_training(folder: Path) -> TrainingCurves | None:
     return TrainingCurves(episodes, _env_steps(folder) // episodes.games)
 
 
-def is_told(folder: Path, metric: str) -> bool:
-    """Whether a metric of a report is one of a run's training episodes."""
+def is_training_metric(folder: Path, metric: str) -> bool:
+    """Return whether a metric of a report is one of a run's training episodes."""
     return metric.startswith(PREFIX) and metric.removeprefix(PREFIX) in training_metrics(folder)
 
 
 def common_frames(folders: Iterable[Path], budget: int | None, width: int | None) -> FrameBudget | None:
-    """What the runs in `folders` can be compared over, the same for all of them; None if none has training episodes.
+    """Return the frames over which the runs in `folders` can be compared; None without training episodes.
 
     Args:
-        folders: of the runs.
-        budget, width: as in `FrameBudget`; None: as many frames as are told of every run, and a fiftieth (`BINS`) of
-            the shortest training.
+        folders: run folders.
+        budget: frames for sample efficiency; None: all frames that every run covers.
+        width: frames of a bin; None: a fiftieth (`BINS`) of the shortest training.
     """
     trainings = []
     for folder in folders:
         try:
             training = read_training(folder)
         except RunFolderError:
-            continue  # told where its curve or score would be
-        if training is not None and training.told > 0:
+            continue  # reported in place of its curve or score
+        if training is not None and training.covered_frames > 0:
             trainings.append(training)
     if not trainings:
         return None
     return FrameBudget(
-        budget or min(training.told for training in trainings),
+        budget or min(training.covered_frames for training in trainings),
         width or max(1, min(training.frames for training in trainings) // BINS),
     )
 
 
-def about_training(frames: FrameBudget) -> str:
-    """What a reader must know of curves and means of training episodes."""
+def training_note(frames: FrameBudget) -> str:
+    """Return an explanation of curves and means of training episodes."""
     return (
         f"{PREFIX}... are means over training episodes, in bins of {frames.width:,} frames, the same for all groups: "
-        "each frame is judged by the next episode that begins in its game, so short episodes do not count more than "
-        f"long ones. Sample efficiency is the mean over the first {frames.budget:,} frames."
+        "each frame has the value of the next episode that starts in its game, so short episodes do not count more "
+        f"than long ones. Sample efficiency is the mean over the first {frames.budget:,} frames."
     )
 
 
 def curve(training: TrainingCurves, metric: str, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """A metric over bins of `width` frames: their middles, and the means of those that are told, [n_bins] each."""
+    """Return a metric over bins of `width` frames: their middles, and the means of covered bins, [n_bins] each."""
     edges = np.arange(0, training.frames // width + 1) * width
     means = training.means(metric, edges)
-    known = ~np.isnan(means)
-    middles: np.ndarray = (edges[:-1] + width / 2)[known]
-    return middles, means[known]
+    is_finite = ~np.isnan(means)
+    middles: np.ndarray = (edges[:-1] + width / 2)[is_finite]
+    return middles, means[is_finite]
 
 
-def mean_over(training: TrainingCurves, metric: str, first: int, last: int) -> float | str:
-    """The mean of a metric over the frames from `first` to before `last`, or why there is none."""
-    if last > training.told:
+def mean_in_range(training: TrainingCurves, metric: str, start: int, stop: int) -> float | str:
+    """Return the mean of a metric over the frames from `start` to before `stop`, or the reason why there is none."""
+    if stop > training.covered_frames:
         return (
-            f"episodes tell of the first {training.told:,} frames of training, of {last:,} asked for (frames within "
-            "two horizons of its end do not count)"
+            f"episodes cover the first {training.covered_frames:,} frames of training, of {stop:,} requested (frames "
+            "within two horizons of its end do not count)"
         )
-    [mean] = training.means(metric, np.array([first, last]))
-    return f"too few frames of training can be told by {metric}" if np.isnan(mean) else float(mean)
+    [mean] = training.means(metric, np.array([start, stop]))
+    return f"too few frames of training have a value of {metric}" if np.isnan(mean) else float(mean)
 
 
 def _env_steps(folder: Path) -> int:
-    """Environment steps of the newest update that a run has logged."""
+    """Return the environment steps of the newest update that a run has logged."""
     try:
         lines = read_bytes(folder / METRICS_NAME).splitlines(keepends=True)
     except OSError:
@@ -217,15 +221,15 @@ def _env_steps(folder: Path) -> int:
     return 0
 
 
-def _integral(at: np.ndarray, first: np.ndarray, last: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Sum over the steps before each of `at` of a function that is `values` from `first` to before `last`, else 0.
+def _integral(at: np.ndarray, start: np.ndarray, stop: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the sum, before each of `at`, of a function that is `values` from `start` to before `stop`, else 0.
 
-    `first` and `last` do not decrease, and stretches do not overlap.
+    `start` and `stop` do not decrease, and the ranges do not overlap.
     """
-    nodes = np.stack([first, last], axis=1).ravel()
+    nodes = np.stack([start, stop], axis=1).ravel()
     if not len(nodes):
         return np.zeros(len(at))
-    sums = np.cumsum((last - first) * values)
+    sums = np.cumsum((stop - start) * values)
     heights = np.stack([np.append(0.0, sums[:-1]), sums], axis=1).ravel()
     result: np.ndarray = np.interp(at, nodes, heights, left=0.0, right=float(sums[-1]))
     return result

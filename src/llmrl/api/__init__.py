@@ -1,1 +1,1 @@
-"""The Python API: what `import llmrl` offers, each function in the module of its subject."""
+"""The Python API: the functions of `import llmrl`, one module for each subject."""

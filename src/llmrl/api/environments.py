@@ -1,4 +1,4 @@
-"""Make environments by the names of the command line, for training code of any kind."""
+"""Construction of environments by their names on the command line, for any training code."""
 
 from __future__ import annotations
 
@@ -69,21 +69,21 @@ def make_env(
     """Make an environment as a run would.
 
     Args:
-        env: its name, as in `env=cleanup`.
-        n_envs: games side by side; None: as many as the option says, or for another interface one.
-        api: `vec`, this package's own: all games and agents as arrays (`llmrl.core.protocols.VecEnv`); `gymnasium`, for
-            environments of one agent: an `Env`, or a `VectorEnv` where `n_envs` is more than 1; `pettingzoo`: a
-            `ParallelEnv` of one game.
-        render_mode: `rgb_array`: `render()` of the other interfaces gives pictures.
-        seed: root of its random numbers, as in `seed=1`; `reset(seed=...)` begins anew from another one.
-        device: where an environment made of tensors keeps them, e.g. `cuda`.
-        trusted: packages that the option may name although they are no part of llmrl.
-        options: fields of the option, e.g. `horizon=200`, `mechanism=None`; of a field that has fields, some:
+        env: name, as in `env=cleanup`.
+        n_envs: number of games at once; None: that of the option, or one for the other interfaces.
+        api: `vec`, the interface of this package, with all games and agents as arrays (`llmrl.core.protocols.VecEnv`);
+            `gymnasium`, for environments of one agent: an `Env`, or a `VectorEnv` if `n_envs` is more than 1;
+            `pettingzoo`: a `ParallelEnv` of one game.
+        render_mode: `rgb_array`: `render()` of the other interfaces returns pictures.
+        seed: root of the random numbers, as in `seed=1`; `reset(seed=...)` sets another one.
+        device: device of environments made of tensors, e.g. `cuda`.
+        trusted: packages outside llmrl that the option may name.
+        options: fields of the option, e.g. `horizon=200`, `mechanism=None`; nested fields are merged:
             `task={"max_size": 8}`.
 
     Raises:
-        ConfigError: there is no such environment, option or value; it has several agents, or games, where the
-            interface is for one.
+        ConfigError: there is no such environment, option or value; or it has several agents or games, and the interface
+            is for one.
 
     Example:
         >>> env = make_env("cleanup", n_envs=4, horizon=100)  # doctest: +SKIP
@@ -91,49 +91,51 @@ def make_env(
         torch.Size([4, 7, 11, 11, 4])
     """
     games = 1 if n_envs is None and api != "vec" else n_envs
-    own = options if games is None else {**options, "n_envs": games}
-    return build(_composed(env, own, trusted), api, render_mode, seed, device, trusted)
+    env_options = options if games is None else {**options, "n_envs": games}
+    return build(_compose_env(env, env_options, trusted), api, render_mode, seed, device, trusted)
 
 
 def build(
     node: Mapping[str, Any], api: Interface, render_mode: str | None, seed: int, device: str, trusted: Sequence[str]
 ) -> VecEnv | GymnasiumAdapter | GymnasiumVectorAdapter | ParallelAdapter:
-    """Build an environment from the config's `env`; else as `make_env`."""
+    """Build an environment from section `env` of a config; other arguments as in `make_env`."""
+    from llmrl.config.builder import Builder
     from llmrl.core.seeding import Seeds
+    from llmrl.core.services import EnvServices
     from llmrl.experiment.build_env import build_env
 
     if api not in get_args(Interface):
-        raise ConfigError(f"api={api!r}: there is {', '.join(get_args(Interface))}")
+        raise ConfigError(f"api={api!r} is unknown; use {', '.join(get_args(Interface))}")
     if render_mode is not None and "render" in node:
         node = {**node, "render": True}
-    built = build_env(node, {"seeds": Seeds(seed).child("env"), "device": device}, trusted)
+    env = build_env(node, Builder(EnvServices(Seeds(seed).child("env"), device), trusted))
     try:
         if api == "pettingzoo":
             from llmrl.envs.adapters.parallel import ParallelAdapter
 
-            return ParallelAdapter(built, render_mode)
+            return ParallelAdapter(env, render_mode)
         if api == "gymnasium":
             from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter, GymnasiumVectorAdapter
 
-            return (GymnasiumAdapter if built.spec.n_envs == 1 else GymnasiumVectorAdapter)(built, render_mode)
+            return (GymnasiumAdapter if env.spec.n_envs == 1 else GymnasiumVectorAdapter)(env, render_mode)
     except ConfigError:
-        built.close()
+        env.close()
         raise
-    return built
+    return env
 
 
 def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """`node` with some fields set; of a field that has fields itself, those that are given."""
+    """Return a copy of `node` with some fields set; nested sections are merged."""
     changed = dict(node)
     for name, value in options.items():
-        inside = changed.get(name)
-        part = isinstance(value, Mapping) and isinstance(inside, Mapping) and "_target_" not in value
-        changed[name] = with_options(inside, value) if part and inside is not None else value
+        section = changed.get(name)
+        is_section = isinstance(value, Mapping) and isinstance(section, Mapping) and "_target_" not in value
+        changed[name] = with_options(section, value) if is_section and section is not None else value
     return changed
 
 
-def _composed(env: str, options: Mapping[str, Any], trusted: Sequence[str]) -> dict[str, Any]:
-    """The option of the group `env` with some fields set, resolved."""
+def _compose_env(env: str, options: Mapping[str, Any], trusted: Sequence[str]) -> dict[str, Any]:
+    """Return the resolved option `env` of the group with some fields set."""
     from llmrl.experiment.experiment import Experiment
 
     words = [typed("env", env), *(typed(f"env.{name}", value) for name, value in options.items())]

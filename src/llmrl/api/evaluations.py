@@ -1,4 +1,4 @@
-"""Evaluate a run from Python: what `llmrl-evaluate` does."""
+"""Evaluation of runs from Python, as by `llmrl-evaluate`."""
 
 from __future__ import annotations
 
@@ -40,46 +40,46 @@ def evaluate(
     trusted: Sequence[str] = (),
     out: Place | None = None,
 ) -> dict[str, Any]:
-    """Play a run's newest checkpoint for a number of seeded episodes, and write what was measured.
+    """Evaluate a run: its newest checkpoint plays seeded episodes, and the measurements are written.
 
     Args:
-        run: the run folder, or the result of a run; with a suite also several.
-        episodes: rounded up to a multiple of the games; None: 100, on the Melting Pot engine 10. Where a player asks a
-            language model exactly so many; None: `play.episodes` of the run.
-        policy: who plays, one or several: `student` (the run's agents), `teacher` (the run's), `oracle`, `bot`,
-            `random`.
-        mode: actions are drawn from the policy, or the likeliest is taken; `both`: one after the other.
-        seed: of the episodes.
-        mechanism: what is imposed: `last` (what the saved agents adapted to), `best` (what the run names so far),
-            `none`, or numbers; several are compared.
-        adapt: let a society adapt to each mechanism first, as in a principal's step; None: where several are compared.
-        context: index of the context; None: the proposal's own.
-        env: options of the environment that are to be others than in the run: `{"engine": "meltingpot"}`.
-        suite: tests of generalisation, a name or a `.yaml` file (docs/generalisation.md).
+        run: run folder, or the result of a run; with a suite also several.
+        episodes: number of episodes, rounded up to a multiple of the games; None: 100, or 10 on the Melting Pot engine.
+            It is exact if a player asks a language model; None is then `play.episodes` of the run.
+        policy: one or several players: `student` (the run's agents), `teacher` (the run's), `oracle`, `bot`, `random`.
+        mode: `stochastic` draws actions from the policy, `deterministic` takes the most probable; `both`: each in turn.
+        seed: seed of the episodes.
+        mechanism: mechanism to impose: `last` (that of the saved agents), `best` (the current recommendation), `none`,
+            or numbers; several are compared.
+        adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
+        context: index of the context; None: that of the proposal.
+        env: options of the environment that differ from those of the run: `{"engine": "meltingpot"}`.
+        suite: tests of generalization, a name or a `.yaml` file (docs/generalization.md).
         suite_options: keys of the suite to change.
-        trajectories: keep every step as arrays, `trajectories/<k>.npz`.
-        video: record one episode.
-        video_steps: steps of it at most; None: all.
-        fps: its frames a second.
-        calls: replies of a language model that evaluations of this run may pay for; None: `llm.budget` of the run.
-        trusted: packages that the run's config may name although they are no part of llmrl.
-        out: where results go; None: `evaluation` inside the run folder, `evaluation_<changes>` where `env` or several
-            mechanisms are given.
+        trajectories: whether to store every step as arrays, `trajectories/<k>.npz`.
+        video: whether to record a video of one episode.
+        video_steps: maximum number of steps of the video; None: the full episode.
+        fps: frames per second of the video.
+        calls: paid replies of a language model that all evaluations of this run together may use; None: `llm.budget` of
+            the run.
+        trusted: packages outside llmrl that the run's config may name.
+        out: folder of the results; None: `evaluation` in the run folder, or `evaluation_<changes>` with `env` or
+            several mechanisms.
 
     Returns:
-        What was written to `results.json`, and `out`, its folder. `table` has mean, standard error and 95% interval of
-        everything measured; `per_episode` the values; with a suite of several runs those of all together.
-        `llmrl.load(run).episodes` has the episodes as a table.
+        The content of `results.json`, and under `out` its folder. `table` has mean, standard error and 95% interval of
+        every measurement; `per_episode` has the values. With a suite and several runs, the results of all runs
+        together. `llmrl.load(run).episodes` has the episodes as a table.
 
     Raises:
-        CheckpointError: the folder is no run, or has no whole checkpoint.
-        ConfigError: something asked for cannot be, or the run's config names code that is not trusted.
-        LLMError: a language model that plays does not answer, or its budget is used up.
+        CheckpointError: the folder is not a run folder, or has no intact checkpoint.
+        ConfigError: an argument is invalid, or the run's config names code that is not trusted.
+        LLMError: a language model that plays does not reply, or its budget is used up.
     """
     from llmrl.core.errors import ConfigError
     from llmrl.evaluation.settings import EvaluationSettings
 
-    runs = [Path(each).expanduser() for each in ([run] if isinstance(run, str | os.PathLike) else run)]
+    runs = [Path(place).expanduser() for place in ([run] if isinstance(run, str | os.PathLike) else run)]
     settings = EvaluationSettings(
         episodes=episodes,
         policies=policy.split(",") if isinstance(policy, str) else list(policy),
@@ -100,26 +100,26 @@ def evaluate(
     if suite is not None:
         from llmrl.evaluation.evaluate_suite import evaluate_suite
 
-        return evaluate_suite(runs, suite, settings, _note, _changes(suite_options or {}))[-1]
+        return evaluate_suite(runs, suite, settings, _log_message, _changes(suite_options or {}))[-1]
     if len(runs) != 1 or suite_options:
-        raise ConfigError("several runs, and options of a suite, need a suite: suite='babyai_text'")
+        raise ConfigError("several runs and suite_options need a suite; set one, such as suite='babyai_text'")
     from llmrl.evaluation.evaluate_run import evaluate_run
 
-    return evaluate_run(runs[0], settings, _note)
+    return evaluate_run(runs[0], settings, _log_message)
 
 
-def _note(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
-    log.info("%s", "; ".join([text, *(f"{what}: {value}" for what, value in rows)]))
+def _log_message(text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
+    log.info("%s", "; ".join([text, *(f"{name}: {value}" for name, value in rows)]))
 
 
-def _mechanisms(given: Mechanism | Sequence[Mechanism]) -> list[str]:
-    """As texts: words as they are, numbers with commas."""
-    if isinstance(given, str):
-        return [given]
-    whole = list(given)
-    if all(isinstance(each, int | float) for each in whole):
-        return [_vector(whole)]
-    return [each if isinstance(each, str) else _vector(each) for each in whole]  # type: ignore[arg-type]
+def _mechanisms(mechanisms: Mechanism | Sequence[Mechanism]) -> list[str]:
+    """Return mechanisms as texts: words unchanged, vectors as numbers with commas."""
+    if isinstance(mechanisms, str):
+        return [mechanisms]
+    mechanism_list = list(mechanisms)
+    if all(isinstance(mechanism, int | float) for mechanism in mechanism_list):
+        return [_vector(mechanism_list)]
+    return [mechanism if isinstance(mechanism, str) else _vector(mechanism) for mechanism in mechanism_list]  # type: ignore[arg-type]
 
 
 def _vector(numbers: Sequence[Any]) -> str:
@@ -127,10 +127,10 @@ def _vector(numbers: Sequence[Any]) -> str:
 
 
 def _changes(options: Mapping[str, Any]) -> list[str]:
-    """As `key=value`, values as YAML; plain texts as they would be typed."""
+    """Return options as `key=value`, with values as YAML and plain texts unquoted."""
     import yaml
 
-    def written(value: Any) -> str:
+    def format_value(value: Any) -> str:
         return value if isinstance(value, str) and yaml.safe_load(value) == value else json.dumps(value)
 
-    return [f"{key}={written(value)}" for key, value in options.items()]
+    return [f"{key}={format_value(value)}" for key, value in options.items()]

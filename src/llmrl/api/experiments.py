@@ -1,4 +1,4 @@
-"""Run, plan and sweep experiments from Python: what `llmrl-train` does, with results in place of exit codes."""
+"""Runs, plans and sweeps of experiments from Python, as by `llmrl-train`, with results instead of exit codes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from llmrl.core.typed_values import typed, typed_choices
 
 if TYPE_CHECKING:
     from llmrl.api.results import Results
+    from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.sweep_jobs import PlannedRun
     from llmrl.sweeps.backends.protocol import JobOutcome
 
@@ -29,15 +30,15 @@ Command = Literal["train", "finetune"]
 
 @dataclass(frozen=True)
 class RunResult:
-    """What became of a run; it can be given wherever a run folder is asked for.
+    """The outcome of a run; can be used in place of its run folder.
 
     Attributes:
-        folder: the run folder.
-        seed: of the run.
-        state: `finished`; of runs of a sweep also other states (`failed`, `stopped`, `submitted`, ...).
-        result: the scalar of a finished run, else None.
-        skipped: it was finished already, or is being worked on elsewhere: nothing was computed.
-        error: why it is not finished; empty if nothing is wrong.
+        folder: run folder.
+        seed: seed of the run.
+        state: `finished`; runs of a sweep may have other states (`failed`, `stopped`, `submitted`, ...).
+        result: scalar result of a finished run, else None.
+        skipped: whether nothing was computed, because the run was finished before, or is being computed elsewhere.
+        error: reason why it is not finished; empty if there is none.
     """
 
     folder: Path
@@ -52,20 +53,20 @@ class RunResult:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What the run found, the content of its `summary.json`; empty unless it is finished."""
-        from llmrl.analysis.runs import read_run
+        """Content of `summary.json` of the run; empty unless it is finished."""
+        from llmrl.results.run_records import read_run
 
         return read_run(self.folder).summary()
 
     def load(self) -> Results:
-        """Load the run's tables, see `llmrl.load`."""
+        """Return the tables of the run (`llmrl.load`)."""
         from llmrl.api.results import load
 
         return load(self.folder)
 
 
 class SweepResult(Sequence[RunResult]):
-    """What became of the runs of a sweep, in their order."""
+    """The outcomes of the runs of a sweep, in their order."""
 
     def __init__(self, runs: Sequence[RunResult]) -> None:
         self.runs = tuple(runs)
@@ -86,18 +87,18 @@ class SweepResult(Sequence[RunResult]):
 
     @property
     def unfinished(self) -> tuple[RunResult, ...]:
-        """Runs that are not finished, and nobody works on; the same sweep again goes on with them."""
+        """Runs that are neither finished nor in progress; the same call of `sweep` continues them."""
         return tuple(run for run in self.runs if run.state not in ("finished", "elsewhere", "submitted"))
 
     def load(self) -> Results:
-        """Load the tables of all runs, see `llmrl.load`."""
+        """Return the tables of all runs (`llmrl.load`)."""
         from llmrl.api.results import load
 
         return load([run.folder for run in self.runs])
 
 
 class Plan(tuple[tuple[str, str], ...]):
-    """What a run would do: rows (what, how much), one a line when it is shown."""
+    """The plan of a run: pairs of a name and a text, shown one per line."""
 
     def __repr__(self) -> str:
         width = max((len(name) for name, _ in self), default=0)
@@ -107,33 +108,31 @@ class Plan(tuple[tuple[str, str], ...]):
 def train(
     *overrides: str, command: Command = "train", config_dirs: Place | Sequence[Place] = (), **options: Any
 ) -> RunResult:
-    """Run an experiment, go on with it, or find it finished, in the folder that the same command line would use.
+    """Run an experiment in the folder that the same command line would use, or continue it; skip a finished one.
 
     Args:
-        overrides: as they are typed after `llmrl-train`: `"env=cleanup"`, `"design.steps=12"`.
-        command: `finetune` for what is typed after `llmrl-finetune`.
-        config_dirs: folder, or folders, of own options (`--config-dir`).
-        options: the same as `overrides` with values of Python: `seed=1`, `name="demo"`, `**{"env.observe": ["grid"]}`.
+        overrides: overrides as after `llmrl-train`: `"env=cleanup"`, `"design.steps=12"`.
+        command: `finetune` for overrides as after `llmrl-finetune`.
+        config_dirs: one or several folders of additional options (`--config-dir`).
+        options: overrides with Python values: `seed=1`, `name="demo"`, `**{"env.observe": ["grid"]}`.
 
     Returns:
         The finished run.
 
     Raises:
-        ConfigError: an option, value or combination of parts that cannot work.
-        LlmrlError: the run failed; its folder says more.
-        KeyboardInterrupt: it was interrupted, and has saved: the same call goes on.
+        ConfigError: an option, a value or a combination of parts is invalid.
+        LlmrlError: the run failed; its folder has details.
+        KeyboardInterrupt: the run was interrupted and saved; the same call continues it.
 
     Example:
         >>> run = llmrl.train("env=escape_room", "principal=ucb", seed=1)  # doctest: +SKIP
         >>> run.result, run.folder  # doctest: +SKIP
     """
-    from llmrl.experiment.experiment import Experiment
     from llmrl.run.signals import Stopped
 
-    experiment = Experiment.compose(*_typed(overrides, options), primary=command, config_dirs=_paths(config_dirs))
-    if experiment.config["dry_run"]:
-        raise ConfigError("dry_run=true runs nothing: llmrl.plan shows what a run would do")
-    with _heard():
+    experiment = _experiment(overrides, options, command, config_dirs)
+    _refuse_dry_run(experiment)
+    with _show_warnings():
         experiment.check()
         try:
             run = experiment.run()
@@ -147,7 +146,7 @@ def train(
 def plan(
     *overrides: str, command: Command = "train", config_dirs: Place | Sequence[Place] = (), **options: Any
 ) -> Plan:
-    """Build every part of an experiment and tell what a run would do and cost, without running it.
+    """Build every part of an experiment, and return what a run would do and cost, without running it.
 
     Args:
         overrides: as in `train`.
@@ -156,15 +155,13 @@ def plan(
         options: as in `train`.
 
     Returns:
-        Rows (what, how much): shapes, steps, calls of a language model and their price.
+        Pairs of a name and a text: shapes, steps, calls of a language model and their price.
 
     Raises:
         LlmrlError: the parts cannot work together.
     """
-    from llmrl.experiment.experiment import Experiment
-
-    experiment = Experiment.compose(*_typed(overrides, options), primary=command, config_dirs=_paths(config_dirs))
-    with _heard():
+    experiment = _experiment(overrides, options, command, config_dirs)
+    with _show_warnings():
         experiment.check()
         return Plan(experiment.plan())
 
@@ -177,22 +174,23 @@ def sweep(
     config_dirs: Place | Sequence[Place] = (),
     **options: Any,
 ) -> SweepResult:
-    """Compute every combination of the values given, as `--multirun` does: what is finished is skipped.
+    """Run every combination of the given values, as `--multirun` does; finished runs are skipped.
 
     Args:
-        overrides: as they are typed after `llmrl-train --multirun`: `"principal=ucb,llm"`, `"seed=range(5)"`.
-        parallel: processes at once; None: as `hardware=` says, which by default is one.
-        wait: until all have ended; False: return when they are submitted, which needs a scheduler such as SLURM.
+        overrides: overrides as after `llmrl-train --multirun`: `"principal=ucb,llm"`, `"seed=range(5)"`.
+        parallel: number of processes at once; None: that of `hardware=`, by default one.
+        wait: whether to wait until all have ended; False: return when they are submitted, which needs a scheduler such
+            as SLURM.
         command: as in `train`.
         config_dirs: as in `train`.
-        options: with values of Python; a list, tuple or range is swept over: `seed=range(5)`.
+        options: overrides with Python values; a list, tuple or range is swept over: `seed=range(5)`.
 
     Returns:
-        What became of each run. Runs that failed do not stop the others: look at `unfinished`.
+        The outcome of each run. Runs that fail do not stop the others; see `unfinished`.
 
     Raises:
-        ConfigError: a run makes no sense, or the sweep cannot be launched; nothing has been started.
-        KeyboardInterrupt: it was interrupted; runs that had begun have saved, and the same call goes on.
+        ConfigError: a run is invalid, or the sweep cannot be launched; no run has been started.
+        KeyboardInterrupt: the sweep was interrupted; started runs have saved their state, and the same call continues.
 
     Example:
         >>> runs = llmrl.sweep("env=escape_room", principal=["ucb", "random"], seed=range(3), parallel=2)
@@ -201,18 +199,23 @@ def sweep(
     """
     from llmrl.experiment.sweep_jobs import compute_sweep
 
-    words = [*_swept(overrides, options), *([] if parallel is None else [f"hardware.parallel={parallel}"])]
-    with _heard():
-        composed = [_composed(each, command, config_dirs) for each in _combinations(words)]
-        runs = [run for run, _ in composed]
-        outcomes, _ = compute_sweep(runs, composed[0][1] if composed else Path(), wait)
-    found = SweepResult([_result(outcome) for outcome in outcomes[len(outcomes) - len(runs) :]])
-    interrupted = [run for run in found if run.state in ("stopped", "cancelled", *(["submitted"] if wait else []))]
+    words = [
+        *_build_sweep_overrides(overrides, options),
+        *([] if parallel is None else [f"hardware.parallel={parallel}"]),
+    ]
+    with _show_warnings():
+        run_plans = [_compose_run(combination, command, config_dirs) for combination in _combinations(words)]
+        runs = [run for run, _ in run_plans]
+        outcomes, _ = compute_sweep(runs, run_plans[0][1] if run_plans else Path(), wait)
+    sweep_result = SweepResult([_result(outcome) for outcome in outcomes[len(outcomes) - len(runs) :]])
+    interrupted = [
+        run for run in sweep_result if run.state in ("stopped", "cancelled", *(["submitted"] if wait else []))
+    ]
     if interrupted:
-        raise KeyboardInterrupt(f"{found}: nobody waits for these runs any more; the same call goes on")
-    for run in found.unfinished:
+        raise KeyboardInterrupt(f"{sweep_result}: the sweep was interrupted; the same call continues it")
+    for run in sweep_result.unfinished:
         log.error("%s: %s: %s", run.folder, run.state, run.error)
-    return found
+    return sweep_result
 
 
 def _result(outcome: JobOutcome) -> RunResult:
@@ -220,54 +223,64 @@ def _result(outcome: JobOutcome) -> RunResult:
     return RunResult(outcome.folder, seed, outcome.state, outcome.result, outcome.skipped, outcome.error)
 
 
-def _composed(
+def _compose_run(
     overrides: Sequence[str], command: Command, config_dirs: Place | Sequence[Place]
 ) -> tuple[PlannedRun, Path]:
-    """A run of a sweep, and where the sweep keeps what its runs print."""
+    """Return a run of a sweep, and the folder for the output of the sweep's jobs."""
     from hydra.core.hydra_config import HydraConfig
 
     from llmrl.core.secrets import redacted_folder
-    from llmrl.experiment.composition import composed, job_environment
-    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.composition import composed
     from llmrl.experiment.sweep_jobs import PlannedRun
 
     with composed(command, overrides, _paths(config_dirs)) as config:
-        environment = job_environment()
         folder = redacted_folder(Path(HydraConfig.get().sweep.dir)).expanduser().absolute()
-        experiment = Experiment.of_hydra(config)
+        run = PlannedRun.of_hydra(config)
+    _refuse_dry_run(run.experiment)
+    return run, folder
+
+
+def _refuse_dry_run(experiment: Experiment) -> None:
     if experiment.config["dry_run"]:
-        raise ConfigError("dry_run=true runs nothing: llmrl.plan shows what a run would do")
-    return PlannedRun(experiment, environment), folder
+        raise ConfigError("dry_run=true cannot be used here; llmrl.plan returns what a run would do")
 
 
 def _combinations(words: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run."""
+    """Return the overrides of each run."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
     from llmrl.config.overrides import combinations
 
-    if chosen := [word for word in words if word.lstrip("+~").startswith(("hydra/sweeper", "hydra/launcher"))]:
-        raise ConfigError(f"{chosen[0]}: other sweepers and launchers are for the command line, with --multirun")
+    if launcher_words := [word for word in words if word.lstrip("+~").startswith(("hydra/sweeper", "hydra/launcher"))]:
+        raise ConfigError(
+            f"{launcher_words[0]}: other sweepers and launchers need the command line with --multirun; remove this "
+            "override"
+        )
     try:
         return combinations(OverridesParser.create().parse_overrides(list(words)))
     except HydraException as error:
         raise ConfigError(str(error)) from error
 
 
-def _typed(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Overrides of one run."""
-    return [*overrides, *(typed(key, value) for key, value in options.items())]
+def _experiment(
+    overrides: Sequence[str], options: Mapping[str, Any], command: Command, config_dirs: Place | Sequence[Place]
+) -> Experiment:
+    """Compose the experiment of one run."""
+    from llmrl.experiment.experiment import Experiment
+
+    words = [*overrides, *(typed(key, value) for key, value in options.items())]
+    return Experiment.compose(*words, primary=command, config_dirs=_paths(config_dirs))
 
 
-def _swept(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
-    """Overrides of a sweep: values that are several are choices."""
-    several = {key: value for key, value in options.items() if isinstance(value, list | tuple | range)}
-    if empty := [key for key, value in several.items() if not len(value)]:
-        raise ConfigError(f"{empty[0]}: there is nothing to sweep over in an empty list")
+def _build_sweep_overrides(overrides: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """Return the overrides of a sweep; options with several values become choices."""
+    choices = {key: value for key, value in options.items() if isinstance(value, list | tuple | range)}
+    if empty := [key for key, value in choices.items() if not len(value)]:
+        raise ConfigError(f"{empty[0]} is an empty list; give at least one value to sweep over")
     return [
         *overrides,
-        *(typed_choices(key, list(value)) if key in several else typed(key, value) for key, value in options.items()),
+        *(typed_choices(key, list(value)) if key in choices else typed(key, value) for key, value in options.items()),
     ]
 
 
@@ -276,8 +289,8 @@ def _paths(folders: Place | Sequence[Place]) -> list[Path]:
 
 
 @contextmanager
-def _heard() -> Iterator[None]:
-    """Show warnings on standard error, where nobody has set up logging; the log file of a run would be all there is."""
+def _show_warnings() -> Iterator[None]:
+    """Show warnings on standard error, unless logging is configured; otherwise only the run's log file has them."""
     root = logging.getLogger()
     if root.handlers:
         yield

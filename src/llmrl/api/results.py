@@ -1,4 +1,4 @@
-"""Load what runs left behind as tables, whatever state the runs are in."""
+"""Loading of the results of runs as tables, also of unfinished runs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.groups import tasks_of
-from llmrl.analysis.runs import RunRecord, find_runs, read_run
 from llmrl.api import dataframes
 from llmrl.api.dataframes import NamedRun
 from llmrl.core.errors import ConfigError
+from llmrl.results.groups import tasks_of
+from llmrl.results.run_records import RunRecord, find_runs, read_run
 from llmrl.run.shared_factors import run_name
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ TABLES = ("runs", "metrics", "proposals", "episodes", "llm_calls")
 
 
 def load(runs: Place | Iterable[Place] = "outputs") -> Results:
-    """Load the runs in and under a folder, or several, as tables.
+    """Load the runs in one or several folders as tables.
 
     Args:
-        runs: a folder of runs at any level (`outputs`, `outputs/<name>`), one run folder, the result of a run, or
-            several of these; relative to the working directory.
+        runs: folder of runs at any level (`outputs`, `outputs/<name>`), run folder, result of a run, or several of
+            these; relative to the working directory.
 
     Returns:
-        The runs as they are now. Tables are read when they are first asked for, and kept: load again for news.
+        The runs in their current state. Tables are read at first access and cached; load again to refresh them.
 
     Raises:
         RunFolderError: there is no such folder.
@@ -45,17 +45,17 @@ def load(runs: Place | Iterable[Place] = "outputs") -> Results:
     dataframes.pandas()
     places = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
     folders = [Path(place).expanduser().absolute() for place in places]
-    found = dict.fromkeys(run for folder in folders for run in find_runs(folder))
+    run_folders = dict.fromkeys(run for folder in folders for run in find_runs(folder))
     root = Path(os.path.commonpath(folders)) if folders else Path.cwd()
-    return Results([read_run(folder) for folder in found], root)
+    return Results([read_run(folder) for folder in run_folders], root)
 
 
 class Results:
-    """Runs, as tables. All tables but `runs` begin with `run`, `label` and `seed`, by which they can be joined.
+    """Runs as tables. All tables but `runs` start with `run`, `label` and `seed`, by which they can be joined.
 
     Args:
-        records: of the runs.
-        root: folder above all of them.
+        records: records of the runs.
+        root: common parent folder of the runs.
     """
 
     def __init__(self, records: Sequence[RunRecord], root: Path) -> None:
@@ -66,81 +66,83 @@ class Results:
         return len(self.records)
 
     def __repr__(self) -> str:
-        states = ", ".join(f"{n} {state}" for state, n in Counter(each.state for each in self.records).items())
+        states = ", ".join(f"{n} {state}" for state, n in Counter(record.state for record in self.records).items())
         return f"Results({len(self)} runs in {self.root}{': ' if states else ''}{states})"
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """One row a run.
+        """Table with one row for each run.
 
-        Columns: `run`, which tells it from all others; `name` (folder under the output root); `label`, what was typed
-        for its group and not for the others; `seed`, `hash`, `state` (finished, running, failed, ...), `result`
-        (NaN unless finished), `recommendation` and `online_performance` (of runs with a principal, else NaN),
-        `environment`, `model` (of language), `attempts`, `done` of `total` `unit`, `started` and `updated`
-        (UTC), `error`, `folder`; and every override that differs between the runs, such as `principal` or
-        `design.steps`, missing where it was not typed.
+        Columns: `run`, a unique name; `name` (folder under the output root); `label`, the overrides of its group that
+        differ from other groups; `seed`, `hash`, `state` (finished, running, failed, ...), `is_prerequisite` (whether
+        another of the runs needs it: pre-training, reference lines), `result` (NaN unless finished), `recommendation`
+        and `online_performance` (of runs with a principal, else NaN), `environment`, `model` (language model),
+        `attempts`, `done` of `total` `unit`, `started` and `updated` (UTC), `error`, `folder`; and every override that
+        differs between the runs, such as `principal` or `design.steps`, missing for runs without this override.
         """
         return dataframes.runs_frame(self._named)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """One row a number that was measured.
+        """Table with one row for each measured number.
 
-        Columns: `kind` of row (update, evaluation, proposal, ...), `axis` and `place` (the counter that rows of this
-        kind are placed at, and its value), `env_steps`, `elapsed_s`, `metric` (its name) and `value`.
+        Columns: `kind` of the logged row (update, evaluation, proposal, ...), `axis` and `place` (the counter of the x
+        axis of this kind, and its value), `env_steps`, `elapsed_s`, `metric` (its name) and `value`.
         """
         return dataframes.metrics_frame(self._named)
 
     @cached_property
     def proposals(self) -> pd.DataFrame:
-        """One row a proposal of a principal.
+        """Table with one row for each proposal of a principal.
 
-        Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` over so many `episodes`,
-        `fallback`, `reasoning`, and the numbers that were proposed, `parameter.<name>`.
+        Columns: `step`, `candidate`, `context`, `objective` with its `standard_error` and number of `episodes`,
+        `fallback`, `reasoning`, and the proposed numbers, `parameter.<name>`.
         """
         return dataframes.proposals_frame(self._named)
 
     @cached_property
     def episodes(self) -> pd.DataFrame:
-        """One row an episode that was written down.
+        """Table with one row for each recorded episode.
 
         Columns: `source` (`training`; `final`, the episodes at the end of a run or of players that do not learn; the
-        folder of an evaluation, such as `evaluation`), who played (`policy`, `mode`) under which `mechanism`, where
-        that is known; `episode`, its number in the source; `start`, the step of its game it began with, in training;
-        `return` and `base_return` (mean over agents), `length`, `objective`, and what the environment measures.
+        folder of an evaluation, such as `evaluation`), the player (`policy`, `mode`) and the `mechanism`, if they are
+        known; `episode`, its number in the source; `start`, the step of its game at which it started, in training;
+        `return` and `base_return` (mean over agents), `length`, `objective`, and the metrics of the environment.
         """
         return dataframes.episodes_frame(self._named)
 
     @cached_property
     def llm_calls(self) -> pd.DataFrame:
-        """One row a call to a chat model.
+        """Table with one row for each call to a chat model.
 
-        Columns: `time` (UTC), `model`, `purpose`, `prompt`; `outcome` (`reply`, `failed`, or `lost`: nobody knows
-        whether it was charged); `valid` and `fault`, what came of reading the reply; `cached`, `attempts`, tokens;
-        `cost` in US dollars, 0 from the cache and NaN where it is not known; `possible_cost`, the most that a lost one
-        may come to; `latency` in seconds; `finish`, `repeat`, `stream`, `hash`, `reply`, `error`.
+        Columns: `time` (UTC), `model`, `purpose`, `prompt`; `outcome` (`reply`, `failed`, or `lost`: it is unknown
+        whether the call was charged); `valid` and `fault`, the result of parsing the reply; `cached`, `attempts`,
+        tokens; `cost` in US dollars, 0 from the cache and NaN if it is unknown; `possible_cost`, the maximum cost of a
+        lost call; `latency` in seconds; `finish`, `repeat`, `stream`, `hash`, `reply`, `error`.
         """
         return dataframes.calls_frame(self._named)
 
-    def where(self, **wanted: Any) -> Results:
-        """Select runs by columns of `runs`: `where(name="cleanup", state="finished", seed=[0, 1])`.
+    def where(self, **column_values: Any) -> Results:
+        """Return the runs with given values in columns of `runs`.
+
+        `results.where(name="cleanup", state="finished", seed=[0, 1])`
 
         Args:
-            wanted: a value for a column, or a list of values.
+            column_values: value of a column, or list of values.
 
         Raises:
             ConfigError: there is no such column.
         """
-        table, chosen = self.runs, [True] * len(self)
-        for column, value in wanted.items():
+        table, mask = self.runs, [True] * len(self)
+        for column, value in column_values.items():
             if column not in table:
-                raise ConfigError(f"where({column}=...): runs have no such column, but {', '.join(table)}")
+                raise ConfigError(f"where({column}=...): the table of runs has no such column; use {', '.join(table)}")
             values = list(value) if isinstance(value, list | tuple | set) else [value]
-            chosen = [yes and bool(x) for yes, x in zip(chosen, table[column].isin(values), strict=True)]
-        return Results([each for each, yes in zip(self.records, chosen, strict=True) if yes], self.root)
+            mask = [selected and bool(x) for selected, x in zip(mask, table[column].isin(values), strict=True)]
+        return Results([record for record, selected in zip(self.records, mask, strict=True) if selected], self.root)
 
     def save(self, folder: Place) -> list[Path]:
-        """Write every table into `folder` as a Parquet file with Apache Arrow's types: `runs.parquet`, ...
+        """Write every table to `folder` as a Parquet file with Apache Arrow's types: `runs.parquet`, ...
 
         Returns:
             The files.
@@ -151,7 +153,9 @@ class Results:
         try:
             from pyarrow import Table, parquet
         except ImportError as error:
-            raise ConfigError(f"pyarrow cannot be imported ({error}): pip install 'llmrl[analysis]'") from error
+            raise ConfigError(
+                f"Parquet files need pyarrow, which cannot be imported ({error}): pip install 'llmrl[analysis]'"
+            ) from error
         place = Path(folder).expanduser()
         place.mkdir(parents=True, exist_ok=True)
         files = []
@@ -162,16 +166,16 @@ class Results:
 
     @cached_property
     def _named(self) -> list[NamedRun]:
-        """The runs with what tables call them."""
+        """The runs with their names in tables."""
         labels = {
             run.folder: group.shown
             for task in tasks_of(self.records, self.root)
             for group in task.groups
             for run in group.runs
         }
-        short = Counter(run_name(str(each.folder)) for each in self.records)
-        names = [run_name(str(each.folder)) for each in self.records]
+        name_counts = Counter(run_name(str(record.folder)) for record in self.records)
+        names = [run_name(str(record.folder)) for record in self.records]
         return [
-            NamedRun(each, name if short[name] == 1 else str(each.folder), labels[each.folder])
-            for each, name in zip(self.records, names, strict=True)
+            NamedRun(record, name if name_counts[name] == 1 else str(record.folder), labels[record.folder])
+            for record, name in zip(self.records, names, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""Load the agent of a run, to act in anybody's loop."""
+"""Loading of the trained agent of a run, which then acts in any loop."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def load_agent(
     """Load the trained agent of a run from its newest checkpoint.
 
     Args:
-        run: the run folder, or the result of a run.
-        n_envs: games that it plays side by side.
-        seed: of the actions it draws.
-        calls: replies of a language model that may be paid for, where the agent asks one; None: the run's own budget.
-        trusted: packages that the run's config may name although they are no part of llmrl.
+        run: run folder, or the result of a run.
+        n_envs: number of games that the agent plays at once.
+        seed: seed of the actions.
+        calls: maximum number of paid replies of a language model, if the agent asks one; None: the run's own budget.
+        trusted: packages outside llmrl that the run's config may name.
 
     Raises:
-        CheckpointError, RunFolderError: the folder is no run, or has no whole checkpoint.
-        ConfigError: the run has no agent, or its config names code that is not trusted; or the agent has to be told
-            what its actions led to, as players that are language models are: `llmrl.evaluate` plays those.
+        CheckpointError, RunFolderError: the folder is not a run folder, or has no intact checkpoint.
+        ConfigError: the run has no agent; its config names code that is not trusted; or the agent needs to observe the
+            results of its actions, as language models that play do: `llmrl.evaluate` plays those.
 
     Example:
         >>> agent = llmrl.load_agent("outputs/maze/.../s0")  # doctest: +SKIP
@@ -46,40 +46,41 @@ def load_agent(
         >>> env.step(agent.act(observation))  # doctest: +SKIP
     """
     from llmrl.core.observers import StepObserver
-    from llmrl.evaluation.saved_runs import alone, open_saved, with_budget, without_teacher
+    from llmrl.evaluation.saved_runs import open_saved, with_budget, without_principal, without_teacher
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts
 
     saved = open_saved(Path(run).expanduser(), trusted)
     config = without_teacher(saved.config)
     config["env"] = with_options(config["env"], {"n_envs": n_envs})
-    llm = build_llm(with_budget(alone(config), calls), folder=None)
+    llm = build_llm(with_budget(without_principal(config), calls), folder=None)
     parts = build_parts(config, llm, render=False, play_only=True)
-    parts.env.close()  # it has told what it is
+    parts.env.close()  # only its specification is needed
     [agent] = parts.agents
     agent.load_state_dict(saved.agent)
-    found = TrainedAgent(saved, parts, seed)
+    trained_agent = TrainedAgent(saved, parts, seed)
     if isinstance(agent.policy, StepObserver):
-        found.close()
+        trained_agent.close()
         raise ConfigError(
-            f"the agent of {saved.folder} has to be told what its actions led to; play it with llmrl.evaluate"
+            f"the agent of {saved.folder} must observe the results of its actions, which load_agent does not support; "
+            "play it with llmrl.evaluate"
         )
-    return found
+    return trained_agent
 
 
 class TrainedAgent:
-    """The agents of a run, acting with the weights that were saved. What they remember of an episode is kept here.
+    """The agents of a run with their saved weights, and their memory of the current episodes.
 
     Args:
-        saved: the run.
-        parts: of the run, its agent in the saved state.
-        seed: of the actions it draws.
+        saved: saved run.
+        parts: parts of the run, with the agent in its saved state.
+        seed: seed of the actions.
 
     Attributes:
-        folder: of the run.
-        iteration: of the checkpoint.
-        spec: of the environment it was trained in, with as many games as it plays.
-        channels: of observations that it reads.
+        folder: run folder.
+        iteration: iteration of the checkpoint.
+        spec: specification of the training environment, with the number of games that the agent plays.
+        channels: channels of observations that the agent reads.
     """
 
     def __init__(self, saved: SavedRun, parts: Parts, seed: int = 0) -> None:
@@ -91,39 +92,39 @@ class TrainedAgent:
         self.spec: EnvSpec = parts.env.spec
         self.channels = tuple(self._agent.policy.channels)
         self._generator = Seeds(seed).torch("actions")
-        own = self.spec.agent_names
-        self._names = list(own) if own else [f"player_{i}" for i in range(self.spec.n_agents)]
+        agent_names = self.spec.agent_names
+        self._names = list(agent_names) if agent_names else [f"player_{i}" for i in range(self.spec.n_agents)]
         self._state: Any = None
 
     def __repr__(self) -> str:
         return f"TrainedAgent({self.folder}, iteration {self.iteration}, reads {', '.join(self.channels) or 'nothing'})"
 
     def reset(self, games: Any = None) -> None:
-        """Begin new episodes: forget what was seen.
+        """Start new episodes: clear the memory of the agent.
 
         Args:
-            games: in which games, [n_envs] bool; None: in all.
+            games: games to reset, [n_envs] bool; None: all.
         """
         import torch
 
         if games is None or self._state is None:
             self._state = None if games is None else self._state
             return
-        begun = torch.as_tensor(np.asarray(games, dtype=bool), device=self._state.device)
-        self._state = torch.where(begun[:, None, None], 0, self._state)
+        is_start = torch.as_tensor(np.asarray(games, dtype=bool), device=self._state.device)
+        self._state = torch.where(is_start[:, None, None], 0, self._state)
 
     def act(self, observation: Mapping[str, Any], deterministic: bool = False) -> Any:
         """Choose actions.
 
         Args:
-            observation: as an environment of one of the interfaces of `make_env` gives it; more channels than are read
-                may be in it.
-            deterministic: take the likeliest action instead of drawing one.
+            observation: observation from an environment with one of the interfaces of `make_env`; may have more
+                channels than the agent reads.
+            deterministic: whether to take the most probable action instead of a random one.
 
         Returns:
-            What that environment's `step` takes: of a `VecEnv` [n_envs, n_agents] (numbers of an action behind), of a
-            Gymnasium `VectorEnv` [n_envs], of an `Env` one action, of a PettingZoo environment one for each agent by
-            its name.
+            The argument of that environment's `step`: for a `VecEnv` an array [n_envs, n_agents, ...], for a Gymnasium
+            `VectorEnv` an array [n_envs, ...], for an `Env` one action, for a PettingZoo environment one action for
+            each agent by its name.
 
         Raises:
             ConfigError: a channel is missing, or the observation is of another number of games.
@@ -131,91 +132,93 @@ class TrainedAgent:
         import torch
 
         form, arrays = self._arrays(observation)
-        read: dict[str, Any] = {
+        inputs: dict[str, Any] = {
             name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
         }
-        act = self._agent.policy.act(read, self._state, self._generator, deterministic)
+        act = self._agent.policy.act(inputs, self._state, self._generator, deterministic)
         self._state = act.state
         action = act.action.detach().cpu().numpy()
         if form == "vec":
             return action
         if form == "agents":
-            return {name: self._one(action[0, i]) for i, name in enumerate(observation)}
-        return action[:, 0] if form == "games" else self._one(action[0, 0])
+            return {name: self._single_action(action[0, i]) for i, name in enumerate(observation)}
+        return action[:, 0] if form == "games" else self._single_action(action[0, 0])
 
     def make_env(self, *, api: Interface = "vec", seed: int = 0, **options: Any) -> Any:
-        """Make the environment that the agent was trained in, with as many games as it plays.
+        """Make the environment in which the agent was trained, with the number of games that it plays.
 
         Args:
-            api: as in `llmrl.make_env`.
-            seed: as in `llmrl.make_env`.
-            options: as in `llmrl.make_env`; they change the run's own.
+            api: interface, as in `llmrl.make_env`.
+            seed: root of the random numbers, as in `llmrl.make_env`.
+            options: options that differ from those of the run, as in `llmrl.make_env`.
         """
         render_mode = options.pop("render_mode", None)
         node = with_options(self._saved.config["env"], {**options, "n_envs": self.spec.n_envs})
         return build(node, api, render_mode, seed, self._parts.device, self._saved.config["trusted_modules"])
 
     def close(self) -> None:
-        """Let go of the language model, if there is one."""
+        """Close the client of the language model, if there is one."""
         from llmrl.llms.client import ChatClient
 
         if isinstance(self._parts.llm, ChatClient):
             self._parts.llm.close()
 
-    def _one(self, action: np.ndarray) -> Any:
+    def _single_action(self, action: np.ndarray) -> Any:
         return int(action) if action.ndim == 0 else action
 
     def _arrays(self, observation: Mapping[str, Any]) -> tuple[_Form, dict[str, np.ndarray]]:
-        """Which interface an observation is of, and the channels that are read, [n_envs, n_agents, ...] each."""
-        if observation and all(isinstance(own, Mapping) for own in observation.values()):
+        """Return the interface of an observation, and the channels that are read, [n_envs, n_agents, ...] each."""
+        if observation and all(isinstance(agent_observation, Mapping) for agent_observation in observation.values()):
             if list(observation) != self._names:
-                raise ConfigError(f"observations are of {', '.join(observation)}; the agents are {self._names}")
+                raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self._names}")
             self._check(next(iter(observation.values())))
             return "agents", {
-                name: self._stacked([own[name] for own in observation.values()], name)[None] for name in self.channels
+                name: self._stack([agent_observation[name] for agent_observation in observation.values()], name)[None]
+                for name in self.channels
             }
         self._check(observation)
         forms = {name: self._form(name, observation[name]) for name in self.channels}
         form: _Form = next(iter(forms.values()), "vec")
         arrays = {}
-        for name, own in forms.items():
+        for name, channel_form in forms.items():
             value = observation[name]
-            if own == "vec":
+            if channel_form == "vec":
                 arrays[name] = value if isinstance(value, np.ndarray) else _host(value)
             else:
-                games = [value] if own == "game" else list(value)
-                arrays[name] = self._stacked(games, name)[:, None]
+                games = [value] if channel_form == "game" else list(value)
+                arrays[name] = self._stack(games, name)[:, None]
         shape = (self.spec.n_envs, self.spec.n_agents)
         for name, array in arrays.items():
             if array.shape[:2] != shape:
                 raise ConfigError(
-                    f"{name} is of {array.shape[0]} games of {array.shape[1]} agents, the agent plays {shape[0]} of "
-                    f"{shape[1]}: load_agent(..., n_envs={array.shape[0]})"
+                    f"{name} has {array.shape[0]} games of {array.shape[1]} agents, and the loaded agent plays "
+                    f"{shape[0]} of {shape[1]}; use load_agent(..., n_envs={array.shape[0]})"
                 )
         return form, arrays
 
     def _check(self, observation: Mapping[str, Any]) -> None:
         if missing := [name for name in self.channels if name not in observation]:
             raise ConfigError(
-                f"the agent reads {', '.join(self.channels)}, and {missing[0]} is not in the observation: "
-                f"{', '.join(observation)}"
+                f"the observation has no channel {missing[0]}, only {', '.join(observation)}; the agent reads "
+                f"{', '.join(self.channels)}"
             )
 
     def _form(self, name: str, value: Any) -> _Form:
-        """By how many axes there are before those of the channel."""
+        """Return the interface of an observation, from the number of leading axes of a channel."""
         if isinstance(value, str | tuple):
             return "game" if isinstance(value, str) else "games"
-        before = len(np.shape(value) if isinstance(value, np.ndarray) else value.shape)
-        before -= len(self.spec.observation[name].shape)
+        n_leading_axes = len(np.shape(value) if isinstance(value, np.ndarray) else value.shape)
+        n_leading_axes -= len(self.spec.observation[name].shape)
         forms: dict[int, _Form] = {0: "game", 1: "games", 2: "vec"}
-        if before not in forms:
+        if n_leading_axes not in forms:
             raise ConfigError(
-                f"{name} has shape {tuple(value.shape)}; of one agent it is {self.spec.observation[name].shape}"
+                f"{name} has shape {tuple(value.shape)}; for one agent it must be {self.spec.observation[name].shape}, "
+                "with up to two axes for games and agents before"
             )
-        return forms[before]
+        return forms[n_leading_axes]
 
-    def _stacked(self, values: Sequence[Any], name: str) -> np.ndarray:
-        """Of several games or agents, [n, ...]; truth values as they were before Gymnasium had them."""
+    def _stack(self, values: Sequence[Any], name: str) -> np.ndarray:
+        """Return a channel of several games or agents, [n, ...], with its original dtype."""
         channel = self.spec.observation[name]
         if channel.dtype == "object":
             texts = np.empty(len(values), dtype=object)

@@ -1,1 +1,1 @@
-"""Console scripts, and the composition of parts from the config."""
+"""Console scripts."""

@@ -1,4 +1,4 @@
-"""What every Hydra command does around a run: the arguments before Hydra sees them, and an exit code at the end."""
+"""The common part of Hydra commands: processing of arguments before Hydra parses them, and exit codes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmrl.cli.help import answered
-from llmrl.run.command_exit import EXIT_FAILED, begin_work, ending, say
+from llmrl.cli.help import explain, print_information
+from llmrl.run.command_exit import begin_work, ending, say
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -16,15 +16,15 @@ EXPLAIN = "--explain"
 
 
 def task(name: str, config: DictConfig) -> float | None:
-    """The task that Hydra calls for every job of the command `name`; returns what a sweeper optimises.
+    """Compute one job of the command `name`, as the task that Hydra calls; return the scalar that a sweeper optimizes.
 
-    What is refused before it begins leaves no run folder behind.
+    A run that is refused before it starts leaves no run folder.
 
     Raises:
-        SystemExit: the config is wrong, or the run did not finish.
+        SystemExit: the config is invalid, or the run did not finish.
     """
     from llmrl.core.privacy import keep_private
-    from llmrl.core.processes import placed
+    from llmrl.core.processes import rank_and_world_size
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import reporting, run_and_print
 
@@ -33,57 +33,46 @@ def task(name: str, config: DictConfig) -> float | None:
         begin_work()
         keep_private(experiment.config.get("private", True))
         experiment.check()
-        _, world_size = placed()
+        _, world_size = rank_and_world_size()
     backend = experiment.resources.hardware.backend
     if world_size == 1 and backend.scheduler is not None:
-        way = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
-        sys.stderr.write(f"{name}: {way}\n")
+        note = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
+        sys.stderr.write(f"{name}: {note}\n")
     with reporting(name):
         return run_and_print(experiment)
 
 
 def console(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
-    """Run a console script: have Hydra compose `config_name` and call `job` with the result.
+    """Run a console script: make Hydra compose `config_name` and call `job` with the result.
 
-    Hydra has printed why a composition failed; what was mistyped gets what may have been meant.
-
-    What is created before the config is known is private, and a secret that is typed gets no further than this.
+    Hydra prints why a composition failed; a hint on mistyped options follows. Files that are created before the config
+    is known are private, and typed secrets are refused.
     """
     import hydra
 
     from llmrl.config.hydra_versions import BASE
     from llmrl.config.installed_options import offer_installed
-    from llmrl.config.overrides import overrides_first, translated
+    from llmrl.config.overrides import overrides_first, translate_arguments
     from llmrl.config.trust_options import guard_hydra
     from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
     from llmrl.core.secrets import refuse_arguments
     from llmrl.core.terminal import guard_terminal
-    from llmrl.experiment.repeat_run import repeated
+    from llmrl.experiment.repeat_run import repeat_arguments
 
     guard_terminal()
     keep_private()
     with ending(name):
         refuse_arguments(sys.argv[1:])
-        if answered(name, config_name, sys.argv[1:]):
+        if print_information(name, config_name, sys.argv[1:]):
             return
-        sys.argv[1:], said = translated(repeated(name, sys.argv[1:]))
+        sys.argv[1:] = translate_arguments(repeat_arguments(name, sys.argv[1:]))
     sys.argv[1:] = overrides_first(sys.argv[1:])
-    for line in said:
-        say(name, line)
-    if any(argument.startswith(("--config-name", "-cn")) for argument in sys.argv[1:]):
-        from llmrl.config.suggestions import saved_config
-
-        if mistaken := saved_config(sys.argv[1:]):
-            say(name, mistaken)
-            raise SystemExit(EXIT_FAILED)
     guard_hydra()
     for problem in offer_installed():
         say(name, problem)
     hide_bases()
     if EXPLAIN in sys.argv:
-        from llmrl.cli.explain import explain
-
         with ending(name):
             explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])
         return

@@ -31,15 +31,15 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--suite",
         default=None,
-        help="tests of generalisation, a name or a .yaml file; the same as suite=<name>, beside which "
-        "suite.<key>=<value> changes what it says (docs/generalisation.md)",
+        help="tests of generalization, a name or a .yaml file; the same as suite=<name>; suite.<key>=<value> changes "
+        "its settings (docs/generalization.md)",
     )
     p.add_argument(
         "--episodes",
         type=int,
         default=None,
-        help="episodes, rounded up to a multiple of the games (default 100; 10 on the Melting Pot engine); exactly so "
-        "many where a player asks a language model (default play.episodes of the run)",
+        help="episodes, rounded up to a multiple of the games (default 100; 10 on the Melting Pot engine); not rounded "
+        "if a player uses a language model (default play.episodes of the run)",
     )
     p.add_argument(
         "--policy",
@@ -81,8 +81,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option of the environment that is to be another than in the run, e.g. engine=meltingpot; may be "
-        "repeated; results go to <run>/evaluation_<changes>",
+        help="a changed option of the environment, e.g. engine=meltingpot; may be repeated; results go to "
+        "<run>/evaluation_<changes>",
     )
     p.add_argument("--trajectories", action="store_true", help="keep every step as arrays, trajectories/<k>.npz")
     p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
@@ -129,7 +129,7 @@ def evaluate(args: argparse.Namespace) -> dict[str, Any]:
     from llmrl.evaluation.evaluate_run import evaluate_run
 
     if args.others:
-        raise ConfigError("several runs can be evaluated together in a suite only: suite=babyai_text")
+        raise ConfigError("several runs can only be evaluated by a suite; add e.g. suite=babyai_text")
     return evaluate_run(args.run, settings_of(args), show)
 
 
@@ -148,8 +148,8 @@ _WORDS = ("suite=", "suite.")
 
 def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words of a command line that are about the suite, without their prefix `suite.`, and all others."""
-    own = [word for word in argv if word.startswith(_WORDS)]
-    return [word.removeprefix("suite.") for word in own], [word for word in argv if word not in own]
+    suite_words = [word for word in argv if word.startswith(_WORDS)]
+    return [word.removeprefix("suite.") for word in suite_words], [word for word in argv if word not in suite_words]
 
 
 def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
@@ -160,16 +160,16 @@ def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str
     """
     from llmrl.core.errors import ConfigError
 
-    named = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
-    if option is None and not named:
-        raise ConfigError("which suite? give suite=<name> beside suite.<key>=<value>")
-    return option or named[-1], [word for word in words if not word.startswith("suite=")]
+    suite_names = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
+    if option is None and not suite_names:
+        raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
+    return option or suite_names[-1], [word for word in words if not word.startswith("suite=")]
 
 
 def print_suite(results: Mapping[str, Any]) -> None:
     """Print the table of a suite and the place of its files."""
-    from llmrl.analysis.suite_results import suite_table
     from llmrl.display.console import print_line, print_table, terminal
+    from llmrl.evaluation.suite_results import suite_table
 
     table = suite_table(results)
     print_table(table.caption, table.columns, table.rows, table.sides)
@@ -192,13 +192,13 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.display.evaluation_tables import print_evaluation
     from llmrl.run.command_exit import ending, ending_at_once
 
-    kept = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
-    with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", kept):
+    note = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
+    with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", note):
         from llmrl.experiment.run_lookup import run_folder_of, runs_of
 
         if words or args.suite:
             args.run, *args.others = [
-                run for each in (args.run, *args.others) for run in runs_of(each, args.output_root)
+                run for argument in (args.run, *args.others) for run in runs_of(argument, args.output_root)
             ]
         else:
             args.run = run_folder_of(args.run, args.output_root)

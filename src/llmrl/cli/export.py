@@ -10,7 +10,7 @@ from llmrl.run.command_exit import interruptible
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)
@@ -28,13 +28,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def export_inspect(folder: Path, out: Path | None = None) -> tuple[Path, int]:
-    """Write the Inspect log of a run; returns the file, and how many episodes are in it.
+    """Write the Inspect log of a run; return its path and the number of its episodes.
 
     Raises:
         LlmrlError: Inspect is not installed, there is no such run, or none of its steps were written down.
     """
     from llmrl.analysis.inspect_log import write_inspect_log
-    from llmrl.analysis.runs import only_run, read_runs
+    from llmrl.results.run_records import only_run, read_runs
     from llmrl.run.files import inside
 
     run = only_run(folder)
@@ -45,7 +45,7 @@ def export_inspect(folder: Path, out: Path | None = None) -> tuple[Path, int]:
 
 @interruptible("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
-    """Console script."""
+    """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()

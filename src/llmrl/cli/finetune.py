@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def finetune(config: DictConfig) -> float | None:
-    """The task Hydra calls for every job; returns what a sweeper optimises."""
+    """Run one job for Hydra; return the scalar that a sweeper optimizes."""
     return command.task("llmrl-finetune", config)
 
 
 @interruptible("llmrl-finetune", composes=True)
 def main() -> None:
-    """Console script."""
+    """Run the console script `llmrl-finetune`."""
     command.console("llmrl-finetune", finetune, "finetune")
 
 

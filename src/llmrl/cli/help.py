@@ -1,4 +1,4 @@
-"""`--help`, `--list` and `--version` of commands that compose an experiment: what there is, out of the option files."""
+"""`--help`, `--list`, `--explain` and `--version` of commands that compose an experiment, from the option files."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmrl.core.errors import ConfigError
 
+if TYPE_CHECKING:
+    from llmrl.config.option_docs import DocumentedKey
+
 GROUPS = {
-    "env": "what is played",
-    "agent": "who plays, and how it learns",
-    "principal": "who sets taxes or incentives, or proposes policies",
-    "teacher": "who advises a student while it learns",
-    "llm": "the language model that principals, teachers and players ask",
-    "hardware": "where the runs are computed",
-    "loggers": "where metrics go: loggers=[jsonl,tensorboard,wandb]",
-    "method": "how a proposer is fine-tuned",
-    "dataset": "what it is fine-tuned on",
-    "debug": "in small, or looked into closely: +debug=quick, or several, +debug=[quick,profile]",
+    "env": "environment",
+    "agent": "agents, and how they learn",
+    "regime": "pre-training of agents, schedule and objective; env= selects one, regime=none removes it",
+    "principal": "proposer of taxes, incentives or policy parameters",
+    "teacher": "adviser of a student while it learns",
+    "llm": "language model of principals, teachers and players",
+    "hardware": "machine or cluster that computes the runs",
+    "loggers": "metric loggers: loggers=[jsonl,tensorboard,wandb]",
+    "method": "method of fine-tuning a proposer",
+    "dataset": "data of fine-tuning",
+    "debug": "small sizes or diagnostics: +debug=quick, or several, +debug=[quick,profile]",
 }
-"""Groups of options, in the order in which they are listed, and what each chooses."""
+"""Groups of options with descriptions, in the order in which they are listed."""
 
 EXAMPLES = {
     "train": (
@@ -38,7 +44,7 @@ EXAMPLES = {
         ("env=cartpole agent=linear llm.model=<path> dry_run=true", "the plan; trains nothing"),
     ),
 }
-"""Config of a command -> arguments, and what they do."""
+"""Config of a command -> examples of arguments, with descriptions."""
 
 FLAGS = (
     ("--list GROUP", "what each option of a group is; experiment and treatment are groups, too"),
@@ -49,17 +55,21 @@ FLAGS = (
     ("--version", "the version of llmrl"),
     ("--hydra-help", "what else Hydra takes"),
 )
-TAKES = {"train": ("env", "agent", "principal", "teacher", "llm", "hardware", "loggers", "debug")}
-TAKES["finetune"] = ("env", "agent", "method", "dataset", "llm", "hardware", "loggers", "debug")
+EXPLAINED = ("key", "value", "type", "meaning", "file")
+"""Columns of `--explain`."""
+TAKES: dict[str, tuple[str, ...]] = {
+    "train": ("env", "agent", "regime", "principal", "teacher", "llm", "hardware", "loggers", "debug"),
+    "finetune": ("env", "agent", "method", "dataset", "llm", "hardware", "loggers", "debug"),
+}
 
 
-def answered(command: str, primary: str, arguments: Sequence[str]) -> bool:
-    """Print what `arguments` ask to know, if they ask for help, a list or the version; returns whether they did.
+def print_information(command: str, primary: str, arguments: Sequence[str]) -> bool:
+    """Print help, a list or the version if `arguments` request it; return whether they do.
 
     Args:
-        command: its name, `llmrl-train`.
+        command: name of the command, `llmrl-train`.
         primary: config that it composes, `train` or `finetune`.
-        arguments: of the command line.
+        arguments: arguments of the command line.
 
     Raises:
         ConfigError: there is no such group to list.
@@ -74,7 +84,7 @@ def answered(command: str, primary: str, arguments: Sequence[str]) -> bool:
         rest = arguments[list(arguments).index("--list") + 1 :]
         if len(rest) != 1:
             raise ConfigError(f"--list takes one group: {', '.join(groups())}")
-        _print(listed(rest[0], _width()))
+        _print(list_options(rest[0], _width()))
     else:
         return False
     return True
@@ -89,18 +99,18 @@ def help_page(command: str, primary: str, width: int) -> str:
     """Return the help of a command, in lines of at most `width` columns."""
     examples = [(f"{command} {arguments}", does) for arguments, does in EXAMPLES[primary]]
     lines = [f"{command} composes an experiment from one option of each group and runs it.", "", "Examples"]
-    for typed, does in examples:
-        lines += [f"  {typed}", *_wrapped(does, "      ", width)]
+    for command_line, does in examples:
+        lines += [f"  {command_line}", *_wrapped(does, "      ", width)]
     lines += ["", f"Groups, as group=option ({command} --list env says what each option is); debug as +debug=option"]
     for group in TAKES[primary]:
         lines += [f"  {group:<10} {GROUPS[group]}", *_wrapped(", ".join(options(group)), "             ", width)]
     lines += ["", "Studies, as experiment=family/name: settings of a published or measured comparison"]
     for family, studies in families().items():
         lines += _wrapped(", ".join(studies), f"  {family + '/':<14} ", width)
-    more = (
+    note = (
         "docs/studies.md says which take which treatment=, docs/results/index.md what five minutes of each family show."
     )
-    lines += [*_wrapped(more, "  ", width), "", "Flags"]
+    lines += [*_wrapped(note, "  ", width), "", "Flags"]
     lines += [line for flag, does in FLAGS for line in _wrapped(does, f"  {flag:<24} ", width)]
     lines += [
         "",
@@ -109,8 +119,8 @@ def help_page(command: str, primary: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def listed(group: str, width: int) -> str:
-    """Return the options of a group with one line for each: the first sentence at the head of its file.
+def list_options(group: str, width: int) -> str:
+    """Return the options of a group, one line each with the first sentence of the file's header.
 
     Raises:
         ConfigError: there is no such group.
@@ -120,25 +130,25 @@ def listed(group: str, width: int) -> str:
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
-        found = [f"{family}/{name}" for family, studies in families().items() for name in studies]
+        option_names = [f"{family}/{name}" for family, studies in families().items() for name in studies]
     elif group in groups():
-        found = options(group)
+        option_names = options(group)
     elif group.startswith("experiment/") and family in families():
-        group, found = "experiment", [f"{family}/{name}" for name in families()[family]]
+        group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]
     else:
         raise ConfigError(f"there is no group {group!r}; there are {', '.join(groups())}")
-    longest = max(map(len, found))
+    longest = max(map(len, option_names))
     lines = []
-    for name in found:
+    for name in option_names:
         path = root() / group / f"{name}.yaml"
-        told = header(path) if path.is_file() else "Of an installed package."
-        first, stop, _ = told.partition(". ")
+        header_text = header(path) if path.is_file() else "Of an installed package."
+        first, stop, _ = header_text.partition(". ")
         lines += _wrapped(first + stop.strip(), f"{name:<{longest}}  ", width)
     return "\n".join(lines)
 
 
 def options(group: str) -> list[str]:
-    """Return the names of the options of a group, those of installed packages too."""
+    """Return the names of the options of a group, including those of installed packages."""
     from llmrl.config.installed_options import installed_options
     from llmrl.core.option_files import names
 
@@ -150,12 +160,12 @@ def families() -> dict[str, list[str]]:
     from llmrl.core.option_files import choosable, names, root
 
     folders = sorted(path.name for path in (root() / "experiment").iterdir() if path.is_dir() and choosable(path.name))
-    found = {family: names(f"experiment/{family}") for family in folders}
-    return {family: studies for family, studies in found.items() if studies}
+    family_studies = {family: names(f"experiment/{family}") for family in folders}
+    return {family: studies for family, studies in family_studies.items() if studies}
 
 
 def _wrapped(text: str, begin: str, width: int) -> list[str]:
-    """A text behind `begin`, its further lines under its first."""
+    """Return the wrapped lines of a text after `begin`, with further lines indented."""
     return textwrap.wrap(
         text,
         width,
@@ -167,7 +177,7 @@ def _wrapped(text: str, begin: str, width: int) -> list[str]:
 
 
 def _width() -> int:
-    """Columns of the terminal; 100 where there is none."""
+    """Return the number of columns of the terminal, at most 140; 100 without a terminal."""
     return min(shutil.get_terminal_size((100, 24)).columns, 140) if sys.stdout.isatty() else 100
 
 
@@ -175,5 +185,89 @@ def _print(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        # Whoever read it has seen enough; what is left in the buffer is not to fail at the end of the process.
+        # The reader has closed the pipe; the rest of the buffer must not cause an error at the end of the process.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def explain(primary: str, arguments: Sequence[str]) -> None:
+    """Print the documentation of the options that `arguments` choose (`env=cleanup`) or name (`design.candidates`).
+
+    Without such arguments, all options are printed.
+
+    Args:
+        primary: config that the command composes, `train` or `finetune`.
+        arguments: arguments of the command line, without `--explain`.
+
+    Raises:
+        ConfigError: there is no such option or key, or several values are swept.
+    """
+    from hydra.errors import HydraException
+
+    from llmrl.config.option_docs import document_config
+    from llmrl.config.suggestions import folders, hint
+
+    overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
+    keys = [word for word in arguments if "=" not in word and not word.startswith("-") and not Path(word).is_dir()]
+    try:
+        documents = document_config(primary, overrides, folders(arguments))
+    except HydraException as error:
+        raise ConfigError(hint(arguments, primary) or " ".join(str(error).split())) from error
+    if not keys:
+        option_keys = [word.partition("=")[0].lstrip("+").partition("@")[0] for word in overrides]
+        keys = [key for key in option_keys if key != "experiment"]
+    selection = [
+        document for document in documents.values() if not keys or any(_has_prefix(document.key, key) for key in keys)
+    ]
+    if missing := [key for key in keys if not any(_has_prefix(document.key, key) for document in selection)]:
+        raise ConfigError(unknown(missing[0], documents))
+    targets = {
+        key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
+    }
+    _print_documents([document for document in selection if document.leaf or document.meaning], targets)
+
+
+def _has_prefix(key: str, prefix: str) -> bool:
+    return key == prefix or key.startswith(f"{prefix}.")
+
+
+def unknown(key: str, documents: Iterable[str]) -> str:
+    """Return an error message for a key that does not exist."""
+    import difflib
+
+    names = list(documents)
+    same = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = same or difflib.get_close_matches(key, names, n=3)
+    return f"there is no option {key!r}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+
+
+def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
+    from llmrl.config.option_schema import arguments, kind_of, load
+
+    schema = load()
+    schema_arguments = arguments(schema)
+    rows = [_row(document, kind_of(document.key, schema, schema_arguments, targets)) for document in documents]
+    if not sys.stdout.isatty():
+        for row in rows:
+            print("\t".join(row))
+        return
+    from rich.table import Table
+
+    from llmrl.display.console import terminal
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name, ratio in zip(EXPLAINED, (3, 2, 2, 6, 3), strict=True):
+        table.add_column(name, ratio=ratio, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    terminal().print(table, markup=False)
+
+
+def _row(document: DocumentedKey, kind: str) -> tuple[str, ...]:
+    from llmrl.config.option_docs import value_text
+
+    value = value_text(document.value) if document.leaf else ""
+    if document.key.endswith("_target_"):
+        return document.key, value, "", "class or function that takes the other options", document.set_in
+    meaning = "; ".join([document.meaning, *(f"here: {note}" for note, _ in document.notes)])
+    places = dict.fromkeys([document.place, *([] if document.set_in == "typed" else [document.set_in])])
+    return document.key, value, kind if document.leaf else "", meaning, ", ".join(places)

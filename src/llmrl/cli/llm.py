@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-from llmrl.cli.small_model import add_arguments
 from llmrl.run.command_exit import interruptible
 
 if TYPE_CHECKING:
@@ -23,12 +22,12 @@ PROBE = "check"
 NUMBER = 7
 """The number that the prompt of `check` asks for."""
 VALID_FORM = "a reply of the form asked for"
-"""What `check` says of a usable reply; any other reply makes the command exit with 1."""
+"""Text that `check` prints for a usable reply; with any other text, the command exits with 1."""
 IGNORED = (
     "ignored: the reply lacks a field that only the schema names, so replies have their form only as far as the model "
     "follows the prompt; llm.structured=false sends no schemas"
 )
-"""What is printed of a server that takes a schema and does not keep to it."""
+"""Text that is printed for a server that accepts a schema but does not follow it."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -58,12 +57,60 @@ def parser() -> argparse.ArgumentParser:
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_root(totals)
-    add_arguments(commands)
+    _add_make(commands)
     return p
 
 
+def _add_make(commands: Any) -> None:
+    """Add the subcommand `make`."""
+    make = commands.add_parser(
+        "make",
+        help="write a small model with random weights that can be trained on a processor",
+        description="Write a small model with random weights and a tokenizer made of the texts of an environment: "
+        "llmrl-llm make outputs/models/small env=goto_red_ball",
+    )
+    make.add_argument("folder", type=Path, help="to write, e.g. outputs/models/small; then llm.model=<folder>")
+    make.add_argument("overrides", nargs="*", help="as for llmrl-train: env=<option> and its fields, seed=<n>")
+    make.add_argument(
+        "--kind",
+        choices=("seq2seq", "causal"),
+        default="causal",
+        help="causal (Llama, for llm=local_scorer_causal; learns sooner from nothing) or seq2seq (T5, for "
+        "llm=local_scorer_seq2seq) (default causal)",
+    )
+    make.add_argument("--width", type=int, default=128, help="of the layers (default 128)")
+    make.add_argument(
+        "--layers", type=int, default=2, help="of the (en)coder; seq2seq has one in the decoder (default 2)"
+    )
+    make.add_argument("--heads", type=int, default=4, help="of attention (default 4)")
+    make.add_argument("--vocabulary", type=int, default=1024, help="most tokens, >= 300 (default 1024)")
+    make.add_argument(
+        "--tokens",
+        choices=("phrases", "words"),
+        default="phrases",
+        help="what may become one token: phrases (short prompts, learned sooner) or words (default phrases)",
+    )
+    make.add_argument(
+        "--longest",
+        type=int,
+        default=1024,
+        help="most tokens of a prompt and an action together; seq2seq has no limit (default 1024)",
+    )
+    make.add_argument(
+        "--reads",
+        choices=("nothing", "stories", "meaningless"),
+        default="nothing",
+        help="what it reads by the next token before it is used (causal models): nothing; stories in which somebody "
+        "looks for things, in other words than the game's; or meaningless ones: the same words, which say nothing "
+        "(default nothing)",
+    )
+    make.add_argument("--stories", type=int, default=20000, help="how many there are (default 20000)")
+    make.add_argument("--pretraining-steps", type=int, default=1500, help="steps of 32 stories each (default 1500)")
+    make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
+
+
 def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, str]]:
-    """Send one test request to the model that `overrides` choose; return rows (what, value) about its answer.
+    """Send one test request to the model that `overrides` choose; return (subject, description) pairs about its answer.
 
     Raises:
         LlmrlError: no model is chosen, or it did not answer.
@@ -73,13 +120,13 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     from llmrl.experiment.resources import RunResources
     from llmrl.llms.client import ChatClient
 
-    config = composed(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
-    means = RunResources(config, build_model)
+    config = compose_keys(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
+    resources = RunResources(config, build_model)
     if config["llm"] is not None and config["llm"].get("batch"):
-        means.checked_model  # noqa: B018  (this also checks that the provider has batches)
+        resources.checked_model  # noqa: B018  (this also checks that the provider has batches)
         # A batch may take a day; one request is sent without it.
-        means = RunResources({**config, "llm": {**config["llm"], "batch": False}}, build_model)
-    if (model := means.checked_model) is None:
+        resources = RunResources({**config, "llm": {**config["llm"], "batch": False}}, build_model)
+    if (model := resources.checked_model) is None:
         raise ConfigError("llm=none is no model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
 
@@ -92,54 +139,58 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 
     from llmrl.core.errors import LLMError
     from llmrl.core.records import ChatRequest
+    from llmrl.llms.hosted import HostedProvider
+    from llmrl.llms.invalid_reply import InvalidReply
     from llmrl.llms.prompts import PromptFamily
     from llmrl.llms.reading.object_parser import parse_json
-    from llmrl.llms.structured import InvalidReply, json_schema, read
+    from llmrl.llms.structured import json_schema, read
 
     class Number(BaseModel):
         number: int
 
     class Probe(Number):
-        word: Literal["blue", "green"]  # in the schema alone: who ignores the schema leaves it out
+        word: Literal["blue", "green"]  # only in the schema, so a model that ignores the schema leaves it out
 
     client.forget()  # a cached answer would not test the model
     prompt = PromptFamily("cli", Path(__file__).with_name("prompts")).render("check")
     message = {"role": "user", "content": prompt.text}
     request = ChatRequest((message,), json_schema(Probe), PROBE, prompt.name, prompt.hash)
-    asked = bool(getattr(client.provider, "structured", False))
+    uses_schema = isinstance(client.provider, HostedProvider) and client.provider.settings.structured
     refusal = ""
     start = time.perf_counter()
     try:
         [reply] = client.chat([request])
     except LLMError as error:
         # A server that knows no schemas refuses the request as a whole.
-        if not asked or not re.search(r"HTTP 4\d\d|BadRequest", str(error)):
+        if not uses_schema or not re.search(r"HTTP 4\d\d|BadRequest", str(error)):
             raise
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
     form = VALID_FORM
     try:
-        answer = read(reply, lambda said: parse_json(said.text, Number, said.cut))
+        answer = read(reply, lambda completion: parse_json(completion.text, Number, completion.cut))
         if answer.number != NUMBER:
             form = f"{VALID_FORM}, but with the number {answer.number} instead of {NUMBER}"
     except InvalidReply as fault:
-        cut = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
-        form = f"{cut}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
+        truncation = "cut off at llm.max_tokens, which thoughts count toward: raise it; " if reply.cut else ""
+        form = (
+            f"{truncation}{fault}; such replies are shown to the model once to be repaired, then replaced and counted"
+        )
     if refusal:
-        structured = f"refused, set llm.structured=false: {refusal}"
-    elif asked:
-        structured = "accepted and kept" if _is_read(reply, Probe) else IGNORED
+        schema_support = f"refused, set llm.structured=false: {refusal}"
+    elif uses_schema:
+        schema_support = "accepted and kept" if _is_read(reply, Probe) else IGNORED
     else:
-        structured = "not asked for: the format is described in the prompt only"
+        schema_support = "not asked for: the format is described in the prompt only"
     provider = client.provider
     return [
         ("model", client.label),
         ("reply", repr(reply.text[:200]) + (f" (finish: {reply.finish})" if reply.finish else "")),
         ("form", form),
-        ("structured output", structured),
+        ("structured output", schema_support),
         ("latency", f"{seconds:.2f} s"),
-        ("tokens", f"{_known(reply.prompt_tokens)} in, {_known(reply.completion_tokens)} out"),
+        ("tokens", f"{_format_count(reply.prompt_tokens)} in, {_format_count(reply.completion_tokens)} out"),
         ("cost", "unknown: no prices or no token counts" if reply.cost is None else f"${reply.cost:.6f}"),
         ("context window", "unknown" if provider.context_window is None else f"{provider.context_window:,} tokens"),
     ]
@@ -147,11 +198,12 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 
 def _is_read(reply: ChatReply, model: type[BaseModel]) -> bool:
     """Return whether a reply holds an object of a type."""
+    from llmrl.llms.invalid_reply import InvalidReply
     from llmrl.llms.reading.object_parser import parse_json
-    from llmrl.llms.structured import InvalidReply, read
+    from llmrl.llms.structured import read
 
     try:
-        read(reply, lambda said: parse_json(said.text, model, said.cut))
+        read(reply, lambda completion: parse_json(completion.text, model, completion.cut))
     except InvalidReply:
         return False
     return True
@@ -162,38 +214,38 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
 
     candidates = [" blue", " green", " made of cheese"]
     start = time.perf_counter()
-    [scores] = scorer.score(["The colour of the sky is"], candidates).tolist()
+    [scores] = scorer.score(["The color of the sky is"], candidates).tolist()
     rows = [(f"log p({text!r})", f"{score:.3f}") for text, score in zip(candidates, scores, strict=True)]
     seconds = time.perf_counter() - start
     return [
         ("model", scorer.label),
-        ("prompt", "'The colour of the sky is'"),
+        ("prompt", "'The color of the sky is'"),
         *rows,
         ("latency", f"{seconds:.2f} s, loading included"),
     ]
 
 
-def tried(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
-    """Try the model that `overrides` choose in all families; return the page, and the columns and rows of its table.
+def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
+    """Run a trial of the model that `overrides` choose; return the page, and the columns and rows of its table.
 
     Raises:
         ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
     """
     from llmrl.core.errors import ConfigError
-    from llmrl.experiment.model_trial import PAGE, table, trial
+    from llmrl.experiment.model_trial import PAGE, result_table, trial
 
     words = [word for word in overrides if not word.startswith(("budget=", "families="))]
-    given = dict(word.split("=", 1) for word in overrides if word not in words)
+    options = dict(word.split("=", 1) for word in overrides if word not in words)
     try:
-        usd = float(given["budget"]) if "budget" in given else None
+        usd = float(options["budget"]) if "budget" in options else None
     except ValueError:
-        raise ConfigError(f"budget={given['budget']}: a number of US dollars is needed") from None
+        raise ConfigError(f"budget={options['budget']} must be a number of US dollars") from None
     if usd is not None and not 0 <= usd < float("inf"):
-        raise ConfigError(f"budget={given['budget']}: it must be 0 or more")
+        raise ConfigError(f"budget={options['budget']} must be 0 or more")
     name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:80]
     folder = Path("outputs/trials") / name if out is None else out
-    found = trial(words, usd, folder, [each for each in given.get("families", "").split(",") if each])
-    columns, rows = table(found)
+    trial_result = trial(words, usd, folder, [family for family in options.get("families", "").split(",") if family])
+    columns, rows = result_table(trial_result)
     return folder / PAGE, columns, rows
 
 
@@ -210,53 +262,73 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
         raise ConfigError(f"{folder} is no folder")
     runs = call_totals(folder)
     if not runs:
-        raise ConfigError(f"no run in {folder} has asked a language model (there is no llm_calls.jsonl)")
+        raise ConfigError(f"no run in {folder} has called a language model (there is no llm_calls.jsonl)")
 
     def cells(name: str, total: CallTotals) -> list[str]:
-        invalid = f"{total.invalid / total.judged:.1%}" if total.judged else "-"
+        invalid = f"{total.invalid / total.validated:.1%}" if total.validated else "-"
         counts = (total.calls, total.cached, total.failed, total.lost)
-        tokens = (_known(total.prompt_tokens), _known(total.completion_tokens))
+        tokens = (_format_count(total.prompt_tokens), _format_count(total.completion_tokens))
         return [name, ", ".join(total.models), *(f"{n:,}" for n in counts), invalid, *tokens, total.paid]
 
-    found = [(str(run.relative_to(folder)), total) for run, models in runs.items() for total in models.values()]
-    rows = [cells(run, total) for run, total in found]
-    if len(found) > 1:
-        rows.append(cells("all", summed(total for _, total in found)))
+    run_totals = [(str(run.relative_to(folder)), total) for run, models in runs.items() for total in models.values()]
+    rows = [cells(run, total) for run, total in run_totals]
+    if len(run_totals) > 1:
+        rows.append(cells("all", summed(total for _, total in run_totals)))
     columns = ["run", "model", "replies", "from cache", "failed", "lost", "invalid", "tokens in", "tokens out"]
     return [*columns, "paid, $"], rows
 
 
-def _known(number: int | None) -> str:
+def _format_count(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-def composed(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[str]) -> dict[str, Any]:
+def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Write a small model; return (subject, description) pairs.
+
+    Args:
+        args: arguments of the command line.
+        config: `env`, `seed` and `trusted_modules` of a config of `llmrl-train`.
+
+    Raises:
+        ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
+    """
+    from dataclasses import fields
+
+    from llmrl.config.builder import Builder
+    from llmrl.core.errors import ConfigError
+    from llmrl.experiment.small_models import make_for_env
+    from llmrl.llms.local.small import SmallModel
+
+    if args.folder.exists() and any(args.folder.iterdir()):
+        raise ConfigError(f"{args.folder} exists and is not empty; use another folder, or remove it")
+    names = [field.name for field in fields(SmallModel) if field.name != "seed"]
+    node = {"_target_": f"{SmallModel.__module__}.SmallModel", "seed": config["seed"]}
+    model: SmallModel = Builder().build({**node, **{name: getattr(args, name) for name in names}}, "--")
+    summary = make_for_env(args.folder, config, args.kind, model)
+    read = "" if summary.losses is None else "; loss on others {:.3g}, then {:.3g} nats a token".format(*summary.losses)
+    return [
+        ("model", str(args.folder)),
+        ("weights", f"{summary.parameters:,}; it {model.told}{read}"),
+        (
+            "tokenizer",
+            f"of {summary.texts:,} different texts of the environment" + (" and the stories" if read else ""),
+        ),
+        ("use it", f"agent=llm_ppo llm=local_scorer_{args.kind} llm.model={args.folder}"),
+    ]
+
+
+def compose_keys(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[str]) -> dict[str, Any]:
     """Return some keys of the config of `llmrl-train` as plain data.
 
     Raises:
         ConfigError: an unknown option or field, or a missing value.
     """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from llmrl.config.trust_options import with_typed_trust
+    from llmrl.experiment.composition import composed, plain_config
 
-    from llmrl.config.trust_options import only_typed
-    from llmrl.core.errors import ConfigError
-    from llmrl.core.secrets import refuse
-    from llmrl.experiment.composition import composed as in_full
-
-    with in_full("train", overrides, [] if config_dir is None else [config_dir]) as config:
-        refuse(cast(dict[str, Any], OmegaConf.to_container(config, resolve=False)))
-        try:
-            plain = {
-                key: OmegaConf.to_object(config[key]) if OmegaConf.is_config(config[key]) else config[key]
-                for key in keys
-            }
-        except MissingMandatoryValue as error:
-            raise ConfigError(f"{error.full_key} has no default; add {error.full_key}=<value>") from error
-        except OmegaConfBaseException as error:
-            raise ConfigError(str(error)) from error
-    refuse(plain)
-    return only_typed(plain, overrides)
+    with composed("train", overrides, [] if config_dir is None else [config_dir]) as config:
+        plain = plain_config(config)
+    return with_typed_trust({key: plain[key] for key in keys}, overrides)
 
 
 @interruptible("llmrl-llm")
@@ -276,13 +348,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             if dict(checked).get("form", VALID_FORM) != VALID_FORM:
                 raise SystemExit(1)
         elif args.command == "trial":
-            page, columns, rows = tried(args.overrides, args.out)
+            page, columns, rows = run_trial(args.overrides, args.out)
             print_table("Trial", columns, rows)
             print(f"The page: {page}")
         elif args.command == "make":
-            from llmrl.cli.small_model import make
-
-            print_rows("A small model", make(args, composed(args.overrides, None, ("env", "seed", "trusted_modules"))))
+            config = compose_keys(args.overrides, None, ("env", "seed", "trusted_modules"))
+            print_rows("A small model", make(args, config))
         else:
             from llmrl.experiment.run_lookup import folder_of
 

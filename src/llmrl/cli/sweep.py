@@ -1,4 +1,4 @@
-"""`llmrl-sweep`: what a sweep's runs are doing, and doing something about it."""
+"""`llmrl-sweep`: show the state of a sweep's runs, and retry, cancel or clean them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrl.run.command_exit import interruptible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from llmrl.analysis.runs import RunRecord
+    from llmrl.results.run_records import RunRecord
 
 COLUMNS = (
     "run",
@@ -40,7 +40,7 @@ RETRIED = "failed,stopped,preempted,cancelled,lost"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     from llmrl.config.trust_options import add_trust
     from llmrl.experiment.run_lookup import add_root
     from llmrl.sweeps.cleaning import KINDS
@@ -84,7 +84,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print the table, or watch it; returns 1 if a run has failed or is lost."""
+    """Print the table, once or repeatedly; return 1 if a run has failed or is lost."""
     from llmrl.sweeps.run_control import records
 
     if args.json:
@@ -93,9 +93,9 @@ def status(args: argparse.Namespace) -> int:
     from llmrl.display.console import terminal
 
     if not args.watch:
-        found = records(args.folder)
-        terminal().print(table(found, args.folder))
-        return 1 if any(record.state in ("failed", "lost", "unreadable") for record in found) else 0
+        run_records = records(args.folder)
+        terminal().print(table(run_records, args.folder))
+        return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
     from rich.live import Live
 
     with Live(console=terminal(), auto_refresh=False) as live:
@@ -105,7 +105,7 @@ def status(args: argparse.Namespace) -> int:
 
 
 def table(found: Sequence[RunRecord], folder: Path) -> Table:
-    """A row for every run; overrides that all have in common are below it."""
+    """Return a table with a row for every run, and the overrides that all have in common below it."""
     from rich.table import Table
 
     from llmrl.sweeps.stages import stage_counts
@@ -117,28 +117,28 @@ def table(found: Sequence[RunRecord], folder: Path) -> Table:
     if stages := stage_counts(found):
         title += f"\n{stages}"
     places = {record.folder.parent.parent for record in found}
-    prefix = {place: f"{_below(place, folder)}: " if len(places) > 1 else "" for place in places}
+    prefix = {place: f"{_format_place(place, folder)}: " if len(places) > 1 else "" for place in places}
     rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
-    shown = Table(title=title, caption=shared or None)
-    # Columns that have nothing to tell leave room for those that have.
+    grid = Table(title=title, caption=shared or None)
+    # Empty columns are omitted.
     used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
     for i in used:
         numeric = COLUMNS[i] in ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
-        shown.add_column(COLUMNS[i], justify="right" if numeric else "left", overflow="fold")
+        grid.add_column(COLUMNS[i], justify="right" if numeric else "left", overflow="fold")
     for record, row in zip(found, rows, strict=True):
-        shown.add_row(*(row[i] for i in used), style=STYLES.get(record.state))
-    return shown
+        grid.add_row(*(row[i] for i in used), style=STYLES.get(record.state))
+    return grid
 
 
-def _below(place: Path, folder: Path) -> str:
-    """A folder of runs as seen from the one that was asked for."""
+def _format_place(place: Path, folder: Path) -> str:
+    """Return the path of a folder of runs relative to `folder`."""
     folder = folder.absolute()
     return str(place.relative_to(folder)) if place.is_relative_to(folder) and place != folder else place.name
 
 
 def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
-    """One run's cells of the table; `prefix` says which experiment it belongs to, where there are several."""
-    own = {key: value for key, value in record.overrides.items() if key not in common}
+    """Return the cells of a run's row; `prefix` names its experiment if there are several."""
+    overrides = {key: value for key, value in record.overrides.items() if key not in common}
     from llmrl.llms.validity import validity_warning
     from llmrl.run.folder_names import title
     from llmrl.run.progress_bar import clock
@@ -146,11 +146,11 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
     from llmrl.sweeps.watch import newest_value
 
     stage = stage_of(record)
-    name = title(own) or record.digest
+    name = title(overrides) or record.digest
     p, active = record.progress, record.state == "running"
     metrics = record.last_metrics()
-    spent, lost = metrics.get("spent/llm_cost"), metrics.get("spent/llm_unsettled_cost")
-    maybe = f" (+ {lost:.2f}?)" if lost else ""
+    cost, pending_cost = metrics.get("usage/llm_cost"), metrics.get("usage/llm_unsettled_cost")
+    maybe = f" (+ {pending_cost:.2f}?)" if pending_cost else ""
     return [
         prefix + name,
         str(record.seed),
@@ -159,19 +159,19 @@ def _row(record: RunRecord, common: dict[str, str], prefix: str) -> list[str]:
         "-" if stage is None else stage_text(stage),
         "100%" if record.state == "finished" else f"{p.done / p.total:.0%}" if p.total else "-",
         f"{p.steps_per_second:,.3g}" if active and p.steps_per_second else "-",
-        "-" if (left := stage.eta_s if stage is not None else p.eta_s if active else None) is None else clock(left),
+        "-" if (eta_s := stage.eta_s if stage is not None else p.eta_s if active else None) is None else clock(eta_s),
         "-" if (value := newest_value(record, metrics)) is None else f"{value:.4g}",
         p.proposed or "-",
-        "-" if "spent/llm_calls" not in metrics else ("unknown" if spent is None else f"{spent:.2f}") + maybe,
+        "-" if "usage/llm_calls" not in metrics else ("unknown" if cost is None else f"{cost:.2f}") + maybe,
         f"job {record.job_id}" if record.job_id else record.host,
         record.error
         or record.waits
-        or validity_warning(metrics.get("llm/judged_replies"), metrics.get("llm/invalid_share")),
+        or validity_warning(metrics.get("llm/parsed_replies"), metrics.get("llm/invalid_share")),
     ]
 
 
 def as_json(record: RunRecord) -> dict[str, Any]:
-    """A record as plain data, with its stage and the newest values of its metrics."""
+    """Return a record as plain data, with its stage and the newest values of its metrics."""
     from llmrl.sweeps.stages import stage_of
 
     stage = stage_of(record)
@@ -184,65 +184,67 @@ def as_json(record: RunRecord) -> dict[str, Any]:
 
 
 def retry(args: argparse.Namespace) -> int:
-    """Launch unfinished runs again, each as its folder's config says."""
-    from llmrl.analysis.runs import UNFINISHED
+    """Launch unfinished runs again, each with the config of its folder."""
     from llmrl.config.trust_options import check_known
     from llmrl.core.errors import ConfigError
     from llmrl.display.console import print_line
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.sweep_jobs import TASK, job_of, with_needed
+    from llmrl.experiment.sweep_jobs import TASK, job_of, with_prerequisites
+    from llmrl.results.run_records import UNFINISHED_STATES
     from llmrl.run.artifacts import CONFIG_NAME
     from llmrl.sweeps.launch import launch
     from llmrl.sweeps.run_control import records, to_retry
 
     states = args.states.split(",")
-    if unknown := set(states) - set(UNFINISHED):
-        raise ConfigError(f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED)}")
-    every = records(args.folder)
-    found = to_retry(every, states, args.trust)
-    if not found:
+    if unknown := set(states) - set(UNFINISHED_STATES):
+        raise ConfigError(
+            f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED_STATES)}"
+        )
+    all_records = records(args.folder)
+    retries = to_retry(all_records, states, args.trust)
+    if not retries:
         print_line(f"no run in {args.folder} is {' or '.join(states)}")
-        if "budget_exhausted" not in states and any(run.state == "budget_exhausted" for run in every):
+        if "budget_exhausted" not in states and any(run.state == "budget_exhausted" for run in all_records):
             print_line(
                 "some have used up their budget for language models: repeat their command with a larger llm.budget"
             )
         return 0
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     jobs = []
-    for run, config, overrides in found:
-        # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
+    for run, config, overrides in retries:
+        # The folder may be a copy in another place. An unfinished run is resumed.
         config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
         check_known(config, str(run.folder / CONFIG_NAME))
         jobs.append(job_of(Experiment(config, overrides), overrides))
         if jobs[-1].folder != run.folder:
             raise ConfigError(
-                f"{run.folder} was made by another version of llmrl, to which its config meant something else; start "
-                "this run by its command"
+                f"{run.folder} was made by another version of llmrl, in which its config has another hash; start this "
+                "run by its command"
             )
     folder = Path(jobs[0].config["output_root"]) / ".sweeps" / time.strftime("retry_%Y-%m-%d_%H-%M-%S")
-    outcomes, code = launch(with_needed(jobs), TASK, folder, wait=not args.no_wait)
+    outcomes, code = launch(with_prerequisites(jobs), TASK, folder, wait=not args.no_wait)
     print_sweep(outcomes)
     return code
 
 
 def cancel(args: argparse.Namespace) -> int:
-    """Cancel, and say what was reached."""
+    """Cancel runs, and print how many jobs and processes were reached."""
     from llmrl.display.console import print_line
     from llmrl.sweeps.run_control import cancel, records
 
     jobs, processes, unreachable = cancel(records(args.folder))
-    print_line(f"cancelled {jobs} jobs, told {processes} processes of this machine to save and stop")
+    print_line(f"canceled {jobs} jobs; {processes} processes of this machine save and stop")
     for run in unreachable:
         print_line(f"not reached: {run}")
     return 1 if unreachable else 0
 
 
 def logs(args: argparse.Namespace) -> int:
-    """Print the ends of a run's log files."""
-    from llmrl.analysis.runs import only_run
+    """Print the last lines of a run's log files."""
     from llmrl.core.folder_files import open_file
     from llmrl.display.console import print_line
+    from llmrl.results.run_records import only_run
     from llmrl.sweeps.run_control import records
 
     folder = only_run(args.folder)
@@ -262,7 +264,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def clean(args: argparse.Namespace) -> int:
-    """Show, or remove, what is no longer needed."""
+    """List or remove files and folders that are no longer needed."""
     from llmrl.core.errors import ConfigError
     from llmrl.display.console import print_line
     from llmrl.sweeps.cleaning import KINDS, link_to, removable, remove, size
@@ -270,27 +272,27 @@ def clean(args: argparse.Namespace) -> int:
 
     kinds = [kind for kind in KINDS if getattr(args, kind)]
     if not kinds:
-        raise ConfigError(f"say what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
-    found = removable(args.folder, records(args.folder, sure=True), kinds)
-    for path in found:
+        raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
+    paths = removable(args.folder, records(args.folder, sure=True), kinds)
+    for path in paths:
         if (link := link_to(args.folder, path)) is not None:
-            print_line(f" left alone    {path}: {link} is a link, and what is behind it may be anybody's")
-    found = [path for path in found if link_to(args.folder, path) is None]
+            print_line(f" not removed   {path}: {link} is a symbolic link, which is not followed")
+    paths = [path for path in paths if link_to(args.folder, path) is None]
     total = 0
-    for path in found:
+    for path in paths:
         total += (bytes_ := size(path))
         print_line(f"{bytes_ / 1e6:10.1f} MB  {path}")
         if args.yes:
             remove(args.folder, path)
-    print_line(f"{'removed' if args.yes else 'would remove'} {len(found)} items, {total / 1e6:.1f} MB")
-    if found and not args.yes:
+    print_line(f"{'removed' if args.yes else 'would remove'} {len(paths)} items, {total / 1e6:.1f} MB")
+    if paths and not args.yes:
         print_line("--yes removes them")
     return 0
 
 
 @interruptible("llmrl-sweep")
 def main(argv: list[str] | None = None) -> None:
-    """Console script."""
+    """Run the console script `llmrl-sweep`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
 
     guard_terminal()

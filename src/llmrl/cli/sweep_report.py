@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     add_root(p)
     p.add_argument("--metric", default="", help="score runs by this metric of metrics.jsonl (default: their result)")
     p.add_argument(
-        "--last-fraction",
+        "--tail-fraction",
         type=float,
         default=0.0,
         metavar="SHARE",
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         help="draw this metric; repeatable (default: the main objective)",
     )
     p.add_argument(
-        "--over",
+        "--x-axis",
         choices=("env_steps", "proposals", "updates", "samples", "seconds"),
         default="env_steps",
         help="what curves are drawn over: environment steps, proposals a principal tried, updates, samples that an "
@@ -101,14 +101,14 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     """
     from llmrl.analysis.report_settings import ReportSettings
     from llmrl.analysis.scores import ScoreRule
-    from llmrl.display.reports import reported
+    from llmrl.display.reports import create_report
 
-    rule = ScoreRule(args.metric, args.last_fraction, args.budget)
+    rule = ScoreRule(args.metric, args.tail_fraction, args.budget)
     settings = ReportSettings(
         rule,
         args.target,
         tuple(dict.fromkeys(args.curve)),
-        args.over,
+        args.x_axis,
         args.bin,
         args.budget,
         by_name=len(args.folders) == 1,
@@ -116,7 +116,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
     common = _common(args.folders)
     # The report of all runs in that folder stays as it is.
     out = args.out or (common / "comparison" if len(args.folders) > 1 else None)
-    return reported(common, settings, out, not args.no_figures, _Said(), args.folders)
+    return create_report(common, settings, out, not args.no_figures, _ProgressWriter(), args.folders)
 
 
 def _common(folders: Sequence[Path]) -> Path:
@@ -131,8 +131,8 @@ def print_differences(numbers: Report) -> None:
         RunFolderError: the config of a run cannot be read.
     """
     from llmrl.analysis.config_differences import config_differences
-    from llmrl.analysis.groups import tasks_of
     from llmrl.display.console import print_line, print_table
+    from llmrl.results.groups import tasks_of
 
     for task in tasks_of([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
         table = config_differences(task)
@@ -151,13 +151,13 @@ def explore(folder: Path, out: Path | None = None) -> Path:
     from llmrl.analysis.explorer.write import write_explorer
     from llmrl.display.console import print_line
 
-    page = write_explorer(folder, out, _Said())
+    page = write_explorer(folder, out, _ProgressWriter())
     print_line(f"Explorer: {page}")
     print_line(f"Open it in a browser: {page.absolute().as_uri()}")
     return page
 
 
-class _Said:
+class _ProgressWriter:
     """A writer of progress messages to standard error, after 2 s and then at most every 10 s."""
 
     _FIRST_S, _EVERY_S = 2.0, 10.0
@@ -174,41 +174,41 @@ class _Said:
 def print_numbers(numbers: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
     from llmrl.analysis.final_episodes import players_table
-    from llmrl.analysis.once import left_out, narrowed, remarks_of
-    from llmrl.analysis.report_files import counted
-    from llmrl.analysis.report_tables import comparable_references, efficiency, not_counted, scores
-    from llmrl.analysis.study_tasks import tasks_compared
+    from llmrl.analysis.once import collect_remarks, drop_constant_columns, redundant_parts
+    from llmrl.analysis.report_files import count_sentence
+    from llmrl.analysis.report_tables import comparable_references, efficiency, excluded_table, scores
+    from llmrl.analysis.study_tasks import compare_tasks
     from llmrl.display.console import print_line, print_table
     from llmrl.display.reports import print_study, print_tasks
 
     if numbers.players:
-        table = narrowed(players_table(numbers.players))
+        table = drop_constant_columns(players_table(numbers.players))
         print_table(table.caption, table.columns, table.rows, table.sides)
         for note in table.notes:
             print_line(note)
-    if (over := tasks_compared(numbers)) is not None:
-        print_tasks(over)
+    if (comparison := compare_tasks(numbers)) is not None:
+        print_tasks(comparison)
     for section in numbers.sections:
         print_study(section)
         for warning in section.warnings:
             print_line(warning)
-        told = "scores" in left_out(section, drawn=False)  # the study's table has the same means
-        for remark in remarks_of(section) if told else ():
+        omits_scores = "scores" in redundant_parts(section, has_figures=False)  # the study's table has the same means
+        for remark in collect_remarks(section) if omits_scores else ():
             print_line(remark)
         for table in (
-            *([] if told else [scores(section, "", numbers.settings, comparable_references(section, numbers))]),
+            *([] if omits_scores else [scores(section, "", numbers.settings, comparable_references(section, numbers))]),
             *([efficiency(section, "")] if section.efficiency else []),
         ):
-            kept = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
-            rows = [[row[i] for i in kept] for row in table.rows]
-            sides = "".join(table.sides[i] for i in kept)
-            print_table(table.caption, [table.columns[i] for i in kept], rows, sides)
+            columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
+            rows = [[row[i] for i in columns] for row in table.rows]
+            sides = "".join(table.sides[i] for i in columns)
+            print_table(table.caption, [table.columns[i] for i in columns], rows, sides)
             for note in table.notes:
                 print_line(note)
     if numbers.excluded:
-        table = not_counted(numbers)
+        table = excluded_table(numbers)
         print_table(table.caption, table.columns, table.rows, table.sides)
-    print_line(counted(numbers))
+    print_line(count_sentence(numbers))
     print_line(f"Report: {page}")
 
 
@@ -242,7 +242,7 @@ def main(argv: list[str] | None = None) -> None:
             print_differences(numbers)
         if len(args.folders) == 1:
             print_first_screen(args.folders[0])
-    if not numbers.counted:
+    if not numbers.n_scored:
         say("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def train(config: DictConfig) -> float | None:
-    """Run one job for Hydra; return the scalar that a sweeper optimises."""
+    """Run one job for Hydra; return the scalar that a sweeper optimizes."""
     return command.task("llmrl-train", config)
 
 

@@ -1,1 +1,1 @@
-"""From overrides to a checked config: options, digests, trust and the builder of parts."""
+"""Configs: options, digests, trust and the builder of parts."""

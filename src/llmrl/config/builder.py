@@ -1,143 +1,186 @@
-"""Building objects from config nodes: the one place where `_target_` is looked up and arguments are checked.
+"""The builder of objects from config nodes, the only code that looks up `_target_` and checks arguments.
 
-Every option file names a class and its arguments. Arguments are checked against the signature and type hints of the
-class (ranges included, see `llmrl.core.ranges`) before anything is constructed. Objects that no file can describe (the
-environment's spec, the seed tree, the device, a language model) are injected by parameter name.
+Every option file names a class and its options: the fields of its settings, or plain arguments. They are checked
+against the signature and type hints (ranges included, see `llmrl.core.ranges`) before anything is constructed. Objects
+that no file can describe (the environment's spec, the seed tree, the device, a language model) are injected by
+parameter name.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llmrl.core.arguments import checked, type_hints_of
+from llmrl.core.arguments import PartSignature, checked, signature_of
 from llmrl.core.errors import ConfigError, ErrorCollector
 from llmrl.core.part_factory import PartFactory
+from llmrl.core.services import SERVICES, Services
 from llmrl.core.trust import Trust
 
-INJECTED = (
-    *("seeds", "spec", "env_factory", "device", "llm", "scorer", "has_principal", "prompt_folder", "folder", "cores"),
-    *("env", "env_options", "agents", "teacher", "principal", "meter", "space", "controller", "proposals", "processes"),
-    *("known", "observers", "trust", "one_game", "workshop"),
-)
-"""Names of injected parameters. They count as options only where the file of an option has such a field."""
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a config whose options fit its class or function.
+
+    Attributes:
+        target: the class or function.
+        signature: parameters of the target.
+        options: values by option. Parts inside are `Part`s, also in lists and mappings.
+        unchecked: options with parts inside, whose type can only be checked when these are built.
+        where: place of the part in the config, for messages.
+    """
+
+    target: Any
+    signature: PartSignature
+    options: Mapping[str, Any]
+    unchecked: frozenset[str]
+    where: str
+
+
+@dataclass
+class _Validation:
+    """Results of lookups in a config, shared by builders with different services.
+
+    Attributes:
+        targets: class or function by dotted name.
+        parts: nodes with their parts by the identity of the node, which must not be changed afterwards.
+    """
+
+    targets: dict[str, Any] = field(default_factory=dict)
+    parts: dict[int, tuple[Mapping[str, Any], Part]] = field(default_factory=dict)
 
 
 class Builder:
-    """A builder of objects from config nodes.
+    """A builder of objects from config nodes. Each node is validated once, even if several objects are built from it.
 
     Args:
-        injected: objects by parameter name, given to every part whose signature has that name; `trust` is always added.
+        services: objects by the name of the parameter that takes them, which is then no option; `trust` is always
+            added.
         trusted: modules that `_target_` may point into, in addition to those of `llmrl.core.trust`.
     """
 
-    def __init__(self, injected: Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
+    def __init__(self, services: Services | Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
         self.trust = Trust(tuple(trusted))
-        self.injected = {**(injected or {}), "trust": self.trust}
+        self._validation = _Validation()
+        self._inject(services)
+
+    def _inject(self, services: Services | Mapping[str, Any] | None) -> None:
+        service_values = services.by_name() if isinstance(services, Services) else services or {}
+        self.injected = {**service_values, "trust": self.trust}
+
+    def with_services(self, services: Services | Mapping[str, Any]) -> Builder:
+        """Return a builder with other services that shares the trust and the validated nodes of this one."""
+        builder = copy.copy(self)
+        builder._inject(services)
+        return builder
 
     def build(self, node: Mapping[str, Any], where: str) -> Any:
-        """Build the object that `node` describes; return None where `_target_` is null or missing.
+        """Build the object that `node` describes; return None if `_target_` is null or missing.
 
         `where` is the place of the node in the config, for error messages.
 
         Raises:
-            ConfigError: untrusted, abstract or missing target; unknown, missing, mistyped or out-of-range argument.
+            ConfigError: as `validate`; an abstract target, or a missing argument.
         """
-        if node.get("_target_") is None:
-            return None
-        target = self.locate(node["_target_"], where)
+        part = self.validate(node, where)
+        return None if part is None else self._construct(part)
+
+    def _construct(self, part: Part) -> Any:
+        target, signature, path = part.target, part.signature, part.where
         if inspect.isabstract(target):
             lacks = ", ".join(sorted(target.__abstractmethods__))
-            raise ConfigError(f"{where}._target_={node['_target_']} is abstract: it must define {lacks}")
-        parameters = inspect.signature(target).parameters
-        hints = type_hints_of(target)
-        given = {name: value for name, value in node.items() if name != "_target_"}
-        settable = [name for name in parameters if name not in self.injected]
-        unknown = [name for name in given if name not in settable]
-        if unknown:
-            raise ConfigError(f"{where} has no option '{unknown[0]}'; it has: {', '.join(settable) or 'none'}")
+            name = f"{target.__module__}.{target.__qualname__}"
+            raise ConfigError(f"{path}._target_={name} is abstract: it must define {lacks}")
+        for name in part.options:
+            if name in self.injected:
+                raise self._unknown(name, part.options, signature, path)
         arguments: dict[str, Any] = {}
-        for name, parameter in parameters.items():
-            if name in given:
-                if parameter.annotation is not inspect.Parameter.empty and name not in hints:
-                    raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
-                arguments[name] = self.value(given[name], hints.get(name, Any), f"{where}.{name}")
+        for name, parameter in signature.parameters.items():
+            if name in part.options:
+                value = part.options[name]
+                if name in part.unchecked:
+                    value = checked(self._build_parts(value), signature.hints.get(name, Any), f"{path}.{name}")
+                elif isinstance(value, Part):
+                    value = self._factory(value)
+                arguments[name] = value
             elif name in self.injected:
                 arguments[name] = self.injected[name]
             elif parameter.default is inspect.Parameter.empty:
-                raise ConfigError(f"{where} needs the option '{name}'")
-        return target(**arguments)
+                raise ConfigError(f"{path} needs the option '{name}'")
+        return target(**signature.arguments(arguments))
 
     def value(self, value: Any, hint: Any, where: str) -> Any:
         """Return one argument, checked against the type `hint`; nodes with a `_target_` in it are built.
 
-        With the hint `PartFactory` the node is not built, but wrapped.
-
         Raises:
             ConfigError: the value does not fit `hint`, or as `build`.
         """
-        if hint is PartFactory:
-            return self._factory(value, where)
-        return checked(self._value(value, where), hint, where)
+        return checked(self._build_parts(self._validated(value, where)[0]), hint, where)
 
-    def check(self, node: Mapping[str, Any], where: str) -> None:
-        """Check the arguments of `node` and of the parts in it. Nothing is built, so checks inside constructors are not
-        run.
+    def validate(self, node: Mapping[str, Any], where: str) -> Part | None:
+        """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
+
+        Nothing is built, so checks inside constructors are not run.
 
         Raises:
-            ConfigError: arguments that are unknown, mistyped or out of range, all of them.
+            ConfigError: an untrusted or missing target, or arguments that are unknown, mistyped or out of range, all of
+                them.
         """
         if node.get("_target_") is None:
-            return
+            return None
+        cached = self._validation.parts.get(id(node))
+        if cached is not None:
+            return cached[1]
         target = self.locate(node["_target_"], where)
-        parameters, hints = inspect.signature(target).parameters, type_hints_of(target)
+        signature = signature_of(target)
+        part = Part(target, signature, *self._options(target, signature, node, where), where)
+        self._validation.parts[id(node)] = node, part
+        return part
+
+    def _options(
+        self, target: Any, signature: PartSignature, node: Mapping[str, Any], path: str
+    ) -> tuple[dict[str, Any], frozenset[str]]:
+        """Return the validated options of a node, and those with parts inside (`Part.unchecked`)."""
+        options: dict[str, Any] = {}
+        part_names = set()
         errors = ErrorCollector()
         for name, value in node.items():
             if name == "_target_":
                 continue
             with errors.collect():
-                if name not in parameters or name == "trust":
-                    settable = [x for x in parameters if x != "trust" and (x in node or x not in INJECTED)]
-                    raise ConfigError(f"{where} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
-                if not nested(name, value) and name in hints:
-                    checked(value, hints[name], f"{where}.{name}")
-            for place, part in nested(name, value):
-                with errors.collect():
-                    self.check(part, f"{where}.{place}")
+                parameter = signature.parameters.get(name)
+                if parameter is None or name in self.injected:
+                    raise self._unknown(name, node, signature, path)
+                if parameter.annotation is not inspect.Parameter.empty and name not in signature.hints:
+                    raise TypeError(f"the type hint of {target.__qualname__}({name}) cannot be evaluated at run time")
+                hint, place = signature.hints.get(name, Any), f"{path}.{name}"
+                options[name], has_parts = self._validated(value, place)
+                if hint is PartFactory:
+                    if not isinstance(options[name], Part):
+                        raise ConfigError(f"{place}={value!r} must be the options of a part, with its _target_")
+                elif has_parts:
+                    part_names.add(name)
+                else:
+                    options[name] = checked(options[name], hint, place)
         errors.raise_all()
+        return options, frozenset(part_names)
 
     def needs(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Return whether the part, or a nested part, declares the injected parameter `name`."""
         if node.get("_target_") is None:
             return False
-        if name in inspect.signature(self.locate(node["_target_"], where)).parameters:
+        if name in signature_of(self.locate(node["_target_"], where)).parameters:
             return True
-        inside = [pair for key, value in node.items() for pair in nested(key, value)]
-        return any(self.needs(part, name, f"{where}.{key}") for key, part in inside)
+        pairs = [pair for key, value in node.items() for pair in _nested(key, value)]
+        return any(self.needs(part, name, f"{where}.{key}") for key, part in pairs)
 
     def insists(self, node: Mapping[str, Any], name: str, where: str) -> bool:
         """Return whether the part declares the injected parameter `name` without a default."""
-        parameter = inspect.signature(self.locate(node["_target_"], where)).parameters[name]
+        parameter = signature_of(self.locate(node["_target_"], where)).parameters[name]
         return parameter.default is inspect.Parameter.empty
-
-    def _factory(self, node: Any, where: str) -> PartFactory:
-        if not isinstance(node, Mapping) or node.get("_target_") is None:
-            raise ConfigError(f"{where}={node!r}: the options of a part are needed, with its _target_")
-
-        def build(options: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
-            return Builder({**self.injected, **injected}, self.trust.modules).build(options, where)
-
-        return PartFactory(build, self.locate(node["_target_"], where), node, where)
-
-    def _value(self, value: Any, where: str) -> Any:
-        if isinstance(value, Mapping):
-            if "_target_" in value:
-                return self.build(value, where)
-            return {key: self._value(x, f"{where}.{key}") for key, x in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._value(x, f"{where}[{i}]") for i, x in enumerate(value)]
-        return value
 
     def locate(self, target: str, where: str) -> Any:
         """Return the class or function that `target` names; `where` is the place of its node in the config.
@@ -145,11 +188,62 @@ class Builder:
         Raises:
             ConfigError: as `Trust.locate`.
         """
-        return self.trust.locate(target, f"{where}._target_")
+        targets = self._validation.targets
+        if not isinstance(target, str) or target not in targets:  # `Trust.locate` refuses other types than str
+            targets[target] = self.trust.locate(target, f"{where}._target_")
+        return targets[target]
+
+    def _unknown(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
+        """Return the error of an option that a part does not have."""
+        service_names = {*SERVICES, *self.injected}
+        settable = [x for x in signature.parameters if x not in service_names or (x in node and x not in self.injected)]
+        return ConfigError(f"{path} has no option '{name}'; it has: {', '.join(settable) or 'none'}")
+
+    def _factory(self, part: Part) -> PartFactory:
+        def build(overrides: Mapping[str, Any], services: Mapping[str, Any]) -> Any:
+            builder = self.with_services({**self.injected, **services})
+            return builder._construct(builder._with_options(part, overrides))
+
+        return PartFactory(build, part.target, part.where)
+
+    def _with_options(self, part: Part, options: Mapping[str, Any]) -> Part:
+        """Return a part with other values of some options.
+
+        Raises:
+            ConfigError: as `validate`.
+        """
+        if not options:
+            return part
+        overrides, part_names = self._options(part.target, part.signature, options, part.where)
+        part_names |= part.unchecked - options.keys()
+        return replace(part, options={**part.options, **overrides}, unchecked=part_names)
+
+    def _validated(self, value: Any, path: str) -> tuple[Any, bool]:
+        """Return a value with a `Part` in place of each node, and whether there are any."""
+        if isinstance(value, Mapping):
+            if "_target_" in value:
+                part = self.validate(value, path)
+                return part, part is not None
+            pairs = {key: self._validated(x, f"{path}.{key}") for key, x in value.items()}
+            return {key: x for key, (x, _) in pairs.items()}, any(has_parts for _, has_parts in pairs.values())
+        if isinstance(value, list | tuple):
+            items = [self._validated(x, f"{path}[{i}]") for i, x in enumerate(value)]
+            return [x for x, _ in items], any(has_parts for _, has_parts in items)
+        return value, False
+
+    def _build_parts(self, value: Any) -> Any:
+        """Return a validated value with its parts built."""
+        if isinstance(value, Part):
+            return self._construct(value)
+        if isinstance(value, Mapping):
+            return {key: self._build_parts(x) for key, x in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._build_parts(x) for x in value]
+        return value
 
 
-def nested(key: str, value: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the parts that the value of an option consists of, each with its place: one, those of a list, or none."""
+def _nested(key: str, value: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the parts in the value of an option, each with its place: one, those of a list, or none."""
     if isinstance(value, Mapping):
         return [(key, value)] if "_target_" in value else []
     if not isinstance(value, list | tuple):

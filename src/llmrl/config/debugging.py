@@ -1,4 +1,4 @@
-"""What `+debug=` asks for: an experiment in small, watched closely, or with one episode only."""
+"""The options of `+debug=`, which change the sizes of an experiment, its checks, or its episodes."""
 
 from __future__ import annotations
 
@@ -10,76 +10,76 @@ from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 
 KEY = "debug"
-"""Its place in a config."""
+"""Key of the debugging options in a config."""
 
 
 @dataclass(frozen=True)
 class Debugging:
-    """How an experiment is looked at; meanings are in `conf/debug/`.
+    """Options for debugging an experiment; they are documented in `conf/debug/`.
 
     Args:
-        at_most: sections of the config, with numbers that are larger there, or null, made these.
-        instead: sections of the config, with values that take the place of others.
-        same_episode: all episodes begin with one seed.
-        anomaly: the run ends at the first number that is not finite.
-        profile: time is measured function by function.
-        trace: what torch does is written down, too.
+        upper_limits: maximum numbers by section and key of the config; larger numbers and null are replaced by them.
+        replacements: values by section and key of the config, which replace those of the config.
+        fixed_episode_seed: whether all episodes start from the same seed.
+        anomaly: whether the run ends at the first number that is not finite.
+        profile: whether time is measured by function.
+        trace: whether the operations of torch are recorded.
     """
 
-    at_most: Mapping[str, Any] = field(default_factory=dict)
-    instead: Mapping[str, Any] = field(default_factory=dict)
-    same_episode: bool = False
+    upper_limits: Mapping[str, Any] = field(default_factory=dict)
+    replacements: Mapping[str, Any] = field(default_factory=dict)
+    fixed_episode_seed: bool = False
     anomaly: bool = False
     profile: bool = False
     trace: bool = False
 
 
 def debugging(config: Mapping[str, Any]) -> Debugging:
-    """Return what a config asks for; nothing where it has no `debug`.
+    """Return the debugging options of a config; the defaults without `debug`.
 
     Raises:
         ConfigError: an option is unknown or has the wrong type.
     """
-    asked = {key: value for key, value in (config.get(KEY) or {}).items() if key != "_target_"}
+    debug_options = {key: value for key, value in (config.get(KEY) or {}).items() if key != "_target_"}
     hints = type_hints_of(Debugging)
-    for name, value in asked.items():
+    for name, value in debug_options.items():
         if name not in hints:
             raise ConfigError(f"{KEY} has no option '{name}'; it has: {', '.join(hints)}")
         checked(value, hints[name], f"{KEY}.{name}")
-    return Debugging(**asked)
+    return Debugging(**debug_options)
 
 
-def debugged(config: dict[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
-    """Return a config with the sizes and values that its `debug` asks for.
+def apply_debug_sizes(config: dict[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
+    """Return a config with the sizes and values of its debugging options.
 
-    A key that the config does not have stays away, so one preset serves all experiments; one that was `typed` stays as
-    it was.
+    Keys that the config does not have are not added, so one preset serves all experiments. Keys in `typed` are not
+    changed.
 
     Args:
-        config: plain containers; it is not changed.
-        typed: keys with dots that were typed on the command line.
+        config: plain data; it is not changed.
+        typed: dotted keys that were typed on the command line.
     """
-    asked = debugging(config)
-    config = _changed(config, asked.at_most, typed, _smaller)
-    return _changed(config, asked.instead, typed, lambda old, new: new)
+    debug = debugging(config)
+    config = _apply_changes(config, debug.upper_limits, typed, _smaller)
+    return _apply_changes(config, debug.replacements, typed, lambda old, new: new)
 
 
 def _smaller(old: Any, new: Any) -> Any:
-    if old is None:  # as much as there is
+    if old is None:  # no limit
         return new
     numeric = isinstance(old, int | float) and not isinstance(old, bool)
     return min(old, new) if numeric else old
 
 
-def _changed(
-    node: Mapping[str, Any], wanted: Mapping[str, Any], typed: Collection[str], how: Any, at: str = ""
+def _apply_changes(
+    node: Mapping[str, Any], changes: Mapping[str, Any], explicit_keys: Collection[str], combine: Any, at: str = ""
 ) -> dict[str, Any]:
-    found = dict(node)
-    for key, new in wanted.items():
-        place, old = f"{at}{key}", found.get(key)
+    new_node = dict(node)
+    for key, new in changes.items():
+        place, old = f"{at}{key}", new_node.get(key)
         if isinstance(new, Mapping):
             if isinstance(old, Mapping):
-                found[key] = _changed(old, new, typed, how, f"{place}.")
-        elif key in found and place not in typed:
-            found[key] = how(old, new)
-    return found
+                new_node[key] = _apply_changes(old, new, explicit_keys, combine, f"{place}.")
+        elif key in new_node and place not in explicit_keys:
+            new_node[key] = combine(old, new)
+    return new_node

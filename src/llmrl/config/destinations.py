@@ -1,8 +1,8 @@
-"""The hosts that a config sends API keys to, and whether the user has approved them.
+"""The hosts to which a config sends API keys, and the check that the user has approved them.
 
 An address or a key's variable from a file (option file, preset, config of a run folder) is used if the variable
-belongs to the host (`ORIGINS`) or if the user has approved the pair: by typing both options, now or before
-(`llmrl.core.trust.user_file`), or with `trusted_modules=[VARIABLE@https://host]`.
+belongs to the host (`ORIGINS`) or if the user has approved the pair: by typing both options, in this command or an
+earlier one (`llmrl.core.trust.user_file`), or with `trusted_modules=[VARIABLE@https://host]`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ ORIGINS = {
     "openrouter": "https://openrouter.ai",
     "xai": "https://api.x.ai",
 }
-"""Provider, as litellm names it -> origin of its API. The key `<PROVIDER>_API_KEY` belongs to it."""
+"""Provider, as litellm names it -> origin of its API. The provider's key is `<PROVIDER>_API_KEY`."""
 ADDRESSES = ("base_url", "api_base", "tracking_uri")
 """Fields of options of `llm=` and `loggers=` that hold an address."""
 VARIABLE = "api_key_env"
 _LITELLM = "llmrl.llms.litellm_chat.LiteLLMChat"
 _UNPREFIXED = {"openai": r"gpt-|chatgpt-|o\d", "anthropic": r"claude-"}
-"""Provider -> beginnings of the names of models that litellm knows without `<provider>/`."""
+"""Provider -> pattern of the names of models that litellm accepts without `<provider>/`."""
 
 
 @dataclass(frozen=True)
@@ -56,31 +56,35 @@ class Destination:
 
     @property
     def entry(self) -> str:
-        """Text that approves it, in `trusted_modules` and in the user's file."""
+        """Text that approves the destination in `trusted_modules` and in the user's file."""
         return self.origin if self.variable is None else f"{self.variable}@{self.origin}"
 
     @property
     def belongs(self) -> bool:
-        """Whether the key belongs to the host; without a key, whether the host is a known one or this machine."""
+        """True if the key belongs to the host. Without a key, true if the host is a known one or this machine."""
         if self.variable is None:
             return self.origin in ORIGINS.values() or is_loopback(self.origin)
         providers = {origin: provider for provider, origin in ORIGINS.items()}
-        return self.variable == _variable_of(providers.get(self.origin, self.origin))
+        return self.variable == _key_variable(providers.get(self.origin, self.origin))
 
     def is_approved(self, entries: Sequence[str]) -> bool:
-        """Return whether requests may be sent, given the approved entries; a host with a key is approved without."""
+        """Return whether requests may be sent, given the approved entries.
+
+        A request without a key may be sent to a host that is approved with a key.
+        """
         hosts = {entry.rpartition("@")[2] for entry in entries} if self.variable is None else entries
         return self.belongs or self.entry in hosts
 
     def is_typed(self, keys: set[str]) -> bool:
-        """Return whether the user has typed it, given the keys of typed overrides.
+        """Return whether the user has typed the destination, given the keys of typed overrides.
 
-        The host may also be the provider's own or this machine."""
+        The address need not be typed if the host is the provider's own or this machine.
+        """
         address = self.field is not None and f"{self.node}.{self.field}" in keys
         if self.variable is None:
             return address
-        ours = self.field is None or self.origin in ORIGINS.values() or is_loopback(self.origin)
-        return f"{self.node}.{VARIABLE}" in keys and (address or ours)
+        is_default_host = self.field is None or self.origin in ORIGINS.values() or is_loopback(self.origin)
+        return f"{self.node}.{VARIABLE}" in keys and (address or is_default_host)
 
 
 def destinations(config: Mapping[str, Any]) -> Iterator[Destination]:
@@ -90,15 +94,15 @@ def destinations(config: Mapping[str, Any]) -> Iterator[Destination]:
         ConfigError: an address is invalid.
     """
     nodes = {"llm": config.get("llm")}
-    others = nodes["llm"].get("others") if isinstance(nodes["llm"], Mapping) else None
-    for name, given in (others or {}).items() if isinstance(others, Mapping) else ():
-        whole = option_files.option("llm", name) if name in option_files.names("llm") else {}
-        nodes[f"llm.others.{name}"] = {**whole, **given} if isinstance(given, Mapping) else whole
+    player_nodes = nodes["llm"].get("variants") if isinstance(nodes["llm"], Mapping) else None
+    for name, changes in (player_nodes or {}).items() if isinstance(player_nodes, Mapping) else ():
+        base_options = option_files.option("llm", name) if name in option_files.names("llm") else {}
+        nodes[f"llm.variants.{name}"] = {**base_options, **changes} if isinstance(changes, Mapping) else base_options
     loggers = config.get("loggers")
     nodes |= {f"loggers.{name}": node for name, node in loggers.items()} if isinstance(loggers, Mapping) else {}
     for path, node in nodes.items():
-        if isinstance(node, Mapping) and (found := _destination(path, node)) is not None:
-            yield found
+        if isinstance(node, Mapping) and (destination := _destination(path, node)) is not None:
+            yield destination
 
 
 def typed_entries(config: Mapping[str, Any], keys: set[str]) -> list[str]:
@@ -108,9 +112,9 @@ def typed_entries(config: Mapping[str, Any], keys: set[str]) -> list[str]:
         config: composed, plain data.
         keys: keys of the overrides that the user has typed.
     """
-    typed = [each for each in destinations(config) if each.is_typed(keys)]
-    record_destinations([each.entry for each in typed if not each.is_approved(())])
-    return [each.entry for each in typed]
+    explicit = [destination for destination in destinations(config) if destination.is_typed(keys)]
+    record_destinations([destination.entry for destination in explicit if not destination.is_approved(())])
+    return [destination.entry for destination in explicit]
 
 
 def with_approvals(config: Mapping[str, Any], keys: set[str] | None = None) -> dict[str, Any]:
@@ -123,24 +127,24 @@ def with_approvals(config: Mapping[str, Any], keys: set[str] | None = None) -> d
     Raises:
         ConfigError: a file names a destination that the user has not approved.
     """
-    granted = list(config[KEY])
-    for each in destinations(config):
-        if not each.is_approved(granted) and not each.is_typed(keys or set()):
-            if not each.is_approved(approved_destinations()):
-                raise ConfigError(_refusal(each))
-            granted.append(each.entry)
-    return {**config, KEY: granted}
+    approved_entries = list(config[KEY])
+    for destination in destinations(config):
+        if not destination.is_approved(approved_entries) and not destination.is_typed(keys or set()):
+            if not destination.is_approved(approved_destinations()):
+                raise ConfigError(_refusal(destination))
+            approved_entries.append(destination.entry)
+    return {**config, KEY: approved_entries}
 
 
 def _destination(path: str, node: Mapping[str, Any]) -> Destination | None:
     variable = node.get(VARIABLE)
-    provider = _provider_of(str(node.get("model"))) if node.get("_target_") == _LITELLM else None
+    provider = _find_provider(str(node.get("model"))) if node.get("_target_") == _LITELLM else None
     for field in ADDRESSES:
         address = node.get(field)
         if not isinstance(address, str) or (field == "tracking_uri" and not re.match(r"(?i)https?:", address)):
             continue
         if variable is None and provider is not None:
-            variable = _variable_of(provider)  # litellm would read it by itself
+            variable = _key_variable(provider)  # litellm reads this variable by default
         return Destination(path, field, origin_of(address, f"{path}.{field}"), variable)
     if variable is None:
         return None
@@ -149,17 +153,18 @@ def _destination(path: str, node: Mapping[str, Any]) -> Destination | None:
     )
 
 
-def _provider_of(model: str) -> str:
+def _find_provider(model: str) -> str:
     """Return litellm's name of the provider of a model; the model's own name if it is unknown.
 
-    litellm is not asked, because its import takes seconds."""
+    litellm itself is not used, because its import takes seconds.
+    """
     provider, slash, _ = model.partition("/")
     if slash and "://" not in model:
         return provider
-    return next((name for name, begun in _UNPREFIXED.items() if re.match(begun, model)), model)
+    return next((name for name, pattern in _UNPREFIXED.items() if re.match(pattern, model)), model)
 
 
-def _variable_of(provider: str) -> str:
+def _key_variable(provider: str) -> str:
     return f"{re.sub('[^A-Za-z0-9]', '_', provider).upper()}_API_KEY"
 
 
@@ -167,10 +172,10 @@ def _refusal(destination: Destination) -> str:
     node, variable = destination.node, destination.variable
     options = [f"{node}.{destination.field}"] * (destination.field is not None)
     options += [f"{node}.{VARIABLE}"] * (variable is not None)
-    what = "requests" if variable is None else f"the key in the environment variable {variable}"
+    content = "requests" if variable is None else f"the key in the environment variable {variable}"
     return (
-        f"{' and '.join(options)} in an option file or a saved config would send {what} to {destination.origin}, "
-        "which is neither the provider's own host nor approved by you. If you know whose host it is, type "
-        f"{' and '.join(f'{option}=...' for option in options)} yourself, or approve it with "
+        f"{' and '.join(options)} in an option file or a saved config would send {content} to {destination.origin}, "
+        "which is neither the provider's own host nor approved by you. If you trust that host, set "
+        f"{' and '.join(f'{option}=...' for option in options)} on the command line, or approve it with "
         f"{how_to_trust([destination.entry])}"
     )

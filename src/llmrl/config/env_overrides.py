@@ -1,4 +1,4 @@
-"""Evaluating a run in an environment with other options than it was trained in: `llmrl-evaluate --env KEY=VALUE`."""
+"""Changes of the environment in which a run is evaluated: `llmrl-evaluate --env KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from llmrl.run.folder_names import safe
 
 
 def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of the environment with changes like `engine=meltingpot`, their values read as YAML.
+    """Return the options of the environment with changes like `engine=meltingpot`, whose values are read as YAML.
 
     Raises:
         ConfigError: a change is no KEY=VALUE, or the environment has no such option.
     """
     import yaml
 
-    changed = dict(options)
+    new_options = dict(options)
     for change in changes:
         key, sign, value = change.partition("=")
         if not sign:
-            raise ConfigError(f"--env {change}: give KEY=VALUE, e.g. --env engine=meltingpot")
+            raise ConfigError(f"--env {change} must be KEY=VALUE, e.g. --env engine=meltingpot")
         if key not in options or key == "_target_":
-            known = ", ".join(name for name in options if name != "_target_")
-            raise ConfigError(f"--env {change}: the environment of this run has no option {key!r}, but {known}")
+            option_names = ", ".join(name for name in options if name != "_target_")
+            raise ConfigError(
+                f"--env {change}: the environment of this run has no option {key!r}; it has: {option_names}"
+            )
         try:
-            changed[key] = yaml.safe_load(value)
+            new_options[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"--env {change}: {value!r} is no YAML value") from error
-    return changed
+    return new_options
 
 
 def folder_name(changes: Sequence[str]) -> str:
-    """Where results go, beside those of the run's own environment; of changes that are long, or have signs that a
-    folder's name has not, the beginning and a digest.
+    """Return the name of the folder for results in the changed environment.
+
+    It is shortened and gets a digest if the changes are long or have characters that a folder's name may not have.
 
     >>> folder_name(["engine=meltingpot", "mechanism=none,best"])
     'evaluation_engine_meltingpot_mechanism_none-best'
@@ -48,13 +51,12 @@ def folder_name(changes: Sequence[str]) -> str:
 
 
 def check_same_players(changes: Sequence[str], saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ConfigError where the weights of the agents as they were `saved` are not of the shapes that agents have in
-    the changed environment."""
+    """Raise ConfigError if `saved` weights do not have the shapes of agents in the changed environment."""
     for name in sorted(set(saved) | set(own)):
-        a, b = (getattr(weights.get(name), "shape", None) for weights in (saved, own))
-        if a != b:
+        old, new = (getattr(weights.get(name), "shape", None) for weights in (saved, own))
+        if old != new:
             raise ConfigError(
-                f"--env {' '.join(changes)}: the agents of this run do not fit the changed environment ({name} is "
-                f"{None if a is None else list(a)}, and would have to be {None if b is None else list(b)}): what they "
-                "see and do must have the same shapes"
+                f"--env {' '.join(changes)}: the agents of this run do not fit the changed environment ({name} has the "
+                f"shape {None if old is None else list(old)} instead of {None if new is None else list(new)}). Change "
+                "only options that keep the shapes of observations and actions"
             )

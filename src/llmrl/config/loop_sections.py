@@ -33,7 +33,7 @@ SETTINGS: Mapping[LoopKind, str] = {
 
 
 WATCHED: tuple[LoopKind, ...] = ("design", "learn", "clone", "play")
-"""Loops whose steps observers can watch."""
+"""Loops whose steps observers can receive."""
 
 
 def section(kind: LoopKind) -> str:
@@ -50,9 +50,9 @@ def agent_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
     target = agent["_target_"]
     loop: AgentLoop | None = getattr(builder.locate(target, "agent"), "loop", None)
     if loop is None or loop not in get_args(AgentLoop):
-        said = "it declares no loop" if loop is None else f"its loop is {loop!r}"
+        problem = "it declares no loop" if loop is None else f"its loop is {loop!r}"
         raise ConfigError(
-            f"agent._target_={target}: {said}; give the class an attribute `loop`, one of "
+            f"agent._target_={target}: {problem}; give the class an attribute `loop`, one of "
             f"{', '.join(get_args(AgentLoop))} (docs/extending.md#an-agent)"
         )
     return loop

@@ -1,4 +1,4 @@
-"""Documentation of options, from the comments of the option files, the only place where options are documented.
+"""Documentation of options, read from the comments of the option files, where alone options are documented.
 
 The comment of a key is behind it, or above it in the same column, and continues in lines below that are indented
 further. The first file that has a key documents its meaning; files that set it later may give reasons.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.option_files import root
+from llmrl.core.option_tables import TABLES, choices_of, without_tables
 
 if TYPE_CHECKING:
     import yaml
@@ -28,7 +29,7 @@ class Entry:
         key: path of the key in the file.
         line: number of its line, from 1.
         comment: comment in one line; empty without one.
-        leaf: whether it holds a value, and no further keys.
+        leaf: whether it holds a value instead of further keys.
     """
 
     key: Key
@@ -38,7 +39,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Documented:
+class DocumentedKey:
     """A key of a composed config.
 
     Attributes:
@@ -48,7 +49,7 @@ class Documented:
         notes: comments of files that set it later, each with its place.
         place: `file:line` of the meaning.
         set_in: `file:line` of its value, or `typed`.
-        leaf: whether it holds a value, and no further keys.
+        leaf: whether it holds a value instead of further keys.
     """
 
     key: str
@@ -75,27 +76,29 @@ def entries(path: Path) -> tuple[Entry, ...]:
 
 def header(path: Path) -> str:
     """Return the comment at the top of an option file in one line: the description of the option."""
-    found = []
+    lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
         if not line.startswith(("# @", "# yaml-language-server", "#   ")):
-            found.append(line.lstrip("# ").rstrip())
-    return " ".join(found)
+            lines.append(line.lstrip("# ").rstrip())
+    return " ".join(lines)
 
 
-def _entries(node: yaml.MappingNode, above: Key, lines: Sequence[str]) -> Iterable[Entry]:
+def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Iterable[Entry]:
     import yaml
 
     for name, value in node.value:
-        key = (*above, str(name.value))
+        key = (*parent, str(name.value))
         if key == ("defaults",):
             continue
-        inside = isinstance(value, yaml.MappingNode) and not value.flow_style and bool(value.value)
-        last = name.end_mark if inside else value.end_mark
+        # Rows of tables are usually written in one line each.
+        is_section = isinstance(value, yaml.MappingNode) and (not value.flow_style or key[0] in TABLES)
+        has_children = is_section and bool(value.value)
+        last = name.end_mark if has_children else value.end_mark
         comment = _comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
-        yield Entry(key, name.start_mark.line + 1, comment, not inside)
-        if inside:
+        yield Entry(key, name.start_mark.line + 1, comment, not has_children)
+        if has_children:
             yield from _entries(value, key, lines)
 
 
@@ -110,9 +113,9 @@ def _comment(lines: Sequence[str], first: int, column: int, last: int, end: int)
         number -= 1
     if number < 0:
         texts = []  # the comment describes the file
-    behind = lines[last][end:].lstrip(" :")
-    if behind.startswith("#"):
-        texts.append(behind)
+    trailing = lines[last][end:].lstrip(" :")
+    if trailing.startswith("#"):
+        texts.append(trailing)
         for line in lines[last + 1 :]:
             if not line.strip().startswith("#") or _indent(line) <= column:
                 break
@@ -124,28 +127,39 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def documented(files: Sequence[tuple[Path, Key]], values: Mapping[str, Any] | None = None) -> dict[str, Documented]:
+def document_keys(
+    files: Sequence[tuple[Path, Key]],
+    values: Mapping[str, Any] | None = None,
+    choices: Mapping[str, str] | None = None,
+) -> dict[str, DocumentedKey]:
     """Return the documentation of the keys of a config by dotted key.
 
     Args:
         files: option files, each with the place of its keys in the config; later files override earlier ones.
-        values: composed config; None: no values are given.
+        values: composed config; None: the documentation has no values.
+        choices: chosen options of the groups of tables (`llmrl.core.option_tables`), whose rows count; None: no rows.
     """
-    found: dict[str, list[tuple[Entry, str]]] = {}
+    sources: dict[str, list[tuple[Entry, str]]] = {}
     for path, package in files:
         for entry in entries(path):
-            key = ".".join((*package, *entry.key))
-            found.setdefault(key, []).append((entry, f"{shown(path)}:{entry.line}"))
+            if (relative_key := without_tables(entry.key, choices or {})) is None:
+                continue
+            key = ".".join((*package, *relative_key))
+            sources.setdefault(key, []).append((entry, f"{display_path(path)}:{entry.line}"))
     documents = {}
-    for key, said in found.items():
-        commented = [(entry.comment, place) for entry, place in said if entry.comment] or [("", said[0][1])]
+    for key, descriptions in sources.items():
+        commented = [(entry.comment, place) for entry, place in descriptions if entry.comment] or [
+            ("", descriptions[0][1])
+        ]
         (meaning, place), notes = commented[0], tuple(commented[1:])
         value = None if values is None else _at(values, key)
-        documents[key] = Documented(key, value, meaning, notes, place, said[-1][1], all(e.leaf for e, _ in said))
+        documents[key] = DocumentedKey(
+            key, value, meaning, notes, place, descriptions[-1][1], all(e.leaf for e, _ in descriptions)
+        )
     return documents
 
 
-def shown(path: Path) -> str:
+def display_path(path: Path) -> str:
     """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
     return path.relative_to(root().parent).as_posix() if path.is_relative_to(root()) else str(path)
 
@@ -158,7 +172,7 @@ def _at(values: Any, key: str) -> Any:
     return values
 
 
-def composed(primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, Documented]:
+def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Path] = ()) -> dict[str, DocumentedKey]:
     """Return the documentation and value of every key of the config that `overrides` compose, by dotted key.
 
     Args:
@@ -175,24 +189,25 @@ def composed(primary: str, overrides: Sequence[str], folders: Sequence[Path] = (
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
-    Plugins.instance()  # registers where configs are read from
+    Plugins.instance()  # registers the sources of configs
     loader = ConfigLoaderImpl(create_config_search_path("pkg://llmrl.conf"))
-    own = ",".join(f"file://{folder.absolute()}" for folder in folders)
-    typed_all = [*([f"hydra.searchpath=[{own}]"] if folders else []), *overrides]
-    chosen = loader.compute_defaults_list(primary, typed_all, RunMode.RUN).defaults
-    config = loader.load_configuration(primary, typed_all, RunMode.RUN)
+    search_path = ",".join(f"file://{folder.absolute()}" for folder in folders)
+    all_overrides = [*([f"hydra.searchpath=[{search_path}]"] if folders else []), *overrides]
+    defaults = loader.compute_defaults_list(primary, all_overrides, RunMode.RUN).defaults
+    config = loader.load_configuration(primary, all_overrides, RunMode.RUN)
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     files = [
-        (path, tuple(part for part in (each.package or "").split(".") if part))
-        for each in chosen
-        if not (each.package or "").startswith("hydra") and (path := _file(str(each.config_path), folders)) is not None
+        (path, tuple(part for part in (default.package or "").split(".") if part))
+        for default in defaults
+        if not (default.package or "").startswith("hydra")
+        and (path := _file(str(default.config_path), folders)) is not None
     ]
-    documents = documented(files, {str(key): value for key, value in values.items()})
-    typed = {override.lstrip("+").partition("=")[0] for override in overrides}
+    documents = document_keys(files, {str(key): value for key, value in values.items()}, choices_of(defaults))
+    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
     return {
-        key: Documented(**{**vars(each), "set_in": "typed"}) if key in typed else each
-        for key, each in documents.items()
+        key: DocumentedKey(**{**vars(document), "set_in": "typed"}) if key in override_keys else document
+        for key, document in documents.items()
         if key.partition(".")[0] != "hydra"
     }
 
@@ -205,16 +220,16 @@ def _file(config_path: str, folders: Sequence[Path]) -> Path | None:
     return None
 
 
-def written(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value as the text of an override.
 
-    >>> written(None), written([1, "a"]), written(1e-05), written(True)
+    >>> value_text(None), value_text([1, "a"]), value_text(1e-05), value_text(True)
     ('null', '[1, a]', '1e-05', 'true')
     """
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
-        return f"[{', '.join(written(each) for each in value)}]"
+        return f"[{', '.join(value_text(element) for element in value)}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {value_text(element)}" for key, element in value.items()) + "}"
     return str(value)

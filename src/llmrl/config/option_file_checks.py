@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from omegaconf.errors import OmegaConfBaseException
 
 MAX_NODES = 100_000
-"""Most values of an option file, with those of every alias counted where it is used."""
+"""Maximum number of values of an option file, counting those of an alias wherever it is used."""
 _PACKAGES = ("llmrl.conf", "hydra.")
 """Packages whose option files are valid."""
 Interpolations = Sequence[tuple[tuple[str, ...], int, int]]
 """Interpolations of a file: the keys that lead to each, and its line and column from 0."""
-_latest: dict[Path, Interpolations] = {}  # of the files of the latest composition
+_latest: dict[Path, Interpolations] = {}  # files of the latest composition
 
 
 def check_option_file(path: Path) -> Interpolations:
     """Check that a file is UTF-8 and YAML, holds a mapping, and has no alias that contains itself.
 
     Raises:
-        ConfigError: it is not; with file, line, column and reason, on one line.
+        ConfigError: the file is invalid. The message has file, line, column and reason, on one line.
     """
     try:
         state = path.stat()
@@ -49,8 +49,8 @@ def _check(path: Path, mtime_ns: int, size: int) -> Interpolations:
         text = data.decode()
         return _check_text(text)
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode()
-        raise _invalid(path, *_place(before, len(before)), f"byte 0x{data[error.start]:02x} is not UTF-8") from error
+        prefix = data[: error.start].decode()
+        raise _invalid(path, *_place(prefix, len(prefix)), f"byte 0x{data[error.start]:02x} is not UTF-8") from error
     except yaml.reader.ReaderError as error:
         reason = f"character U+{error.character:04X}: {error.reason}"
         raise _invalid(path, *_place(text, error.position), reason) from error
@@ -68,8 +68,8 @@ def _invalid(path: Path, line: int, column: int, reason: str) -> ConfigError:
 
 def _place(text: str, position: int) -> tuple[int, int]:
     """Return line and column of a position in a text, from 0."""
-    before = text[:position]
-    return before.count("\n"), len(before) - before.rfind("\n") - 1
+    prefix = text[:position]
+    return prefix.count("\n"), len(prefix) - prefix.rfind("\n") - 1
 
 
 def _check_text(text: str) -> Interpolations:
@@ -93,13 +93,13 @@ def _check_text(text: str) -> Interpolations:
         loader.construct_document(root)
     finally:
         loader.dispose()
-    found = [(keys, scalar) for keys, scalar in _scalars(root, ()) if "${" in scalar.value]
-    for _, scalar in found:
+    interpolations = [(keys, scalar) for keys, scalar in _scalars(root, ()) if "${" in scalar.value]
+    for _, scalar in interpolations:
         try:
             parse(scalar.value)
         except GrammarParseError as error:
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=scalar.start_mark) from error
-    return [(keys, scalar.start_mark.line, scalar.start_mark.column) for keys, scalar in found]
+    return [(keys, scalar.start_mark.line, scalar.start_mark.column) for keys, scalar in interpolations]
 
 
 def _count(node: yaml.Node, parents: tuple[yaml.Node, ...], counts: dict[int, int]) -> int:
@@ -113,7 +113,7 @@ def _count(node: yaml.Node, parents: tuple[yaml.Node, ...], counts: dict[int, in
     if id(node) not in counts:
         children = node.value if isinstance(node, yaml.SequenceNode) else ()
         if isinstance(node, yaml.MappingNode):
-            children = [each for pair in node.value for each in pair]
+            children = [member for pair in node.value for member in pair]
         counts[id(node)] = 1 + sum(_count(child, (*parents, node), counts) for child in children)
     if counts[id(node)] > MAX_NODES:
         reason = f"there are more than {MAX_NODES:,} values, with those of aliases"
@@ -134,7 +134,10 @@ def _scalars(node: yaml.Node | None, keys: tuple[str, ...]) -> Iterator[tuple[tu
 
 
 def guard_option_files() -> None:
-    """Have Hydra check option files before it reads them; done once a process."""
+    """Make Hydra check option files before it reads them.
+
+    It patches Hydra once per process; further calls do nothing.
+    """
     from hydra._internal.config_repository import ConfigRepository
 
     find = ConfigRepository._find_object_source
@@ -153,7 +156,7 @@ def guard_option_files() -> None:
 
 
 def begin_composition() -> None:
-    """Forget the files of the composition before."""
+    """Forget the files of the previous composition."""
     _latest.clear()
 
 
@@ -168,7 +171,7 @@ def _path(source: ConfigSource, config_path: str) -> Path | None:
 
 
 def describe(error: OmegaConfBaseException, overrides: Sequence[str]) -> str:
-    """Return one line about an interpolation that cannot be resolved: where it was written, the key, and the reason.
+    """Return one line about an interpolation that cannot be resolved: its place, the key, and the reason.
 
     Args:
         error: error of OmegaConf.
@@ -177,11 +180,11 @@ def describe(error: OmegaConfBaseException, overrides: Sequence[str]) -> str:
     reason = next(iter((error.msg or str(error)).splitlines()), type(error).__name__)
     if not (key := str(error.full_key or "")):
         return reason
-    task = [each for each in overrides if not each.lstrip("+~").startswith("hydra")]
-    for i, override in enumerate(task):  # Hydra resolves its copy of them, too
-        typed, _, value = override.lstrip("+").partition("=")
-        places = (f"{typed}.", f"{typed}[", f"hydra.overrides.task[{i}]")
-        if "${" in value and (typed == key or key.startswith(places)):
+    task = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
+    for i, override in enumerate(task):  # Hydra also resolves its own copy of the overrides
+        override_key, _, value = override.lstrip("+").partition("=")
+        places = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
+        if "${" in value and (override_key == key or key.startswith(places)):
             return f"{override}: {reason}"
     path = tuple(key.replace("[", ".").replace("]", "").split("."))
     for file, interpolations in _latest.items():

@@ -28,6 +28,7 @@ class RunOptions:
     trusted_modules: list[str]
     loggers: Section
     observers: list[Section]
+    regime_name: str
     prompts: str | None
     trials_dir: str
     transfer: Section

@@ -1,7 +1,7 @@
 """Treatments and the studies they fit: `experiment=<family>/<study> treatment=<name>`.
 
-The head of a treatment's file lists its studies: `# @studies search/*,regimes/escape_room`, `*` for any name. A
-treatment without such a line fits any study, and a study of the user's own takes any treatment.
+The header of a treatment's file lists its studies: `# @studies search/*,regimes/escape_room`, with `*` for any name. A
+treatment without such a line fits any study, and a study of the user's own accepts any treatment.
 """
 
 from __future__ import annotations
@@ -32,72 +32,82 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     treatment, study = choices.get("treatment"), choices.get("experiment")
     for group, option in (("experiment", study), ("treatment", treatment)):
         if option is not None and not set(PIECES).isdisjoint(option.split("/")):
-            raise ConfigError(f"{group}={option} is a piece of what can be chosen, not an option; llmrl-train --help")
+            raise ConfigError(
+                f"{group}={option} is included by options but cannot be chosen; llmrl-train --list {group} shows the "
+                "options"
+            )
     if treatment in (None, "none"):
         return
-    files = [root / "treatment" / f"{treatment}.yaml" for root in (_shipped(), *folders)]
-    file = next((each for each in files if each.is_file()), None)
+    files = [root / "treatment" / f"{treatment}.yaml" for root in (_conf_folder(), *folders)]
+    file = next((path for path in files if path.is_file()), None)
     if file is None:
         return
-    made_for = _studies_of(file)
-    if made_for is not None and study in (None, "none"):
-        raise ConfigError(f"treatment={treatment} is a way to do a study: add {_one_of('experiment', made_for)}")
-    if made_for is not None and study in studies() and study not in made_for:
-        others = [name for name, each in treatments().items() if study in each]
-        takes = _one_of("treatment", others) if others else "no treatment: choose its parts, such as principal="
-        raise ConfigError(
-            f"treatment={treatment} is for {_one_of('experiment', made_for)}; experiment={study} takes {takes}"
+    study_names = _read_studies(file)
+    if study_names is not None and study in (None, "none"):
+        raise ConfigError(f"treatment={treatment} needs a study: add {_join_choices('experiment', study_names)}")
+    if study_names is not None and study in studies() and study not in study_names:
+        alternatives = [name for name, names in treatments().items() if study in names]
+        takes = (
+            _join_choices("treatment", alternatives)
+            if alternatives
+            else "no treatment; choose its parts, such as principal="
         )
-    meant, chosen = _principal_of(file), choices.get("principal")
-    if meant is not None and meant != chosen:
         raise ConfigError(
-            f"treatment={treatment} sets numbers of principal={meant}, which principal={chosen} has not: leave one of "
-            "the two out"
+            f"treatment={treatment} is for {_join_choices('experiment', study_names)}; experiment={study} takes {takes}"
+        )
+    treatment_principal, principal = _read_principal(file), choices.get("principal")
+    if treatment_principal is not None and treatment_principal != principal:
+        raise ConfigError(
+            f"treatment={treatment} sets numbers of principal={treatment_principal}, which principal={principal} does "
+            "not have; leave one of the two out"
         )
 
 
 def treatments() -> dict[str, list[str]]:
     """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
-    files = sorted((_shipped() / "treatment").glob("*.yaml"))
-    return {file.stem: _studies_of(file) or [] for file in files if file.stem != "none"}
+    files = sorted((_conf_folder() / "treatment").glob("*.yaml"))
+    return {file.stem: _read_studies(file) or [] for file in files if file.stem != "none"}
 
 
 @functools.cache
 def studies() -> tuple[str, ...]:
     """Return the studies of the package, `<family>/<name>`, sorted."""
-    root = _shipped() / "experiment"
+    root = _conf_folder() / "experiment"
     names = [file.relative_to(root).with_suffix("").as_posix() for file in root.glob("*/*.yaml")]
     return tuple(sorted(name for name in names if name.split("/")[0] not in PIECES))
 
 
-def _shipped() -> Path:
+def _conf_folder() -> Path:
     return Path(str(resources.files("llmrl.conf")))
 
 
-def _studies_of(file: Path) -> list[str] | None:
+def _read_studies(file: Path) -> list[str] | None:
     """Return the studies that a treatment was made for; None if its file does not list them."""
-    found = _STUDIES.search(file.read_text())
-    return None if found is None else [s for s in studies() if any(fnmatchcase(s, p) for p in found[1].split(","))]
+    match = _STUDIES.search(file.read_text())
+    return None if match is None else [s for s in studies() if any(fnmatchcase(s, p) for p in match[1].split(","))]
 
 
-def _principal_of(file: Path) -> str | None:
-    """Return the principal whose options a treatment sets, chosen in its file or in a treatment that it includes; None
-    if it sets none."""
+def _read_principal(file: Path) -> str | None:
+    """Return the principal whose options a treatment sets; None if it sets none.
+
+    It is chosen in the treatment's file or in a treatment that it includes.
+    """
     import yaml
 
     content = yaml.safe_load(file.read_text())
-    chosen = None
+    principal = None
     for entry in content.get("defaults", []):
         if isinstance(entry, str) and (sibling := file.parent / f"{entry}.yaml").is_file():
-            chosen = _principal_of(sibling)
+            principal = _read_principal(sibling)
         elif isinstance(entry, dict):
-            chosen = entry.get("override /principal", chosen)
-    return chosen if "principal" in content else None
+            principal = entry.get("override /principal", principal)
+    return principal if "principal" in content else None
 
 
-def _one_of(group: str, options: Sequence[str]) -> str:
-    """
-    >>> _one_of("env", ["a", "b", "c"])
+def _join_choices(group: str, options: Sequence[str]) -> str:
+    """Return a text that lists choices of a group.
+
+    >>> _join_choices("env", ["a", "b", "c"])
     'env=a, b or c'
     """
     return f"{group}={' or '.join([*([', '.join(options[:-1])] if options[1:] else []), options[-1]])}"

@@ -1,7 +1,7 @@
-"""Who may say which code runs, and which host gets a key: whoever types the command. What files say of it is refused.
+"""The rule that only the command line may trust code and approve destinations of keys; files may not.
 
-Hydra would act on some keys of a composed config before any of it reaches a run (callbacks, logging, variables of the
-environment), so its composed configs are looked at as they are made (`guard_hydra`).
+Hydra acts on some keys of a composed config before a run sees it (callbacks, logging, environment variables). Composed
+configs are therefore checked when Hydra creates them (`guard_hydra`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
 from llmrl.config.option_file_checks import begin_composition, describe, guard_option_files
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import protect_resolved
-from llmrl.core.trust import SHELL, Trust, is_nobodys, user_file
+from llmrl.core.trust import SHELL, Trust, is_never_trusted, user_file
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -33,70 +33,70 @@ _FOLDERS = {
 _STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 
 
-def trusted_by(overrides: Sequence[str]) -> list[str]:
-    """Modules that the overrides of a command line trust.
+def typed_modules(overrides: Sequence[str]) -> list[str]:
+    """Return the modules that the overrides of a command line trust.
 
-    >>> trusted_by(["seed=1", "trusted_modules=[my_package]"])
+    >>> typed_modules(["seed=1", "trusted_modules=[my_package]"])
     ['my_package']
 
     Raises:
-        ConfigError: what was typed is no list of names.
+        ConfigError: the value is no list of names.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    typed = [override for override in overrides if _key(override) == KEY]
-    if not typed:
+    trust_overrides = [override for override in overrides if _key(override) == KEY]
+    if not trust_overrides:
         return []
-    override = OverridesParser.create().parse_overrides(typed[-1:])[0]
+    override = OverridesParser.create().parse_overrides(trust_overrides[-1:])[0]
     value = None if override.is_sweep_override() else override.value()
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise ConfigError(f"{typed[-1]}: give a list of modules, such as trusted_modules=[my_package]")
+        raise ConfigError(f"{trust_overrides[-1]} must be a list of modules, such as trusted_modules=[my_package]")
     return list(value)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """The option `--trust` of a command that reads the configs of runs."""
+    """Add the option `--trust` to a command that reads the configs of runs."""
     parser.add_argument(
         "--trust",
         action="append",
         default=[],
         metavar="MODULE",
-        help="a package that the run's config may name although it is no part of llmrl; its code runs with your "
-        "rights; or VARIABLE@https://host, a host that the key in VARIABLE may be sent to (may be repeated; "
+        help="a package outside llmrl that the run's config may name; its code runs with your rights; or "
+        "VARIABLE@https://host, a host that the key in VARIABLE may be sent to (may be repeated; "
         "~/.config/llmrl/trusted lists those that are always trusted)",
     )
 
 
-def only_typed(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A composed config whose trust is that of the command line alone.
+def with_typed_trust(config: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return a composed config that trusts only what the command line trusts.
 
-    Command lines for jobs that were typed are trusted as such (`SHELL`), and hosts and keys that were typed together.
+    Typed command lines for jobs are trusted (`SHELL`), and so are hosts and keys that were typed together.
 
     Raises:
-        ConfigError: a file among those that the config was composed of says what is to be trusted.
+        ConfigError: a file from which the config was composed sets `trusted_modules`.
     """
-    typed, found = trusted_by(overrides), config.get(KEY) or []
-    if list(found) != typed:
+    modules, config_modules = typed_modules(overrides), config.get(KEY) or []
+    if list(config_modules) != modules:
         raise ConfigError(
-            f"trusted_modules={found} is in an option file, and what may run is for whoever types the command to say: "
-            f"if you know whose code it is, type it, or write the modules into {user_file()}, one a line"
+            f"trusted_modules={config_modules} is set in an option file, which may not trust code. If you trust it, "
+            f"set the option on the command line, or write the modules into {user_file()}, one per line"
         )
-    fields = shell_keys(config.get("hardware") or {}, typed)
-    by_hand = {_key(override) for override in overrides}
-    if fields and all(any(key == f or key.startswith(f"{f}.") for key in by_hand) for f in fields):
-        typed = [*typed, SHELL]
-    return {**config, KEY: [*typed, *typed_entries(config, by_hand)]}
+    fields = shell_keys(config.get("hardware") or {}, modules)
+    override_keys = {_key(override) for override in overrides}
+    if fields and all(any(key == f or key.startswith(f"{f}.") for key in override_keys) for f in fields):
+        modules = [*modules, SHELL]
+    return {**config, KEY: [*modules, *typed_entries(config, override_keys)]}
 
 
 def shell_keys(hardware: Mapping[str, Any], trusted: Sequence[str]) -> list[str]:
-    """Keys of a `hardware` node that hold command lines, as its backend says (`Backend.command_lines`).
+    """Return the keys of a `hardware` node that hold command lines, as its backend declares (`Backend.command_lines`).
 
     Raises:
-        ConfigError: the backend is none, or is not trusted.
+        ConfigError: the target is no backend, or is not trusted.
     """
     node = hardware.get("backend")
     if not isinstance(node, Mapping) or "_target_" not in node:
-        return []  # what it lacks is said when it is built
+        return []  # errors are reported when the backend is built
     backend = Trust(tuple(trusted)).locate(node["_target_"], "hardware.backend._target_")
     lines: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
     if lines is None:
@@ -104,36 +104,36 @@ def shell_keys(hardware: Mapping[str, Any], trusted: Sequence[str]) -> list[str]
             f"hardware.backend._target_={node['_target_']} is no backend: derive it from "
             "llmrl.sweeps.backends.protocol.Backend (docs/extending.md)"
         )
-    found = [name for name, harmless in lines.items() if node.get(name) and node[name] != harmless]
-    return [f"hardware.backend.{name}" for name in found]
+    names = [name for name, harmless in lines.items() if node.get(name) and node[name] != harmless]
+    return [f"hardware.backend.{name}" for name in names]
 
 
 def check_known(config: Mapping[str, Any], whose: str) -> None:
-    """Refuse a config that somebody has saved unless all code that it names is trusted.
+    """Check that all code that a saved config names is trusted.
 
     Args:
         config: plain data, with the modules that are trusted for this command.
-        whose: the file, for the message.
+        whose: file with the config, for the message.
 
     Raises:
-        ConfigError: it names other code; which, and what to type.
+        ConfigError: the config names other code; the message says how to trust it.
     """
     trust = Trust(tuple(config[KEY]))
-    strange = trust.outside(named_code(config))
-    for name in strange:
-        if is_nobodys(name):
+    untrusted_names = trust.outside(code_names(config))
+    for name in untrusted_names:
+        if is_never_trusted(name):
             raise ConfigError(f"{whose}: {name} {trust.refusal(name)}")
-    if strange:
-        modules = dict.fromkeys(name.split(".")[0] for name in strange)
+    if untrusted_names:
+        modules = dict.fromkeys(name.split(".")[0] for name in untrusted_names)
         raise ConfigError(
-            f"{whose} names code that is no part of llmrl: {', '.join(strange)}. It would run with your rights. If you "
-            f"know whose it is, repeat the command with {' '.join(f'--trust {name}' for name in modules)}, or write "
-            f"the modules into {user_file()}, one a line"
+            f"{whose} names code outside llmrl, which would run with your rights: {', '.join(untrusted_names)}. "
+            f"If you trust it, repeat the command with {' '.join(f'--trust {name}' for name in modules)}, or write the "
+            f"modules into {user_file()}, one per line"
         )
 
 
-def named_code(node: Any) -> Iterator[str]:
-    """Dotted names of the code that a config names."""
+def code_names(node: Any) -> Iterator[str]:
+    """Yield the dotted names of the code that a config names."""
     if isinstance(node, Mapping):
         target, name, text = node.get("_target_"), node.get("id", node.get("level")), node.get("text")
         if target is not None:
@@ -143,22 +143,24 @@ def named_code(node: Any) -> Iterator[str]:
         if target is not None and isinstance(text, str) and "." in text and not text.endswith((".yaml", ".yml")):
             yield text
         for value in node.values():
-            yield from named_code(value)
+            yield from code_names(value)
     elif isinstance(node, list | tuple):
         for value in node:
-            yield from named_code(value)
+            yield from code_names(value)
 
 
 def guard_hydra() -> None:
-    """Have Hydra refuse configs in which a file says what Hydra itself would run, and files that it cannot read, and
-    redact what configs read from the environment; done once a process."""
+    """Make Hydra check composed configs and option files, and redact values from the environment.
+
+    Files may not choose code that Hydra itself would run. It patches Hydra once per process; further calls do nothing.
+    """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
     from llmrl.conf import register_resolver
 
     guard_option_files()
 
-    # What every way to a composed config goes through: the second since Hydra 1.4.
+    # Every composition calls this method, whose name has changed in Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
     load = getattr(ConfigLoaderImpl, name)
     if hasattr(load, "__wrapped__"):
@@ -166,7 +168,7 @@ def guard_hydra() -> None:
     register_resolver("oc.env", _read_environment, replace=True)
 
     @functools.wraps(load)
-    def guarded(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
+    def guard_load(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
         from hydra.errors import ConfigCompositionException
         from omegaconf.errors import OmegaConfBaseException
 
@@ -185,7 +187,7 @@ def guard_hydra() -> None:
             raise ConfigCompositionException(describe(error.__cause__, overrides)) from None
         return config
 
-    setattr(ConfigLoaderImpl, name, guarded)
+    setattr(ConfigLoaderImpl, name, guard_load)
 
 
 def _read_environment(variable: str, *default: Any) -> str | None:
@@ -198,46 +200,49 @@ def _read_environment(variable: str, *default: Any) -> str | None:
 
 
 def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
-    """Refuse what a file has Hydra run.
+    """Check that no file makes Hydra run code or write files.
 
     Args:
-        config: composed, with Hydra's own.
-        overrides: what was typed.
+        config: composed config with Hydra's own node.
+        overrides: overrides as typed.
 
     Raises:
-        ConfigError: a callback, plugin or logger made of code that is not trusted, a folder, a variable of the
-            environment, or overrides that nobody has typed.
+        ConfigError: a file sets a callback, plugin or logger of code that is not trusted, a folder, an environment
+            variable, or overrides.
     """
     from omegaconf import OmegaConf
 
-    own = config.hydra
+    hydra_node = config.hydra
     words: list[Any] = []
-    for each in (own.overrides.task, own.overrides.hydra):
-        for i in range(len(each)):
-            each[i]  # By index: an error of iteration does not say which one cannot be resolved.
-        words += OmegaConf.to_container(each, resolve=False)  # type: ignore[arg-type]
+    for group in (hydra_node.overrides.task, hydra_node.overrides.hydra):
+        for i in range(len(group)):
+            group[i]  # By index: an error of iteration does not say which one cannot be resolved.
+        words += OmegaConf.to_container(group, resolve=False)  # type: ignore[arg-type]
     if sorted(words) != sorted(overrides):
-        raise ConfigError("hydra.overrides is set in an option file; overrides are typed")
-    trust = Trust(tuple(trusted_by(overrides)))
+        raise ConfigError("hydra.overrides is set in an option file, which may not set it; remove it there")
+    trust = Trust(tuple(typed_modules(overrides)))
     nodes = _resolved_nodes(config, overrides)
     for name in ("callbacks", "launcher", "sweeper"):
         for place, target in _targets(nodes[name], f"hydra.{name}"):
-            # Plugins are installed, and Hydra takes no other launcher and no other sweeper.
+            # Plugins are installed packages, and Hydra accepts no other launchers and sweepers.
             if not (place in ("hydra.launcher", "hydra.sweeper") and str(target).startswith(_PLUGINS)):
                 trust.locate(target, f"{place}._target_")
     for name in ("job_logging", "hydra_logging"):
         _check_logging(nodes[name], f"hydra.{name}", trust)
     _check_sweeper(nodes["sweeper"])
-    plain: Any = OmegaConf.to_container(own, resolve=False)
+    plain: Any = OmegaConf.to_container(hydra_node, resolve=False)
     for name, expected in _FOLDERS.items():
         if (value := plain[name]) != expected:
             raise ConfigError(
-                f"hydra.{name}={value} is set in an option file, and Hydra would create folders by it; accepted: "
-                f"{expected} (folders of runs follow from output_root and name)"
+                f"hydra.{name}={value} is set in an option file, so Hydra would create other folders; set it to "
+                f"{expected}, and choose folders of runs by output_root and name"
             )
-    for name in own.job.env_set:
-        if not _typed_variable(str(name), overrides) and name not in own.job.env_copy:
-            raise ConfigError(f"hydra.job.env_set.{name} is set in an option file; type it, or export {name}")
+    for name in hydra_node.job.env_set:
+        if not _sets_variable(str(name), overrides) and name not in hydra_node.job.env_copy:
+            raise ConfigError(
+                f"hydra.job.env_set.{name} is set in an option file, which may not set variables; set it on the "
+                f"command line, or export {name}"
+            )
 
 
 def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, Any]:
@@ -250,13 +255,15 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    own = config.hydra
+    hydra_node = config.hydra
     shared = HydraConfig.instance()
-    before = shared.cfg
-    shared.set_config(config)  # what interpolations ask; closes Hydra's part to changes
+    previous = shared.cfg
+    shared.set_config(config)  # interpolations read it; it makes Hydra's node read-only
     try:
         return {
-            name: OmegaConf.to_container(own[name], resolve=True) if OmegaConf.is_config(own[name]) else None
+            name: OmegaConf.to_container(hydra_node[name], resolve=True)
+            if OmegaConf.is_config(hydra_node[name])
+            else None
             for name in ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
         }
     except OmegaConfBaseException as error:
@@ -264,16 +271,16 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
     except (ValueError, KeyError) as error:
         raise ConfigError(f"hydra's own options cannot be read: {error}") from error
     finally:
-        shared.cfg = before
-        OmegaConf.set_readonly(own, None)  # launchers write the number of a job there
+        shared.cfg = previous
+        OmegaConf.set_readonly(hydra_node, None)  # launchers write the number of a job there
 
 
 def _check_sweeper(node: Any) -> None:
-    """Refuse swept keys that only a command line may set."""
+    """Raise ConfigError for swept keys that only a command line may set."""
     for key in (node.get("params") if isinstance(node, dict) else None) or {}:
         name = _key(str(key))
         if name.startswith((KEY, "hydra", "hardware.backend.")) or name.endswith((*ADDRESSES, VARIABLE)):
-            raise ConfigError(f"hydra.sweeper.params has {key}: type it")
+            raise ConfigError(f"hydra.sweeper.params may not have {key}; set it on the command line")
 
 
 def _targets(node: Any, place: str) -> Iterator[tuple[str, Any]]:
@@ -288,15 +295,15 @@ def _targets(node: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _check_logging(node: Any, place: str, trust: Trust) -> None:
-    """Refuse loggers that are made of code, or that write into any file."""
+    """Raise ConfigError for loggers that are made of code, or that write into arbitrary files."""
     for key, value in _entries(node):
-        where = f"{place}: {key}={value!r}"
+        setting = f"{place}: {key}={value!r}"
         if key == "()" or (key == "class" and value not in (*_LOGGING, "logging.FileHandler")):
             trust.locate(value, f"{place}.{key}")
         elif key == "." or (str(value).startswith(("ext://", "cfg://")) and value not in _STREAMS):
-            raise ConfigError(f"{where} is no logging that an option file may ask for")
+            raise ConfigError(f"{setting} is no logging that an option file may set; remove it there")
         elif key == "filename" and not (str(value).endswith(".log") and "\n" not in str(value)):
-            raise ConfigError(f"{where}: a log file ends in .log")
+            raise ConfigError(f"{setting}: the name of a log file must end in .log")
 
 
 def _entries(node: Any) -> Iterator[tuple[str, Any]]:
@@ -311,7 +318,7 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
                 yield "", value
 
 
-def _typed_variable(name: str, overrides: Iterable[str]) -> bool:
+def _sets_variable(name: str, overrides: Iterable[str]) -> bool:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     key = "hydra.job.env_set"
@@ -320,7 +327,7 @@ def _typed_variable(name: str, overrides: Iterable[str]) -> bool:
             return True
         if _key(override) == key:
             value = OverridesParser.create().parse_overrides([override])[0].value()
-            return isinstance(value, dict) and name in {str(each) for each in value}
+            return isinstance(value, dict) and name in {str(variable) for variable in value}
     return False
 
 

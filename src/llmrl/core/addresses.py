@@ -23,7 +23,7 @@ def origin_of(address: str, where: str) -> str:
         where: option that holds the address, for messages.
 
     Raises:
-        ConfigError: it is no such address. The message does not repeat it.
+        ConfigError: `address` is no such address. The message does not repeat it.
     """
     match = re.fullmatch(_ADDRESS, address)
     if match is None:
@@ -55,7 +55,7 @@ def check_transport(address: str, plain_http: bool, where: str) -> None:
 
     Args:
         address, where: as for `origin_of`.
-        plain_http: value of the option `plain_http` beside it.
+        plain_http: value of the option `plain_http` of the same config node.
     """
     origin = origin_of(address, where)
     if origin.startswith("http:") and not plain_http and not is_loopback(origin):

@@ -1,13 +1,67 @@
-"""Checks of arguments against the type hints of a class or function, ranges included (`llmrl.core.ranges`)."""
+"""Signatures of parts, and checks of arguments against their type hints, ranges included (`llmrl.core.ranges`).
+
+A part has its options as fields of a frozen dataclass that its constructor takes as `settings`, or as plain keyword
+arguments.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import sys
 import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from llmrl.core.errors import ConfigError
+
+SETTINGS = "settings"
+"""Name of the parameter that takes the options of a part as one dataclass."""
+
+
+@dataclass(frozen=True)
+class PartSignature:
+    """Parameters of a class or function, with the fields of its settings in the place of `settings`.
+
+    Attributes:
+        parameters: parameters by name.
+        hints: evaluated type hints by parameter; those that cannot be evaluated are left out.
+        settings: dataclass of the parameter `settings`; None if there is no such parameter.
+        fields: names of the parameters that are fields of `settings`.
+    """
+
+    parameters: Mapping[str, inspect.Parameter]
+    hints: Mapping[str, Any]
+    settings: type | None
+    fields: frozenset[str]
+
+    def arguments(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of a call, in which the fields of the settings are one object."""
+        if self.settings is None:
+            return dict(values)
+        fields = {name: value for name, value in values.items() if name in self.fields}
+        remaining_values = {name: value for name, value in values.items() if name not in self.fields}
+        return {**remaining_values, SETTINGS: self.settings(**fields)}
+
+
+@functools.cache
+def signature_of(target: Any) -> PartSignature:
+    """Return the signature of a class or function.
+
+    Raises:
+        TypeError: a field of the settings has the name of another parameter.
+    """
+    parameters, hints = dict(inspect.signature(target).parameters), type_hints_of(target)
+    settings = hints.get(SETTINGS)
+    if SETTINGS not in parameters or not (inspect.isclass(settings) and dataclasses.is_dataclass(settings)):
+        return PartSignature(parameters, hints, None, frozenset())
+    del parameters[SETTINGS], hints[SETTINGS]
+    fields = inspect.signature(settings).parameters
+    if common := sorted(fields.keys() & parameters.keys()):
+        raise TypeError(f"{target.__qualname__}: '{common[0]}' is a parameter and a field of {settings.__qualname__}")
+    return PartSignature({**parameters, **fields}, {**hints, **type_hints_of(settings)}, settings, frozenset(fields))
 
 
 def type_hints_of(target: Any) -> dict[str, Any]:
@@ -17,17 +71,19 @@ def type_hints_of(target: Any) -> dict[str, Any]:
     """
     function = target.__init__ if inspect.isclass(target) else target
     # The inherited constructor of a class without `__init__` is a built-in without a module.
-    namespace = vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
+    namespace: dict[str, Any] = {}
+    if inspect.isclass(target) and dataclasses.is_dataclass(target):  # fields may be inherited from another module
+        for base in reversed(target.__mro__):
+            namespace |= vars(sys.modules[base.__module__])
+    namespace |= vars(sys.modules[getattr(function, "__module__", None) or target.__module__])
     hints: dict[str, Any] = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
         if isinstance(annotation, str):
             try:
-                evaluated = typing.get_type_hints(_Annotated(annotation), globalns=namespace, include_extras=True)[
-                    "value"
-                ]
+                hint = typing.get_type_hints(_Annotated(annotation), globalns=namespace, include_extras=True)["value"]
             except NameError:
                 continue
-            hints[name] = evaluated
+            hints[name] = hint
         else:
             hints[name] = annotation
     return hints
@@ -63,8 +119,10 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         first = error.errors()[0]
         place = "".join(f"[{p}]" if isinstance(p, int) else "" for p in first["loc"])
         wrong = first["input"] if place else value
-        whole = first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18
-        got = f"write {int(wrong)}" if whole else f"got {type(wrong).__name__}"
+        is_integral = (
+            first["type"] == "int_type" and isinstance(wrong, float) and wrong.is_integer() and abs(wrong) < 1e18
+        )
+        advice = f"write {int(wrong)}" if is_integral else f"got {type(wrong).__name__}"
         if first["type"] == "bool_type":
-            got = "write true or false"
-        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, {got}") from error
+            advice = "write true or false"
+        raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, {advice}") from error

@@ -13,7 +13,7 @@ from typing import IO
 from llmrl.core.folder_files import open_folder
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Error numbers of a write for which there is no room: disk full, quota used up, file size limit."""
+"""Error numbers of a write that fails for lack of room: disk full, quota used up, file size limit."""
 
 NO_ROOM = 1 << 20
 """Free bytes below which a disk counts as full, whatever the error number of the write."""
@@ -36,21 +36,21 @@ def replacing(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
     root = path.parent if root is None else root
     *folders, name = path.relative_to(root).parts
     temporary = f".{name}.{os.getpid()}.{threading.get_native_id()}.tmp"
-    with open_folder(root, folders) as above:
+    with open_folder(root, folders) as parent_fd:
         try:
             with suppress(FileNotFoundError):
-                os.unlink(temporary, dir_fd=above)  # left by a killed process with the same ids
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=above)
+                os.unlink(temporary, dir_fd=parent_fd)  # left by a killed process with the same ids
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent_fd)
             with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, name, src_dir_fd=above, dst_dir_fd=above)
+            os.replace(temporary, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
         except BaseException:
             with suppress(OSError):
-                os.unlink(temporary, dir_fd=above)
+                os.unlink(temporary, dir_fd=parent_fd)
             raise
-        os.fsync(above)
+        os.fsync(parent_fd)
 
 
 def sync_folder(folder: Path) -> None:
@@ -71,7 +71,9 @@ def remove(path: Path) -> None:
 
 
 def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> str:
-    """Return a text that says why `path` could not be written; if there is no room, also what is used up and a remedy.
+    """Return a text that says why `path` could not be written.
+
+    If there is no room, it also says what is used up and what helps.
 
     Args:
         path: file or folder that was to be written.
@@ -79,22 +81,22 @@ def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> 
         elsewhere: option that chooses another folder, for the remedy.
     """
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
-    folder = next((each for each in (path, *path.absolute().parents) if each.is_dir()), Path("/"))
+    folder = next((candidate for candidate in (path, *path.absolute().parents) if candidate.is_dir()), Path("/"))
     try:
         system = os.statvfs(folder)
     except OSError:
-        free, inodes_used_up = NO_ROOM, False
+        free, lacks_inodes = NO_ROOM, False
     else:
         free = system.f_bavail * system.f_frsize
-        inodes_used_up = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
+        lacks_inodes = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
     # The error of a video encoder in another process does not say that the disk is full.
     if error.errno not in FULL and free >= NO_ROOM:
         return reason
     room = f"{free / 1e6:,.1f} MB are free in {folder}"
-    if error.errno == errno.ENOSPC and inodes_used_up:
+    if error.errno == errno.ENOSPC and lacks_inodes:
         room = f"all inodes of the file system of {folder} are used, so no further file can be created"
-    limited = {errno.EDQUOT: "; your quota is used up", errno.EFBIG: "; files may not be larger here (ulimit -f)"}
+    limit_notes = {errno.EDQUOT: "; your quota is used up", errno.EFBIG: "; files may not be larger here (ulimit -f)"}
     return (
-        f"{reason}: {room}{limited.get(error.errno or 0, '')}. Make room (`llmrl-sweep clean` shows what runs no "
+        f"{reason}: {room}{limit_notes.get(error.errno or 0, '')}. Make room (`llmrl-sweep clean` shows what runs no "
         f"longer need) and repeat the same command, or choose another place with {elsewhere}"
     )

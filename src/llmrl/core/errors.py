@@ -1,4 +1,4 @@
-"""Errors that a user is meant to read. Each message names what is wrong and what would work.
+"""Errors that are shown to the user. Each message names what is wrong and what would work.
 
 The command line prints the message without the traceback and exits non-zero. The traceback goes to the run folder.
 """
@@ -21,7 +21,7 @@ _TRACEBACK = "__llmrl_traceback__"
 
 
 def keep_traceback(error: BaseException, path: str) -> None:
-    """Record on an error the path of the file that holds its whole traceback."""
+    """Record on an error the path of the file that holds its full traceback."""
     setattr(error, _TRACEBACK, path)
 
 
@@ -45,21 +45,24 @@ class ConfigError(LlmrlError):
 
 
 class ErrorCollector:
-    """Collector of `ConfigError`s of independent checks, so that one attempt reports all of them."""
+    """Collector of the `ConfigError`s of independent checks, so that one attempt reports all of them."""
 
     def __init__(self) -> None:
         self._errors: list[ConfigError] = []
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Return a context that ends at a `ConfigError` and keeps it; other errors are raised."""
+        """Return a context manager that suppresses a `ConfigError` and stores it. Other errors are raised."""
         try:
             yield
         except ConfigError as error:
             self._errors.append(error)
 
     def raise_all(self) -> None:
-        """Raise the error that was collected, or one with the messages of all, a line each; nothing without any."""
+        """Raise one `ConfigError` with the messages of all collected errors, one per line.
+
+        Do nothing if there is none.
+        """
         if len(self._errors) == 1:
             raise self._errors[0]
         if self._errors:
@@ -67,8 +70,11 @@ class ErrorCollector:
 
 
 class Misfit(StrEnum):
-    """Why two parts cannot work together by their nature. The list is closed: any other refusal is a part that could be
-    written, or an option that could be set. `told` says each in a sentence (docs/matrix.md)."""
+    """Reasons for which two parts cannot work together whatever their options.
+
+    The list is closed: any other refusal concerns a part that could be written, or an option that could be set.
+    docs/matrix.md shows the reasons as sentences (`told`).
+    """
 
     INTERFACE = "interface"
     ABSENT = "absent"
@@ -78,11 +84,11 @@ class Misfit(StrEnum):
 
     @property
     def told(self) -> str:
-        """The reason in words."""
-        return _TOLD[self]
+        """The reason as a sentence."""
+        return _MISFIT_MESSAGES[self]
 
 
-_TOLD = {
+_MISFIT_MESSAGES = {
     Misfit.INTERFACE: "The agent reads words, a map, numbers or a state that the game does not show, or chooses where "
     "the game asks for numbers.",
     Misfit.ABSENT: "One acts on, or plays by, what is not there: a mechanism or parameters, a teacher, a model.",
@@ -92,11 +98,11 @@ _TOLD = {
 }
 
 
-class Incompatible(ConfigError):  # noqa: N818  (it is the parts that are)
+class Incompatible(ConfigError):  # noqa: N818  (an adjective reads better in `raise Incompatible`)
     """Two parts that cannot work together by their nature, whatever their options.
 
     Attributes:
-        reason: which of the reasons there are.
+        reason: the reason.
     """
 
     def __init__(self, reason: Misfit, message: str) -> None:
@@ -107,7 +113,7 @@ class Incompatible(ConfigError):  # noqa: N818  (it is the parts that are)
         return type(self), (self.reason, *self.args), self.__dict__
 
 
-class PrerequisiteFailed(LlmrlError):  # noqa: N818  (it is not this run's)
+class PrerequisiteFailed(LlmrlError):  # noqa: N818  (the name says what failed)
     """A run that this run depends on has ended without a result."""
 
 
@@ -119,7 +125,7 @@ class LLMError(LlmrlError):
     """A language model could not be reached or refused to serve (missing key, outage, quota).
 
     Attributes:
-        refused: true if certainly nothing was generated, so that nothing is charged; false if that is not known.
+        refused: true if the server certainly generated nothing, so that nothing is charged; false if this is unknown.
     """
 
     def __init__(self, message: str = "", *, refused: bool = False) -> None:
@@ -127,7 +133,7 @@ class LLMError(LlmrlError):
         self.refused = refused
 
 
-class NotAsked(LLMError):  # noqa: N818  (nothing went wrong)
+class NotAsked(LLMError):  # noqa: N818  (no failure)
     """A call to a language model was not made, or not repeated, because of a limit or a stop set by the user."""
 
 
@@ -151,7 +157,7 @@ class TooManyInvalid(LLMError):  # noqa: N818
     """The share of a language model's replies that could not be parsed is too large."""
 
 
-class Diverged(LlmrlError):  # noqa: N818  (nobody made a mistake)
+class Diverged(LlmrlError):  # noqa: N818  (no mistake of the user)
     """Learning has produced numbers that are not finite (NaN or infinity)."""
 
 
@@ -163,7 +169,7 @@ class RunFolderError(LlmrlError):
     """A run folder cannot be created or written, or another process is using it."""
 
 
-class RunInUse(RunFolderError):  # noqa: N818  (nothing went wrong)
+class RunInUse(RunFolderError):  # noqa: N818  (no failure)
     """Another live process is using the run folder."""
 
 

@@ -1,4 +1,4 @@
-"""Files in a folder that may come from somebody else: symbolic links inside the folder are not followed."""
+"""Access to files in a folder that another user may have written. Symbolic links inside the folder are not followed."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def open_folder(root: Path, names: Sequence[str] = (), create: bool = False) -> 
     Raises:
         OSError: a folder is missing or is a symbolic link (`errno.ELOOP`), or one of the names is `..`.
     """
-    here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in names:
             if name == os.pardir:
                 raise OSError(errno.EINVAL, f"the path leaves {root}")
             if create:
                 with suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=here)
-            below = _open(name, os.O_RDONLY | os.O_DIRECTORY, here)
-            os.close(here)
-            here = below
-        yield here
+                    os.mkdir(name, dir_fd=descriptor)
+            child = _open(name, os.O_RDONLY | os.O_DIRECTORY, descriptor)
+            os.close(descriptor)
+            descriptor = child
+        yield descriptor
     finally:
-        os.close(here)
+        os.close(descriptor)
 
 
 def create_folder(folder: Path, root: Path) -> None:
@@ -66,13 +66,13 @@ def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]
     """
     root = path.parent if root is None else root
     *folders, name = path.relative_to(root).parts
-    with open_folder(root, folders) as above:
+    with open_folder(root, folders) as folder_fd:
         # A pipe without a process at its other end would block without O_NONBLOCK, which regular files ignore.
         file: IO[Any] = open(  # noqa: SIM115 (the caller closes it)
             path,
             mode,
             encoding=None if "b" in mode else "utf-8",
-            opener=lambda _, flags: _open(name, flags | os.O_NONBLOCK, above),
+            opener=lambda _, flags: _open(name, flags | os.O_NONBLOCK, folder_fd),
         )
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -92,7 +92,7 @@ def read_bytes(path: Path, root: Path | None = None) -> bytes:
 
 
 def find_link(folder: Path, skipped: Sequence[str] = ()) -> Path | None:
-    """Return a symbolic link inside `folder` at any depth; None without one.
+    """Return a symbolic link inside `folder` at any depth; None if there is none.
 
     Args:
         folder: folder, which need not exist; it may be a link itself.
@@ -103,16 +103,18 @@ def find_link(folder: Path, skipped: Sequence[str] = ()) -> Path | None:
             if (path := Path(place, name)).is_symlink():
                 return path
         folders[:] = [
-            name for name in folders if not any(Path(place, name).relative_to(folder).match(each) for each in skipped)
+            name
+            for name in folders
+            if not any(Path(place, name).relative_to(folder).match(pattern) for pattern in skipped)
         ]
     return None
 
 
-def _open(name: str, flags: int, above: int) -> int:
-    """Open `name` in the folder with descriptor `above` if it is not a symbolic link."""
+def _open(name: str, flags: int, folder_fd: int) -> int:
+    """Open `name` in the folder with descriptor `folder_fd` if it is not a symbolic link."""
     try:
-        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=above)
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=above).st_mode):
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=folder_fd).st_mode):
             raise OSError(errno.ELOOP, f"{name} is a symbolic link, which is not followed", name) from None
         raise

@@ -1,4 +1,4 @@
-"""Pictures with words beside them, and videos of them: GIF, MP4 and WebP."""
+"""Pictures with text columns, and videos of them: GIF, MP4 and WebP."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from llmrl.core.errors import ConfigError, RunFolderError
 log = logging.getLogger(__name__)
 
 GIF_FRAMES = 150
-"""GIFs are thinned to about this many frames: they hold no compressed video."""
+"""Approximate maximum number of frames of a GIF, whose frames are not compressed as a video's are."""
 SIDE_BY_SIDE = "side_by_side"
-"""Stem of the names of videos and pictures of several mechanisms."""
+"""Stem of the names of videos and pictures that show several mechanisms side by side."""
 TARGET_HEIGHT = 336
-"""Small engine frames are enlarged by a whole factor up to about this many pixels, so that cells stay sharp."""
+"""Height in pixels up to which small engine frames are enlarged, by a whole factor, so that cells stay sharp."""
 
 
 def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
-    """Nearest-neighbour enlargement of [height, width, 3] uint8, to even sizes (video codecs need them).
+    """Return a frame [height, width, 3] uint8 enlarged by nearest-neighbor interpolation.
+
+    Height and width become even, because video codecs need even sizes.
 
     Raises:
-        ConfigError: it is no such picture.
+        ConfigError: `frame` is no such picture.
     """
     if frame.dtype != np.uint8 or frame.ndim != 3:
         raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")
@@ -40,13 +42,15 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
     return large[: large.shape[0] // 2 * 2, : large.shape[1] // 2 * 2]
 
 
-def thinned(n: int) -> range:
-    """The frames of a video of `n` that its GIF shows."""
+def gif_frame_indices(n: int) -> range:
+    """Return the indices of the frames of a video of `n` frames that its GIF shows."""
     return range(0, n, max(1, n // GIF_FRAMES))
 
 
 def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
-    """The lines of as many whole texts, from the first on, as `room` lines hold, and how many are left out.
+    """Return the lines of the first texts that fit into `room` lines.
+
+    A text is included completely or not at all; if some are left out, the last line tells their number.
 
     >>> fitting([["a"], ["b", "   b"], ["c"]], 3)
     ['a', '(2 more)']
@@ -54,23 +58,24 @@ def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
     lines = [line for text in texts for line in text]
     if len(lines) <= room:
         return lines
-    shown: list[str] = []
+    selection: list[str] = []
     for k, text in enumerate(texts):
-        if len(shown) + len(text) > room - 1:
-            return [*shown, f"({len(texts) - k} more)"]
-        shown += text
-    raise AssertionError("they fit after all")
+        if len(selection) + len(text) > room - 1:
+            return [*selection, f"({len(texts) - k} more)"]
+        selection += text
+    raise AssertionError("unreachable: all texts fit")
 
 
 def with_text_column(picture: np.ndarray, words: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
-    """A picture, scaled to `height` pixels, and to its right a column of `width` pixels with headed texts.
+    """Return a picture, scaled to `height` pixels, with a column of `width` pixels to its right that holds texts.
 
-    Texts are wrapped; one that there is no room for ends in dots, and headings stay. All sizes are made even.
+    Texts are wrapped. A text that is too long for the column ends in dots; headings stay. All sizes are made even.
 
     Args:
         picture: [h, w, 3] uint8.
         words: (heading, text) from top to bottom; an empty text is left out with its heading.
-        height, width: of the result and of the column, pixels.
+        height: height of the result, pixels.
+        width: width of the column, pixels.
     """
     from PIL import Image
 
@@ -84,8 +89,10 @@ def with_text_column(picture: np.ndarray, words: Sequence[tuple[str, str]], heig
 
 
 class LazyFrames(Sequence[np.ndarray]):
-    """`n` pictures, [height, width, 3] uint8 each, that `draw(i)` draws when they are asked for: a long video needs the
-    memory of one."""
+    """Sequence of `n` pictures, [height, width, 3] uint8 each, that `draw(i)` draws when they are accessed.
+
+    A long video then needs the memory of one picture only.
+    """
 
     def __init__(self, n: int, draw: Callable[[int], np.ndarray]) -> None:
         self._n, self._draw = n, draw
@@ -98,7 +105,10 @@ class LazyFrames(Sequence[np.ndarray]):
 
 
 def fitted(picture: np.ndarray, width: int) -> np.ndarray:
-    """A picture [h, w, 3] uint8 at `width` pixels, [h', width, 3]: enlarged with sharp cells, then averaged."""
+    """Return a picture [h, w, 3] uint8 scaled to `width` pixels, [h', width, 3].
+
+    It is enlarged by a whole factor and then averaged, which keeps cells sharp.
+    """
     from PIL import Image
 
     factor = -(-width // picture.shape[1])
@@ -108,7 +118,7 @@ def fitted(picture: np.ndarray, width: int) -> np.ndarray:
 
 
 def save_image(picture: np.ndarray, file: Path) -> Path:
-    """Write [h, w, 3] uint8 as PNG; returns the file."""
+    """Write [h, w, 3] uint8 as a PNG file and return its path."""
     from PIL import Image
 
     Image.fromarray(picture).save(file, format="PNG")
@@ -116,16 +126,16 @@ def save_image(picture: np.ndarray, file: Path) -> Path:
 
 
 _SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
-"""Of the letters, of a line, between texts, at the sides; pixels."""
+"""Font size, line height, gap between texts and margin at the sides, pixels."""
 _HEADING = (31, 119, 180)
 _TEXT = (0, 0, 0)
-_RESERVED = 5
-"""Lines that are kept free for each of the texts that follow, if they need as many and all of them find room so."""
+_LINES_PER_TEXT = 5
+"""Maximum number of lines reserved for each of the texts that follow, if there is room for all of them."""
 
 
 @functools.cache
 def font(size: int) -> Any:
-    """The letters of all pictures, in a size in pixels."""
+    """Return the font of all pictures in a size in pixels."""
     from PIL import ImageFont
 
     return ImageFont.load_default(size)
@@ -137,27 +147,33 @@ def _write(column: Any, words: Sequence[tuple[str, str]]) -> None:
     pen, letters = ImageDraw.Draw(column), font(_SIZE)
     width = column.width - 2 * _MARGIN
     texts = [(heading, wrapped(text, width, letters)) for heading, text in words]
-    reserved = next((n for n in range(_RESERVED, 1, -1) if _height(texts, n) <= column.height), 1)
+    n_lines = next((n for n in range(_LINES_PER_TEXT, 1, -1) if _height(texts, n) <= column.height), 1)
     y = _MARGIN
     for k, (heading, lines) in enumerate(texts):
-        later = _height(texts[k + 1 :], reserved) - _MARGIN
-        room = max(1, (column.height - y - _LINE - later) // _LINE)
-        shown = lines if len(lines) <= room else [*lines[: room - 1], "..."]
+        rest_height = _height(texts[k + 1 :], n_lines) - _MARGIN
+        room = max(1, (column.height - y - _LINE - rest_height) // _LINE)
+        visible = lines if len(lines) <= room else [*lines[: room - 1], "..."]
         pen.text((_MARGIN, y), heading, fill=_HEADING, font=letters)
         y += _LINE
-        for line in shown:
+        for line in visible:
             pen.text((_MARGIN, y), line, fill="black", font=letters)
             y += _LINE
         y += _GAP
 
 
-def _height(texts: Sequence[tuple[str, Sequence[str]]], most: int) -> int:
-    """Of headed texts with at most so many lines each, and of the space above them; pixels."""
-    return _MARGIN + sum(_LINE * (1 + min(len(lines), most)) + _GAP for _, lines in texts)
+def _height(texts: Sequence[tuple[str, Sequence[str]]], max_lines: int) -> int:
+    """Return the height in pixels of texts with headings and of the margin above them.
+
+    Each text has at most `max_lines` lines.
+    """
+    return _MARGIN + sum(_LINE * (1 + min(len(lines), max_lines)) + _GAP for _, lines in texts)
 
 
 def wrapped(text: str, width: float, letters: Any) -> list[str]:
-    """Lines of a text no wider than `width` pixels in some `letters`; words that are wider alone are cut."""
+    """Return the lines of a text, wrapped to `width` pixels in the font `letters`.
+
+    Words that are wider than a line are cut.
+    """
     lines = []
     for part in text.splitlines():
         line = part[: len(part) - len(part.lstrip())]
@@ -170,67 +186,71 @@ def wrapped(text: str, width: float, letters: Any) -> list[str]:
                 lines.append(line)
             line = word
             while letters.getlength(line) > width:
-                cut = next(n for n in range(len(line) - 1, 0, -1) if letters.getlength(line[:n]) <= width or n == 1)
-                lines.append(line[:cut])
-                line = line[cut:]
+                end = next(n for n in range(len(line) - 1, 0, -1) if letters.getlength(line[:n]) <= width or n == 1)
+                lines.append(line[:end])
+                line = line[end:]
         lines.append(line)
     return lines
 
 
 def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps: float) -> list[Path]:
-    """Write frames, pictures [height, width, 3] of one even size or files of them, as `<name>.mp4` and `<name>.gif`.
+    """Write frames as `<name>.mp4` and `<name>.gif` and return the paths.
 
-    One frame at a time is held. Returns the files, which appear whole or not at all. Without imageio-ffmpeg there is no
-    MP4, and a warning names the extra that installs it.
+    Frames are pictures [height, width, 3] of one even size, or files of them.
+
+    One frame at a time is in memory. The files are complete or do not exist. Without imageio-ffmpeg no MP4 file is
+    written, and a warning names the extra that installs it.
 
     Raises:
-        RunFolderError: they cannot be written.
+        RunFolderError: the files cannot be written.
     """
     writers = {".mp4": _write_mp4, ".gif": _write_gif} if _has_mp4_encoder() else {".gif": _write_gif}
-    made = [folder / f"{name}{suffix}" for suffix in writers]
-    # Their endings say what they are to be.
-    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in made]
+    paths = [folder / f"{name}{suffix}" for suffix in writers]
+    # The encoders choose the format by the suffix, so temporary files have it, too.
+    partial = [path.with_name(f".{name}.{os.getpid()}{path.suffix}") for path in paths]
     try:
         for path in partial:
             writers[path.suffix](frames, path, fps)
-        for path, whole in zip(partial, made, strict=True):
-            path.replace(whole)
+        for path, target in zip(partial, paths, strict=True):
+            path.replace(target)
     except OSError as error:
-        raise RunFolderError(f"cannot write the video {made[0]}: {why(folder, error)}") from error
+        raise RunFolderError(f"cannot write the video {paths[0]}: {why(folder, error)}") from error
     finally:
         for path in partial:
             remove(path)
-    return made
+    return paths
 
 
 SMALL_FRAMES = 110
-"""A small video has about so many pictures,"""
+"""Maximum number of pictures of a small video."""
 SMALL_FPS = 9
-"""so many a second, and stays for a while at its end."""
-_STAYS = 2500
-"""Milliseconds of that."""
+"""Frame rate of a small video, pictures per second."""
+_LAST_FRAME_MS = 2500
+"""Duration of the last picture of a small video, milliseconds."""
 
 
 def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500_000) -> Path:
-    """Write pictures, [height, width, 3] uint8, as an animated WebP for web pages, of some of them; returns the file.
+    """Write pictures, [height, width, 3] uint8, as an animated WebP file for web pages.
+
+    Return the path of the file, which shows about `SMALL_FRAMES` of the pictures.
 
     Args:
         frames: a video of any length.
-        file: to write.
-        most: bytes that it may have; it is written less exactly, and at last with fewer pictures, until it has no more.
+        file: file to write.
+        most: maximum size of the file, bytes. Quality, and finally the number of pictures, are reduced to reach it.
 
     Raises:
-        RunFolderError: it cannot be written.
+        RunFolderError: the file cannot be written.
     """
     from PIL import Image
 
-    shown = sorted({round(i) for i in np.linspace(0, len(frames) - 1, min(SMALL_FRAMES, len(frames)))})
-    pictures = [Image.fromarray(frames[i]) for i in shown]
+    indices = sorted({round(i) for i in np.linspace(0, len(frames) - 1, min(SMALL_FRAMES, len(frames)))})
+    pictures = [Image.fromarray(frames[i]) for i in indices]
     partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
     try:
-        for quality, every in ((80, 1), (65, 1), (50, 1), (35, 1), (35, 2), (35, 4), (35, 8)):
-            first, *rest = pictures[:-1:every] + pictures[-1:]
-            times = [round(every * 1000 / SMALL_FPS)] * len(rest) + [_STAYS]
+        for quality, stride in ((80, 1), (65, 1), (50, 1), (35, 1), (35, 2), (35, 4), (35, 8)):
+            first, *rest = pictures[:-1:stride] + pictures[-1:]
+            times = [round(stride * 1000 / SMALL_FPS)] * len(rest) + [_LAST_FRAME_MS]
             first.save(partial, save_all=True, append_images=rest, duration=times, loop=0, quality=quality, method=2)
             if partial.stat().st_size <= most:
                 break
@@ -242,9 +262,8 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500
     return file
 
 
-def _is_whole(mp4: Path) -> bool:
-    """Whether a video has all its parts: the encoder is another process, whose failure to write them is told
-    nowhere."""
+def _is_complete(mp4: Path) -> bool:
+    """Return whether a video file is complete. The encoder is another process, which does not report a failed write."""
     size, at, kinds = mp4.stat().st_size, 0, set()
     with mp4.open("rb") as file:
         while at + 8 <= size:
@@ -260,25 +279,25 @@ def _is_whole(mp4: Path) -> bool:
 @functools.cache
 def _has_mp4_encoder() -> bool:
     """Return whether MP4 files can be written; log a warning once if not."""
-    found = importlib.util.find_spec("imageio_ffmpeg") is not None
-    if not found:
+    has_ffmpeg = importlib.util.find_spec("imageio_ffmpeg") is not None
+    if not has_ffmpeg:
         log.warning("videos are written as GIF only; MP4 files need imageio-ffmpeg: pip install 'llmrl[video]'")
-    return found
+    return has_ffmpeg
 
 
 def _write_mp4(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
     """Write an MP4 file.
 
     Raises:
-        OSError: it cannot be written, or the encoder ended early.
+        OSError: the file cannot be written, or the encoder ended early.
     """
     import imageio.v2
 
     writer: Any = imageio.v2.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with writer:
         for frame in frames:
-            writer.append_data(_loaded(frame))
-    if not _is_whole(path):
+            writer.append_data(_load_image(frame))
+    if not _is_complete(path):
         raise OSError(errno.EIO, "the encoder ended before the video")
 
 
@@ -286,15 +305,15 @@ def _write_gif(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> N
     from PIL import Image
 
     def pictures() -> Iterator[Any]:
-        for i in thinned(len(frames)):
-            # Several times faster than PIL's other ways to 128 colours; drawn worlds have few.
-            yield Image.fromarray(_loaded(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
+        for i in gif_frame_indices(len(frames)):
+            # Several times faster than PIL's other methods for 128 colors, which are enough for drawn worlds.
+            yield Image.fromarray(_load_image(frames[i])).quantize(128, method=Image.Quantize.FASTOCTREE)
 
     rest = pictures()
     next(rest).save(path, save_all=True, append_images=rest, duration=max(20, round(1000 / fps)), loop=0)
 
 
-def _loaded(frame: np.ndarray | Path) -> np.ndarray:
+def _load_image(frame: np.ndarray | Path) -> np.ndarray:
     if isinstance(frame, Path):
         from PIL import Image
 

@@ -55,15 +55,15 @@ def entry_points() -> tuple[EntryPoint, ...]:
     Packages in the working directory do not count. If a package is found twice, the first on `sys.path` counts, as in
     an import.
     """
-    here = os.path.realpath(Path.cwd())
-    found: dict[str, list[EntryPoint]] = {}
+    working_folder = os.path.realpath(Path.cwd())
+    packages: dict[str, list[EntryPoint]] = {}
     for place in dict.fromkeys(sys.path):
-        if place and os.path.realpath(place) != here:
+        if place and os.path.realpath(place) != working_folder:
             for folder in _declaring(place):
                 name = Path(folder).name.partition("-")[0].lower()
-                found.setdefault(name, list(_read(folder)))
-    every = (entry for entries in found.values() for entry in entries)
-    return tuple(sorted(every, key=lambda entry: (entry.group, entry.name, entry.package)))
+                packages.setdefault(name, list(_read(folder)))
+    all_entries = (entry for entries in packages.values() for entry in entries)
+    return tuple(sorted(all_entries, key=lambda entry: (entry.group, entry.name, entry.package)))
 
 
 def _declaring(place: str) -> Iterator[str]:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 class ChatModel(Protocol):
     """A client that answers batches of chat requests.
 
-    There may be further models beside the chosen one; a request names its model (`ChatRequest.model`)."""
+    There may be further models besides the chosen one; a request names its model (`ChatRequest.model`).
+
+    There may be further models beside the chosen one; a request names its model (`ChatRequest.model`).
+    """
 
     label: str
     """Label of the model in results, e.g. `gpt-4o (litellm)` or `scripted rule (not a language model)`."""

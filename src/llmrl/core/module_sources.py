@@ -21,7 +21,7 @@ from typing import Any
 from llmrl.core.installed import entry_points
 
 _EXCLUDED = frozenset({"llmrl", "hydra_plugins", *sys.stdlib_module_names})
-"""Top-level names that are no user code."""
+"""Top-level packages that are not user code."""
 DIGEST_LENGTH = 12
 
 
@@ -68,14 +68,14 @@ class _Module:
     def imports(self) -> Iterator[str]:
         """Yield dotted names that the module imports; the last part may be the name of an object."""
         package = self.name if self.spec.submodule_search_locations is not None else self.name.rpartition(".")[0]
-        for level, name in _analyzed(self.content, self.file.suffix)[1]:
+        for level, name in _analyze(self.content, self.file.suffix)[1]:
             base = package.rsplit(".", level - 1)[0] if level else ""
             yield ".".join(filter(None, (base, name)))
 
 
-_loaded: dict[str, tuple[ModuleSpec, bytes]] = {}
-"""Content of imported modules, read when first needed after the import: files may have changed since."""
-_collected: dict[str, ModuleSources] = {}
+_module_contents: dict[str, tuple[ModuleSpec, bytes]] = {}
+"""Content of imported modules, cached when it is first read, because files may change after the import."""
+_source_cache: dict[str, ModuleSources] = {}
 
 
 def collect(names: Iterable[str]) -> ModuleSources:
@@ -85,25 +85,25 @@ def collect(names: Iterable[str]) -> ModuleSources:
         names: dotted names of modules, classes or functions; unknown names, the standard library and llmrl are left
             out.
     """
-    found: dict[str, _Module] = {}
+    module_map: dict[str, _Module] = {}
     waiting = [module for name in names for module in _find(name)]
     while waiting:
         module = waiting.pop()
-        if module.name not in found:
-            found[module.name] = module
+        if module.name not in module_map:
+            module_map[module.name] = module
             waiting += [other for name in module.imports() for other in _find(name, module)]
-    modules = sorted(found.values(), key=lambda module: module.name)
-    entries = [(module.name, _analyzed(module.content, module.file.suffix)[0]) for module in modules]
+    modules = sorted(module_map.values(), key=lambda module: module.name)
+    entries = [(module.name, _analyze(module.content, module.file.suffix)[0]) for module in modules]
     entries += [(version, "") for module in modules for version in _versions(module.top, _is_site(module.root))]
     digest = hashlib.sha256(repr(sorted(set(entries))).encode()).hexdigest()[:DIGEST_LENGTH] if entries else ""
     sources = ModuleSources({m.path: m.content for m in modules if m.file.suffix == ".py"}, digest)
-    _collected[digest] = sources
+    _source_cache[digest] = sources
     return sources
 
 
 def collected_files(digest: str) -> Mapping[str, bytes]:
     """Return the files with a digest that `collect` has returned in this process; nothing if it has not."""
-    return _collected[digest].files if digest in _collected else {}
+    return _source_cache[digest].files if digest in _source_cache else {}
 
 
 def module_content(name: str) -> bytes | None:
@@ -159,18 +159,18 @@ def _spec(name: str, path: list[str] | None) -> ModuleSpec | None:
 
 
 def _content(name: str, spec: ModuleSpec) -> bytes:
-    imported = name in sys.modules
-    if imported and name in _loaded and _loaded[name][0] is spec:
-        return _loaded[name][1]
+    is_live = name in sys.modules
+    if is_live and name in _module_contents and _module_contents[name][0] is spec:
+        return _module_contents[name][1]
     read: Any = getattr(spec.loader, "get_data", None)
     content: bytes = Path(str(spec.origin)).read_bytes() if read is None else read(spec.origin)
-    if imported:
-        _loaded[name] = (spec, content)
+    if is_live:
+        _module_contents[name] = (spec, content)
     return content
 
 
 @functools.lru_cache(maxsize=4096)
-def _analyzed(content: bytes, suffix: str) -> tuple[str, tuple[tuple[int, str], ...]]:
+def _analyze(content: bytes, suffix: str) -> tuple[str, tuple[tuple[int, str], ...]]:
     """Return a digest of a file, and each import in it: level (0: absolute) and dotted name."""
     tree = None
     if suffix == ".py":
@@ -188,25 +188,30 @@ def _analyzed(content: bytes, suffix: str) -> tuple[str, tuple[tuple[int, str], 
 
 
 def _structure(node: Any) -> Any:
-    """Return a syntax tree as nested tuples, without docstrings and positions. Unlike `ast.dump`, it does not depend on
-    the version of Python, which adds optional fields."""
+    """Return a syntax tree as nested tuples, without docstrings and positions.
+
+    Unlike `ast.dump`, the tuples do not depend on the version of Python, which adds optional fields.
+    """
     if isinstance(node, list):
         return tuple(_structure(item) for item in node)
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = dict(ast.iter_fields(node))
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+    documentable = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if isinstance(node, documentable) and ast.get_docstring(node, clean=False) is not None:
         fields["body"] = node.body[1:]
-    kept = {name: value for name, value in fields.items() if value not in (None, []) and name != "kind"}
-    return (type(node).__name__, *((name, _structure(value)) for name, value in kept.items()))
+    field_values = {name: value for name, value in fields.items() if value not in (None, []) and name != "kind"}
+    return (type(node).__name__, *((name, _structure(value)) for name, value in field_values.items()))
 
 
-def _versions(top: str, installed: bool) -> list[str]:
+def _versions(top: str, is_site: bool) -> list[str]:
     """Return name and version of the distributions of a top-level package."""
     declared = {entry.package for entry in entry_points() if entry.module.partition(".")[0] == top}
-    if declared or not installed:
-        return sorted(declared)
+    return sorted(declared) if declared or not is_site else _site_versions(top)
+
+
+@functools.cache  # reads the metadata of all packages, which takes seconds
+def _site_versions(top: str) -> list[str]:
     from importlib.metadata import packages_distributions, version
 
     return sorted({f"{name} {version(name)}" for name in packages_distributions().get(top, ())})

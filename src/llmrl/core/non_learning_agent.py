@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from llmrl.core.protocols import AgentLoop
-from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 
 if TYPE_CHECKING:
     import torch
@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from llmrl.core.rollouts import Rollout
 
 
-class NonLearningAgent:
-    """The learning part of an `Agent` that never learns. A subclass with a memory of its games saves it by overriding
-    `state_dict` and `load_state_dict`."""
+class NonLearningAgent(StateFields):
+    """The learning part of an `Agent` that never learns.
+
+    A subclass that stores a memory of its games overrides `state_dict` and `load_state_dict`.
+    """
 
     loop: ClassVar[AgentLoop] = "play"
     learns = False
@@ -24,10 +26,4 @@ class NonLearningAgent:
         return {}
 
     def reset(self) -> None:
-        """Do nothing: nothing is learnt."""
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing, because the agent has learned nothing."""

@@ -20,8 +20,8 @@ class Transition:
             arrays two steps later: copy what you keep.
         output: decisions of the policy.
         step: result of the step.
-        ended: whether the game is over and waits for its next reset, [n_envs] bool. The data of a game that was over
-            before the step are meaningless.
+        ended: whether the game is over and waits for its next reset, [n_envs] bool. The entries of a game that was
+            over before the step are meaningless.
     """
 
     observation: Observation
@@ -30,9 +30,9 @@ class Transition:
     ended: np.ndarray
 
     def part(self, games: slice, agents: slice | list[int]) -> Transition:
-        """Return the step of some games and agents, without what the policy noted of it."""
+        """Return the step of some games and agents, without the notes of the policy."""
         step, jacobian = self.step, self.step.reward_jacobian
-        own = Step(
+        step_part = Step(
             observation={name: x[games][:, agents] for name, x in step.observation.items()},
             reward=step.reward[games][:, agents],
             base_reward=step.base_reward[games][:, agents],
@@ -41,8 +41,10 @@ class Transition:
             info={name: x[games] for name, x in step.info.items()},
             reward_jacobian=None if jacobian is None else jacobian[games][:, agents],
         )
-        seen = {name: x[games][:, agents] for name, x in self.observation.items()}
-        return Transition(seen, PolicyOutput(self.output.action[games][:, agents]), own, self.ended[games])
+        observation_part = {name: x[games][:, agents] for name, x in self.observation.items()}
+        return Transition(
+            observation_part, PolicyOutput(self.output.action[games][:, agents]), step_part, self.ended[games]
+        )
 
 
 @runtime_checkable
@@ -81,7 +83,8 @@ class Observer:
     def on_progress(self, steps: int) -> None:
         """Handle `steps` further steps of every game since the last call, for displays that need not see each step.
 
-        Called about 20 times a second, if steps are that fast, and at the end of a rollout."""
+        Called about 20 times a second, if steps are that fast, and at the end of a rollout.
+        """
 
     def on_episode_end(self, episode: Episode) -> None:
         """Handle a finished episode. Called at the end of its rollout, in the order of ends and then of games."""

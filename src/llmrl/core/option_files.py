@@ -55,14 +55,14 @@ def option(group: str, name: str) -> dict[str, Any]:
 
 @functools.cache
 def _option(group: str, name: str) -> dict[str, Any]:
-    whole: dict[str, Any] = {}
+    full_options: dict[str, Any] = {}
     for path, package in chain(group, name):
         fields = {key: value for key, value in content(path).items() if key != "defaults"}
         for part in reversed(package):
             fields = {part: fields}
-        merge(whole, fields)
-    found: dict[str, Any] = whole.get(group, {})
-    return found
+        merge(full_options, fields)
+    group_options: dict[str, Any] = full_options.get(group, {})
+    return group_options
 
 
 def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
@@ -82,15 +82,15 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
     for base in content(path).get("defaults", []):
         if isinstance(base, dict):
             # A choice of a group inside this one (`backend: slurm`); choices of other groups are left out.
-            ((inner, chosen),) = base.items()
-            if isinstance(chosen, str) and (path.parent / inner).is_dir():
-                base = f"{inner}/{chosen}@{inner}"
+            ((inner, option_name),) = base.items()
+            if isinstance(option_name, str) and (path.parent / inner).is_dir():
+                base = f"{inner}/{option_name}@{inner}"
         if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
             continue
-        where, _, place = base.partition("@")
-        file = (root() / where[1:] if where.startswith("/") else path.parent / where).with_suffix(".yaml")
-        inside = () if is_global(file) else (*package, *(part for part in place.split(".") if part))
-        files += _chain(file, inside)
+        reference, _, place = base.partition("@")
+        file = (root() / reference[1:] if reference.startswith("/") else path.parent / reference).with_suffix(".yaml")
+        target_package = () if is_global(file) else (*package, *(part for part in place.split(".") if part))
+        files += _chain(file, target_package)
     return [*files, (path, package)]
 
 
@@ -125,15 +125,16 @@ def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:
 def hide_bases() -> None:
     """Make Hydra list only options that can be chosen (`--help`, messages, completion, `glob(*)`).
 
-    It patches Hydra once per process; further calls do nothing."""
+    It patches Hydra once per process; further calls do nothing.
+    """
     from hydra._internal.config_repository import ConfigRepository
 
-    every: Callable[..., list[str]] = ConfigRepository.get_group_options
-    if hasattr(every, "__wrapped__"):
+    list_options: Callable[..., list[str]] = ConfigRepository.get_group_options
+    if hasattr(list_options, "__wrapped__"):
         return
 
-    @functools.wraps(every)
-    def chosen(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
-        return [name for name in every(self, group_name, *args, **kwargs) if choosable(name)]
+    @functools.wraps(list_options)
+    def list_choosable(self: ConfigRepository, group_name: str, *args: Any, **kwargs: Any) -> list[str]:
+        return [name for name in list_options(self, group_name, *args, **kwargs) if choosable(name)]
 
-    ConfigRepository.get_group_options = chosen  # type: ignore[method-assign]
+    ConfigRepository.get_group_options = list_choosable  # type: ignore[method-assign]

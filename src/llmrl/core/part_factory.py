@@ -9,23 +9,16 @@ from typing import Any
 class PartFactory:
     """A part of a config that is built later, once for each call.
 
-    A parameter with this type hint is given its config node unbuilt (`config.builder.Builder`).
+    A parameter with this type hint is given its config node validated, but unbuilt (`config.builder.Builder`).
 
     Args:
-        build: builds the part from its options and further injected objects.
+        build: builds the part with changed options and further injected objects.
         target: class or function that is called.
-        options: the node of the config.
-        where: place of the node, for messages.
+        where: place of the node in the config, for messages.
     """
 
-    def __init__(
-        self,
-        build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any],
-        target: Any,
-        options: Mapping[str, Any],
-        where: str,
-    ) -> None:
-        self._build, self.target, self.options, self.where = build, target, options, where
+    def __init__(self, build: Callable[[Mapping[str, Any], Mapping[str, Any]], Any], target: Any, where: str) -> None:
+        self._build, self.target, self.where = build, target, where
 
     def __call__(self, changed: Mapping[str, Any] | None = None, **injected: Any) -> Any:
         """Build the part.
@@ -37,4 +30,4 @@ class PartFactory:
         Raises:
             ConfigError: as `Builder.build`.
         """
-        return self._build({**self.options, **(changed or {})}, injected)
+        return self._build(changed or {}, injected)

@@ -43,7 +43,7 @@ def read_object(path: Path) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     if not isinstance(content, dict):
-        raise ValueError(f"it holds {_named(content)}, not an object")
+        raise ValueError(f"it holds {_short_repr(content)}, not an object")
     return content
 
 
@@ -56,12 +56,12 @@ def parse_record(kind: type[Record], content: Mapping[str, Any]) -> Record:
         ValueError: a field is missing or has the wrong type; the message names it.
     """
     hints = _hints(kind)  # type: ignore[arg-type]  # a class can be hashed
-    found: dict[str, Any] = {}
-    for each in fields(kind):  # type: ignore[arg-type]
-        if each.name not in content:
-            raise ValueError(f"it has no {each.name}")
-        found[each.name] = fitting(content[each.name], hints[each.name], each.name)
-    return kind(**found)
+    values: dict[str, Any] = {}
+    for field in fields(kind):  # type: ignore[arg-type]
+        if field.name not in content:
+            raise ValueError(f"it has no {field.name}")
+        values[field.name] = fitting(content[field.name], hints[field.name], field.name)
+    return kind(**values)
 
 
 def fitting(value: Any, hint: Any, name: str) -> Any:
@@ -73,37 +73,37 @@ def fitting(value: Any, hint: Any, name: str) -> Any:
     Raises:
         ValueError: the value does not fit; the message calls it `name`.
     """
-    origin, inside = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
     if origin is Literal:
-        if value in inside and isinstance(value, str):
+        if value in arguments and isinstance(value, str):
             return value
-        raise ValueError(f"its {name} is {_named(value)}; known: {', '.join(map(str, inside))}")
+        raise ValueError(f"its {name} is {_short_repr(value)}; known: {', '.join(map(str, arguments))}")
     if origin in (typing.Union, UnionType):
-        if value is None and NoneType in inside:
+        if value is None and NoneType in arguments:
             return None
-        (hint,) = [each for each in inside if each is not NoneType]
+        (hint,) = [element for element in arguments if element is not NoneType]
         return fitting(value, hint, name)
     if is_dataclass(hint) and isinstance(value, Mapping):
         return parse_record(hint, value)  # type: ignore[arg-type]
     if origin is list and isinstance(value, list):
-        return [fitting(each, inside[0], name) for each in value]
+        return [fitting(element, arguments[0], name) for element in value]
     if origin is dict and isinstance(value, dict):
-        return {key: fitting(each, inside[1], name) for key, each in value.items()}
+        return {key: fitting(element, arguments[1], name) for key, element in value.items()}
     if isinstance(value, int) and not isinstance(value, bool) and hint in (int, float) and abs(value) < 1 << 63:
         return value
     if isinstance(value, float) and hint is float and math.isfinite(value):
         return value
     if hint in (str, bool) and isinstance(value, hint):
         return value
-    raise ValueError(f"its {name} is {_named(value)}, not {_NAMES.get(hint, 'of its type')}")
+    raise ValueError(f"its {name} is {_short_repr(value)}, not {_NAMES.get(hint, 'of its type')}")
 
 
 _NAMES = {int: "a whole number", float: "a finite number", str: "a text", bool: "a truth value"}
 
 
-def _named(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

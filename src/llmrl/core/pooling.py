@@ -23,7 +23,7 @@ class Estimate:
         units: number of independent numbers that `value` averages: episodes, or societies.
         episodes: total number of episodes.
         measurements: number of measurements.
-        draws: names of the random numbers of the measurements.
+        draws: names of the sets of random numbers that the measurements used.
     """
 
     vector: Key
@@ -35,13 +35,13 @@ class Estimate:
     measurements: int = 0
     draws: set[str] = field(default_factory=set)
     _squares: float = 0.0  # summed squared deviations of the units from `value`
-    _alone: float | None = None  # standard error of the only measurement, where that is one unit
+    _single_error: float | None = None  # standard error of the only measurement; None after a second one
 
     @property
     def standard_error(self) -> float | None:
         """Standard error of `value` over units; for a single unit, that of its measurement; None if unknown."""
         if self.units < 2:
-            return self._alone
+            return self._single_error
         return math.sqrt(self._squares / (self.units - 1) / self.units)
 
     def add(self, value: float, standard_error: float | None, units: int, episodes: int) -> None:
@@ -53,7 +53,7 @@ class Estimate:
         total, shift = self.units + units, value - self.value
         self._squares += squares + shift**2 * self.units * units / total
         self.value += shift * units / total
-        self._alone = standard_error if self.measurements == 0 else None
+        self._single_error = standard_error if self.measurements == 0 else None
         self.units, self.episodes, self.measurements = total, self.episodes + episodes, self.measurements + 1
 
 
@@ -70,9 +70,9 @@ class PooledEstimates:
 
     def __init__(self, fewest: int = 1) -> None:
         self.fewest = fewest
-        self._found: dict[tuple[int | str | None, Key], Estimate] = {}
+        self._estimates: dict[tuple[int | str | None, Key], Estimate] = {}
         self._best: dict[int | str | None, Estimate | None] = {}
-        self._measured = 0
+        self._n_measurements = 0
 
     def add(
         self,
@@ -92,25 +92,26 @@ class PooledEstimates:
             units, episodes: numbers of independent numbers and of episodes (see `Estimate`).
             context: context of the measurement.
             draw: name of the random numbers of this measurement. A second measurement of a vector with the same draw
-                (equal proposals in one step, seeds shared by all steps) is a repetition and not counted. None: its own.
+                (equal proposals in one step, seeds shared by all steps) is a repetition and not counted. None: the
+                random numbers are used by no other measurement.
         """
         key = key_of(vector)
-        found = self._found.get((context, key))
-        if found is None:
-            found = self._found[context, key] = Estimate(key, context, self._measured)
-        self._measured += 1
-        if draw is not None and draw in found.draws:
-            return found
-        before = found.value
-        found.add(value, standard_error, units, episodes)
+        estimate = self._estimates.get((context, key))
+        if estimate is None:
+            estimate = self._estimates[context, key] = Estimate(key, context, self._n_measurements)
+        self._n_measurements += 1
+        if draw is not None and draw in estimate.draws:
+            return estimate
+        previous_value = estimate.value
+        estimate.add(value, standard_error, units, episodes)
         if draw is not None:
-            found.draws.add(draw)
+            estimate.draws.add(draw)
         best = self._best.get(context)
-        if best is found and found.value < before:
+        if best is estimate and estimate.value < previous_value:
             self._best[context] = max(self._fit(context), key=_rank)
-        elif found.episodes >= self.fewest and (best is None or _rank(found) > _rank(best)):
-            self._best[context] = found
-        return found
+        elif estimate.episodes >= self.fewest and (best is None or _rank(estimate) > _rank(best)):
+            self._best[context] = estimate
+        return estimate
 
     def of(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> Estimate:
         """Return the estimate of a vector in a context.
@@ -118,11 +119,11 @@ class PooledEstimates:
         Raises:
             KeyError: the vector was never measured there.
         """
-        return self._found[context, key_of(vector)]
+        return self._estimates[context, key_of(vector)]
 
     def count(self, vector: Sequence[float] | np.ndarray, context: int | str | None = None) -> int:
         """Return the number of measurements of a vector in a context."""
-        estimate = self._found.get((context, key_of(vector)))
+        estimate = self._estimates.get((context, key_of(vector)))
         return 0 if estimate is None else estimate.measurements
 
     def best(self, context: int | str | None = None) -> Estimate | None:
@@ -136,10 +137,14 @@ class PooledEstimates:
     @property
     def contexts(self) -> list[int | str | None]:
         """Contexts with measurements, in the order of their first measurements."""
-        return list(dict.fromkeys(context for context, _ in self._found))
+        return list(dict.fromkeys(context for context, _ in self._estimates))
 
     def _fit(self, context: int | str | None) -> list[Estimate]:
-        return [each for each in self._found.values() if each.context == context and each.episodes >= self.fewest]
+        return [
+            estimate
+            for estimate in self._estimates.values()
+            if estimate.context == context and estimate.episodes >= self.fewest
+        ]
 
 
 def key_of(vector: Sequence[float] | np.ndarray) -> Key:

@@ -1,7 +1,8 @@
 """Escaping of text from servers, files and other processes, so that it is safe to print in a terminal.
 
-It must not move the cursor, colour or hide lines, or change the reading direction, and so pass for this program's own
-output."""
+Such a text must not move the cursor, color or hide lines, or change the reading direction: it could then pass for this
+program's own output.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import unicodedata
 
 _JOINERS = "\u200c\u200d"
 """Format characters (joiners) that some scripts and emoji need; they are invisible and harmless."""
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories that are escaped: controls, formats (e.g. of the reading direction), surrogates, separators."""
 
 
@@ -24,16 +25,16 @@ def printable(text: object, lines: bool = True) -> str:
     >>> printable("\x1b[2J\x9b1A done\rfaked")
     '\\x1b[2J\\x9b1A done\\x0dfaked'
     """
-    said = str(text)
-    if said.isascii() and said.isprintable():
-        return said
-    return "".join(_shown(letter, lines) for letter in said)
+    string = str(text)
+    if string.isascii() and string.isprintable():
+        return string
+    return "".join(_escape(letter, lines) for letter in string)
 
 
-def _shown(letter: str, lines: bool) -> str:
+def _escape(letter: str, lines: bool) -> str:
     if letter.isprintable() or letter in _JOINERS or (lines and letter in "\n\t"):
         return letter
-    if unicodedata.category(letter) not in _UNSEEN:
+    if unicodedata.category(letter) not in _ESCAPED_CATEGORIES:
         return letter
     number = ord(letter)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"

@@ -18,9 +18,10 @@ _USERS_UMASK = "LLMRL_UMASK"
 def keep_private(private: bool = True) -> None:
     """Make files that this process and its children create from now on readable by their owner alone.
 
-    If not `private`, restore the umask with which our first process was started."""
-    before = os.umask(OWNER_ONLY)
-    users = int(os.environ.setdefault(_USERS_UMASK, f"{before:04o}"), 8)
+    If not `private`, restore the umask with which our first process was started.
+    """
+    previous_umask = os.umask(OWNER_ONLY)
+    users = int(os.environ.setdefault(_USERS_UMASK, f"{previous_umask:04o}"), 8)
     if not private:
         os.umask(users)
 
@@ -31,8 +32,8 @@ def keep_private_like(folder: Path) -> None:
 
 
 @dataclass
-class _Kept:
-    """Concurrent blocks of `kept_private` with the same argument, and the state before the first of them."""
+class _PrivacySetting:
+    """Concurrent blocks of `kept_private` with the same argument, and the settings before the first of them."""
 
     private: bool
     umask: int
@@ -41,32 +42,33 @@ class _Kept:
 
 
 _changing = threading.Lock()
-_kept: list[_Kept] = []
+_settings: list[_PrivacySetting] = []
 
 
 @contextmanager
 def kept_private(private: bool) -> Iterator[None]:
     """Call `keep_private(private)` for the duration of the block, and of concurrent blocks of other threads.
 
-    Concurrent blocks must have the same argument, because the umask belongs to the whole process."""
+    Concurrent blocks must have the same argument, because the umask belongs to the whole process.
+    """
     with _changing:
         # Not set again if unchanged: files that another thread creates meanwhile would get the wrong mode.
-        if not _kept or _kept[-1].private != private:
-            before = os.umask(OWNER_ONLY)
-            os.umask(before)
-            _kept.append(_Kept(private, before, os.environ.get(_USERS_UMASK)))
+        if not _settings or _settings[-1].private != private:
+            previous_umask = os.umask(OWNER_ONLY)
+            os.umask(previous_umask)
+            _settings.append(_PrivacySetting(private, previous_umask, os.environ.get(_USERS_UMASK)))
             keep_private(private)
-        own = _kept[-1]
-        own.blocks += 1
+        setting = _settings[-1]
+        setting.blocks += 1
     try:
         yield
     finally:
         with _changing:
-            own.blocks -= 1
-            if not own.blocks:
-                _kept.remove(own)
-                os.umask(own.umask)
-                if own.users is None:
+            setting.blocks -= 1
+            if not setting.blocks:
+                _settings.remove(setting)
+                os.umask(setting.umask)
+                if setting.users is None:
                     os.environ.pop(_USERS_UMASK, None)
 
 
@@ -80,12 +82,12 @@ def make_folder(folder: Path, private: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         return
     missing = []
-    for each in (folder, *folder.parents):
-        if each.exists():
+    for path in (folder, *folder.parents):
+        if path.exists():
             break
-        missing.append(each)
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
+        missing.append(path)
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
     mode = folder.stat().st_mode
     if mode & OWNER_ONLY and folder.stat().st_uid == os.getuid():
         folder.chmod(mode & 0o700)

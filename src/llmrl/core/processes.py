@@ -31,15 +31,17 @@ TIMEOUT_S = 1800.0
 """Time that a process waits for another, seconds: longer than saving a large model takes."""
 _BUCKET_BYTES = 2**26
 _FAILED = "llmrl/failed"
-_NEWS_S = 5.0  # time that a process waits to be told why another one is gone
-_LEAVE_S = 5.0
+_ERROR_TIMEOUT_S = 5.0  # time that a process waits for the error message of a process that is gone
+_LEAVE_TIMEOUT_S = 5.0
 
 
 class ProcessGroup:
-    """The group of a single process. `join` returns the group that this process was started in.
+    """The group of a single process, and the base class of groups of several.
 
-    All processes must make the same exchanges in the same order. They must log the same metrics, except those under
-    `time/` and `spent/`: sum what one of them counts alone.
+    `join` returns the group that this process was started in.
+
+    All processes must call the same collective operations in the same order. They must log the same metrics, except
+    those under `time/` and `usage/`. A number that only one process counts must therefore be summed first.
 
     Attributes:
         rank: index of this process, 0 .. world_size - 1. Process 0 owns the run folder and talks to the user.
@@ -59,20 +61,20 @@ class ProcessGroup:
             ConfigError: the environment variables are invalid.
             ProcessesError: the other processes could not be reached in time.
         """
-        global _joined
-        if _joined is None:
-            rank, world_size = placed()
-            _joined = ProcessGroup() if world_size == 1 else _Group(rank, world_size)
-        return _joined
+        global _process_group
+        if _process_group is None:
+            rank, world_size = rank_and_world_size()
+            _process_group = ProcessGroup() if world_size == 1 else _Group(rank, world_size)
+        return _process_group
 
     @staticmethod
     def joined() -> ProcessGroup:
         """Return the group that `join` returned before; the group of this process alone if it was not called."""
-        return ProcessGroup() if _joined is None else _joined
+        return ProcessGroup() if _process_group is None else _process_group
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the first process."""
+        """True in process 0, which owns the run folder."""
         return self.rank == 0
 
     def share(self, n: int) -> slice:
@@ -82,7 +84,8 @@ class ProcessGroup:
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the concatenated rows (first axis) of all processes, in the order of ranks, without gradients.
 
-        The number of rows may differ between processes; their shape and dtype may not."""
+        The number of rows may differ between processes; their shape and dtype may not.
+        """
         return tensor
 
     def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -103,7 +106,10 @@ class ProcessGroup:
         """Wait until all processes have called this."""
 
     def fail(self, error: BaseException) -> None:
-        """Leave because of `error`. The other processes get its message when they notice that this one is gone."""
+        """Leave the group because of `error`.
+
+        The other processes get its message when they notice that this one is gone.
+        """
 
     def leave(self) -> None:
         """Leave together with the other processes at the end of the run."""
@@ -133,12 +139,12 @@ class _Group(ProcessGroup):
                 world_size=world_size,
                 timeout=wait,
             )
-            # Plain data does not pass through GPUs.
+            # Plain data is exchanged by gloo, without a copy to the GPU.
             self._plain = dist.new_group(backend="gloo", timeout=wait) if gpus else dist.group.WORLD
         except (RuntimeError, ValueError, OSError) as error:
-            where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             raise ProcessesError(
-                f"process {rank} of {world_size} could not meet the others at {where}: {short_error(error)}"
+                f"process {rank} of {world_size} could not connect to the others at {address}: {short_error(error)}"
             ) from error
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -146,16 +152,16 @@ class _Group(ProcessGroup):
         import torch.distributed as dist
 
         rows = tensor.detach().contiguous()
-        counts, one = self.all_gather_object(len(rows)), rows.shape[1:]
-        # As bytes, because not every backend supports every dtype; of equal sizes, because not every backend supports
-        # unequal ones.
-        own = torch.zeros(max(counts), prod(one) * rows.element_size(), dtype=torch.uint8, device=rows.device)
-        own[: len(rows)] = rows.reshape(len(rows), prod(one)).view(torch.uint8)
-        found = [torch.empty_like(own) for _ in counts]
-        with self._together():
-            dist.all_gather(found, own)
-        whole = torch.cat([part[:count] for part, count in zip(found, counts, strict=True)])
-        return whole.view(rows.dtype).reshape(sum(counts), *one)
+        counts, row_shape = self.all_gather_object(len(rows)), rows.shape[1:]
+        # Tensors are sent as bytes, because not every backend supports every dtype, and padded to equal sizes, because
+        # not every backend supports unequal ones.
+        buffer = torch.zeros(max(counts), prod(row_shape) * rows.element_size(), dtype=torch.uint8, device=rows.device)
+        buffer[: len(rows)] = rows.reshape(len(rows), prod(row_shape)).view(torch.uint8)
+        buffers = [torch.empty_like(buffer) for _ in counts]
+        with self._translate_errors():
+            dist.all_gather(buffers, buffer)
+        full_tensor = torch.cat([part[:count] for part, count in zip(buffers, counts, strict=True)])
+        return full_tensor.view(rows.dtype).reshape(sum(counts), *row_shape)
 
     def all_reduce(self, tensors: Iterable[torch.Tensor]) -> None:
         import torch
@@ -165,7 +171,7 @@ class _Group(ProcessGroup):
             flat = torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
             if flat.dtype in (torch.float16, torch.bfloat16):
                 flat = flat.float()  # a sum in 16 bits would round away what the processes must agree on
-            with self._together():
+            with self._translate_errors():
                 dist.all_reduce(flat)
             with torch.no_grad():
                 for tensor, part in zip(bucket, torch.split(flat, [t.numel() for t in bucket]), strict=True):
@@ -176,9 +182,9 @@ class _Group(ProcessGroup):
 
         # Gradients of sharded parameters are already summed when they are computed.
         parameters = [p for p in parameters if not hasattr(p, "to_local")]
-        there = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
-        self.all_reduce([there])
-        summed = [p for p, count in zip(parameters, there.tolist(), strict=True) if count]
+        has_gradient = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
+        self.all_reduce([has_gradient])
+        summed = [p for p, count in zip(parameters, has_gradient.tolist(), strict=True) if count]
         for parameter in summed:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -187,56 +193,56 @@ class _Group(ProcessGroup):
     def all_gather_object(self, value: Any) -> list[Any]:
         import torch.distributed as dist
 
-        found: list[Any] = [None] * self.world_size
-        with self._together():
-            dist.all_gather_object(found, value, group=self._plain)
-        return found
+        values: list[Any] = [None] * self.world_size
+        with self._translate_errors():
+            dist.all_gather_object(values, value, group=self._plain)
+        return values
 
     def barrier(self) -> None:
         import torch.distributed as dist
 
-        with self._together():
+        with self._translate_errors():
             dist.barrier(group=self._plain)
 
     def fail(self, error: BaseException) -> None:
         if isinstance(error, ProcessesError):
-            return  # another process has failed, and has said so
+            return  # another process has failed and has stored its message
         cause = error.__cause__ if isinstance(error, SystemExit) and error.__cause__ else error
-        said = f"process {self.rank} of {self.world_size} on {socket.gethostname()} failed: {short_error(cause)}"
+        message = f"process {self.rank} of {self.world_size} on {socket.gethostname()} failed: {short_error(cause)}"
         try:
-            self._store.compare_set(_FAILED, "", said + "\n" + "".join(traceback.format_exception(cause)))
+            self._store.compare_set(_FAILED, "", message + "\n" + "".join(traceback.format_exception(cause)))
         except RuntimeError:
-            return  # the process that keeps the store is gone already
+            return  # the process that hosts the store is gone already
 
     def leave(self) -> None:
         import torch.distributed as dist
 
         try:
-            dist.monitored_barrier(group=self._plain, timeout=timedelta(seconds=_LEAVE_S))
+            dist.monitored_barrier(group=self._plain, timeout=timedelta(seconds=_LEAVE_TIMEOUT_S))
         except RuntimeError:
-            return  # nothing depends on it: the run is over
+            return  # harmless: the run is finished
         dist.destroy_process_group()
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """Wrap an exchange: raise ProcessesError with the other process's message if that process is gone."""
         try:
             yield
         except RuntimeError as error:
             try:
-                self._store.wait([_FAILED], timedelta(seconds=_NEWS_S))
-                said, _, details = self._store.get(_FAILED).decode().partition("\n")
+                self._store.wait([_FAILED], timedelta(seconds=_ERROR_TIMEOUT_S))
+                message, _, details = self._store.get(_FAILED).decode().partition("\n")
             except RuntimeError:
-                said, details = f"another of this run's {self.world_size} processes is gone without a word", ""
-            lost = ProcessesError(said)
-            lost.add_note(details)
-            raise lost from error
+                message, details = f"one of this run's {self.world_size} processes is gone without an error message", ""
+            failure = ProcessesError(message)
+            failure.add_note(details)
+            raise failure from error
 
 
-_joined: ProcessGroup | None = None
+_process_group: ProcessGroup | None = None
 
 
-def placed() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
     """Return the rank of this process and the number of processes, from the environment; (0, 1) for a single process.
 
     Raises:
@@ -252,7 +258,7 @@ def placed() -> tuple[int, int]:
         )
     rank = _number("RANK", 0)
     if rank >= world_size:
-        raise ConfigError(f"RANK={rank} is no place among WORLD_SIZE={world_size} processes: 0 to {world_size - 1}")
+        raise ConfigError(f"RANK={rank} must be in 0..{world_size - 1} for WORLD_SIZE={world_size} processes")
     return rank, world_size
 
 
@@ -262,7 +268,7 @@ def local_device(device: str) -> str:
     Raises:
         ConfigError: this machine has fewer GPUs than processes.
     """
-    if device != "cuda" or placed()[1] == 1:
+    if device != "cuda" or rank_and_world_size()[1] == 1:
         return device
     import torch
 
@@ -278,7 +284,7 @@ def local_device(device: str) -> str:
 
 
 @contextmanager
-def leaving_together() -> Iterator[None]:
+def leaving_group() -> Iterator[None]:
     """Wrap a program: leave the group at its end; if this process fails, let the other processes know why."""
     try:
         yield
@@ -296,7 +302,7 @@ def leaving_together() -> Iterator[None]:
 def _number(name: str, default: int) -> int:
     text = os.environ.get(name, "") or str(default)
     if not text.isdecimal():
-        raise ConfigError(f"{name}={text!r} in the environment: a whole number >= 0 is needed")
+        raise ConfigError(f"the environment variable {name}={text!r} must be a whole number >= 0")
     return int(text)
 
 
@@ -305,10 +311,10 @@ def _buckets(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     kinds: dict[Any, list[torch.Tensor]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for alike in kinds.values():
+    for kind_tensors in kinds.values():
         bucket: list[torch.Tensor] = []
         size = 0
-        for tensor in alike:
+        for tensor in kind_tensors:
             if bucket and size + tensor.numel() * tensor.element_size() > _BUCKET_BYTES:
                 yield bucket
                 bucket, size = [], 0

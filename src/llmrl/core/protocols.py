@@ -35,7 +35,7 @@ Camera = Callable[[int], Sequence[np.ndarray]]
 
 @runtime_checkable
 class VecEnv(Protocol):
-    """A vectorised environment: `n_envs` games of `n_agents` agents, stepped in lock step.
+    """A vectorized environment: `n_envs` games of `n_agents` agents, stepped in lock step.
 
     A game that ends stays ended until it is reset. `Step.observation` therefore always shows the state reached, from
     which truncated episodes are bootstrapped without a special case.
@@ -61,12 +61,16 @@ class VecEnv(Protocol):
         """Advance all games by one step. A game that has ended stays as it is, with rewards of 0, until it is reset.
 
         `action` is [n_envs, n_agents] int, or [n_envs, n_agents, a] where an action is several numbers. It is a NumPy
-        array; if `spec.device` is set, it may also be a tensor on that device."""
+        array; if `spec.device` is set, it may also be a tensor on that device.
+        """
         ...
 
     def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups of games (in order) the same random numbers from the next reset
-        on, i.e. common random numbers for a comparison of groups. 1 makes all games independent."""
+        """Give game i of each of `groups` equal groups the same random numbers from the next reset on.
+
+        These are common random numbers for a comparison of groups. Groups are consecutive games; 1 makes all games
+        independent.
+        """
         ...
 
     def set_mechanism(self, values: Array) -> None:
@@ -95,7 +99,7 @@ class Resizable(VecEnv, Protocol):
     """An environment whose games do not depend on the number of games, so that several runs can share one batch."""
 
     def resized(self, n_envs: int) -> Resizable:
-        """Return the same environment with `n_envs` games, none of them begun."""
+        """Return the same environment with `n_envs` games, none of which has been reset."""
         ...
 
     def set_context(self, context: int | np.ndarray) -> None:
@@ -152,8 +156,10 @@ class Memoizing(Protocol):
     """
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """Return a context manager in which the policy's weights and settings must not change. It may be nested. The
-        cache is empty at its start and cleared at its end."""
+        """Return a context manager in which the policy's weights and settings must not change.
+
+        It may be nested. The cache is empty at its start and cleared at its end.
+        """
         ...
 
 
@@ -164,12 +170,13 @@ def unchanged(policy: Policy) -> AbstractContextManager[None]:
 
 @runtime_checkable
 class Controller(Protocol):
-    """A policy with a small parameter vector that a proposer searches. It uses NumPy only and can be pickled, because
-    it plays in worker processes without torch.
+    """A policy with a small parameter vector that a proposer searches.
+
+    It uses NumPy only and can be pickled, because it plays in worker processes without torch.
 
     `channel` is the observation channel that it reads, `vector` or `state`. `space` describes its parameters.
 
-    Optional: `layout`, what the numbers are, in words for a language model; `clip_actions`, whether actions are clipped
+    Optional: `layout`, a description of the numbers for a language model; `clip_actions`, whether actions are clipped
     to their bounds (True); `prepared(parameters)`, which returns a faster `act(observation)` for fixed parameters.
     """
 
@@ -179,7 +186,8 @@ class Controller(Protocol):
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return the actions of n games, [n] int64, or [n, a] float64 where an action is several numbers.
 
-        `observation` is [n, k] float64, or states [n] int64. `parameters` [n, d] has a row for each game."""
+        `observation` is [n, k] float64, or states [n] int64. `parameters` [n, d] has one vector per game.
+        """
         ...
 
 
@@ -198,7 +206,7 @@ AgentLoop = Literal["learn", "clone", "baseline", "search", "play"]
 """The loop that an agent is made for, in games without a principal.
 
 - learn: rollouts, and `Agent.update` after each.
-- clone: epochs over recorded behaviour; the agent has `imitate` (`llmrl.loops.clone.Imitator`).
+- clone: epochs over recorded behavior; the agent has `imitate` (`llmrl.loops.clone.Imitator`).
 - baseline: a loop of its own; the agent has `fit` (`llmrl.loops.baseline.ExternallyTrained`).
 - search: a principal proposes its parameters; the agent is a `SearchableAgent`.
 - play: the agent never learns.
@@ -221,7 +229,7 @@ class Agent(Protocol):
     learns: bool
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Improve the policy from one rollout, drawing minibatches with `generator`; return metrics."""
+        """Improve the policy from one rollout and return metrics. Minibatches are drawn with `generator`."""
         ...
 
     def reset(self) -> None:
@@ -261,7 +269,7 @@ class Teacher(Protocol):
 
     @property
     def policy(self) -> Policy | None:
-        """The teacher as a policy, to evaluate it and to show it beside a student; None if it cannot play."""
+        """The teacher as a policy, for evaluating it and displaying it next to a student; None if it cannot play."""
         ...
 
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
@@ -300,8 +308,9 @@ class Teacher(Protocol):
 
 @runtime_checkable
 class Proposer(Protocol):
-    """An ask/tell optimiser, which proposes vectors inside bounds and is told their outcomes. Principals and policy
-    searches are proposers.
+    """An ask/tell optimizer, which proposes vectors inside bounds and is told their outcomes.
+
+    Principals and policy searches are proposers.
 
     `parallel`: whether it can propose several vectors before it is told the outcome of the first.
     """
@@ -333,7 +342,8 @@ class Recommender(Protocol):
         """Return the vectors that the principal's rule ranks highest in a context, best first, [m, d] with m <= n.
 
         Incumbents follow these vectors, so a rule that names one vector returns it alone. The method changes no state
-        and draws no random numbers. `estimates` pools all measurements so far, by context index."""
+        and draws no random numbers. `estimates` pools all measurements so far, by context index.
+        """
         ...
 
 
@@ -352,8 +362,10 @@ class EstimatesCalls(Protocol):
     """A proposer or an agent that can estimate its requests to chat models before a run."""
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
-        """Return the estimate for `steps` calls of `ask(n=n)` after `known` other outcomes; of an agent that only
-        plays, for `n` episodes of `steps` steps."""
+        """Return the estimate for `steps` calls of `ask(n=n)` after `known` other outcomes.
+
+        For an agent that only plays, the estimate is for `n` episodes of `steps` steps.
+        """
         ...
 
 
@@ -371,7 +383,7 @@ class GradientProposer(Proposer, Protocol):
     """A proposer that learns from `Outcome.gradient`, which requires differentiable learning of the agents."""
 
     needs_gradient: bool
-    """True."""
+    """Always true."""
 
     @property
     def meta_settings(self) -> MetaSettings:
@@ -384,15 +396,16 @@ class MetaLearner(Protocol):
     """The agents' learning during one principal step, as a differentiable function of the mechanism's values."""
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Do what `Agent.update` does, and keep track of how the new weights depend on the mechanism's values."""
+        """Update the policy as `Agent.update` does, and track how the new weights depend on the mechanism's values."""
         ...
 
     def gradient(
         self, rollouts: Sequence[Rollout], objective: Objective, spending_cost: float, outcome: Outcome
     ) -> np.ndarray:
-        """Return the estimated derivative, [d], of the objective by the mechanism's values.
+        """Return the estimated derivative, [d], of the objective with respect to the mechanism's values.
 
-        `rollouts` are the validation rollouts, `outcome` their outcome."""
+        `rollouts` are the validation rollouts, `outcome` their outcome.
+        """
         ...
 
 

@@ -1,4 +1,7 @@
-"""Whether what is about to be allocated fits: said before, because afterwards the process is gone."""
+"""Checks that there is enough memory for an allocation.
+
+They run before the allocation, because a process that runs out of memory is killed without a message.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from pathlib import Path
 from llmrl.core.errors import ConfigError
 
 SHARE = 0.9
-"""Of the memory that is free, what one allocation may take."""
+"""Fraction of the free memory that one allocation may take."""
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes that are free on a torch device; None where that cannot be known."""
+    """Return the free memory of a torch device, bytes; None if it is unknown."""
     if device.startswith("cuda"):
         import torch
 
@@ -24,31 +27,31 @@ def free_memory(device: str) -> int | None:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 limits.append(int(line.split()[1]) * 1024)
-    # A container or a batch job may be given less than the machine has.
+    # A container or a batch job may have less memory than the machine.
     group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no such files, or no limit
         used = int((group / "memory.current").read_text())
-        # Pages of files that nobody needs are given back before memory runs out.
-        kept = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
-        used -= sum(int(n) for name, n in kept if name == "inactive_file")
+        # The kernel frees inactive file pages before memory runs out.
+        statistics = [line.split() for line in (group / "memory.stat").read_text().splitlines()]
+        used -= sum(int(n) for name, n in statistics if name == "inactive_file")
         limits.append(int((group / "memory.max").read_text()) - used)
     return min(limits) if limits else None
 
 
 LEAST_GAME = 256
-"""Bytes that one of many games takes at the very least: its state, what is seen of it in one step, its sums."""
+"""Least memory of one game, bytes: its state, the observations of one step, and its sums."""
 
 
 def check_games(n_envs: object) -> None:
-    """Raise ConfigError for more games, `env.n_envs`, than could be in this machine's memory, whatever they are."""
+    """Raise ConfigError if the games (`env.n_envs`) cannot fit into this machine's memory, whatever the environment."""
     if isinstance(n_envs, int):
-        most = round(SHARE * (free_memory("cpu") or 0) / LEAST_GAME)
-        advice = f"at the very most {most:,} games fit, and of most environments a few thousand"
+        max_games = round(SHARE * (free_memory("cpu") or 0) / LEAST_GAME)
+        advice = f"at most {max_games:,} games fit, and only a few thousand games of most environments"
         need_memory(n_envs * LEAST_GAME, "cpu", f"env.n_envs={n_envs}: the games", advice)
 
 
 def need_memory(n_bytes: int, device: str, what: str, advice: str) -> None:
-    """Raise ConfigError where `n_bytes` for `what` would not fit; `advice` says what would."""
+    """Raise ConfigError if `n_bytes` for `what` would not fit into the memory of `device`; `advice` says what would."""
     free = free_memory(device)
     if free is not None and n_bytes > SHARE * free:
         raise ConfigError(

@@ -73,9 +73,9 @@ class PolicyOutput:
         log_prob: log-probability of the action, [n_envs, n_agents]; None if the policy has none (a bot, a chat model).
         value: state value, [n_envs, n_agents], or None.
         features: output of a frozen network core, [n_envs, n_agents, F], kept to compute it once per rollout; or None.
-        state: memory of the policy, to be passed to `act` at the next step, [n_envs, n_agents, k]; a row of zeros
-            starts an episode. None for policies without memory.
-        logits: unnormalised log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
+        state: memory of the policy, to be passed to `act` at the next step, [n_envs, n_agents, k]; zeros at the start
+            of an episode. None for policies without memory.
+        logits: unnormalized log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
         entropy: entropy of the policy in each agent's observation, in nats, [n_envs, n_agents]; None if unknown.
         notes: the policy's remarks on each action, `notes[env][agent]`: small dicts of texts, numbers and booleans,
             empty where there is no remark (a game that waits for its reset); None for policies without remarks.
@@ -108,7 +108,7 @@ class Trace:
 
 @dataclass
 class Outcome:
-    """What a proposer is told about one of its proposals.
+    """The outcome of one proposal, which its proposer is told.
 
     Attributes:
         vector: the proposal that was evaluated, [d].
@@ -152,7 +152,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Pretraining:
-    """How agents were trained before the run.
+    """The training of the agents before the run.
 
     Attributes:
         env_steps: environment steps, summed over games.
@@ -174,7 +174,8 @@ class Briefing:
         validate_episodes: episodes that a payoff is averaged over.
         replicates: societies that learn independently under each proposal.
         reset: whether agents return to their initial weights of the run before each principal step.
-        without: payoff without a mechanism, measured beforehand, by context (key None: no contexts); empty: unknown.
+        without: payoff without a mechanism, measured before the search, by context (key None: no contexts); empty if
+            unknown.
         games: games that a society plays side by side in each round.
         updates: updates of a society per training round; 0: the agents do not learn.
         confirmations: measurements after the last proposal that compare the leading vectors again.
@@ -202,14 +203,14 @@ class MetaSettings:
         baseline: baseline of returns. `others`: the mean of the other validation episodes at the same step (with one
             episode: `past_return`, spread evenly over its steps). `past`: `past_return` at every step.
         past_return: mean objective of earlier principal steps.
-        through_observation: whether to include the effect of observed mechanism values on the agents' actions.
+        observation_gradient: whether to include the effect of observed mechanism values on the agents' actions.
         differentiate_targets: whether to include the dependence of the agents' value targets on the mechanism's values.
     """
 
     gamma: float = 1.0
     baseline: Literal["others", "past"] = "others"
     past_return: float = 0.0
-    through_observation: bool = True
+    observation_gradient: bool = True
     differentiate_targets: bool = False
 
 
@@ -232,8 +233,8 @@ class ChatRequest:
         place: name of the place in the run that asks, to distinguish equal requests that are sent concurrently and so
             have no order. "": equal requests are distinguished by counting them.
         read: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
-        model: name of the model among several of a run; `CHOSEN` is the one that `llm=` chooses. It is no part of a
-            request's address in the cache, because each model has addresses of its own.
+        model: name of the model among several of a run; `CHOSEN` is the one that `llm=` chooses. It is not part of a
+            request's key in the cache, because each model has keys of its own.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -249,7 +250,7 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatReply:
-    """The reply of a chat model, and what it cost.
+    """The reply of a chat model with its token counts and its cost.
 
     Attributes:
         text: the reply; empty if the model refused or the call failed.
@@ -279,7 +280,7 @@ class ChatReply:
 
     @property
     def cut(self) -> bool:
-        """Whether the reply was cut at the limit of its length."""
+        """True if the reply ended at the limit of its length."""
         return self.finish.lower() in ("length", "max_tokens", "model_length", "max_output_tokens")
 
 
@@ -323,17 +324,17 @@ class CallEstimate:
     @classmethod
     def total(cls, several: Sequence[CallEstimate]) -> CallEstimate:
         """Return the sum of estimates; shares are weighted by prompt tokens, which dominate costs."""
-        tokens = sum(each.prompt_tokens for each in several)
+        tokens = sum(estimate.prompt_tokens for estimate in several)
         shares: dict[str, float] = {}
-        for each in several:
-            weight = each.prompt_tokens / tokens if tokens else 1 / len(several)
-            for model, share in each.shares.items():
+        for estimate in several:
+            weight = estimate.prompt_tokens / tokens if tokens else 1 / len(several)
+            for model, share in estimate.shares.items():
                 shares[model] = shares.get(model, 0.0) + share * weight
         return cls(
-            calls=sum(each.calls for each in several),
-            most_calls=sum(each.most_calls for each in several),
+            calls=sum(estimate.calls for estimate in several),
+            most_calls=sum(estimate.most_calls for estimate in several),
             prompt_tokens=tokens,
-            completion_tokens=sum(each.completion_tokens for each in several),
-            quoted=sum(each.quoted for each in several),
+            completion_tokens=sum(estimate.completion_tokens for estimate in several),
+            quoted=sum(estimate.quoted for estimate in several),
             shares=shares or {CHOSEN: 1.0},
         )

@@ -36,7 +36,7 @@ Counter = Literal[
     "episodes",
     "samples",
 ]
-"""Counters of rows, from the beginning of the run.
+"""Counters of rows of metrics, from the beginning of the run.
 
 - env_steps: environment steps, summed over games, that were played for learning or for evaluating proposals.
 - updates: updates of an agent's weights.
@@ -73,7 +73,10 @@ class ProgressDisplay(Protocol):
         ...
 
     def tell(self, value: float, proposed: str = "") -> None:
-        """Say what was reached last: the objective of what was `proposed`, or a return where nobody proposes."""
+        """Show the last objective or return.
+
+        `proposed` is the proposal that reached the objective; empty if there are no proposals.
+        """
         ...
 
     def __enter__(self) -> Self: ...
@@ -141,13 +144,14 @@ class RunContext(Protocol):
         ...
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
-        """Save a checkpoint if one is due, and stop if a signal asks for it. Call it where the loop can be resumed."""
+        """Save a checkpoint if one is due, and stop if a signal requests it. Call it where the loop can be resumed."""
         ...
 
     def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
         """Discard the work since the last safe point and stop, if a requested stop has taken too long.
 
-        Call it often between safe points; `state` must return the state at the last one."""
+        Call it often between safe points; `state` must return the state at the last one.
+        """
         ...
 
     def saved_if_refused(
@@ -156,7 +160,8 @@ class RunContext(Protocol):
         """Return a context manager for a block that calls a language model.
 
         If the calls fail permanently or a signal stops them, the state before the block is saved. It is not saved if
-        the block `learns` and a signal interrupts it."""
+        the block `learns` and a signal interrupts it.
+        """
         ...
 
     def checkpoint(self, iteration: int, state: State) -> Path:

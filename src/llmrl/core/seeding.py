@@ -55,7 +55,7 @@ class Seeds:
 
         Args:
             n: number of replicates, >= 1.
-            consecutive: whether replicate i has the tree of the run with seed + i instead. Runs of neighbouring seeds
+            consecutive: whether replicate i has the tree of the run with seed + i instead. Runs of neighboring seeds
                 then share replicates, so this is for tests that compare a replicate with a run.
         """
         if consecutive:
@@ -90,9 +90,10 @@ class Seeds:
 def generators(seeds: Sequence[int], shared: bool = False) -> list[torch.Generator]:
     """Return a torch generator for each seed, always on the CPU, so that all devices draw alike.
 
-    With `shared`, equal seeds get the same generator object, so each draw from it advances the others' stream."""
+    With `shared`, equal seeds get the same generator object, so each draw from it advances the others' stream.
+    """
     import torch
 
-    made = [torch.Generator().manual_seed(seed) for seed in seeds]
-    own = dict(zip(seeds, made, strict=True))
-    return [own[seed] for seed in seeds] if shared else made
+    torch_generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    seed_generators = dict(zip(seeds, torch_generators, strict=True))
+    return [seed_generators[seed] for seed in seeds] if shared else torch_generators

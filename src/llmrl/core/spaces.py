@@ -53,9 +53,9 @@ class Parameter:
     Attributes:
         decimals: decimal places that the number is rounded to wherever it is used; 0: integers, None: no rounding.
         choice: whether the values are indices of discrete alternatives, so that values out of bounds mean nothing.
-        effect: what a value brings about, for people who know nothing of the name: a few words with `{value}`; empty
-            where name and value say it.
-        effect_scale: `{value}` is the value times this.
+        effect: description of a value's effect that needs no knowledge of the name: a few words with `{value}`; empty
+            if name and value are clear.
+        effect_scale: factor by which the value is multiplied where it replaces `{value}`.
     """
 
     name: str
@@ -77,7 +77,7 @@ class ParameterSpace:
         name: kind of vector, e.g. `tax`.
         parameters: the d numbers, in the order of a vector's entries.
         contexts: names of the contexts, each with a best vector of its own. Empty: there is one best vector.
-        sentence: what a vector does, for people: a sentence with `{effects}`, those of its parameters.
+        sentence: description of a vector: a sentence in which `{effects}` stands for the effects of its parameters.
     """
 
     name: str
@@ -101,7 +101,7 @@ class ParameterSpace:
 
     @property
     def choices(self) -> np.ndarray:
-        """Whether each number is a choice (`Parameter.choice`), [d] bool."""
+        """Mask of the numbers that are choices (`Parameter.choice`), [d] bool."""
         return np.array([p.choice for p in self.parameters], dtype=bool)
 
     @property
@@ -122,22 +122,24 @@ class ParameterSpace:
         if not self.contexts and context is None:
             return 0
         if context is None or not 0 <= context < len(self.contexts):
-            own = f"{self.name}'s {len(self.contexts)} contexts {self.contexts}"
-            raise ValueError(f"context {context!r} is none of {own}")
+            description = f"{self.name}'s {len(self.contexts)} contexts {self.contexts}"
+            raise ValueError(f"context {context!r} is none of {description}")
         return context
 
     def rounded(self, values: np.ndarray, clip: bool = True) -> np.ndarray:
-        """Return `values` [..., d] rounded to each parameter's decimals, float64; with `clip`, also clipped to the
-        bounds."""
-        kept = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
+        """Return `values` [..., d] rounded to each parameter's decimals, float64.
+
+        With `clip`, they are also clipped to the bounds.
+        """
+        numbers = np.clip(values, self.low, self.high) if clip else np.asarray(values, dtype=np.float64)
         digits = [p.decimals for p in self.parameters]
         if all(digit is None for digit in digits):
-            return kept
+            return numbers
         scale = np.array([1.0 if digit is None else 10.0**digit for digit in digits])
         # float64 numbers this large are integers, and the product with `scale` might overflow.
-        plain = np.array([digit is None for digit in digits]) | (np.abs(kept) >= 2.0**52)
+        plain = np.array([digit is None for digit in digits]) | (np.abs(numbers) >= 2.0**52)
         # Adding 0.0 turns -0.0 into 0.0.
-        return np.where(plain, kept, np.round(np.where(plain, 0.0, kept) * scale) / scale + 0.0)
+        return np.where(plain, numbers, np.round(np.where(plain, 0.0, numbers) * scale) / scale + 0.0)
 
     def outside(self, values: np.ndarray) -> np.ndarray:
         """Return whether each of `values` [..., d] is outside the bounds (or NaN), [..., d] bool."""
@@ -152,10 +154,11 @@ class ParameterSpace:
     def coarse_scan(self) -> np.ndarray:
         """At most d + 3 distinct vectors that show whether the numbers have any effect, [n, d].
 
-        They are `neutral`, the centre, the upper bounds, and each number at its upper bound with the others neutral."""
+        They are `neutral`, the center, the upper bounds, and each number at its upper bound with the others neutral.
+        """
         low, high, none = self.low, self.high, self.neutral
-        each = [np.where(np.arange(self.dim) == i, high, none) for i in range(self.dim)]
-        vectors = self.rounded(np.array([none, (low + high) / 2, high, *each]))
+        single_maxima = [np.where(np.arange(self.dim) == i, high, none) for i in range(self.dim)]
+        vectors = self.rounded(np.array([none, (low + high) / 2, high, *single_maxima]))
         return np.array(list(dict.fromkeys(tuple(vector) for vector in vectors.tolist())))
 
     def in_words(self, values: np.ndarray) -> str:
@@ -164,7 +167,9 @@ class ParameterSpace:
         return ", ".join(set_) or f"no {self.name}"
 
     def in_a_sentence(self, values: np.ndarray) -> str:
-        """Say what a vector [d] does, for people who know nothing of the names: `Pays 3 for a step of cleaning.`
+        """Return the effect of a vector [d] as a sentence that needs no knowledge of the names.
+
+        An example is `Pays 3 for a step of cleaning.`
 
         Numbers that are 0 are left out.
         """
@@ -210,14 +215,17 @@ class ParameterSpace:
             row, i = off[0].tolist()
             raise ConfigError(
                 f"{where}: {self.names[i]}={vectors[row, i]:g} has more decimals than {self.parameters[i].decimals}; "
-                "round it, or let numbers have more (agent.decimals=null)"
+                "round it, or allow more decimals (agent.decimals=null)"
             )
         return vectors
 
 
 @dataclass(frozen=True)
 class ContinuousActions:
-    """An action of several numbers: each with name and inclusive bounds. `whole`: which are integers; (): none."""
+    """An action of several numbers, each with name and inclusive bounds.
+
+    `whole` tells which of them are integers; () means none.
+    """
 
     names: tuple[str, ...]
     low: tuple[float, ...]
@@ -233,14 +241,14 @@ class ContinuousActions:
 
     @property
     def kind(self) -> str:
-        """How many numbers there are, and which: `1 real number`, `3 whole numbers`, `2 real and whole numbers`."""
-        which = "whole" if all(self.whole) else "real and whole" if any(self.whole) else "real"
-        return f"{self.dim} {which} number{'s' * (self.dim != 1)}"
+        """Count and type of the numbers: `1 real number`, `3 whole numbers`, `2 real and whole numbers`."""
+        adjective = "whole" if all(self.whole) else "real and whole" if any(self.whole) else "real"
+        return f"{self.dim} {adjective} number{'s' * (self.dim != 1)}"
 
 
 @dataclass(frozen=True)
 class EnvDescription:
-    """The description of a game that language-model players are given before it begins.
+    """The description of a game that language-model players receive before it begins.
 
     Attributes:
         goal: what the game is, what is rewarded, when it ends.
@@ -248,12 +256,12 @@ class EnvDescription:
         actions: (answer, effect) of each action, in the order of the actions; for an action of several numbers, of each
             number.
         example: an observation of typical length, used only to estimate token costs; empty if unknown.
-        neighbours: name of the entry of a text observation that lists the other players in view, as objects with their
-            number `player`, from 1; empty: observations do not say whom one sees.
+        neighbors: name of the entry of a text observation that lists the other players in view, as objects with their
+            number `player`, from 1; empty if observations do not identify the other players.
         states: meaning of an observed state number s as a rule, e.g. `row = s // 12, column = s % 12`; empty if
             unknown.
-        amount: what an action is an amount of, if action i means i units, e.g. `how many tons of fish to catch`, so
-            that players answer with a number. Empty: actions are no amounts.
+        amount: the quantity that an action sets, if action i means i units, e.g. `how many tons of fish to catch`;
+            players then answer with a number. Empty if actions are not amounts.
     """
 
     goal: str
@@ -261,7 +269,7 @@ class EnvDescription:
     actions: tuple[tuple[str, str], ...]
     example: str = ""
     states: str = ""
-    neighbours: str = ""
+    neighbors: str = ""
     amount: str = ""
 
 
@@ -287,16 +295,16 @@ class EnvSpec:
         has_reward_jacobian: whether steps have a `reward_jacobian`.
         deterministic: whether `state_dict` restores the environment exactly.
         agent_names: one name per agent, where agents have roles; else empty.
-        seats: index of each of these agents among the players of the game, where the spec is that of a part of a
-            society (`EnvSpec.part`); empty: the spec is that of all of them.
-        game_size: number of players of the game then; None: `n_agents`.
-        kinds: indices of the agents of each kind, by name, where a society is mixed; episodes then have their returns.
+        seats: index of each of these agents among the players of the game, if the spec describes a part of a society
+            (`EnvSpec.part`); empty if it describes all players.
+        game_size: number of players of the game if the spec describes a part of them; None: `n_agents`.
+        kinds: indices of the agents of each kind, by name, in a mixed society; episodes then have returns by kind.
         continuous_actions: the numbers of an action, for actions [n_envs, n_agents, continuous_actions.dim]; None for
             discrete actions.
         text: description for language-model players; None if the game has no text.
         facts: facts of this game (rules, map, payments) that prompts state, by the names that prompts use.
-        about: rows of (what, value) for the plan of a run: engine, rules, rewards.
-        endless: whether an episode may never end: there is no horizon, and no end of its own is certain.
+        about: (subject, description) pairs for the plan of a run: engine, rules, rewards.
+        endless: whether an episode may never end, because there is no horizon and the game may never terminate.
         max_return: greatest possible return of an episode; None if it is unknown.
         device: torch device of observations, rewards, metrics and reward Jacobian, e.g. `cuda`. A step or reset may
             overwrite the observation of three steps or resets before, and nothing else. `terminated`, `truncated` and
@@ -334,17 +342,17 @@ class EnvSpec:
     @property
     def per_step(self) -> dict[str, Aggregate]:
         """The entries of `Step.info` with their aggregation over an episode."""
-        return {name: how for name, how in self.metrics.items() if isinstance(how, str)}
+        return {name: aggregate for name, aggregate in self.metrics.items() if isinstance(aggregate, str)}
 
     @property
     def told(self) -> dict[str, Aggregate]:
         """The entries of `per_step` that principals are told."""
-        return {name: how for name, how in self.per_step.items() if name not in self.details}
+        return {name: aggregate for name, aggregate in self.per_step.items() if name not in self.details}
 
     @property
     def rows(self) -> tuple[str, ...]:
         """Names of all numbers that are recorded per step and game: `per_step`, then the rows of entropies."""
-        entropies = [how.rows for how in self.metrics.values() if isinstance(how, Entropy)]
+        entropies = [aggregate.rows for aggregate in self.metrics.values() if isinstance(aggregate, Entropy)]
         return (*self.per_step, *(name for rows in entropies for name in rows))
 
     @property
@@ -352,8 +360,8 @@ class EnvSpec:
         """Names of the numbers of an action: those in `text` if it names each, else the action space's own."""
         if self.continuous_actions is None:
             return ()
-        told = () if self.text is None else tuple(name for name, _ in self.text.actions)
-        return told if len(told) == self.continuous_actions.dim else self.continuous_actions.names
+        text_names = () if self.text is None else tuple(name for name, _ in self.text.actions)
+        return text_names if len(text_names) == self.continuous_actions.dim else self.continuous_actions.names
 
     @property
     def n_players(self) -> int:
@@ -362,7 +370,7 @@ class EnvSpec:
 
     @property
     def player_names(self) -> tuple[str, ...]:
-        """What players call these agents: their names, or else `player 1`, `player 2`, ..."""
+        """Names of these agents for players: `agent_names` if they are set, else `player 1`, `player 2`, ..."""
         return self.agent_names or tuple(f"player {seat + 1}" for seat in self.seats or range(self.n_agents))
 
     def part(self, seats: Sequence[int], texts: bool) -> EnvSpec:
@@ -372,7 +380,7 @@ class EnvSpec:
             seats: indices of these agents, in increasing order.
             texts: whether the part reads; otherwise it is shown no texts.
         """
-        shown = {
+        channels = {
             name: replace(channel, parts=tuple(channel.parts[i] for i in seats)) if channel.parts else channel
             for name, channel in self.observation.items()
             if texts or channel.dtype != "object"
@@ -380,7 +388,7 @@ class EnvSpec:
         return replace(
             self,
             n_agents=len(seats),
-            observation=shown,
+            observation=channels,
             agent_names=tuple(self.agent_names[i] for i in seats) if self.agent_names else (),
             seats=tuple(seats),
             game_size=self.n_agents,

@@ -46,8 +46,8 @@ class Within:
 
     def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
         """Return what `Ratio.parts` does."""
-        inside = (step >= self.start) & (step < self.stop)
-        return rows[self.of] * inside, inside
+        mask = (step >= self.start) & (step < self.stop)
+        return rows[self.of] * mask, mask
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Entropy:
     @property
     def rows(self) -> tuple[str, str]:
         """Names of two per-step rows: sum of the entropies of the counted agents, and the number of these agents."""
-        seen = "anything" if self.plane is None else f"{self.channel} {self.plane}"
-        return f"entropy seeing {seen}", f"agents seeing {seen}"
+        view = "anything" if self.plane is None else f"{self.channel} {self.plane}"
+        return f"entropy seeing {view}", f"agents seeing {view}"
 
     def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
         """Return what `Ratio.parts` does."""
-        above, below = self.rows
-        return rows[above], rows[below]
+        numerator, denominator = self.rows
+        return rows[numerator], rows[denominator]
 
 
 Derived = Ratio | MeanStep | Within | Entropy

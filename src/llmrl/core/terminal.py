@@ -14,7 +14,7 @@ class GuardedStream:
 
     Args:
         stream: text stream to write to.
-        plain: whether to escape control characters (`printable`), too; not for streams with tables or colours.
+        plain: whether to escape control characters (`printable`), too; not for streams with tables or colors.
     """
 
     def __init__(self, stream: TextIO, plain: bool) -> None:
@@ -35,7 +35,8 @@ class GuardedStream:
 def guard_terminal() -> None:
     """Redact secrets in all output of this process from now on, and make its log and standard error `printable`.
 
-    This includes tracebacks and messages of libraries. Further calls do nothing."""
+    This includes tracebacks and messages of libraries. Further calls do nothing.
+    """
     print_records()
     if not isinstance(sys.stdout, GuardedStream):
         sys.stdout = cast(TextIO, GuardedStream(sys.stdout, plain=False))

@@ -66,6 +66,9 @@ class TextArray:
     def __getitem__(self, index: Any) -> TextArray:
         return TextArray(self.ids[index], self.table)
 
+    def index_select(self, dim: int, index: torch.Tensor) -> TextArray:
+        return TextArray(self.ids.index_select(dim, index), self.table)
+
     def flatten(self, start: int = 0, end: int = -1) -> TextArray:
         return TextArray(self.ids.flatten(start, end), self.table)
 
@@ -82,14 +85,14 @@ class TextArray:
     def tolist(self) -> Any:
         """Return the texts as nested lists of `str`."""
 
-        def named(x: Any) -> Any:
-            return [named(y) for y in x] if isinstance(x, list) else self.table.texts[x]
+        def resolve_texts(x: Any) -> Any:
+            return [resolve_texts(y) for y in x] if isinstance(x, list) else self.table.texts[x]
 
-        return named(self.ids.tolist())
+        return resolve_texts(self.ids.tolist())
 
     def distinct(self) -> tuple[list[str], torch.Tensor]:
         """Return the distinct texts, in the order of the table, and each entry's index among them, [...] int64."""
         import torch
 
-        found, places = torch.unique(self.ids, return_inverse=True)
-        return [self.table.texts[i] for i in found.tolist()], places
+        unique_ids, places = torch.unique(self.ids, return_inverse=True)
+        return [self.table.texts[i] for i in unique_ids.tolist()], places

@@ -14,8 +14,10 @@ os.register_at_fork(after_in_child=_turn._at_fork_reinit)  # type: ignore[attr-d
 
 
 def daemon_thread(name: str, target: Callable[..., object], *args: Any) -> threading.Thread:
-    """Return an unstarted daemon thread that inherits the caller's context variables, so that it logs to the same
-    run."""
+    """Return an unstarted daemon thread that inherits the caller's context variables.
+
+    It therefore logs to the same run.
+    """
     context = contextvars.copy_context()
     return threading.Thread(target=context.run, args=(target, *args), name=name, daemon=True)
 
@@ -25,6 +27,7 @@ def exclusive() -> Iterator[None]:
     """Run the block in one thread at a time (reentrant lock). The block must not wait for another run.
 
     For global state that a library changes and restores: torch's random stream, warning filters, Hydra's composed
-    config, folders of compilers."""
+    config, folders of compilers.
+    """
     with _turn:
         yield

@@ -41,9 +41,9 @@ PACKAGES = (
 """Packages and modules of llmrl that hold parts. Within llmrl, a config may name their classes and `NAMED`."""
 NAMED = frozenset(
     {
-        "llmrl.analysis.study_settings.StudySettings",
+        "llmrl.results.study_settings.StudySettings",
         "llmrl.config.debugging.Debugging",
-        "llmrl.envs.substrates.substrate_env",
+        "llmrl.envs.substrate.factory.substrate_env",
         "llmrl.llms.client.connect",
         "llmrl.principals.llm_factory.llm_principal",
         "llmrl.sweeps.backends.here.Here",
@@ -59,7 +59,7 @@ NAMED = frozenset(
         "llmrl.tuning.study.TuningSettings",
     }
 )
-_OURS = ("llmrl", "hydra_plugins")
+_OUR_PACKAGES = ("llmrl", "hydra_plugins")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Trust:
             (`VARIABLE@https://host`) may be among them.
 
     Raises:
-        ConfigError: an entry is neither.
+        ConfigError: an entry is neither a module nor a destination.
     """
 
     modules: tuple[str, ...] = ()
@@ -86,10 +86,10 @@ class Trust:
 
     def covers(self, module: str) -> bool:
         """Return whether code of `module` may run because a config names it."""
-        if _inside(module, (*PACKAGES, *self.modules)) or _inside(module, _installed()):
+        if _matches_package(module, (*PACKAGES, *self.modules)) or _matches_package(module, _plugin_modules()):
             return True
         # Further modules of llmrl itself can only be trusted on the command line.
-        return not _inside(module, _OURS) and _inside(module, _listed())
+        return not _matches_package(module, _OUR_PACKAGES) and _matches_package(module, _read_entries())
 
     def load(self, module: str, where: str) -> ModuleType:
         """Import and return a trusted module.
@@ -119,26 +119,29 @@ class Trust:
             ConfigError: the target or the module that defines it is not trusted, the target is no class or function,
                 or it cannot be imported.
         """
-        named = f"{where}={target}"
+        label = f"{where}={target}"
         if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
             raise ConfigError(f"{where}={target!r} is no dotted name of a class or function, like my_package.MyClass")
         if target in NAMED:
             return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
-        module, names = self._imported(target, named)
-        found: Any = module
+        module, names = self._imported(target, label)
+        part: Any = module
         for i, name in enumerate(names):
             try:
-                found = getattr(found, name)
+                part = getattr(part, name)
             except AttributeError as error:
-                raise ConfigError(f"{named} cannot be imported: there is no such name ({error})") from error
+                raise ConfigError(f"{label} cannot be imported: there is no such name ({error})") from error
             last = i == len(names) - 1
-            if inspect.ismodule(found) or not (inspect.isclass(found) if not last else _callable(found)):
-                kind = "a module" if inspect.ismodule(found) else "an object"
-                raise ConfigError(f"{named}: {'.'.join(names[: i + 1])} is {kind}, and no class or function")
-            self._check_home(found, named)
-        if self._is_ours(module.__name__) and (len(names) > 1 or not inspect.isclass(found) or names[0][0] == "_"):
-            raise ConfigError(f"{named} is no part of llmrl: of its functions a config names those of its own options")
-        return found
+            if inspect.ismodule(part) or not (inspect.isclass(part) if not last else _callable(part)):
+                kind = "a module" if inspect.ismodule(part) else "an object"
+                raise ConfigError(f"{label}: {'.'.join(names[: i + 1])} is {kind}, not a class or function")
+            self._check_definition(part, label)
+        if self._is_ours(module.__name__) and (len(names) > 1 or not inspect.isclass(part) or names[0][0] == "_"):
+            raise ConfigError(
+                f"{label} is no part of llmrl: a config may name classes of parts, and the functions that llmrl's own "
+                "options name"
+            )
+        return part
 
     def outside(self, names: Iterable[str]) -> list[str]:
         """Return those dotted names (classes, functions, modules) that are not trusted, in order, without repeats."""
@@ -146,19 +149,19 @@ class Trust:
 
     def check_shell(self, lines: Iterable[str]) -> None:
         """Raise ConfigError if a config has command lines and they are not trusted; `lines` are their keys."""
-        if (found := list(lines)) and SHELL not in self.modules and SHELL not in _listed():
+        if (keys := list(lines)) and SHELL not in self.modules and SHELL not in _read_entries():
             raise ConfigError(
-                f"{', '.join(found)} are command lines that jobs would run with your rights, and an option file or a "
-                f"saved config has set them: type them yourself, or trust them with {how_to_trust([SHELL])}"
+                f"{', '.join(keys)} are command lines that jobs would run with your rights, and an option file or a "
+                f"saved config sets them: set them on the command line, or trust them with {how_to_trust([SHELL])}"
             )
 
     def refusal(self, name: str) -> str:
         """Return why a name is not trusted and what the user can do, in words that follow the name."""
         top = name.split(".")[0]
         cure = f". If you know whose it is, repeat the command with {how_to_trust([top])}"
-        return f"is outside the trusted modules: {_kind(name)}{'' if is_nobodys(name) else cure}"
+        return f"is outside the trusted modules: {_kind(name)}{'' if is_never_trusted(name) else cure}"
 
-    def _imported(self, target: str, named: str) -> tuple[ModuleType, list[str]]:
+    def _imported(self, target: str, label: str) -> tuple[ModuleType, list[str]]:
         """Return the longest importable module that a dotted name begins with, and the names after it."""
         parts = target.split(".")
         fault: ImportError | None = None
@@ -169,38 +172,40 @@ class Trust:
             try:
                 return importlib.import_module(module), parts[i:]
             except ModuleNotFoundError as error:
-                if error.name is None or not _inside(module, (error.name,)):
-                    raise ConfigError(f"{named} cannot be imported: {error}") from error
+                if error.name is None or not _matches_package(module, (error.name,)):
+                    raise ConfigError(f"{label} cannot be imported: {error}") from error
                 fault = error
             except ImportError as error:
-                raise ConfigError(f"{named} cannot be imported: {error}") from error
+                raise ConfigError(f"{label} cannot be imported: {error}") from error
         if fault is not None:
-            raise ConfigError(f"{named} cannot be imported: {fault}") from fault
-        raise ConfigError(f"{named} {self.refusal(target)}")
+            raise ConfigError(f"{label} cannot be imported: {fault}") from fault
+        raise ConfigError(f"{label} {self.refusal(target)}")
 
-    def _check_home(self, found: Any, named: str) -> None:
-        home = getattr(getattr(found, "__func__", found), "__module__", None)
-        if not isinstance(home, str) or not self.covers(home):
+    def _check_definition(self, part: Any, label: str) -> None:
+        defining_module = getattr(getattr(part, "__func__", part), "__module__", None)
+        if not isinstance(defining_module, str) or not self.covers(defining_module):
             raise ConfigError(
-                f"{named} is at home in {home}, which is outside the trusted modules; what a module has imported from "
-                "elsewhere is not named through it"
+                f"{label} is defined in {defining_module}, which is outside the trusted modules; name it by "
+                "the module that defines it, and trust that module"
             )
 
     def _is_ours(self, module: str) -> bool:
-        return _inside(module, _OURS) and not _inside(module, self.modules)
+        return _matches_package(module, _OUR_PACKAGES) and not _matches_package(module, self.modules)
 
 
-def is_nobodys(name: str) -> bool:
-    """Return whether there is no point in trusting a name: it is llmrl's or Python's, or no name of a module."""
-    return _inside(name, _OURS) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
+def is_never_trusted(name: str) -> bool:
+    """Return whether a name can never be trusted: it belongs to llmrl or to Python, or is no name of a module."""
+    return (
+        _matches_package(name, _OUR_PACKAGES) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
+    )
 
 
 def _kind(name: str) -> str:
-    if _inside(name, _OURS):
+    if _matches_package(name, _OUR_PACKAGES):
         return "this module of llmrl holds no parts that a config could name"
-    if is_nobodys(name):
-        return "it is Python's own, or no name of a module, and no part of an experiment"
-    return "it is no code of llmrl, and would run with your rights"
+    if is_never_trusted(name):
+        return "it belongs to Python, or is no name of a module, so it is no part of an experiment"
+    return "it is not part of llmrl, and would run with your rights"
 
 
 NOBODY = Trust()
@@ -216,36 +221,40 @@ def how_to_trust(modules: Iterable[str]) -> str:
 
 
 def user_file() -> Path:
-    """Return the path of the user's list of trusted modules and approved destinations of API keys, one per line:
-    `$XDG_CONFIG_HOME/llmrl/trusted`, by default in ~/.config."""
+    """Return the path of the user's list of trusted modules and approved destinations of API keys, one per line.
+
+    It is `$XDG_CONFIG_HOME/llmrl/trusted`, by default in ~/.config.
+    """
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "llmrl" / "trusted"
 
 
 def approved_destinations() -> list[str]:
     """Return the destinations of API keys in the user's file. Errors as for the file's modules (`Trust.covers`)."""
-    return [entry for entry in _listed() if _is_destination(entry)]
+    return [entry for entry in _read_entries() if _is_destination(entry)]
 
 
 def record_destinations(entries: Iterable[str]) -> None:
-    """Add destinations of API keys to the user's file, for later commands, and say so on standard error; warn if it
-    cannot be written."""
+    """Add destinations of API keys to the user's file, for later commands.
+
+    The additions are reported on standard error; a warning is logged if the file cannot be written.
+    """
     path = user_file()
     try:
-        if not (new := [entry for entry in dict.fromkeys(entries) if entry not in _listed()]):
+        if not (new := [entry for entry in dict.fromkeys(entries) if entry not in _read_entries()]):
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+b") as file:
             size = file.seek(0, os.SEEK_END)
-            unfinished = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
+            lacks_newline = bool(size) and os.pread(descriptor, 1, size - 1) != b"\n"
             # One write, so that lines of concurrent commands do not mix.
-            os.write(descriptor, "".join(("\n" * unfinished, *(f"{entry}\n" for entry in new))).encode())
-        sys.stderr.write(f"approved, as it was typed, and recorded in {path}: {', '.join(new)}\n")
+            os.write(descriptor, "".join(("\n" * lacks_newline, *(f"{entry}\n" for entry in new))).encode())
+        sys.stderr.write(f"approved (set on the command line) and recorded in {path}: {', '.join(new)}\n")
     except (OSError, ConfigError) as error:
         log.warning("%s cannot record where API keys may be sent: %s", path, error)
 
 
-def _listed() -> tuple[str, ...]:
+def _read_entries() -> tuple[str, ...]:
     """Return the entries of the user's file; none if there is no file.
 
     Raises:
@@ -254,17 +263,18 @@ def _listed() -> tuple[str, ...]:
     path = user_file()
     try:
         with path.open(encoding="utf-8") as file:
-            found = os.fstat(file.fileno())
+            file_status = os.fstat(file.fileno())
             lines = file.read().splitlines()
     except FileNotFoundError:
         return ()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}, which lists trusted modules, cannot be read: {error}") from error
     folder = path.resolve().parent.stat()
-    for what, seen in ((path, found), (path.resolve().parent, folder)):
-        if seen.st_uid not in (os.getuid(), 0) or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    for place, status in ((path, file_status), (path.resolve().parent, folder)):
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigError(
-                f"{what}: others may write it, so it cannot say what you trust; chmod go-w it, and own it"
+                f"{place}: other users may write it, so its list of trusted modules is not read; make it yours, and "
+                "take their permission away (chmod go-w)"
             )
     names = tuple(line.partition("#")[0].strip() for line in lines)
     if wrong := [name for name in names if name and not _is_entry(name)]:
@@ -275,15 +285,15 @@ def _listed() -> tuple[str, ...]:
     return tuple(name for name in names if name)
 
 
-def _installed() -> tuple[str, ...]:
+def _plugin_modules() -> tuple[str, ...]:
     """Return the modules in the entry points of installed packages, of all groups."""
     return tuple(entry.module for entry in entry_points())
 
 
-def _inside(module: str, packages: Iterable[str]) -> bool:
+def _matches_package(module: str, packages: Iterable[str]) -> bool:
     """Return whether a module is one of `packages` or below one, comparing whole components.
 
-    >>> _inside("llmrl.envs.gym", ["llmrl.envs"]), _inside("llmrl_evil", ["llmrl"])
+    >>> _matches_package("llmrl.envs.gym", ["llmrl.envs"]), _matches_package("llmrl_evil", ["llmrl"])
     (True, False)
     """
     return any(module == package or module.startswith(f"{package}.") for package in packages)
@@ -304,9 +314,9 @@ def _is_dotted(name: str) -> bool:
     return all(part.isidentifier() and not part.startswith("__") for part in name.split("."))
 
 
-def _callable(found: object) -> bool:
+def _callable(target: object) -> bool:
     return (
-        inspect.isclass(found)
-        or inspect.isfunction(found)
-        or (inspect.ismethod(found) and inspect.isclass(found.__self__))
+        inspect.isclass(target)
+        or inspect.isfunction(target)
+        or (inspect.ismethod(target) and inspect.isclass(target.__self__))
     )

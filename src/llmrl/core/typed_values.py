@@ -15,15 +15,15 @@ _WORDS = ("null", "true", "false", "inf", "nan")
 
 
 def typed(key: str, value: Any) -> str:
-    """Return the override that sets `key` to a Python value.
+    r"""Return the override that sets `key` to a Python value.
 
     >>> typed("seed", 1), typed("env.mechanism", None), typed("env.observe", ["grid"]), typed("env.text", "it's")
-    ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\\\'s'")
+    ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\'s'")
 
     Raises:
         ConfigError: the value is no plain data.
     """
-    return f"{key}={written(value, key)}"
+    return f"{key}={override_value(value, key)}"
 
 
 def typed_choices(key: str, values: Sequence[Any]) -> str:
@@ -35,14 +35,14 @@ def typed_choices(key: str, values: Sequence[Any]) -> str:
     Raises:
         ConfigError: a value is no plain data.
     """
-    return f"{key}={','.join(written(value, key) for value in values)}"
+    return f"{key}={','.join(override_value(value, key) for value in values)}"
 
 
-def written(value: Any, key: str = "value") -> str:
-    """Return a Python value as the value of an override; `key` names it in errors.
+def override_value(value: Any, key: str = "value") -> str:
+    r"""Return a Python value as the value of an override; `key` names it in errors.
 
-    >>> written({"a": [1, 2.5, None], "b": "it's, so"})
-    "{a:[1,2.5,null],b:'it\\\\'s, so'}"
+    >>> override_value({"a": [1, 2.5, None], "b": "it's, so"})
+    "{a:[1,2.5,null],b:'it\\'s, so'}"
 
     Raises:
         ConfigError: the value is no plain data.
@@ -60,14 +60,18 @@ def written(value: Any, key: str = "value") -> str:
     if isinstance(value, str):
         return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else quoted(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{written(str(k), key)}:{written(item, key)}" for k, item in value.items()) + "}"
+        return (
+            "{"
+            + ",".join(f"{override_value(str(k), key)}:{override_value(item, key)}" for k, item in value.items())
+            + "}"
+        )
     if isinstance(value, Sequence | set | frozenset) and not isinstance(value, bytes):
-        return "[" + ",".join(written(item, key) for item in value) + "]"
-    raise ConfigError(f"{key}: a {type(value).__name__} cannot be typed; give text, numbers, lists or dicts")
+        return "[" + ",".join(override_value(element, key) for element in value) + "]"
+    raise ConfigError(f"{key}: a {type(value).__name__} cannot be an override; use text, numbers, lists or dicts")
 
 
 def quoted(text: str) -> str:
     """Return a text in quotes, escaped for Hydra."""
     # A backslash counts only where it stands before a quote.
-    inside = re.sub(r"(\\*)'", lambda found: f"{found[1] * 2}\\'", text)
-    return "'" + re.sub(r"(\\+)$", lambda found: found[1] * 2, inside) + "'"
+    content = re.sub(r"(\\*)'", lambda match: f"{match[1] * 2}\\'", text)
+    return "'" + re.sub(r"(\\+)$", lambda match: match[1] * 2, content) + "'"

@@ -27,8 +27,8 @@ def from_unit(space: ParameterSpace, unit: np.ndarray) -> np.ndarray:
     steps = np.where(np.isinf(n), 2.0, n)
     part = np.clip(np.floor(unit * steps), 0.0, steps - 1.0)
     # Avoids 0 / 0 for a parameter with a single value.
-    cut = low + part * (high - low) / np.maximum(steps - 1.0, 1.0)
-    return space.rounded(np.where(np.isinf(n), plain, cut))
+    grid_points = low + part * (high - low) / np.maximum(steps - 1.0, 1.0)
+    return space.rounded(np.where(np.isinf(n), plain, grid_points))
 
 
 def to_unit(space: ParameterSpace, vectors: np.ndarray) -> np.ndarray:

@@ -79,24 +79,24 @@ class Objective(WelfareMeasure):
         """Return the schema that accepts an `Objective`, or the name of one of `OBJECTIVES`, as an option's value."""
         from pydantic_core import PydanticCustomError, core_schema
 
-        def chosen(value: object) -> Objective:
+        def validate(value: object) -> Objective:
             if isinstance(value, str) and value in OBJECTIVES:
                 return OBJECTIVES[value]
             if isinstance(value, Objective) and {m.name: m for m in MEASURES}.get(value.name, value) == value:
                 return value
-            why = f"the name {value.name} is taken" if isinstance(value, Objective) else "there is no such objective"
-            known = ", ".join(OBJECTIVES)
+            reason = f"the name {value.name} is taken" if isinstance(value, Objective) else "there is no such objective"
+            names = ", ".join(OBJECTIVES)
             raise PydanticCustomError(
-                "objective", "{why}; there are {known}, or one of your own", {"why": why, "known": known}
+                "objective", "{why}; there are {known}, or one of your own", {"why": reason, "known": names}
             )
 
-        return core_schema.no_info_plain_validator_function(chosen)
+        return core_schema.no_info_plain_validator_function(validate)
 
 
 def gini(returns: np.ndarray) -> np.ndarray:
     """Return the inequality of returns [..., n_agents], in [0, 1]: 0 if all are equal, 1 if one agent has everything.
 
-    sum_ij |x_i - x_j| / (2 (n - 1) sum_i |x_i|). Without negative returns this is the Gini coefficient times
+    It is sum_ij |x_i - x_j| / (2 (n - 1) sum_i |x_i|). Without negative returns this is the Gini coefficient times
     n / (n - 1); with negative returns it stays in [0, 1] (Raffinetti, Siletti & Vernizzi 2015). 0 if all are zero.
     """
     n = returns.shape[-1]
@@ -115,47 +115,47 @@ def _sum(rewards: Any) -> Any:
     return rewards.sum(-1)
 
 
-def _mean_return(collected: SocietyEpisodes) -> np.ndarray:
-    return np.asarray(_mean(collected.base))
+def _mean_return(episodes: SocietyEpisodes) -> np.ndarray:
+    return np.asarray(_mean(episodes.base))
 
 
-def _total_return(collected: SocietyEpisodes) -> np.ndarray:
-    return np.asarray(_sum(collected.base))
+def _total_return(episodes: SocietyEpisodes) -> np.ndarray:
+    return np.asarray(_sum(episodes.base))
 
 
-def _lowest_return(collected: SocietyEpisodes) -> np.ndarray:
-    return np.asarray(collected.base.min(-1))
+def _lowest_return(episodes: SocietyEpisodes) -> np.ndarray:
+    return np.asarray(episodes.base.min(-1))
 
 
-def _equality(collected: SocietyEpisodes) -> np.ndarray:
-    return 1.0 - gini(collected.base)
+def _equality(episodes: SocietyEpisodes) -> np.ndarray:
+    return 1.0 - gini(episodes.base)
 
 
-def _inequality(collected: SocietyEpisodes) -> np.ndarray:
-    return 1.0 - _equality(collected)
+def _inequality(episodes: SocietyEpisodes) -> np.ndarray:
+    return 1.0 - _equality(episodes)
 
 
-def _equality_productivity(collected: SocietyEpisodes) -> np.ndarray:
-    return np.asarray(_equality(collected) * _total_return(collected))
+def _equality_productivity(episodes: SocietyEpisodes) -> np.ndarray:
+    return np.asarray(_equality(episodes) * _total_return(episodes))
 
 
-def _mean_gain_time(collected: SocietyEpisodes) -> np.ndarray:
-    gained = collected.gains > 0
-    times = np.where(gained, collected.gain_times / np.maximum(collected.gains, 1), 0.0)
+def _mean_gain_time(episodes: SocietyEpisodes) -> np.ndarray:
+    has_gain = episodes.gains > 0
+    times = np.where(has_gain, episodes.gain_times / np.maximum(episodes.gains, 1), 0.0)
     # Episodes count steps from 0, the measure counts them from 1.
-    return np.asarray(times.sum(-1) / np.maximum(gained.sum(-1), 1) + gained.any(-1))
+    return np.asarray(times.sum(-1) / np.maximum(has_gain.sum(-1), 1) + has_gain.any(-1))
 
 
-def _players_present(collected: SocietyEpisodes) -> np.ndarray | None:
-    return collected.metrics.get(PRESENT)
+def _players_present(episodes: SocietyEpisodes) -> np.ndarray | None:
+    return episodes.metrics.get(PRESENT)
 
 
-def _spending(collected: SocietyEpisodes) -> np.ndarray:
-    return np.asarray((collected.returns - collected.base).sum(-1))
+def _spending(episodes: SocietyEpisodes) -> np.ndarray:
+    return np.asarray((episodes.returns - episodes.base).sum(-1))
 
 
 _BASE_REWARD = "base reward: the reward of the game itself, before what your numbers add or take away"
-_OVER_AGENTS = "Your payoff is the {} over the agents of the base reward each collects in an episode" + (
+_AGENT_PAYOFF = "Your payoff is the {} over the agents of the base reward each collects in an episode" + (
     _BASE_REWARD.removeprefix("base reward") + "."
 )
 
@@ -164,7 +164,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         name="mean",
         of=_mean_return,
         formula="(x_1 + ... + x_n) / n",
-        payoff=_OVER_AGENTS.format("mean"),
+        payoff=_AGENT_PAYOFF.format("mean"),
         step=_mean,
     ),
     Objective(
@@ -172,7 +172,7 @@ MEASURES: tuple[WelfareMeasure, ...] = (
         of=_total_return,
         formula="x_1 + ... + x_n",
         source="efficiency U of Perolat et al. 2017 is this per step",
-        payoff=_OVER_AGENTS.format("sum"),
+        payoff=_AGENT_PAYOFF.format("sum"),
         step=_sum,
     ),
     Objective(
@@ -235,6 +235,6 @@ MEASURES: tuple[WelfareMeasure, ...] = (
     ),
 )
 """The registry: every measure that is reported of a society."""
-OBJECTIVES: Mapping[str, Objective] = {each.name: each for each in MEASURES if isinstance(each, Objective)}
+OBJECTIVES: Mapping[str, Objective] = {measure.name: measure for measure in MEASURES if isinstance(measure, Objective)}
 """Measures that can be a principal's objective, by the name that `design.objective` chooses."""
 MEAN, SUM = OBJECTIVES["mean"], OBJECTIVES["sum"]

@@ -1,1 +1,1 @@
-"""What commands and jobs print: plans, tables of runs, sweeps and evaluations."""
+"""Printed output of commands and jobs: plans, tables of runs, sweeps and evaluations."""

@@ -16,8 +16,9 @@ from llmrl.core.printable import printable
 
 
 class Terminal(Console):
-    """A console that prints texts literally: brackets are not markup, colons are not emoji, and control characters are
-    spelled out.
+    """A console that prints texts literally.
+
+    Brackets are not markup, colons are not emoji, and control characters are spelled out.
 
     Args:
         width: width in columns if the output is not a terminal, because 80 columns are too few for tables in a file.
@@ -44,8 +45,8 @@ def print_link(text: str, address: str) -> None:
     """Print a text that links to an address in terminals; in files the address itself follows the text.
 
     Args:
-        text: what the address shows.
-        address: a URL of any length.
+        text: text of the link.
+        address: URL of any length.
     """
     if sys.stdout.isatty():
         terminal().print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
@@ -62,8 +63,16 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "ll") -> None:
-    """Print a table, with a column flush left where `sides` has `l`, else flush right. It may be 200 columns wide in a
-    file, because names of runs are long. The title is an unwrapped line above it, so that it can be copied."""
+    """Print a table, up to 200 columns wide in a file, because names of runs are long.
+
+    The title is an unwrapped line above it, so that it can be copied.
+
+    Args:
+        title: title of the table.
+        columns: names of the columns.
+        rows: cells of each row.
+        sides: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
+    """
     print_line(f"\n{title}")
     table = Table()
     for i, column in enumerate(columns):

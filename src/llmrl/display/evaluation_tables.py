@@ -1,4 +1,4 @@
-"""The tables of `llmrl-evaluate`."""
+"""Printed tables of `llmrl-evaluate`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from llmrl.display.run_summary import ESTIMATES, interval, numbers, print_carrie
 
 
 def print_evaluation(results: dict[str, Any]) -> None:
-    """The table of `llmrl-evaluate`."""
+    """Print the results of `llmrl-evaluate`."""
     console = terminal()
-    imposed = results.get("mechanism")
+    mechanism = results.get("mechanism")
     table = Table(title=f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}")
-    if imposed:
-        console.print(f"Mechanism: {', '.join(f'{k}={v:.3g}' for k, v in imposed.items())}", soft_wrap=True)
+    if mechanism:
+        console.print(f"Mechanism: {', '.join(f'{k}={v:.3g}' for k, v in mechanism.items())}", soft_wrap=True)
     if results["context"]:
         console.print(f"Context: {results['context']}", soft_wrap=True)
     print_validity_warning(console, results)
@@ -39,39 +39,42 @@ def print_evaluation(results: dict[str, Any]) -> None:
 
 
 def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -> None:
-    """Mechanisms beside one another, how they were compared, where the videos are, and at last what came of it."""
-    from llmrl.analysis.mechanism_comparison import cells, told
+    """Print a comparison of mechanisms: table, method, files and conclusions."""
+    from llmrl.results.mechanism_comparison import cells, method_sentences
 
-    entries, compared = results["mechanisms"], results["differences"]
+    entries, differences = results["mechanisms"], results["differences"]
     table.add_column("means of an episode")
-    for each in entries:
-        table.add_column(f"{each['name']}\n{each['words']}", justify="right")
-    for each in compared:
-        table.add_column(f"{each['name']} - {each['reference']}\n(95% interval)", justify="right")
-    for row in cells(entries, compared, results["labels"]):
+    for mechanism in entries:
+        table.add_column(f"{mechanism['name']}\n{mechanism['words']}", justify="right")
+    for difference in differences:
+        table.add_column(f"{difference['name']} - {difference['reference']}\n(95% interval)", justify="right")
+    for row in cells(entries, differences, results["labels"]):
         table.add_row(*row)
     console.print(table)
-    judged = results["objective"]
-    cost = f", less {judged['spending_cost']:g} x what the mechanism pays out" if judged["spending_cost"] else ""
+    objective = results["objective"]
+    cost = f" - {objective['spending_cost']:g} x spending of the mechanism" if objective["spending_cost"] else ""
     console.print(
-        f"{judged['column']}: {judged['formula']}{cost}; x_i is what the game pays agent i in an episode, before the "
-        "mechanism.",
+        f"{objective['column']}: {objective['formula']}{cost}; x_i is the reward of agent i from the game in an "
+        "episode, before the mechanism.",
         soft_wrap=True,
     )
-    for line in told(results):
+    for line in method_sentences(results):
         console.print(line, soft_wrap=True)
     print_carried(console, results["carried"])
     out = Path(results["out"])
     videos = ", videos/" if results["videos"] else ""
     console.print(f"Saved in {near(out)}: results.json, episodes.csv{videos}", soft_wrap=True)
     for file in results["videos"][:1]:  # MP4, or GIF where no MP4 could be written; stills follow
-        console.print(f"Film, side by side: {near(Path(file))}", soft_wrap=True)
+        console.print(f"Video, side by side: {near(Path(file))}", soft_wrap=True)
     for sentence in results["sentences"]:
         console.print(sentence, style="bold", soft_wrap=True)
 
 
 def _compare_players(table: Table, players: Sequence[dict[str, Any]]) -> None:
-    """A column for each player, a row for each number, welfare aside; `-` where its episodes say nothing of it."""
+    """Fill a table with a column for each player and a row for each measurement except welfare.
+
+    A `-` marks measurements without a value.
+    """
     table.add_column("mean\n95% interval")
     for player in players:
         table.add_column(f"{player['policy']}\n{player['mode']}", justify="right")

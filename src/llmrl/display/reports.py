@@ -1,4 +1,4 @@
-"""Reports of folders of runs: written, and what a study shows printed."""
+"""Reports of folders of runs, and the printed results of studies."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report, Section
     from llmrl.analysis.report_settings import ReportSettings
-    from llmrl.analysis.study_tasks import TasksCompared
+    from llmrl.analysis.study_tasks import TaskComparison
 
 
-def reported(
+def create_report(
     folder: Path,
     settings: ReportSettings | None = None,
     out: Path | None = None,
     figures: bool = True,
-    said: Callable[[str], None] = lambda text: None,
+    tell: Callable[[str], None] = lambda text: None,
     parts: Sequence[Path] = (),
 ) -> tuple[Report, Path]:
-    """Read the runs in and under a folder and write their report.
+    """Read the runs in a folder and write their report.
 
     Args:
-        folder: folder of the runs.
+        folder: folder of the runs, at any level.
         settings: settings of the report; None: the defaults.
         out: folder of the report; None: `<folder>/report`.
         figures: whether to draw figures, which needs matplotlib.
-        said: called with progress messages.
+        tell: function that is called with progress messages.
         parts: folders in `folder` to which the report is restricted; empty: all.
 
     Returns:
         The report and its page.
 
     Raises:
-        LlmrlError: no such folder, no runs, an unknown metric, senseless settings, matplotlib missing, no place to
-            write.
+        LlmrlError: there are no runs, a setting or metric is invalid, matplotlib is missing, or the report cannot be
+            written.
     """
     from llmrl.analysis.aggregate import summarize
     from llmrl.analysis.figures import check_installed
@@ -47,20 +47,20 @@ def reported(
     if figures:
         check_installed()
     runs = list({run.folder: run for part in parts or [folder] for run in records(part)}.values())
-    numbers = summarize(folder, settings or ReportSettings(), runs, said)
+    numbers = summarize(folder, settings or ReportSettings(), runs, tell)
     for run in runs if figures else ():
         draw_probes(run.folder)
-    return numbers, write_report(numbers, out or folder / "report", figures, said)
+    return numbers, write_report(numbers, out or folder / "report", figures, tell)
 
 
-def show_study(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Write the report of the folder of a study whose sweep has ended, and print what it says: its figure and page.
+def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
+    """Write the report of a study whose sweep has ended, and print its results, figures and page.
 
-    Without matplotlib there are no figures, and a line says so.
+    Without matplotlib there are no figures, and a line tells how to get them.
 
     Args:
-        folder: of its runs.
-        asked: the section `report` of the study as it is now, which may have changed since runs began.
+        folder: folder of the study's runs.
+        report_section: current section `report` of the study, which may have changed since the runs started.
 
     Raises:
         LlmrlError: a run cannot be read, or the report cannot be written.
@@ -69,27 +69,31 @@ def show_study(folder: Path, asked: Mapping[str, Any]) -> None:
 
     from llmrl.analysis.report_settings import ReportSettings
     from llmrl.analysis.report_tables import slugs
-    from llmrl.analysis.study_settings import settings_from
-    from llmrl.analysis.study_tasks import NAME, tasks_compared
+    from llmrl.analysis.study_tasks import NAME, compare_tasks
     from llmrl.display.console import near, print_line
+    from llmrl.results.study_settings import parse_settings
 
-    drawn = find_spec("matplotlib") is not None
-    numbers, page = reported(folder, ReportSettings(study=settings_from(asked, "the study")), figures=drawn)
-    over = tasks_compared(numbers)
-    for section in numbers.sections if over is None else ():
+    has_matplotlib = find_spec("matplotlib") is not None
+    numbers, page = create_report(
+        folder, ReportSettings(study=parse_settings(report_section, "the study")), figures=has_matplotlib
+    )
+    comparison = compare_tasks(numbers)
+    for section in numbers.sections if comparison is None else ():
         print_study(section)
-    if over is not None:
-        print_tasks(over)
-    if not drawn:
-        print_line("There are no figures: they need matplotlib, pip install 'llmrl[plots]', and then llmrl-report.")
-    drawings = [f"{name}_study" for name, each in zip(slugs(numbers), numbers.sections, strict=True) if each.study]
-    for name in [] if not drawn else drawings if over is None else [NAME]:
+    if comparison is not None:
+        print_tasks(comparison)
+    if not has_matplotlib:
+        print_line("Figures need matplotlib: pip install 'llmrl[plots]', then run llmrl-report.")
+    drawings = [
+        f"{name}_study" for name, section in zip(slugs(numbers), numbers.sections, strict=True) if section.study
+    ]
+    for name in [] if not has_matplotlib else drawings if comparison is None else [NAME]:
         print_line(f"Figure: {near(page.parent / 'figures' / f'{name}.png')}")
     print_line(f"Report: {near(page)}")
 
 
 def print_study(section: Section) -> None:
-    """Print what the study of a section asks and finds; nothing where it is none."""
+    """Print the question and the results of the study of a section; nothing if it has none."""
     from llmrl.display.console import print_line, print_table
 
     if section.study is None:
@@ -97,7 +101,7 @@ def print_study(section: Section) -> None:
     print_line(section.study.settings.question or "")
     for table in section.study.tables:
         if not table.columns:
-            continue  # of a file alone
+            continue  # a table that is only written to a file
         print_table(table.caption, table.columns, table.rows, table.sides)
         for note in table.notes:
             print_line(note)
@@ -105,11 +109,11 @@ def print_study(section: Section) -> None:
         print_line(sentence)
 
 
-def print_tasks(over: TasksCompared) -> None:
-    """Print what a study of several tasks asks and finds; the report has each task by itself."""
+def print_tasks(comparison: TaskComparison) -> None:
+    """Print the question and the results of a study of several tasks; the report has each single task."""
     from llmrl.display.console import print_line, print_table
 
-    print_line(over.settings.question or "")
-    print_table(over.table.caption, over.table.columns, over.table.rows, over.table.sides)
-    for sentence in over.sentences:
+    print_line(comparison.settings.question or "")
+    print_table(comparison.table.caption, comparison.table.columns, comparison.table.rows, comparison.table.sides)
+    for sentence in comparison.sentences:
         print_line(sentence)

@@ -1,4 +1,4 @@
-"""What is printed of a run: its plan, that it was finished before, and what it came to."""
+"""Printed plan of a run, message about a finished run, and summary of results."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from llmrl.analysis.principal_scores import ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
-from llmrl.analysis.reference_lines import LINES
 from llmrl.core.plain_data import read_object
 from llmrl.display.console import near, print_rows, terminal
 from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
 from llmrl.llms.validity import validity_warning
+from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, RECOMMENDATION_ERROR
+from llmrl.results.reference_lines import LINES
 from llmrl.run.artifacts import RESULTS_NAME, TRUSTED_KEY
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
-from llmrl.run.sinks.sink import FOLDER as LOGGERS_FOLDER
+from llmrl.run.sink import FOLDER as LOGGERS_FOLDER
 from llmrl.run.source_copies import changed_sources
 from llmrl.run.status import SUMMARY_NAME
 
@@ -38,36 +38,41 @@ _LINES = {**LINES, "last_proposals": "mean of the last proposals", "recommendati
 
 
 def print_plan(rows: Sequence[tuple[str, str]]) -> None:
-    """The plan of a dry run."""
-    print_rows("Plan (dry_run=true: everything was built; beside a few steps for the time, nothing was run)", rows)
+    """Print the plan of a dry run."""
+    print_rows("Plan (dry_run=true: all parts were built; only a few steps were run to measure their time)", rows)
 
 
 def print_skipped(run: Run) -> None:
-    """A finished run of the same configuration and seed is not run again."""
+    """Print that a run of the same configuration and seed is already finished."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
     console = terminal()
-    console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old one.")
+    console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
     if changed := changed_sources(run.folder):
         console.print(
-            f"Changed since, in comments, docstrings or layout only: {', '.join(changed)}", soft_wrap=True, markup=False
+            f"Changed since then, only in comments, docstrings or layout: {', '.join(changed)}",
+            soft_wrap=True,
+            markup=False,
         )
     print_validity_warning(console, record(run.folder / SUMMARY_NAME))
-    configs = (run.config, _recorded(run.folder))
-    wanted, made = (config.get("play", {}).get("videos", 0) for config in configs)
+    configs = (run.config, _load_config(run.folder))
+    target_videos, previous_videos = (config.get("play", {}).get("videos", 0) for config in configs)
     added = sorted(set(run.config.get("loggers", {})) - set(configs[1].get("loggers", {})))
     if configs[1] and added:
-        console.print(f"It was run without loggers {', '.join(added)}, which get nothing now.", soft_wrap=True)
-    if wanted > made:
         console.print(
-            f"It was run with play.videos={made}, and {wanted} are asked for: rerun=true plays the same episodes "
-            "again, with videos (replies that llm.cache kept are not paid again), and "
+            f"It was run without loggers {', '.join(added)}; rerun=true runs it again with them.",
+            soft_wrap=True,
+        )
+    if target_videos > previous_videos:
+        console.print(
+            f"It was run with play.videos={previous_videos}, not {target_videos}. rerun=true plays the same episodes "
+            "again, with videos (replies in llm.cache are not paid again); "
             f"{evaluate_command(run.config, near(run.folder))} records an episode of another seed.",
             soft_wrap=True,
         )
 
 
-def _recorded(folder: Path) -> dict[str, Any]:
-    """The config that a run was started with last; empty where it cannot be read."""
+def _load_config(folder: Path) -> dict[str, Any]:
+    """Return the config of the last attempt of a run; empty if it cannot be read."""
     from llmrl.core.errors import RunFolderError
     from llmrl.run.artifacts import read_config
 
@@ -78,17 +83,17 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def print_summary(run: Run) -> None:
-    """The end of a run: what was reached, and where to look."""
+    """Print the results of a run, and the commands for further steps."""
     console = terminal()
     history = run.summary.get("history")
     if history:
         print_steps(console, run.summary)
         print_recommendations(console, run.summary)
         if "references" in run.summary:
-            print_reached(console, run.summary["references"])
-    measured = _measured(run.folder)
-    if measured:
-        _print_episodes(console, measured)
+            print_references(console, run.summary["references"])
+    final_results = _load_results(run.folder)
+    if final_results:
+        _print_episodes(console, final_results)
     table = Table(title=f"{run.folder.parent.parent.name}, {run.folder.name}", show_header=False, min_width=70)
     if history:
         for row in objective_rows(run.summary):
@@ -96,7 +101,9 @@ def print_summary(run: Run) -> None:
     for name, value in run.summary.items():
         if name in SCORES and history:
             continue
-        if isinstance(value, int | float | str) and not (measured and name.startswith(("evaluation/", "welfare/"))):
+        if isinstance(value, int | float | str) and not (
+            final_results and name.startswith(("evaluation/", "welfare/"))
+        ):
             table.add_row(name.replace("_", " "), _format_value(value))
     if "llm" in run.summary and (seconds := _reply_seconds(run.folder)) is not None:
         table.add_row("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)")
@@ -107,7 +114,10 @@ def print_summary(run: Run) -> None:
         console.print(line, soft_wrap=True)
     console.print(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}", soft_wrap=True)
     if "principal_steps" in run.summary:
-        console.print("The recommended mechanism and none: the same with --mechanism none,best", soft_wrap=True)
+        console.print(
+            "Comparison of the recommended mechanism with none: the same command with --mechanism none,best",
+            soft_wrap=True,
+        )
 
 
 def _format_value(value: float | str) -> str:
@@ -132,8 +142,8 @@ def evaluate_command(config: Mapping[str, Any], folder: Path) -> str:
         folder: run folder.
     """
     modules = [entry for entry in config.get(TRUSTED_KEY, ()) if "@" not in entry and "://" not in entry]
-    trusted = [word for module in modules for word in ("--trust", module)]
-    return shlex.join(["llmrl-evaluate", str(folder), "--video", *trusted])
+    trust_arguments = [word for module in modules for word in ("--trust", module)]
+    return shlex.join(["llmrl-evaluate", str(folder), "--video", *trust_arguments])
 
 
 def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
@@ -143,8 +153,6 @@ def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
         loggers: section `loggers` of the config.
         folder: run folder.
     """
-    from llmrl.run.sinks.mlflow import database_uri
-
     lines = []
     if "tensorboard" in loggers:
         lines.append(f"Curves: {shlex.join(['tensorboard', '--logdir', str(folder.parent.parent)])}")
@@ -155,42 +163,48 @@ def logger_lines(loggers: Mapping[str, Any], folder: Path) -> list[str]:
         offline = f"in {runs}; to send it: {shlex.join(['wandb', 'sync', str(runs)])}/offline-run-*"
         lines.append(f"Weights & Biases: {offline if settings.get('mode') == 'offline' else f'project {project}'}")
     if "mlflow" in loggers:
+        from llmrl.run.sinks.mlflow import database_uri
+
         uri = loggers["mlflow"].get("tracking_uri") or database_uri(folder.parents[2])
         lines.append(f"MLflow: {uri}" if "://" in uri and not uri.startswith("sqlite") else f"MLflow: {_server(uri)}")
     return lines
 
 
 def _server(uri: str) -> str:
-    """Return the command that shows a database; the extra `loggers` has the client alone, which cannot."""
+    """Return the command that serves an MLflow database.
+
+    The extra `loggers` installs only the client, which cannot serve it.
+    """
     return f"{shlex.join(['mlflow', 'server', '--backend-store-uri', uri])} (after pip install mlflow)"
 
 
 def validity_warning_of(summary: Mapping[str, Any]) -> str:
+    """Return a warning that the replies of a language model could not be used; empty if they could."""
     if summary.get(UNANSWERED):
         return f"THE MODEL NEVER ANSWERED: all of its {summary[UNANSWERED]:,.0f} calls failed"
-    judged, share = (summary.get(name) for name in UNDERSTOOD)
-    return validity_warning(judged, share)
+    n_replies, share = (summary.get(name) for name in UNDERSTOOD)
+    return validity_warning(n_replies, share)
 
 
 def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None:
-    """That results rest on fallbacks, where a language model was asked and not understood."""
-    if said := validity_warning_of(summary):
+    """Print a warning if results rest on fallbacks, because a language model was not understood."""
+    if warning := validity_warning_of(summary):
         console.print(
-            f"WARNING: {said}. These results rest on fallbacks; what it said is in {FILE_NAME}.",
+            f"WARNING: {warning}. These results rest on fallbacks; the replies are in {FILE_NAME}.",
             style="bold red",
             soft_wrap=True,
         )
 
 
-def _print_episodes(console: Console, measured: Mapping[str, Any]) -> None:
+def _print_episodes(console: Console, results: Mapping[str, Any]) -> None:
     """Print the table of a run's final episodes, from its `results.json`."""
-    table = Table(title=f"{measured['episodes']} final episodes")
+    table = Table(title=f"{results['episodes']} final episodes")
     for column in ("", *ESTIMATES):
         table.add_column(column, justify="right" if column else "left")
-    for name, row in measured["table"].items():
+    for name, row in results["table"].items():
         table.add_row(name.replace("_", " "), *numbers(row))
     console.print(table)
-    print_carried(console, measured["carried"])
+    print_carried(console, results["carried"])
 
 
 def print_steps(console: Console, summary: Mapping[str, Any]) -> None:
@@ -201,14 +215,14 @@ def print_steps(console: Console, summary: Mapping[str, Any]) -> None:
     contextual = [] if history[0]["context"] is None else ["context"]
     for column in ("step", *names, *contextual, "objective", "± s.e."):
         table.add_column(column, justify="right")
-    shown = history if len(history) <= 30 else [*history[:5], *history[-25:]]
-    recommended = [(row["mechanism"], row["context"]) for row in summary["recommendations"]]
-    for row in shown:
+    rows = history if len(history) <= 30 else [*history[:5], *history[-25:]]
+    recommendations = [(row["mechanism"], row["context"]) for row in summary["recommendations"]]
+    for row in rows:
         cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
         cells += [row[key] for key in contextual]
         error = row["standard_error"]
         cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
-        table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in recommended else None)
+        table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in recommendations else None)
     console.print(table)
 
 
@@ -251,22 +265,22 @@ def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def print_carried(console: Console, carried: Sequence[str]) -> None:
-    """Why episodes that depend on one another have no error; nothing where none do."""
+    """Print why episodes that depend on each other have no standard error; nothing if none do."""
     if carried:
         console.print(
-            f"Episodes carry something over to the next ones ({', '.join(carried)}), so they depend on one another and "
-            "have no standard error: that takes several runs (seed=0,1,2,...).",
+            f"Agents carry a state from one episode to the next ({', '.join(carried)}), so episodes depend on each "
+            "other and have no standard error. Use several runs to estimate one (seed=0,1,2,...).",
             soft_wrap=True,
         )
 
 
-def _measured(folder: Path) -> dict[str, Any]:
-    """What the final episodes of a run measured; empty where it has none."""
+def _load_results(folder: Path) -> dict[str, Any]:
+    """Return the measurements of the final episodes of a run; empty if it has none."""
     return record(folder / RESULTS_NAME)
 
 
 def record(path: Path) -> dict[str, Any]:
-    """A record of a run; empty where there is none that can be read."""
+    """Return a JSON record of a run; empty if it is missing or cannot be read."""
     try:
         return read_object(path)
     except (FileNotFoundError, ValueError):
@@ -274,70 +288,74 @@ def record(path: Path) -> dict[str, Any]:
 
 
 def numbers(row: dict[str, float | None]) -> list[str]:
-    """A row of `analysis.intervals.describe`, as text."""
+    """Return the cells of a row of `analysis.intervals.describe`."""
     number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
     return [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
 
 
 def interval(row: dict[str, float | None]) -> str:
+    """Return an interval as text; `-` if it is unknown."""
     low, high = row["low"], row["high"]
     return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
-def print_reached(console: Console, found: Mapping[str, Any]) -> None:
-    """Print the table of a summary's `references`, and what it comes to."""
-    contexts = found["contexts"]
-    several = contexts[0]["context"] is not None
-    table = Table(title="What is reached")
-    for column in (*(["context"] if several else []), "", "objective", "± s.e.", "mechanism"):
+def print_references(console: Console, references: Mapping[str, Any]) -> None:
+    """Print the table of a summary's `references`, and sentences about it."""
+    contexts = references["contexts"]
+    is_contextual = contexts[0]["context"] is not None
+    table = Table(title="Reference levels")
+    for column in (*(["context"] if is_contextual else []), "", "objective", "± s.e.", "mechanism"):
         table.add_column(column, justify="right" if column in ("objective", "± s.e.") else "left", overflow="fold")
-    for own in contexts:
+    for context in contexts:
         for i, (line, words) in enumerate(_LINES.items()):
-            row = own[line]
+            row = context[line]
             if row is None:
                 continue
             error = row["standard_error"]
-            cells = [*([own["context"] if i == 0 else ""] if several else []), words, f"{row['value']:,.3f}"]
+            cells = [*([context["context"] if i == 0 else ""] if is_contextual else []), words, f"{row['value']:,.3f}"]
             cells += ["-" if error is None else f"{error:,.3f}"]
-            shown = line in ("scan_best", "recommendation")
-            cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if shown else "")
+            has_mechanism = line in ("scan_best", "recommendation")
+            cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")
             table.add_row(*cells, style="bold" if line == "recommendation" else None)
         table.add_section()
     console.print(table)
-    for sentence in sentences(found):
+    for sentence in sentences(references):
         console.print(sentence, soft_wrap=True)
 
 
-def sentences(found: Mapping[str, Any]) -> list[str]:
-    """Say in plain words what a summary's `references` come to."""
-    said = [f"{_gain(own)}{_beside_scan(own)}" for own in found["contexts"] if own["gain"] is not None]
-    if found["learned"] is False:
-        said.append(
-            "By online performance, the last proposals are better neither "
-            "than the first ones nor than the coarse scan's average by more than "
-            "noise: nothing shows that the principal learned from what it asked."
+def sentences(references: Mapping[str, Any]) -> list[str]:
+    """Return sentences about a summary's `references`."""
+    texts = [
+        f"{_gain(context)}{_compare_scan(context)}" for context in references["contexts"] if context["gain"] is not None
+    ]
+    if references["learned"] is False:
+        texts.append(
+            "By online performance, the last proposals are not significantly better than the first ones or than the "
+            "mean of the coarse scan: nothing shows that the principal learned."
         )
-    if found["warning"]:
-        said.append(f"Warning: {found['warning']}.")
-    return said
+    if references["warning"]:
+        texts.append(f"Warning: {references['warning']}.")
+    return texts
 
 
-def _gain(own: Mapping[str, Any]) -> str:
-    """Return how far the recommendation of a context is above no mechanism."""
-    value, error = own["gain"]["value"], own["gain"]["standard_error"]
-    where = "" if own["context"] is None else f" in context {own['context']}"
-    said = f"The recommendation{where} is {abs(value):.3g} {'above' if value >= 0 else 'below'} no mechanism"
+def _gain(context: Mapping[str, Any]) -> str:
+    """Return a sentence with the gain of a context's recommendation over no mechanism."""
+    value, error = context["gain"]["value"], context["gain"]["standard_error"]
+    location = "" if context["context"] is None else f" in context {context['context']}"
+    text = f"The recommendation{location} is {abs(value):.3g} {'above' if value >= 0 else 'below'} no mechanism"
     if error is None:
-        return f"{said}; whether that is more than noise takes more measurements (design.references=2)."
-    said += f" (standard error of the difference {error:.2g})"
-    return f"{said}." if own["gain"]["beyond_noise"] else f"{said}: not beyond noise (three standard errors)."
+        return f"{text}; more measurements (design.references=2) would show whether this is more than noise."
+    text += f" (standard error of the difference {error:.2g})"
+    return f"{text}." if context["gain"]["beyond_noise"] else f"{text}: within noise (three standard errors)."
 
 
-def _beside_scan(own: Mapping[str, Any]) -> str:
-    """Say so if a few blind vectors had found as much."""
-    if own["scan_best"] is None:
+def _compare_scan(context: Mapping[str, Any]) -> str:
+    """Return a sentence if the recommendation is not better than the best of the coarse scan; else empty."""
+    if context["scan_best"] is None:
         return ""
-    short = own["scan_best"]["value"] - own["recommendation"]["value"]
-    if short < 0:
+    shortfall = context["scan_best"]["value"] - context["recommendation"]["value"]
+    if shortfall < 0:
         return ""
-    return f" It is {short:.3g} below the best of the coarse scan, the highest of {len(own['scan'])} noisy means."
+    return (
+        f" It is {shortfall:.3g} below the best of the coarse scan, the highest of {len(context['scan'])} noisy means."
+    )

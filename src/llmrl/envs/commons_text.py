@@ -1,4 +1,4 @@
-"""What players of a common-pool resource game are told, as a fishery, a pasture or a polluted river.
+"""Texts of a common-pool resource game for players: as a fishery, a pasture or a polluted river.
 
 The three stories are those of GovSim (Piatti et al. 2024, arXiv 2404.16698), in other words. The game is the same.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from llmrl.core.spaces import EnvDescription, Parameter, ParameterSpace
 from llmrl.envs import mechanism_text
-
-ScenarioName = Literal["fishery", "pasture", "pollution"]
+from llmrl.envs.commons_settings import CommonsSettings, ScenarioName
 
 
 @dataclass(frozen=True)
@@ -21,14 +20,14 @@ class Scenario:
     """Words of a story.
 
     Attributes:
-        players: who the players are.
+        players: what the players are called, plural.
         opening: first sentence, with `{n}` players and `{capacity}` units at most.
         units: units of the stock, plural.
-        choice: what each player decides every month.
-        cost: what a unit of the harvest does to the stock.
+        choice: the decision of each player in a month.
+        cost: sentence about the effect of a unit of the harvest on the stock.
         act: effect of an action, with `{amount}`.
-        harvest: what is harvested, plural.
-        left: what is left of the stock.
+        harvest: units of the harvest, plural.
+        left: words for the rest of the stock.
         earned: a unit of the player's own harvest.
         warning: universalization, with `{share}`.
     """
@@ -89,58 +88,65 @@ SCENARIOS: Mapping[ScenarioName, Scenario] = {
 
 
 @dataclass(frozen=True)
+class PlayerView:
+    """State of a game as one player observes it.
+
+    Attributes:
+        player: index of the player.
+        stock: units now.
+        month: months played.
+        share: sustainable share of a player now, units.
+        taken: units that each player got last month, [n_agents].
+        wanted: units that the player wanted last month.
+        total: units that the player got since the game began.
+    """
+
+    player: int
+    stock: int
+    month: int
+    share: int
+    taken: Sequence[int]
+    wanted: int
+    total: int
+
+
+@dataclass(frozen=True)
 class CommonsText:
     """Texts of a game: the description before it begins, and each observation.
 
     Attributes:
-        scenario: the story.
-        n_agents: players.
-        capacity: largest stock, units.
-        growth: factor by which the stock grows each month.
-        collapse_below: the stock collapses if less is left after a harvest, units.
-        horizon: months of a game.
-        amounts: amount of each action, units.
-        show_end: whether players are told how many months a game lasts.
-        universalization: whether they are told what happens if everybody takes more than the sustainable share.
+        settings: options of the game.
         space: the taxes that a planner sets; None: there are none.
-        shown: whether players see the taxes.
     """
 
-    scenario: ScenarioName
-    n_agents: int
-    capacity: int
-    growth: int
-    collapse_below: int
-    horizon: int
-    amounts: tuple[int, ...]
-    show_end: bool
-    universalization: bool
+    settings: CommonsSettings
     space: ParameterSpace | None = None
-    shown: bool = False
 
     def description(self) -> EnvDescription:
-        """Return what players are told before the game begins."""
-        words = SCENARIOS[self.scenario]
-        grows = {2: "doubles", 3: "triples"}.get(self.growth, f"becomes {self.growth} times as much")
-        before, taken = 9 * self.capacity // 10, 3 * self.capacity // 10
-        after = min(self.capacity, self.growth * (before - taken))
-        end = f"After {self.horizon} months the game is over." if self.show_end else "The game goes on for many months."
+        """Return the description of the game that players read before it begins."""
+        settings, words, capacity = self.settings, SCENARIOS[self.settings.scenario], self.settings.capacity
+        grows = {2: "doubles", 3: "triples"}.get(settings.growth, f"becomes {settings.growth} times as much")
+        stock, harvest = 9 * capacity // 10, 3 * capacity // 10
+        new_stock = min(capacity, settings.growth * (stock - harvest))
+        end = f"After {settings.horizon} months the game is over."
+        if not settings.show_horizon:
+            end = "The game goes on for many months."
         goal = (
-            f"{words.opening.format(n=self.n_agents, capacity=self.capacity)} Every month all players decide at the "
+            f"{words.opening.format(n=settings.n_agents, capacity=capacity)} Every month all players decide at the "
             f"same time {words.choice}, and none knows what the others decide. {words.cost}. If players want more than "
             f"there is, it is handed out one unit after the other, each to a player who still wants more, drawn at "
-            f"random, until nothing is left. At the end of the month, {words.left} {grows}, up to {self.capacity} "
-            f"units. For example, if there are {before} and {taken} are taken, there will be {after} next month. If "
-            f"fewer than {self.collapse_below} are left before they grow, the stock has collapsed and the game is "
-            f"over. {end} {self._rewarded(words)} Only your own reward counts for you, over the whole game. At the end "
-            "of each month all are told what each player got."
+            f"random, until nothing is left. At the end of the month, {words.left} {grows}, up to {capacity} "
+            f"units. For example, if there are {stock} and {harvest} are taken, there will be {new_stock} next month. "
+            f"If fewer than {settings.collapse_threshold} are left before they grow, the stock has collapsed and "
+            f"the game is over. {end} {self._rewarded(words)} Only your own reward counts for you, over the whole "
+            "game. At the end of each month all are told what each player got."
         )
         fields = [
             ("players", f"{words.players} in the game, you included"),
-            ("stock", f"{words.units} now, before this month's decisions, 0 to {self.capacity}"),
+            ("stock", f"{words.units} now, before this month's decisions, 0 to {capacity}"),
             ("months_played", "months that are over"),
         ]
-        if self.show_end:
+        if settings.show_horizon:
             fields.append(("months_left", "months to be played, this one included"))
         fields += [
             ("last_month", f"{words.harvest} that each player got last month; not told in the first month"),
@@ -149,66 +155,54 @@ class CommonsText:
             ("you_got", f"{words.harvest} that you got last month"),
             ("you_got_so_far", f"{words.harvest} that you got since the game began"),
         ]
-        if self.universalization:
+        if settings.universalization:
             fields.append(("if_everybody", "what happens if everybody takes more than a certain amount"))
-        more: dict[str, Any] = {}
+        report: dict[str, Any] = {}
         if self.space is not None:
-            fields += mechanism_text.fields(self.space, {}, self.shown)
-            more = mechanism_text.example(self.space, {}, self.shown)
-        actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in self.amounts)
-        example = self.told(0, self.capacity, 1, self.capacity // 10, [10] * self.n_agents, 10, 10, more)
-        amount = words.choice if self.amounts == tuple(range(len(self.amounts))) else ""
+            fields += mechanism_text.fields(self.space, {}, settings.show_mechanism)
+            report = mechanism_text.example(self.space, {}, settings.show_mechanism)
+        actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in settings.action_amounts)
+        view = PlayerView(0, capacity, 1, capacity // 10, [10] * settings.n_agents, 10, 10)
+        example = self.observation(view, report)
+        amounts = settings.action_amounts
+        amount = words.choice if amounts == tuple(range(len(amounts))) else ""
         return EnvDescription(goal, tuple(fields), actions, example=example, amount=amount)
 
-    def told(
-        self,
-        agent: int,
-        stock: int,
-        month: int,
-        share: int,
-        taken: Sequence[int],
-        wanted: int,
-        total: int,
-        more: Mapping[str, Any],
-    ) -> str:
-        """Return the observation of `agent` as a JSON object.
+    def observation(self, view: PlayerView, report: Mapping[str, Any]) -> str:
+        """Return the observation of a player as a JSON object.
 
         Args:
-            agent: index of the player who is told.
-            stock: units now.
-            month: months played.
-            share: sustainable share of a player now, units.
-            taken: units that each player got last month, [n_agents].
-            wanted: units that the player wanted last month.
-            total: units that the player got since the game began.
-            more: what it is told of the taxes (`MechanismReport.told`).
+            view: the game as the player observes it.
+            report: entries about the taxes (`MechanismReport.observation_entries`).
         """
-        said: dict[str, object] = {"players": self.n_agents, "stock": stock, "months_played": month}
-        if self.show_end:
-            said["months_left"] = self.horizon - month
-        if month:
-            said |= {
-                "last_month": {f"player {i + 1}": each for i, each in enumerate(taken)},
-                "total_last_month": sum(taken),
-                "you_wanted": wanted,
-                "you_got": taken[agent],
-                "you_got_so_far": total,
+        settings = self.settings
+        facts: dict[str, object] = {"players": settings.n_agents, "stock": view.stock, "months_played": view.month}
+        if settings.show_horizon:
+            facts["months_left"] = settings.horizon - view.month
+        if view.month:
+            facts |= {
+                "last_month": {f"player {i + 1}": amount for i, amount in enumerate(view.taken)},
+                "total_last_month": sum(view.taken),
+                "you_wanted": view.wanted,
+                "you_got": view.taken[view.player],
+                "you_got_so_far": view.total,
             }
-        if self.universalization and stock >= self.collapse_below:
-            said["if_everybody"] = SCENARIOS[self.scenario].warning.format(share=share)
-        return json.dumps({**said, **more})
+        if settings.universalization and view.stock >= settings.collapse_threshold:
+            facts["if_everybody"] = SCENARIOS[settings.scenario].warning.format(share=view.share)
+        return json.dumps({**facts, **report})
 
     def _rewarded(self, words: Scenario) -> str:
-        """Return what is rewarded, with the taxes if there are any."""
+        """Return the sentence about rewards, with the taxes if there are any."""
         if self.space is None:
             return f"You are rewarded with 1 for each {words.earned}."
+        base = f"1 for each {words.earned}"
         rule = "What is paid is shared equally among all players, those who paid it included."
-        return mechanism_text.rules_in_words(self.space, f"1 for each {words.earned}", rule, self.shown)
+        return mechanism_text.rules_in_words(self.space, base, rule, self.settings.show_mechanism)
 
 
 def taxes(highest: float, harvest: str) -> ParameterSpace:
-    """Return the space of the two taxes, on what is harvested (`harvest`, in words)."""
-    told = (
+    """Return the space of the two taxes on a harvest, whose units are called `harvest`."""
+    descriptions = (
         ("harvest_tax", f"paid by a player for each of its {harvest}", "{value:.3g} for each unit"),
         (
             "excess_tax",
@@ -218,7 +212,9 @@ def taxes(highest: float, harvest: str) -> ParameterSpace:
         ),
     )
     parameters = (
-        Parameter(name, 0.0, highest, "reward per unit", f"{meaning}; all players share what is paid equally", effect=e)
-        for name, meaning, e in told
+        Parameter(
+            name, 0.0, highest, "reward per unit", f"{meaning}; all players share what is paid equally", effect=effect
+        )
+        for name, meaning, effect in descriptions
     )
     return ParameterSpace("harvest taxes", tuple(parameters), sentence="Takes {effects}; all agents share it equally.")

@@ -18,16 +18,16 @@ Env = TypeVar("Env")
 def guarded(env: Env) -> Env:
     """Wrap `reset`, `step` and `close` of an environment, in place, so that errors name it; return the environment.
 
-    These methods then raise EngineError for every exception that is no LlmrlError. If `close` fails while another
+    These methods then raise EngineError for every exception except an LlmrlError. If `close` fails while another
     exception is handled, its failure is only logged.
 
     `copy.deepcopy` of the environment raises TypeError: the methods would stay bound to the original, and games in
     compiled code, in other processes or in views of one array cannot be copied attribute by attribute.
     """
-    called = env.spec.name  # type: ignore[attr-defined]
+    env_name = env.spec.name  # type: ignore[attr-defined]
     for name in ("reset", "step", "close"):
-        setattr(env, name, _named(called, name, getattr(env, name)))
-    env.__deepcopy__ = functools.partial(_refuse_copy, called)  # type: ignore[attr-defined]
+        setattr(env, name, _wrap(env_name, name, getattr(env, name)))
+    env.__deepcopy__ = functools.partial(_refuse_copy, env_name)  # type: ignore[attr-defined]
     return env
 
 
@@ -44,19 +44,19 @@ def _refuse_copy(env: str, memo: dict[int, Any]) -> NoReturn:
     )
 
 
-def _named(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(env: str, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def call(*arguments: Any, **named: Any) -> Any:
-        before = sys.exc_info()[1] if name == "close" else None
+    def call(*arguments: Any, **kwargs: Any) -> Any:
+        active_error = sys.exc_info()[1] if name == "close" else None
         try:
-            return method(*arguments, **named)
+            return method(*arguments, **kwargs)
         except LlmrlError:
             raise
         except Exception as error:
-            told = raised(env, f"{name}()", error)
-            if before is None:
-                raise told from error
-            log.warning("%s", told)
+            engine_error = raised(env, f"{name}()", error)
+            if active_error is None:
+                raise engine_error from error
+            log.warning("%s", engine_error)
             return None
 
     return call

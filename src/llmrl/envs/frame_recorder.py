@@ -1,4 +1,4 @@
-"""Frames of one game for a video, taken while it is played."""
+"""Recording of the frames of one game for a video."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, on_host
 
 Panel = Callable[[int], np.ndarray]
-"""Draws what is shown beside a frame, for a height in pixels: [height, width, 3] uint8, always of one width."""
+"""Function that draws the panel beside a frame, given its height in pixels: [height, width, 3] uint8, of constant
+width."""
 
 
 class Captions(Protocol):
-    """Says what is shown beside the frames."""
+    """Draws the panels beside the frames."""
 
     channels: tuple[str, ...]
-    """Of the environment that it reads."""
+    """Channels of the environment that the panels need."""
 
     def panel(self, transition: Transition) -> Panel:
-        """What to show to the right of the world as it was when `transition` was decided."""
+        """Return the panel to the right of the world at the time when the actions of `transition` were chosen."""
         ...
 
 
 class FrameRecorder(Observer):
-    """Keeps, for game 0, the world and every agent's pixels: one frame more than steps.
+    """Records the world and every agent's pixels of game 0: one frame more than steps.
 
     Args:
-        env: what is played.
-        views: whether agents' pixels are kept beside the world.
-        captions: what is shown beside the world; None: nothing.
+        env: environment whose game 0 is recorded.
+        views: whether agents' pixels are recorded in addition to the world.
+        captions: panels beside the world; None: none.
     """
 
     def __init__(self, env: VecEnv, views: bool = True, captions: Captions | None = None) -> None:
@@ -45,35 +46,35 @@ class FrameRecorder(Observer):
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         if games[0]:
-            self._keep(observation)
+            self._record(observation)
 
     def on_step(self, transition: Transition) -> None:
         if self.captions is not None:
             self._panels[len(self.frames["world"]) - 1] = self.captions.panel(transition)
-        self._keep(transition.step.observation)
+        self._record(transition.step.observation)
 
     def hold(self, length: int) -> None:
-        """Let the last frames stand until there are `length`."""
+        """Repeat the last frames until there are `length` of them."""
         for frames in self.frames.values():
             frames += [frames[-1]] * (length - len(frames))
 
     def save(self, folder: Path, fps: int, world: Sequence[np.ndarray] | None = None) -> list[Path]:
-        """Write `world` and `agent_<i>` as MP4 and GIF; returns the files.
+        """Write `world` and `agent_<i>` as MP4 and GIF; return the files.
 
         Args:
             folder: of the files.
             fps: frames a second.
-            world: pictures to show for those of the world; None: these, with their captions.
+            world: frames to write in place of those of the world; None: the recorded ones, with their panels.
         """
         folder.mkdir(parents=True, exist_ok=True)
         files = []
         for name, frames in self.frames.items():
             panels = self._panels if name == "world" else {}
-            shown = world if name == "world" and world is not None else _drawn(frames, panels)
-            files += save_video(shown, folder, name, fps)
+            video_frames = world if name == "world" and world is not None else _render_panels(frames, panels)
+            files += save_video(video_frames, folder, name, fps)
         return files
 
-    def _keep(self, observation: Observation) -> None:
+    def _record(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))
         pixels: Any = None
         if not self.views:
@@ -87,8 +88,8 @@ class FrameRecorder(Observer):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
 
 
-def _drawn(frames: Sequence[np.ndarray], panels: Mapping[int, Panel]) -> LazyFrames:
-    """Frames, enlarged, with their panels; white where there are panels and a frame has none."""
+def _render_panels(frames: Sequence[np.ndarray], panels: Mapping[int, Panel]) -> LazyFrames:
+    """Return the enlarged frames with their panels; a frame without a panel gets a white one if others have panels."""
     blank = None
     if panels:
         height = enlarge(frames[0]).shape[0]

@@ -24,6 +24,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
+from llmrl.core.state_fields import StateFields
 
 Floats = Array
 """A NumPy array or a torch tensor, float32."""
@@ -85,7 +86,7 @@ class Settlement:
 
 
 RAW_REWARD = "an apple 1"
-"""Base reward, in words, where no mechanism rewrites it."""
+"""Base reward in words, unless a mechanism replaces it."""
 
 
 @runtime_checkable
@@ -95,12 +96,12 @@ class Mechanism(Protocol):
     Attributes:
         spec: space of the values that a principal sets.
         metrics: per-step metrics that it reports, with their aggregation over an episode.
-        details: metrics that principals are not told (`EnvSpec.details`).
+        details: metrics that are hidden from principals (`EnvSpec.details`).
         needs_dirt: whether it pays for cleaning, and so needs an environment with dirt.
-        facts: facts that prompts state beside the parameters' descriptions (`EnvSpec.facts`).
+        facts: facts for prompts in addition to the parameters' descriptions (`EnvSpec.facts`).
         base_reward: reward of an agent before the mechanism, in words.
-        rule: what holds whatever is set, in words for players: who gets what is taken, and who pays.
-        player_facts: what decides about a player's payments in the next step, by name, in words for that player.
+        rule: sentence for players that holds for all values: who gets the revenue, and who pays.
+        player_facts: numbers that determine a player's payments in the next step: name -> description for that player.
     """
 
     spec: ParameterSpace
@@ -113,15 +114,17 @@ class Mechanism(Protocol):
     player_facts: Mapping[str, str]
 
     def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
-        """Return the settlement of one step. Call it once per step, because a mechanism may have a memory.
+        """Return the settlement of one step. Call it exactly once per step, because a mechanism may have a memory.
 
-        `values` [n_envs, d] float32 are of the same type and on the same device as the events."""
+        `values` [n_envs, d] float32 are of the same type and on the same device as the events.
+        """
         ...
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         """Clear the memory of the games where `mask` [n_envs] is true, which begin a new episode.
 
-        `mask` is a NumPy array even if events are tensors."""
+        `mask` is a NumPy array even if events are tensors.
+        """
         ...
 
     def state_dict(self) -> State:
@@ -132,23 +135,22 @@ class Mechanism(Protocol):
 
 
 def tax_jacobian(raw: Array, income: Array, low: Array, high: Array, multiplier: float) -> tuple[Array, Array]:
-    """Return the total reward earned in each of K brackets, [n_envs, K], and the Jacobian of the players' rewards by
-    the brackets' rates, [n_envs, n_agents, K].
+    """Return the rewards earned in each of K brackets, and the Jacobian of the rewards by the rates.
 
-    `raw` (reward of this step) and `income` (which selects the bracket) are [n_envs, n_agents]. Bracket k contains
-    incomes in [low[k], high[k]), both [K].
+    Their shapes are [n_envs, K] and [n_envs, n_agents, K]. `raw` (reward of this step) and `income` (which selects the
+    bracket) are [n_envs, n_agents]. Bracket k contains incomes in [low[k], high[k]), both [K].
     """
-    earned = raw[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
-    total = earned.sum(1)
-    return total, multiplier * (total / raw.shape[1])[:, None] - multiplier * earned
+    bracket_reward = raw[..., None] * ((income[..., None] >= low) & (income[..., None] < high))
+    total = bracket_reward.sum(1)
+    return total, multiplier * (total / raw.shape[1])[:, None] - multiplier * bracket_reward
 
 
-def charge_equally(paid: Array) -> Array:
-    """Return payments, or their Jacobian, [n_envs, n_agents, ...], less equal shares that all agents pay for them.
+def charge_equally(payments: Array) -> Array:
+    """Return payments (or their Jacobian), [n_envs, n_agents, ...], less the equal shares that all agents pay.
 
     Each agent is charged the mean payment of the step, so the sum of rewards does not depend on the values.
     """
-    return paid - paid.mean(1)[:, None]
+    return payments - payments.mean(1)[:, None]
 
 
 class BracketedTax:
@@ -181,27 +183,29 @@ class BracketedTax:
         if (
             not self.edges
             or self.edges[0] != 0
-            or any(a >= b for a, b in zip(self.edges, self.edges[1:], strict=False))
+            or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False))
         ):
-            raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 3, 5]; got edges={list(edges)}")
+            raise ConfigError(f"edges={list(edges)} of tax brackets must start at 0 and increase, e.g. [0, 3, 5]")
         self.window, self.multiplier = window, multiplier
-        # The rate that takes a whole apple, if it is at most 1.
+        # The rate at which a whole apple is taken, if it is at most 1.
         self.facts: Mapping[str, float | bool] = {"takes_all": 1 / multiplier} if multiplier >= 1 else {}
         self.spec = ParameterSpace(
             "tax",
             tuple(self._parameter(k) for k in range(len(self.edges))),
             sentence=f"Takes of each apple {{effects}} in the last {window + 1} steps; all agents share it equally.",
         )
-        self._fact = f"apples_in_the_last_{window}_steps"
+        self._income_fact = name = f"apples_in_the_last_{window}_steps"
         self.player_facts: Mapping[str, str] = (
-            {self._fact: "apples that you ate in these steps; with those of the next step they decide which rate holds"}
+            {name: "apples that you ate in these steps; with those of the next step they decide which rate holds"}
             if window
             else {}
         )
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
         self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
-        self._bounds: tuple[Floats, Floats] | None = None  # of the brackets, as arrays of the events' kind
+        self._bounds: tuple[Floats, Floats] | None = (
+            None  # lower and upper edges of the brackets, as arrays of the type of the events
+        )
 
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
@@ -230,16 +234,16 @@ class BracketedTax:
         if self._bounds is None:
             edges = np.array([*self.edges, np.inf], dtype=np.float32)
             self._bounds = _as_array(edges[:-1], events.raw), _as_array(edges[1:], events.raw)
-        eaten, reward_jacobian = tax_jacobian(events.raw, income, *self._bounds, self.multiplier)
-        collected = self.multiplier * (values * eaten).sum(-1)
-        metrics = {"tax_collected": collected, **{name: eaten[:, k] for k, name in enumerate(self.details)}}
-        facts = {} if self._past is None else {self._fact: self._past.sum(0)}
+        bracket_apples, reward_jacobian = tax_jacobian(events.raw, income, *self._bounds, self.multiplier)
+        collected = self.multiplier * (values * bracket_apples).sum(-1)
+        metrics = {"tax_collected": collected, **{name: bracket_apples[:, k] for k, name in enumerate(self.details)}}
+        facts = {} if self._past is None else {self._income_fact: self._past.sum(0)}
         return Settlement(events.raw, reward_jacobian, metrics, facts)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         if self._past is not None:
-            forgotten = _as_array(mask, self._past)[:, None]
-            self._past = _library(self._past).where(forgotten, 0.0, self._past)
+            reset_games = _as_array(mask, self._past)[:, None]
+            self._past = _library(self._past).where(reset_games, 0.0, self._past)
 
     def state_dict(self) -> State:
         return {"past": None if self._past is None else on_host(self._past).copy()}
@@ -248,7 +252,7 @@ class BracketedTax:
         self._past = state["past"]
 
 
-class RewardTax:
+class RewardTax(StateFields):
     """A tax on positive rewards at one rate. The revenue of a step is shared equally among the agents in the game.
 
     It needs no knowledge of the environment. The sum of rewards does not change; a rate of 1 makes the positive rewards
@@ -280,46 +284,42 @@ class RewardTax:
     def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
         xp = _library(events.raw)
         present = xp.asarray(events.present, dtype=xp.float32)
-        earned = xp.where(events.raw > 0, events.raw, xp.zeros_like(events.raw)) * present
-        total = earned.sum(-1)
-        heads = present.sum(-1)
-        share = total / xp.where(heads > 0, heads, xp.ones_like(heads))
-        jacobian = (share[:, None] * present - earned)[..., None]
+        income = xp.where(events.raw > 0, events.raw, xp.zeros_like(events.raw)) * present
+        total = income.sum(-1)
+        n_present = present.sum(-1)
+        share = total / xp.where(n_present > 0, n_present, xp.ones_like(n_present))
+        jacobian = (share[:, None] * present - income)[..., None]
         return Settlement(events.raw, jacobian, {"tax_collected": values[:, 0] * total})
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Do nothing: the tax of a step depends on that step alone."""
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing: the tax of a step depends only on that step."""
 
 
 def incentive_jacobian(
     raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
 ) -> tuple[Array, tuple[Array, Array, Array]]:
-    """Return the base reward [n_envs, n_agents], and whether each player ate, cleaned or did something else, three
-    arrays [n_envs, n_agents] bool."""
+    """Return the base reward, and masks of the players who ate, cleaned or did something else.
+
+    All are [n_envs, n_agents]; the masks are bool.
+    """
     ate = (raw == 1) if exactly_one else (raw > 0)
     cleaner = ~ate & (raw == 0) & ((cleaned == 1) if exactly_one else (cleaned >= 1))
     other = ~ate & ~cleaner
     return ate * raw * eat_reward + cleaner * clean_reward + other * raw, (ate, cleaner, other)
 
 
-CHARGED_EQUALLY = "What is paid in a step is charged equally to all players, those who are paid included."
-"""`Mechanism.rule` of payments that agents pay for."""
+EQUAL_CHARGE_RULE = "What is paid in a step is charged equally to all players, those who are paid included."
+"""`Mechanism.rule` of payments for which all agents pay."""
 
-_PAID_FOR = {"eat": "each apple eaten", "clean": "each step of cleaning", "other": "each other step"}
-"""Of `Incentives`, for people who watch."""
+_PAYMENT_REASONS = {"eat": "each apple eaten", "clean": "each step of cleaning", "other": "each other step"}
+"""Occasions of the payments of `Incentives`, in sentences for viewers."""
 
 
-class Incentives:
-    """Payments to every player at every step for eating, cleaning, or any other behaviour.
+class Incentives(StateFields):
+    """Payments to every player at every step for eating, cleaning, or any other behavior.
 
     The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning. The reward of
-    other behaviour, normally 0, is unchanged.
+    other behavior, normally 0, is unchanged.
 
     Source: the Clean Up experiment of "Large Legislative Models" (arXiv 2410.08345), where clean_count is
     `exactly_one` and removed players are paid as `other`.
@@ -330,7 +330,7 @@ class Incentives:
         clean_count: steps that count as eating or cleaning. `any`: a positive raw reward, or at least one cleaned
             cell. `exactly_one`, as in the published code: a raw reward of exactly 1, or exactly one cleaned cell; a
             shot that cleans two or three cells counts as `other`.
-        pay_removed: whether players who are out of the game after a zap are paid as `other`.
+        reward_removed: whether players who are out of the game after a zap are paid as `other`.
         max_incentive: upper bound of each of the three incentives, reward per step.
         budget_balanced: whether all players, removed ones included, pay for the payments of a step in equal shares, so
             that the sum of rewards does not change; else nobody pays (published).
@@ -350,29 +350,29 @@ class Incentives:
         eat_reward: float = 1.0,
         clean_reward: float = -1.0,
         clean_count: Literal["any", "exactly_one"] = "any",
-        pay_removed: bool = False,
+        reward_removed: bool = False,
         max_incentive: NonNegativeFloat = 3.0,
         budget_balanced: bool = False,
     ) -> None:
         self.budget_balanced = budget_balanced
-        self.rule = CHARGED_EQUALLY if budget_balanced else "No player pays for these payments."
+        self.rule = EQUAL_CHARGE_RULE if budget_balanced else "No player pays for these payments."
         self.eat_reward, self.clean_reward = eat_reward, clean_reward
-        self.exactly_one, self.pay_removed = clean_count == "exactly_one", pay_removed
+        self.exactly_one, self.reward_removed = clean_count == "exactly_one", reward_removed
         self.base_reward = f"an apple {eat_reward:g}, a step of cleaning {clean_reward:g}"
         self.facts = {
             "pays_cleaning": True,
             "exactly_one": self.exactly_one,
-            "pay_removed": pay_removed,
+            "reward_removed": reward_removed,
             "budget_balanced": budget_balanced,
         }
         cells = "exactly one dirty cell" if self.exactly_one else "at least one dirty cell"
-        also = ["cleaning two or three cells at once"] * self.exactly_one
-        also += ["being out of the game after a zap"] * pay_removed
-        elsewhere = f" (also {' and '.join(also)})" if also else ""
+        exceptions = ["cleaning two or three cells at once"] * self.exactly_one
+        exceptions += ["being out of the game after a zap"] * reward_removed
+        exception_text = f" (also {' and '.join(exceptions)})" if exceptions else ""
         acts = {
             "eat": f"eating an apple, which is worth {eat_reward:g} before payments",
             "clean": f"cleaning {cells}, which is worth {clean_reward:g} before payments",
-            "other": f"doing anything else{elsewhere}, which is worth 0 before payments",
+            "other": f"doing anything else{exception_text}, which is worth 0 before payments",
         }
         self.spec = ParameterSpace(
             "incentives",
@@ -383,7 +383,7 @@ class Incentives:
                     max_incentive,
                     "reward per step",
                     f"paid for a step spent {act}",
-                    effect=f"{{value:.3g}} for {_PAID_FOR[name]}",
+                    effect=f"{{value:.3g}} for {_PAYMENT_REASONS[name]}",
                 )
                 for name, act in acts.items()
             ),
@@ -392,31 +392,27 @@ class Incentives:
 
     def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
         if events.cleaned is None:
-            raise ConfigError("Incentives pays for cleaning, and this environment has no dirt: use BracketedTax")
+            raise ConfigError(
+                "Incentives requires an environment with dirt, because it pays for cleaning; use BracketedTax"
+            )
         base, acts = incentive_jacobian(
             events.raw, events.cleaned, self.eat_reward, self.clean_reward, self.exactly_one
         )
         ate, cleaner, other = acts
-        if not self.pay_removed:
+        if not self.reward_removed:
             other = other & events.present
         xp = _library(events.raw)
         reward_jacobian = xp.asarray(xp.stack([ate, cleaner, other], -1), dtype=xp.float32)
-        acted = reward_jacobian.sum(1)
-        paid = acted * values
+        counts = reward_jacobian.sum(1)
+        payments = counts * values
         metrics = {
-            "incentives_paid": paid.sum(-1),
-            "paid_cleans": acted[:, 1],
-            **{name: paid[:, k] for k, name in enumerate(self.details)},
+            "incentives_paid": payments.sum(-1),
+            "paid_cleans": counts[:, 1],
+            **{name: payments[:, k] for k, name in enumerate(self.details)},
         }
         if self.budget_balanced:
             reward_jacobian = charge_equally(reward_jacobian)
         return Settlement(xp.asarray(base, dtype=xp.float32), reward_jacobian, metrics)
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Do nothing: the payments of a step depend on that step alone."""
-
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Do nothing: there is no memory."""
+        """Do nothing: the payments of a step depend only on that step."""

@@ -1,4 +1,4 @@
-"""The citizens of the tax economy: their wages, and what they think of income and work."""
+"""The citizens of the tax economy: their wages, and their preferences over income and work."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from statistics import NormalDist
 
 import numpy as np
 
-from llmrl.envs.tax_schedules import in_brackets
+from llmrl.envs.tax_schedules import bracket_incomes
 
 FULL_TIME = 40.0
-"""Hours a week in whose multiples labour costs utility."""
-MOST_HOURS = 100.0
+"""Unit of weekly hours in the disutility of labor."""
+MAX_HOURS = 100.0
 WEEKS = 52.0
 
 
-def income_of(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
+def yearly_income(wage: np.ndarray, hours: np.ndarray) -> np.ndarray:
     """Return the income of a year in thousand dollars, for `wage` in dollars an hour and `hours` a week."""
     return np.asarray(wage * hours * (WEEKS / 1000.0))
 
@@ -33,7 +33,7 @@ class Citizens:
     Attributes:
         eta: relative risk aversion of income, >= 0; 0: linear.
         psi: disutility of a year of full-time work, > 0.
-        delta: exponent of labour, > 1. Without taxes and for eta = 0 the elasticity of income to the net-of-tax rate
+        delta: exponent of labor, > 1. Without taxes and for eta = 0 the elasticity of income to the net-of-tax rate
             is 1 / (delta - 1).
         n_hours: number of choices of weekly hours, evenly spaced from 0 to 100, >= 2.
         steps_per_year: choices a year, >= 1.
@@ -50,23 +50,23 @@ class Citizens:
     @property
     def hours(self) -> np.ndarray:
         """The weekly hours that can be chosen, [n_hours]."""
-        return np.linspace(0.0, MOST_HOURS, self.n_hours)
+        return np.linspace(0.0, MAX_HOURS, self.n_hours)
 
-    def of_income(self, net: np.ndarray) -> np.ndarray:
+    def income_utility(self, net: np.ndarray) -> np.ndarray:
         """Return the utility of a year's net income [...] in thousand dollars."""
         if self.eta == 0:
             return np.asarray(net, dtype=np.float64)
-        kept = np.maximum(net, 1.0)
+        income = np.maximum(net, 1.0)
         if self.eta == 1:
-            return np.asarray(np.log(kept))
-        return np.asarray((kept ** (1.0 - self.eta) - 1.0) / (1.0 - self.eta))
+            return np.asarray(np.log(income))
+        return np.asarray((income ** (1.0 - self.eta) - 1.0) / (1.0 - self.eta))
 
     def marginal(self, net: np.ndarray) -> np.ndarray:
-        """Return the derivative of `of_income` from above, [...] > 0."""
+        """Return the derivative of `income_utility` from above, [...] > 0."""
         return np.asarray(np.maximum(net, 1.0) ** -self.eta)
 
-    def of_work(self, hours: np.ndarray) -> np.ndarray:
-        """Return the disutility of a year of so many weekly hours, [...] >= 0."""
+    def work_disutility(self, hours: np.ndarray) -> np.ndarray:
+        """Return the disutility of working `hours` a week for a year, [...] >= 0."""
         return np.asarray(self.psi * (np.asarray(hours) / FULL_TIME) ** self.delta)
 
     def best_action(
@@ -77,30 +77,30 @@ class Citizens:
         earned: np.ndarray | float = 0.0,
         left: np.ndarray | float | None = None,
     ) -> np.ndarray:
-        """Return the index of the hours that bring a worker most, if it works them for the rest of the year, [n].
+        """Return the index of the hours that maximize a worker's utility if worked for the rest of the year, [n].
 
-        The worker takes the transfer as given: the best response of one who is small. Of equal choices the fewest
-        hours count.
+        The transfer is taken as given, as the influence of one worker on it is small. Among equally good choices, the
+        fewest hours are returned.
 
         Args:
             wage: dollars an hour, [n].
             rates: marginal tax rates, [n, K].
             transfer: expected transfer of the year, thousand dollars, [n].
             earned: income of the year so far, thousand dollars, [n].
-            left: steps of the year that are left, this one included, [n]; None: all.
+            left: number of remaining steps of the year, this one included, [n]; None: all.
         """
         steps = self.steps_per_year if left is None else np.asarray(left, dtype=np.float64)[..., None]
         share = steps / self.steps_per_year
-        income = np.asarray(earned)[..., None] + share * income_of(wage[..., None], self.hours)
-        tax = (in_brackets(income, self.edges) * rates[..., None, :]).sum(-1)
-        value = self.of_income(income - tax + transfer[..., None]) - share * self.of_work(self.hours)
+        income = np.asarray(earned)[..., None] + share * yearly_income(wage[..., None], self.hours)
+        tax = (bracket_incomes(income, self.edges) * rates[..., None, :]).sum(-1)
+        value = self.income_utility(income - tax + transfer[..., None]) - share * self.work_disutility(self.hours)
         return np.asarray(value.argmax(-1))
 
     @property
     def facts(self) -> dict[str, float | bool]:
         """All attributes as numbers, for `EnvSpec.facts`; `from_facts` reads them."""
-        own = {name: getattr(self, name) for name in ("eta", "psi", "delta", "n_hours", "steps_per_year")}
-        return own | {f"edge_{k + 1}": edge for k, edge in enumerate(self.edges)}
+        attributes = {name: getattr(self, name) for name in ("eta", "psi", "delta", "n_hours", "steps_per_year")}
+        return attributes | {f"edge_{k + 1}": edge for k, edge in enumerate(self.edges)}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, float | bool]) -> Citizens:
@@ -130,14 +130,14 @@ class Wages:
     def draw(self, uniform: np.ndarray) -> np.ndarray:
         """Return wages [...] for independent uniform numbers [..., 3] in [0, 1)."""
         normal = np.sqrt(-2.0 * np.log1p(-uniform[..., 0])) * np.cos(2.0 * np.pi * uniform[..., 1])  # Box and Muller
-        return self._of(normal, -np.log1p(-uniform[..., 2]))
+        return self._wages(normal, -np.log1p(-uniform[..., 2]))
 
     def quantiles(self, n: int) -> np.ndarray:
         """Return the (i + 1/2) / n quantiles, i = 0 ... n - 1, rising: a typical society of n workers."""
         normal, exponential = _grid()
-        return np.asarray(np.quantile(self._of(normal, exponential), (np.arange(n) + 0.5) / n))
+        return np.asarray(np.quantile(self._wages(normal, exponential), (np.arange(n) + 0.5) / n))
 
-    def _of(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
+    def _wages(self, normal: np.ndarray, exponential: np.ndarray) -> np.ndarray:
         upper = 0.0 if self.tail is None else (exponential - 1.0) / self.tail
         return np.asarray(self.mean * np.exp(self.sigma * normal + upper))
 
@@ -147,5 +147,5 @@ def _grid(points: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """Return midpoint quantiles of a standard normal and a standard exponential variable, all pairs, [points**2]."""
     middle = (np.arange(points) + 0.5) / points
     normal = np.array([NormalDist().inv_cdf(p) for p in middle])
-    first, second = np.meshgrid(normal, -np.log1p(-middle), indexing="ij")
-    return first.ravel(), second.ravel()
+    x, y = np.meshgrid(normal, -np.log1p(-middle), indexing="ij")
+    return x.ravel(), y.ravel()

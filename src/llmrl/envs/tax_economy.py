@@ -7,7 +7,7 @@ AI Economist (Zheng et al. 2020, arXiv 2004.13332). Differences are in docs/tax_
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,18 +15,19 @@ from annotated_types import Ge, Gt, MinLen
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
-from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
+from llmrl.core.state_fields import StateFields
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.tax_citizens import FULL_TIME, MOST_HOURS, Citizens, Wages, income_of
-from llmrl.envs.tax_economy_text import action_names, game_text, spans, told
-from llmrl.envs.tax_schedules import bracket_of, checked_edges, in_brackets
-from llmrl.envs.tax_welfare import SOCIAL_WELFARE, Welfare, objective, social_welfare
+from llmrl.envs.tax_citizens import FULL_TIME, MAX_HOURS, Citizens, Wages, yearly_income
+from llmrl.envs.tax_economy_text import action_names, game_text, observation_text, spans
+from llmrl.envs.tax_schedules import bracket_incomes, bracket_membership, validate_edges
+from llmrl.envs.tax_welfare import SOCIAL_WELFARE, Welfare, social_welfare, welfare_objective
 
-Choices = Annotated[int, Ge(2)]
-AboveOne = Annotated[float, Gt(1)]
+ChoiceCount = Annotated[int, Ge(2)]
+FloatAboveOne = Annotated[float, Gt(1)]
 TaxChannel = Literal["vector", "text"]
 
 VECTOR = (
@@ -44,11 +45,42 @@ VECTOR = (
 is log(1 + x / income of full-time work at that wage), `share_of_...` are in [0, 1)."""
 
 _BAR, _GAP, _HEIGHT, _MARGIN = 14, 4, 160, 8  # pixels
-_PAPER, _EARNED, _NET = (238, 236, 228), (120, 150, 190), (70, 140, 90)
+_PAPER, _GROSS, _NET = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
 
-class TaxEconomy:
-    """A vectorised environment of `n_envs` economies with `n_agents` workers each.
+@dataclass(frozen=True)
+class TaxEconomySettings:
+    """Options of `TaxEconomy`; meanings, units and ranges are in `conf/env/tax_economy.yaml`.
+
+    Raises:
+        ConfigError: `max_rate` is above 1.
+    """
+
+    n_envs: PositiveInt
+    n_agents: PositiveInt
+    years: PositiveInt
+    steps_per_year: PositiveInt
+    n_hours: ChoiceCount
+    brackets: Sequence[float]
+    max_rate: PositiveFloat
+    eta: NonNegativeFloat
+    psi: PositiveFloat | None
+    delta: FloatAboveOne
+    mean_wage: PositiveFloat
+    wage_sigma: NonNegativeFloat
+    wage_tail: FloatAboveOne | None
+    skills: Literal["drawn", "quantiles"]
+    welfare: Welfare
+    show_mechanism: bool
+    observe: Annotated[Sequence[TaxChannel], MinLen(1)]
+
+    def __post_init__(self) -> None:
+        if self.max_rate > 1:
+            raise ConfigError(f"env.max_rate={self.max_rate:g} must be in (0, 1]")
+
+
+class TaxEconomy(StateFields):
+    """A vectorized environment of `n_envs` economies with `n_agents` workers each.
 
     **World.** A worker has a wage, drawn for each episode (`skills=drawn`), or that of its quantile
     (`skills=quantiles`). An episode has `years` years of `steps_per_year` steps, in each of which workers choose
@@ -73,32 +105,17 @@ class TaxEconomy:
     **End.** Truncated after `years` x `steps_per_year` steps; no other end.
 
     Args:
+        settings: options of the environment.
         seeds: the environment's node of the seed tree.
-        n_envs: games in lock step.
-        n_agents: workers per game.
-        years: tax years per episode.
-        steps_per_year: choices of hours per year.
-        n_hours: choices of weekly hours.
-        brackets: lower edges of the tax brackets, thousand dollars a year, starting at 0.
-        max_rate: upper bound of each marginal rate, in (0, 1].
-        eta: relative risk aversion of income; 0: linear utility.
-        psi: disutility of a year of full-time work; None: such that the geometric mean wage works 40 hours without
-            taxes.
-        delta: exponent of labour in its disutility.
-        mean_wage: geometric mean of wages, dollars an hour.
-        wage_sigma: standard deviation of the normal part of log wages.
-        wage_tail: exponent of the Pareto part of wages; None: lognormal wages.
-        skills: whether wages are drawn for each episode, or the quantiles of their distribution.
-        welfare: the planner's objective.
-        show_mechanism: whether workers observe the rates.
-        observe: channels that workers observe.
 
     Attributes:
         place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
 
     Raises:
-        ConfigError: parameters that contradict each other.
+        ConfigError: invalid tax brackets.
     """
+
+    _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
 
     spec: EnvSpec
     place = (0, 1)
@@ -111,89 +128,67 @@ class TaxEconomy:
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
         """Return the size of one agent's observation of a step under these options, bytes."""
-        shown = len(options.get("brackets", (0, 1, 2, 3))) if options.get("show_mechanism", True) else 0
-        return 4 * (len(VECTOR) + shown) + (600 if "text" in options.get("observe", ()) else 0)
+        mechanism_size = len(options["brackets"]) if options["show_mechanism"] else 0
+        return 4 * (len(VECTOR) + mechanism_size) + (600 if "text" in options["observe"] else 0)
 
-    def __init__(
-        self,
-        seeds: Seeds,
-        n_envs: PositiveInt = 16,
-        n_agents: PositiveInt = 20,
-        years: PositiveInt = 3,
-        steps_per_year: PositiveInt = 1,
-        n_hours: Choices = 11,
-        brackets: Sequence[float] = (0.0, 47.15, 100.525, 191.95),
-        max_rate: PositiveFloat = 0.9,
-        eta: NonNegativeFloat = 0.0,
-        psi: PositiveFloat | None = None,
-        delta: AboveOne = 3.5,
-        mean_wage: PositiveFloat = 25.0,
-        wage_sigma: NonNegativeFloat = 0.5,
-        wage_tail: AboveOne | None = 3.0,
-        skills: Literal["drawn", "quantiles"] = "drawn",
-        welfare: Welfare = "inverse_income",
-        show_mechanism: bool = True,
-        observe: Annotated[Sequence[TaxChannel], MinLen(1)] = ("vector",),
-    ) -> None:
-        own = {name: value for name, value in locals().items() if name not in ("self", "seeds", "n_envs")}
-        self._resized = partial(TaxEconomy, seeds, **own)
-        if max_rate > 1:
-            raise ConfigError(f"max_rate={max_rate:g} takes more than there is; use a number in (0, 1]")
-        edges = checked_edges(brackets)
-        self._full_time = float(income_of(np.array(mean_wage), np.array(FULL_TIME)))
+    def __init__(self, settings: TaxEconomySettings, seeds: Seeds) -> None:
+        self.settings, self._seeds = settings, seeds
+        edges = validate_edges(settings.brackets)
+        n_envs, n_agents, n_brackets = settings.n_envs, settings.n_agents, len(edges)
+        self._full_time = float(yearly_income(np.array(settings.mean_wage), np.array(FULL_TIME)))
+        psi = settings.psi
         if psi is None:
-            psi = self._full_time ** (1.0 - eta) / delta
-        self.citizens = Citizens(eta, psi, delta, n_hours, steps_per_year, edges)
-        self._wages, self._drawn, self._mean_wage = (
-            Wages(mean_wage, wage_sigma, wage_tail),
-            skills == "drawn",
-            mean_wage,
-        )
-        self._welfare: Welfare = welfare
-        self._n_agents, self._years, self._horizon = n_agents, years, years * steps_per_year
-        n_brackets = len(edges)
-        channels = {"vector": Channel((len(VECTOR),), "float32")} if "vector" in observe else {}
-        if "text" in observe:
+            psi = self._full_time ** (1.0 - settings.eta) / settings.delta
+        self.citizens = Citizens(settings.eta, psi, settings.delta, settings.n_hours, settings.steps_per_year, edges)
+        self._wages = Wages(settings.mean_wage, settings.wage_sigma, settings.wage_tail)
+        self._horizon = settings.years * settings.steps_per_year
+        channels = {"vector": Channel((len(VECTOR),), "float32")} if "vector" in settings.observe else {}
+        text = None
+        if "text" in settings.observe:
             channels["text"] = Channel((), "object")
-        if show_mechanism:
-            channels["mechanism"] = Channel((n_brackets,), "float32", 0.0, max_rate)
-        self._shows_rates = show_mechanism
+            text = game_text(self.citizens, n_agents, settings.years, settings.show_mechanism)
+        if settings.show_mechanism:
+            channels["mechanism"] = Channel((n_brackets,), "float32", 0.0, settings.max_rate)
         names = [SOCIAL_WELFARE, "utility", "income", "hours", "tax", "income_gini", "net_income_gini"]
         names += ["income_equality_productivity"]
-        names += [f"{what}_{k + 1}" for what in ("workers", "earned", "taxed", "weighted") for k in range(n_brackets)]
+        names += [
+            f"{amount}_{k + 1}" for amount in ("workers", "earned", "taxed", "weighted") for k in range(n_brackets)
+        ]
         metrics: dict[str, Aggregate] = dict.fromkeys(names, "mean")
-        text = game_text(self.citizens, n_agents, years, show_mechanism) if "text" in observe else None
         self.spec = EnvSpec(
             name="tax_economy",
             n_envs=n_envs,
             n_agents=n_agents,
             observation=channels,
-            n_actions=n_hours,
+            n_actions=settings.n_hours,
             action_names=action_names(self.citizens),
             horizon=self._horizon,
-            mechanism=_mechanism(edges, max_rate),
-            objective=objective(welfare),
+            mechanism=_mechanism(edges, settings.max_rate),
+            objective=welfare_objective(settings.welfare),
             metrics=metrics,
-            # A meta-gradient looks at how behaviour changes the objective. Only here the rates do nothing else to it:
-            # the mean of linear utilities does not depend on who has the money.
-            has_reward_jacobian=eta == 0 and welfare == "utilitarian",
+            # A meta-gradient considers only how behavior changes the objective. Only in this case the rates have no
+            # direct effect: the mean of linear utilities does not depend on the distribution of money.
+            has_reward_jacobian=settings.eta == 0 and settings.welfare == "utilitarian",
             text=text,
-            facts={**self.citizens.facts, "mean_wage": mean_wage, "full_time_income": self._full_time},
+            facts={**self.citizens.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time},
         )
         self._groups = 1
         self._rngs = [seeds.numpy("wages")]  # one for each equal group of games
         shape = (n_envs, n_agents)
         self._rates = np.zeros((n_envs, n_brackets))
-        self._wage = np.zeros(shape)  # 0: never reset
+        self._wage = np.zeros(shape)  # 0: the game was never reset
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
-        self._earned, self._effort = np.zeros(shape), np.zeros(shape)  # income and disutility of work, this year so far
-        self._hours = np.zeros(shape)  # of the last step
+        self._earned, self._effort = (
+            np.zeros(shape),
+            np.zeros(shape),
+        )  # income and disutility of work in this year so far
+        self._hours = np.zeros(shape)  # hours of the last step
         self._last = np.zeros((5, *shape))  # income, tax, transfer, net income, utility of the last year
 
     def resized(self, n_envs: int) -> TaxEconomy:
-        """Return the same environment with `n_envs` games, none of them begun."""
-        return self._resized(n_envs=n_envs)
+        """Return the same environment with `n_envs` games, which have not begun."""
+        return TaxEconomy(replace(self.settings, n_envs=n_envs), self._seeds)
 
     def one_game(self) -> TaxEconomy:
         """Return the same environment with a single independent game."""
@@ -202,16 +197,17 @@ class TaxEconomy:
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
 
-        `seed` reseeds the draw of wages; a sequence seeds equal groups of games separately (`VecEnv.reset`)."""
+        `seed` reseeds the draw of wages; a sequence seeds equal groups of games separately (`VecEnv.reset`).
+        """
         if seed is not None:
-            several = seed if isinstance(seed, Sequence) else [seed]
-            self._rngs = [Seeds(each).numpy("wages") for each in several]
-        chosen = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        self._wage[chosen] = self._draw()[chosen]
-        for each in (self._time, self._earned, self._effort, self._hours):
-            each[chosen] = 0
-        self._last[:, chosen] = 0.0
-        self._ended[chosen] = False
+            seeds = seed if isinstance(seed, Sequence) else [seed]
+            self._rngs = [Seeds(root_seed).numpy("wages") for root_seed in seeds]
+        reset_mask = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        self._wage[reset_mask] = self._draw()[reset_mask]
+        for array in (self._time, self._earned, self._effort, self._hours):
+            array[reset_mask] = 0
+        self._last[:, reset_mask] = 0.0
+        self._ended[reset_mask] = False
         return self._observe()
 
     def _draw(self) -> np.ndarray:
@@ -219,55 +215,55 @@ class TaxEconomy:
 
         They are drawn for every game, even those that go on, so that a game's draws do not depend on the other games.
         """
-        n = self._n_agents
-        if not self._drawn:
+        n = self.spec.n_agents
+        if self.settings.skills == "quantiles":
             return np.tile(self._wages.quantiles(n), (self.spec.n_envs, 1))
         groups = len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        first = self.place[0]
-        uniform = np.concatenate([rng.random((first + size, n, 3))[first:] for rng in self._rngs])
+        offset = self.place[0]
+        uniform = np.concatenate([rng.random((offset + size, n, 3))[offset:] for rng in self._rngs])
         return np.tile(self._wages.draw(uniform), (self.spec.n_envs // len(uniform), 1))
 
     def step(self, action: Array) -> Step:
-        """Work the hours of `action` [n_envs, n_agents]. Games that have ended stay as they are.
+        """Work the hours of `action` [n_envs, n_agents]. Games that have ended do not change.
 
         Raises:
             ValueError: wrong shape, an action does not exist, or a game was never reset.
         """
         shape, n_hours = self._wage.shape, self.citizens.n_hours
-        chosen = np.asarray(action)
-        if chosen.shape != shape:
-            raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(chosen.shape)}")
-        if chosen.min() < 0 or chosen.max() >= n_hours:
-            raise ValueError(f"actions must be 0 to {n_hours - 1}, got {chosen.min()} to {chosen.max()}")
+        actions = np.asarray(action)
+        if actions.shape != shape:
+            raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() >= n_hours:
+            raise ValueError(f"actions must be 0 to {n_hours - 1}, got {actions.min()} to {actions.max()}")
         if (self._wage == 0).any():
             raise ValueError("reset() must be called before step()")
         active = ~self._ended
-        going = active[:, None]
-        hours = self.citizens.hours[chosen]
+        active_column = active[:, None]
+        hours = self.citizens.hours[actions]
         steps = self.citizens.steps_per_year
-        effort = self.citizens.of_work(hours) * going / steps
-        self._hours = np.where(going, hours, self._hours)
-        self._earned += income_of(self._wage, hours) * going / steps
+        effort = self.citizens.work_disutility(hours) * active_column / steps
+        self._hours = np.where(active_column, hours, self._hours)
+        self._earned += yearly_income(self._wage, hours) * active_column / steps
         self._effort += effort
         self._time += active
         self._ended |= self._time >= self._horizon
-        due = active & (self._time % steps == 0)  # the games whose year ends
+        due = active & (self._time % steps == 0)  # games whose year ends in this step
 
-        income, now = self._earned, due[:, None]
-        parts = in_brackets(income, self.citizens.edges)
+        income, due_column = self._earned, due[:, None]
+        parts = bracket_incomes(income, self.citizens.edges)
         tax = (parts * self._rates[:, None]).sum(-1)
         transfer = np.broadcast_to(tax.mean(-1, keepdims=True), shape)
         net = income - tax + transfer
-        base = np.where(now, self.citizens.of_income(income), 0.0) - effort
-        reward = np.where(now, self.citizens.of_income(net), 0.0) - effort
-        utility = self.citizens.of_income(net) - self._effort
+        base = np.where(due_column, self.citizens.income_utility(income), 0.0) - effort
+        reward = np.where(due_column, self.citizens.income_utility(net), 0.0) - effort
+        utility = self.citizens.income_utility(net) - self._effort
         year = {"income": income, "tax": tax, "net": net, "utility": utility}
         info = {name: x * due * steps for name, x in self._measures(parts, **year).items()}
         info["hours"] = hours.mean(-1) * active
         jacobian = (parts.mean(1, keepdims=True) - parts) * due[:, None, None]
-        self._last = np.where(now, np.stack([income, tax, transfer, net, utility]), self._last)
-        self._earned, self._effort = np.where(now, 0.0, self._earned), np.where(now, 0.0, self._effort)
+        self._last = np.where(due_column, np.stack([income, tax, transfer, net, utility]), self._last)
+        self._earned, self._effort = np.where(due_column, 0.0, self._earned), np.where(due_column, 0.0, self._effort)
         return Step(
             observation=self._observe(),
             reward=reward.astype(np.float32),
@@ -281,31 +277,31 @@ class TaxEconomy:
     def _measures(
         self, parts: np.ndarray, income: np.ndarray, tax: np.ndarray, net: np.ndarray, utility: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return the measures of a year but the hours, each [n_envs].
+        """Return the metrics of a year except the hours, each [n_envs].
 
-        Of a bracket k: the share of workers whose income ends in it, their income, the income taxed at its rate, and
-        that weighted by what a dollar is worth to each worker (`social_welfare`); sums divided by all workers.
+        The metrics of a bracket k are the share of workers whose income ends in it, their income, the income taxed at
+        its rate, and this weighted by the value of a dollar for each worker (`social_welfare`), per worker.
         """
-        welfare, worth = social_welfare(self._welfare, self.citizens, self._wage, income, net, utility)
-        unequal = gini(net)
-        found = {
+        welfare, worth = social_welfare(self.settings.welfare, self.citizens, self._wage, income, net, utility)
+        net_gini = gini(net)
+        metrics = {
             SOCIAL_WELFARE: welfare,
             "utility": utility.mean(-1),
             "income": income.mean(-1),
             "tax": tax.mean(-1),
             "income_gini": gini(income),
-            "net_income_gini": unequal,
-            "income_equality_productivity": (1.0 - unequal) * income.mean(-1),
+            "net_income_gini": net_gini,
+            "income_equality_productivity": (1.0 - net_gini) * income.mean(-1),
         }
-        ends = bracket_of(income, self.citizens.edges)
+        ends = bracket_membership(income, self.citizens.edges)
         for name, amounts in (
             ("workers", ends),
             ("earned", ends * income[..., None]),
             ("taxed", parts),
             ("weighted", parts * worth[..., None]),
         ):
-            found |= {f"{name}_{k + 1}": amounts[..., k].mean(1) for k in range(parts.shape[-1])}
-        return found
+            metrics |= {f"{name}_{k + 1}": amounts[..., k].mean(1) for k in range(parts.shape[-1])}
+        return metrics
 
     def pair_games(self, groups: int) -> None:
         """Draw the same wages in each of `groups` equal groups of games."""
@@ -329,30 +325,19 @@ class TaxEconomy:
         """Return a frame of game `index`, [176, 16 + n_agents * 36, 3] uint8.
 
         Two bars a worker, the poorest wage first: income of the last year (blue) and net income (green). The highest
-        has the full height."""
-        image = np.full((_HEIGHT + 2 * _MARGIN, 2 * _MARGIN + self._n_agents * 2 * (_BAR + _GAP), 3), _PAPER, np.uint8)
+        has the full height.
+        """
+        bars = 2 * self.spec.n_agents
+        image = np.full((_HEIGHT + 2 * _MARGIN, 2 * _MARGIN + bars * (_BAR + _GAP), 3), _PAPER, np.uint8)
         order = np.argsort(self._wage[index], kind="stable")
         income, net = self._last[0, index][order], self._last[3, index][order]
         highest = max(float(np.maximum(income, net).max()), 1e-9)
-        for i in range(2 * self._n_agents):
-            of, colour = ((income, _EARNED), (net, _NET))[i % 2]
-            tall = round(_HEIGHT * float(of[i // 2]) / highest)
-            left = _MARGIN + i * (_BAR + _GAP)
-            image[_MARGIN + _HEIGHT - tall : _MARGIN + _HEIGHT, left : left + _BAR] = colour
+        for i in range(bars):
+            amounts, color = ((income, _GROSS), (net, _NET))[i % 2]
+            bar_height = round(_HEIGHT * float(amounts[i // 2]) / highest)
+            x = _MARGIN + i * (_BAR + _GAP)
+            image[_MARGIN + _HEIGHT - bar_height : _MARGIN + _HEIGHT, x : x + _BAR] = color
         return image
-
-    def state_dict(self) -> State:
-        return {
-            "rngs": [rng.bit_generator.state for rng in self._rngs],
-            **{name: getattr(self, f"_{name}").copy() for name in _STATE},
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._rngs = [np.random.default_rng() for _ in state["rngs"]]
-        for rng, each in zip(self._rngs, state["rngs"], strict=True):
-            rng.bit_generator.state = each
-        for name in _STATE:
-            setattr(self, f"_{name}", np.array(state[name]))
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -365,9 +350,9 @@ class TaxEconomy:
         if "text" in self.spec.observation:
             texts = np.empty((n_envs, n_agents), dtype=object)
             for game in range(n_envs):
-                texts[game] = [self._told(game, agent) for agent in range(n_agents)]
+                texts[game] = [self._observation_text(game, agent) for agent in range(n_agents)]
             observation["text"] = texts
-        if self._shows_rates:
+        if self.settings.show_mechanism:
             observation["mechanism"] = np.repeat(self._rates.astype(np.float32)[:, None], n_agents, axis=1)
         return observation
 
@@ -378,20 +363,18 @@ class TaxEconomy:
         money = [np.log1p(x / self._full_time) for x in (income, tax, transfer, mean, self._earned)]
         steps = self.citizens.steps_per_year
         shares = (self._time % steps / steps, np.minimum(self._time / self._horizon, 1.0))
-        wage = np.log(np.where(self._wage > 0, self._wage, self._mean_wage) / self._mean_wage)
-        entries = [wage, self._hours / MOST_HOURS, *money, *(np.broadcast_to(x[:, None], shape) for x in shares)]
+        mean_wage = self.settings.mean_wage
+        wage = np.log(np.where(self._wage > 0, self._wage, mean_wage) / mean_wage)
+        entries = [wage, self._hours / MAX_HOURS, *money, *(np.broadcast_to(x[:, None], shape) for x in shares)]
         return np.stack(entries, axis=-1).astype(np.float32)
 
-    def _told(self, game: int, agent: int) -> str:
-        """Return what a worker reads."""
-        time, wage, earned, hours = (x[game] for x in (self._time, self._wage, self._earned, self._hours))
+    def _observation_text(self, game: int, agent: int) -> str:
+        """Return the text observation of a worker."""
+        time, wage, incomes, hours = (x[game] for x in (self._time, self._wage, self._earned, self._hours))
         last, mean = self._last[:, game, agent].tolist(), float(self._last[0, game].mean())
-        rates = self._rates[game].tolist() if self._shows_rates else None
-        own = float(wage[agent]), int(time), float(earned[agent]), float(hours[agent])
-        return told(self.citizens, *own, last, mean, rates)
-
-
-_STATE = ("rates", "wage", "time", "ended", "earned", "effort", "hours", "last")
+        rates = self._rates[game].tolist() if self.settings.show_mechanism else None
+        worker_facts = float(wage[agent]), int(time), float(incomes[agent]), float(hours[agent])
+        return observation_text(self.citizens, *worker_facts, last, mean, rates)
 
 
 def _mechanism(edges: Sequence[float], max_rate: float) -> ParameterSpace:

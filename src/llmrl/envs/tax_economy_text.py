@@ -1,4 +1,4 @@
-"""The tax economy in words: what workers who read are told of the game, and what each sees."""
+"""Texts of the tax economy: the description of the game, and each worker's observation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def action_names(citizens: Citizens) -> tuple[str, ...]:
 
 
 def game_text(citizens: Citizens, n_agents: int, years: int, shows_rates: bool) -> EnvDescription:
-    """Return what workers are told of the game before it begins."""
+    """Return the description of the game that workers read before it begins."""
     steps = citizens.steps_per_year
     parts = "once a year" if steps == 1 else f"{steps} times a year, for a part of the year each time"
     income = "the net income in thousand dollars"
@@ -49,58 +49,63 @@ def game_text(citizens: Citizens, n_agents: int, years: int, shows_rates: bool) 
         f"transfer. Your reward of a year is {income}, less {work} for a whole year of so many hours a week. "
         "Only your own rewards count for you, over all years."
     )
-    told = list(_OBSERVATION)
+    observation_fields = list(_OBSERVATION)
     if shows_rates:
-        told.append(("tax_rates", "the rate of each bracket, from 0 to 1, the lowest bracket first"))
+        observation_fields.append(("tax_rates", "the rate of each bracket, from 0 to 1, the lowest bracket first"))
     effects = (f"work {hours:g} hours a week until you choose again" for hours in citizens.hours)
     last = {"income": 52000, "tax_paid": 6000, "transfer_received": 9000, "net_income": 55000, "utility": 40.1}
-    shown = {"hourly_wage": 25.0, "year": 2, "step_of_year": 1, "income_so_far_this_year": 0, "last_hours": 40}
-    example = {**shown, "last_year": last, "average_income_last_year": 60000, "tax_rates": [0.1] * len(citizens.edges)}
+    worker_facts = {"hourly_wage": 25.0, "year": 2, "step_of_year": 1, "income_so_far_this_year": 0, "last_hours": 40}
+    example = {
+        **worker_facts,
+        "last_year": last,
+        "average_income_last_year": 60000,
+        "tax_rates": [0.1] * len(citizens.edges),
+    }
     return EnvDescription(
         goal,
-        tuple(told),
+        tuple(observation_fields),
         tuple(zip(action_names(citizens), effects, strict=True)),
         example=json.dumps(example),
     )
 
 
-def told(
+def observation_text(
     citizens: Citizens,
     wage: float,
     time: int,
     earned: float,
-    hours: float,
+    last_hours: float,
     last_year: Sequence[float],
     average: float,
     rates: Sequence[float] | None,
 ) -> str:
-    """Return what one worker sees, as a JSON object; money in whole dollars.
+    """Return the observation of one worker as a JSON object; money in whole dollars.
 
     Args:
         citizens: rules of the game.
         wage: dollars an hour.
         time: steps of the episode that are over.
         earned: income of this year so far, thousand dollars.
-        hours: of the step before, a week.
+        last_hours: of the step before, a week.
         last_year: income, tax, transfer and net income of the year before, thousand dollars, and its utility.
         average: mean income of all workers in that year, thousand dollars.
         rates: marginal tax rates, or None where they are not shown.
     """
     year, part = divmod(time, citizens.steps_per_year)
     names = ("income", "tax_paid", "transfer_received", "net_income")
-    before = {name: _dollars(x) for name, x in zip(names, last_year, strict=False)}
-    said: dict[str, object] = {
+    amounts = {name: _dollars(x) for name, x in zip(names, last_year, strict=False)}
+    facts: dict[str, object] = {
         "hourly_wage": round(wage, 2),
         "year": year + 1,
         "step_of_year": part + 1,
         "income_so_far_this_year": _dollars(earned),
-        "last_hours": hours if time else None,
-        "last_year": {**before, "utility": round(last_year[4], 3)} if year else None,
+        "last_hours": last_hours if time else None,
+        "last_year": {**amounts, "utility": round(last_year[4], 3)} if year else None,
         "average_income_last_year": _dollars(average) if year else None,
     }
     if rates is not None:
-        said["tax_rates"] = [round(rate, 4) for rate in rates]
-    return json.dumps(said)
+        facts["tax_rates"] = [round(rate, 4) for rate in rates]
+    return json.dumps(facts)
 
 
 def _dollars(thousands: float) -> int:

@@ -1,4 +1,4 @@
-"""Bracketed income taxes: what falls into each bracket, and the federal schedule of the United States."""
+"""Bracketed income taxes: division of incomes into brackets, and the US federal schedule."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ FEDERAL_RATES = (0.10, 0.12, 0.22, 0.24, 0.32, 0.35, 0.37)
 """Their marginal rates."""
 
 
-def checked_edges(edges: Sequence[float]) -> tuple[float, ...]:
+def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
     """Return the lower edges of tax brackets as floats.
 
     Raises:
         ConfigError: they do not start at 0, or do not increase.
     """
-    own = tuple(float(edge) for edge in edges)
-    rising = all(a < b for a, b in pairwise(own))
-    if not own or own[0] != 0 or not rising or not np.isfinite(own).all():
-        raise ConfigError(f"tax brackets start at 0 and increase, e.g. [0, 47.15, 100.525]; got brackets={list(edges)}")
-    return own
+    bounds = tuple(float(edge) for edge in edges)
+    rising = all(low < high for low, high in pairwise(bounds))
+    if not bounds or bounds[0] != 0 or not rising or not np.isfinite(bounds).all():
+        raise ConfigError(f"env.brackets={list(edges)} of taxes must start at 0 and increase, e.g. [0, 47.15, 100.525]")
+    return bounds
 
 
-def in_brackets(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+def bracket_incomes(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     """Return the part of each income that falls into each of K brackets, [..., K]; parts add up to the income.
 
     `income` [...] >= 0 and the lower `edges` [K] have the same unit. A tax with marginal rates [K] is the sum of rate
@@ -41,7 +41,7 @@ def in_brackets(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     return parts
 
 
-def bracket_of(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
+def bracket_membership(income: np.ndarray, edges: Sequence[float]) -> np.ndarray:
     """Return whether each income ends in each of K brackets, [..., K] bool: exactly one is true.
 
     An income on an edge ends in the bracket below it, whose rate its last dollar was taxed at.
@@ -61,6 +61,6 @@ def federal_rates(edges: Sequence[float]) -> list[float]:
         if high <= low:
             rates.append(FEDERAL_RATES[-1])
             continue
-        parts = in_brackets(np.array([low, high]), FEDERAL_EDGES) @ np.array(FEDERAL_RATES)
+        parts = bracket_incomes(np.array([low, high]), FEDERAL_EDGES) @ np.array(FEDERAL_RATES)
         rates.append(float((parts[1] - parts[0]) / (high - low)))
     return rates

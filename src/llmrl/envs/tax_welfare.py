@@ -1,4 +1,4 @@
-"""Social welfare of the tax economy: what a planner is judged on, measured after taxes and transfers."""
+"""Social welfare of the tax economy, the objective of a planner, after taxes and transfers."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from llmrl.core.welfare_measures import Objective, SocietyEpisodes, gini
-from llmrl.envs.tax_citizens import Citizens, income_of
+from llmrl.envs.tax_citizens import Citizens, yearly_income
 
 Welfare = Literal["inverse_income", "inverse_wage", "utilitarian", "lowest", "equality_productivity"]
 SOCIAL_WELFARE = "social_welfare"
-"""Entry of `EnvSpec.metrics` that the objective is read from."""
+"""Key of `EnvSpec.metrics` that the objective reads."""
 
 _AFTER = ", in each year and after taxes and transfers; of that the mean over the years"
 _WEIGHTED = (
@@ -22,7 +22,7 @@ _WEIGHTED = (
 _FORMULAS: dict[Welfare, tuple[str, str, str]] = {
     "inverse_income": (
         "weighted mean utility, weights proportional to 1 / income before taxes" + _AFTER,
-        "Zheng et al. 2020 (the AI Economist); Karten et al. 2025, without their weights' normalisation",
+        "Zheng et al. 2020 (the AI Economist); Karten et al. 2025, without their weights' normalization",
         _WEIGHTED.format("its income before taxes"),
     ),
     "inverse_wage": (
@@ -52,37 +52,38 @@ _FORMULAS: dict[Welfare, tuple[str, str, str]] = {
 }
 
 
-def objective(kind: Welfare) -> Objective:
+def welfare_objective(kind: Welfare) -> Objective:
     """Return the objective of a planner, which reads the metric `social_welfare` of an episode."""
     assert set(_FORMULAS) == set(get_args(Welfare))
     formula, source, payoff = _FORMULAS[kind]
-    return Objective(name=f"{kind}_welfare", of=_measured, formula=formula, source=source, payoff=payoff)
+    return Objective(name=f"{kind}_welfare", of=_measure, formula=formula, source=source, payoff=payoff)
 
 
-def _measured(collected: SocietyEpisodes) -> np.ndarray | None:
+def _measure(collected: SocietyEpisodes) -> np.ndarray | None:
     return collected.metrics.get(SOCIAL_WELFARE)
 
 
 def social_welfare(
     kind: Welfare, citizens: Citizens, wage: np.ndarray, income: np.ndarray, net: np.ndarray, utility: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the welfare of a year, [n_envs], and what a dollar more for each worker is worth, [n_envs, n_agents].
+    """Return the welfare of a year, [n_envs], and the value of a dollar more for each worker, [n_envs, n_agents].
 
-    Those social marginal welfare weights (Saez 2001's g) have a mean of 1 in each game. They take the weights of
-    utilities as given. Welfare `equality_productivity` is no sum of utilities; its weights are those of
-    `inverse_income`.
+    These values, the social marginal welfare weights (g in Saez 2001), have a mean of 1 in each game. The weights of
+    utilities are treated as constant. The welfare `equality_productivity` is not a sum of utilities; its weights are
+    those of `inverse_income`.
 
     Args:
         kind: the measure.
-        citizens: their preferences.
+        citizens: preferences of the workers.
         wage: dollars an hour, [n_envs, n_agents].
-        income, net: thousand dollars a year before taxes, and after taxes and transfer, [n_envs, n_agents].
-        utility: of the year, [n_envs, n_agents].
+        income: thousand dollars a year before taxes, [n_envs, n_agents].
+        net: thousand dollars a year after taxes and transfer, [n_envs, n_agents].
+        utility: utility of the year, [n_envs, n_agents].
     """
     weight = np.ones_like(utility)
     if kind in ("inverse_income", "equality_productivity"):
-        # Who does not work is weighted as if it worked the least that is possible.
-        weight = 1.0 / np.maximum(income, income_of(wage, citizens.hours[1]))
+        # A worker who does not work is weighted as if it worked the minimum of hours.
+        weight = 1.0 / np.maximum(income, yearly_income(wage, citizens.hours[1]))
     elif kind == "inverse_wage":
         weight = 1.0 / wage
     elif kind == "lowest":

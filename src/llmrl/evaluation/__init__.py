@@ -1,1 +1,1 @@
-"""What runs came to: their agents played again, filmed, compared, in suites."""
+"""Evaluation of saved runs: episodes of their agents are played, filmed and compared, also in suites of tests."""

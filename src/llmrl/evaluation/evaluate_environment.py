@@ -1,4 +1,4 @@
-"""One environment evaluated: played by each player, in each mode, under each mechanism; and filmed."""
+"""Evaluation in one environment: each player plays in each mode under each mechanism, and is filmed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.videos import film, save_alone, save_side_by_side
 from llmrl.experiment.parts import Parts
-from llmrl.loops.independent_games import IndependentGames
+from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.trajectory_writers import WriterOf, trajectory_observers
@@ -27,13 +27,13 @@ Player = tuple[str, str]
 
 @dataclass(frozen=True)
 class EpisodeSettings:
-    """Which episodes are played, and how.
+    """Number, seeds and mode of the episodes to play.
 
     Attributes:
-        n: episodes, >= 1; at least so many, as all games play.
-        seeds: of the episodes: the same ones for whoever plays them.
-        greedy: the likeliest action is taken.
-        exactly: `n` episodes and no more, for players that cost something.
+        n: number of episodes, >= 1; more are played if the games do not divide it, unless `exactly`.
+        seeds: seed node of the episodes, the same for all players.
+        greedy: whether to take the most probable action.
+        exactly: whether to play `n` episodes and no more, for players whose calls cost money.
     """
 
     n: int
@@ -53,24 +53,26 @@ def evaluate_environment(
     """Play episodes of one policy in one environment, and return them.
 
     Args:
-        env: what is played.
-        policy, device: who plays, and where.
-        settings: which episodes.
-        trajectories: folder to write every step into; None: steps are not kept.
-        prepare: is given the games before they begin, all or one of them, e.g. to set their mechanism.
+        env: environment to play.
+        policy: policy that plays.
+        device: torch device of the policy.
+        settings: number, seeds and mode of the episodes.
+        trajectories: folder for every step as arrays; None: steps are not stored.
+        prepare: function that is called with the games, all or one of them, before they start, e.g. to set their
+            mechanism.
 
     Raises:
-        ConfigError: the environment does not offer what the policy reads.
+        ConfigError: the environment does not provide the channels that the policy reads.
     """
     with trajectory_observers(env, policy, trajectories) as writers:
         if settings.exactly and IndependentGames.fit(env, policy):
-            return _played_apart(env, policy, device, settings, prepare, writers)
+            return _play_games_separately(env, policy, device, settings, prepare, writers)
         collector = Collector(env, policy, device, observers=writers(env))
         begin = partial(prepare, env)
         return evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, begin, settings.exactly)
 
 
-def _played_apart(
+def _play_games_separately(
     env: Any,
     policy: Any,
     device: str,
@@ -78,28 +80,25 @@ def _played_apart(
     prepare: Callable[[VecEnv], None],
     writers: WriterOf,
 ) -> list[Episode]:
-    """The episodes that `evaluate_policy` plays, each game by itself."""
+    """Play the same episodes as `evaluate_policy`, each game separately; return them."""
     n = env.spec.n_envs
-    games: IndependentGames[Any] = IndependentGames(
-        env,
-        policy,
-        device,
-        seeds=lambda episode: settings.seeds.integer(f"env {episode // n}"),
-        episodes=settings.n,
+    plan = EpisodePlan(
+        settings.n,
+        seed_of=lambda episode: settings.seeds.integer(f"env {episode // n}"),
+        place_of=lambda episode: (episode % n, n),
         carried=bool(policy.carried),
-        places=lambda episode: (episode % n, n),
-        prepare=prepare,
-        watched=lambda game, states: writers(game),
     )
-    found: dict[int, Episode] = {}
+    hooks: GameHooks[Any] = GameHooks(prepare, observers=lambda game, states: writers(game))
+    games = IndependentGames(env, policy, device, plan, hooks)
+    episodes: dict[int, Episode] = {}
     try:
-        while games.going:
-            for each in games.go_on():
-                policy.add(each.counted)
-                found[each.number] = each.episode
+        while games.running:
+            for game_episode in games.advance():
+                policy.add(game_episode.counted)
+                episodes[game_episode.number] = game_episode.episode
     finally:
         games.close()
-    return [found[k] for k in sorted(found)]
+    return [episodes[k] for k in sorted(episodes)]
 
 
 @dataclass(frozen=True)
@@ -107,27 +106,27 @@ class Videos:
     """Files of videos.
 
     Attributes:
-        own: of each mechanism.
-        side_by_side: of all side by side, where there are several.
+        by_mechanism: files of each mechanism, by its name.
+        side_by_side: files of the video of all mechanisms side by side; empty with one mechanism.
     """
 
-    own: Mapping[str, Sequence[Path]] = field(default_factory=dict)
+    by_mechanism: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     side_by_side: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)
 class PlannedEvaluation:
-    """An evaluation, ready to be played.
+    """An evaluation that is ready to be played.
 
     Attributes:
-        settings: what is asked.
-        parts: of the run.
-        players: who plays, by name; the first is filmed.
-        mechanisms: that are imposed one after the other.
-        context: index of the context; None where there is none.
-        seeds: of the episodes: the same ones for whoever plays them, under whatever mechanism.
-        out: folder of what is written.
-        tell: is told what goes on.
+        settings: settings of the evaluation.
+        parts: parts of the run.
+        players: policies that play, by name; the first is filmed.
+        mechanisms: mechanisms that are imposed one after the other.
+        context: index of the context; None without contexts.
+        seeds: seed node of the episodes, the same for all players and mechanisms.
+        out: folder of the results.
+        tell: function that shows the progress.
     """
 
     settings: EvaluationSettings
@@ -140,46 +139,68 @@ class PlannedEvaluation:
     tell: Reporter
 
     @property
-    def several(self) -> bool:
-        """Whether mechanisms are compared."""
+    def is_comparison(self) -> bool:
+        """True if several mechanisms are compared."""
         return len(self.mechanisms) > 1
 
     @property
     def carried(self) -> list[str]:
-        """What the agents take from episode to episode."""
+        """Names of states that the agents carry from one episode to the next."""
         return list(getattr(self.parts.agents[0], "carried", ())) if "student" in self.players else []
 
     def folder(self, mechanism: EvaluatedMechanism, below: str = "") -> Path:
-        """Of what is written of a mechanism alone, in a folder `below` that of the evaluation."""
-        return self.out / below / mechanism.name if self.several else self.out / below
+        """Return the folder for files of one mechanism, in the subfolder `below` of the evaluation."""
+        return self.out / below / mechanism.name if self.is_comparison else self.out / below
 
     def film(self, states: Sequence[State]) -> Videos:
-        """Film the first player under each mechanism, the agents in the state that belongs to it; of several mechanisms
-        only the world, all videos of one length, and one in which they run side by side."""
-        made = []
+        """Film the first player under each mechanism; return the files.
+
+        Of several mechanisms, only the world is filmed, all videos have the same length, and one video shows them side
+        by side.
+
+        Args:
+            states: state of the agents for each mechanism.
+        """
+        videos = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
             self._say("filming", mechanism)
             self._impose(mechanism, self.parts.env)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
-            judged = self.parts.objective, self.parts.spending_cost
-            made.append(
-                film(self.parts, policy, self.seeds, self.settings.video_steps, greedy, *judged, compared=self.several)
+            objective_arguments = self.parts.objective, self.parts.spending_cost
+            videos.append(
+                film(
+                    self.parts,
+                    policy,
+                    self.seeds,
+                    self.settings.video_steps,
+                    greedy,
+                    *objective_arguments,
+                    compared=self.is_comparison,
+                )
             )
-        own: dict[str, Sequence[Path]] = {}
-        fps, titles = self.settings.fps, [mechanism.shown for mechanism in self.mechanisms]
+        files: dict[str, Sequence[Path]] = {}
+        fps, titles = self.settings.fps, [mechanism.heading for mechanism in self.mechanisms]
         sentences = [mechanism.sentence for mechanism in self.mechanisms]
-        if not self.several:
-            [mechanism], [alone], words = self.mechanisms, made, (titles[0], sentences[0])
-            return Videos({mechanism.name: save_alone(alone, *words, self.folder(mechanism, "videos"), fps)})
-        for mechanism, each in zip(self.mechanisms, made, strict=True):
-            each.hold(max(map(len, made)))
-            own[mechanism.name] = each.recorder.save(self.folder(mechanism, "videos"), fps)
-        return Videos(own, save_side_by_side(made, titles, sentences, self.out / "videos", fps))
+        if not self.is_comparison:
+            [mechanism], [single_video], words = self.mechanisms, videos, (titles[0], sentences[0])
+            return Videos({mechanism.name: save_alone(single_video, *words, self.folder(mechanism, "videos"), fps)})
+        for mechanism, video in zip(self.mechanisms, videos, strict=True):
+            video.hold(max(map(len, videos)))
+            files[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
+        return Videos(files, save_side_by_side(videos, titles, sentences, self.out / "videos", fps))
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
-        """Play at least `episodes` with each player in each mode under each mechanism, the agents in the state that
-        belongs to it; with `exactly` so many. Returns who played which episodes under each mechanism."""
+        """Play with each player in each mode under each mechanism.
+
+        Args:
+            states: state of the agents for each mechanism.
+            episodes: number of episodes, at least.
+            exactly: whether to play no more than `episodes`.
+
+        Returns:
+            For each mechanism: the episodes of each player.
+        """
         return [
             self._play_under(mechanism, state, episodes, exactly)
             for mechanism, state in zip(self.mechanisms, states, strict=True)
@@ -190,25 +211,27 @@ class PlannedEvaluation:
     ) -> dict[Player, list[Episode]]:
         self._say(f"{episodes} episodes", mechanism)
         players = [(name, mode) for name in self.players for mode in self.settings.modes]
-        folder, found = self.folder(mechanism), dict[Player, list[Episode]]()
+        folder, player_episodes = self.folder(mechanism), dict[Player, list[Episode]]()
         for name, mode in players:
-            # What a video or another mode left behind is none of its business.
+            # Undo changes by a video or another mode.
             self.parts.agents[0].load_state_dict(state)
-            kept = (folder if len(players) == 1 else folder / f"{name}_{mode}") if self.settings.trajectories else None
-            found[name, mode] = evaluate_environment(
+            trajectory_folder = (
+                (folder if len(players) == 1 else folder / f"{name}_{mode}") if self.settings.trajectories else None
+            )
+            player_episodes[name, mode] = evaluate_environment(
                 self.parts.env,
                 self.players[name],
                 self.parts.device,
                 EpisodeSettings(episodes, self.seeds, mode == "deterministic", exactly),
-                kept,
+                trajectory_folder,
                 prepare=partial(self._impose, mechanism),
             )
-        return found
+        return player_episodes
 
-    def _say(self, what: str, mechanism: EvaluatedMechanism) -> None:
-        """Comparing takes its time."""
-        if self.several:
-            self.tell(f"{what}: {mechanism.title}")
+    def _say(self, activity: str, mechanism: EvaluatedMechanism) -> None:
+        """Show an activity, if several mechanisms are compared, because that takes long."""
+        if self.is_comparison:
+            self.tell(f"{activity}: {mechanism.title}")
 
     def _impose(self, mechanism: EvaluatedMechanism, env: VecEnv) -> None:
         if mechanism.vector is not None:

@@ -1,4 +1,4 @@
-"""Evaluate the agents of runs in every environment of a suite (docs/generalisation.md)."""
+"""Evaluation of the agents of runs in every environment of a suite (docs/generalization.md)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ import numpy as np
 
 from llmrl.agents.bot_agent import BotPolicy
 from llmrl.agents.random_agent import RandomPolicy
-from llmrl.analysis.statistics import proportion
-from llmrl.analysis.suite_groups import STUDENT, experiments, together
-from llmrl.analysis.suite_results import summarized, write_suite
+from llmrl.config.builder import Builder
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.printable import printable
 from llmrl.core.protocols import Agent, Policy, VecEnv
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
+from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
-from llmrl.evaluation.players import announced, llm_players, refused
-from llmrl.evaluation.saved_runs import SavedRun, alone, open_saved, with_budget, without_teacher
+from llmrl.evaluation.players import budget_error, describe_calls, llm_players
+from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
+from llmrl.evaluation.suite_groups import STUDENT, experiments, merge_suite_results
+from llmrl.evaluation.suite_results import summarize_test, write_suite
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
 from llmrl.run.files import inside, refuse_links
+from llmrl.statistics.estimators import proportion
 
 PLAYERS = (STUDENT, "random", "bot")
 
@@ -37,68 +39,78 @@ PLAYERS = (STUDENT, "random", "bot")
 def evaluate_suite(
     runs: Sequence[Path], suite: str, settings: EvaluationSettings, tell: Reporter, changes: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
-    """Play a suite with one run or several, and write what was found.
+    """Evaluate one or several runs in a suite; write and return the results.
 
     Args:
         runs: folders of the runs.
-        suite: its name, or a `.yaml` file.
-        settings: what is asked; several mechanisms, a context, both modes and videos are for other evaluations.
-        tell: is told what goes on.
+        suite: name of the suite, or a `.yaml` file.
+        settings: settings of the evaluation; several mechanisms, a context, both modes and videos do not apply to
+            suites.
+        tell: function that shows the progress.
         changes: `key=value` for keys of the suite.
 
     Returns:
-        What was written: of each run, and of all together where there are several, with `out`, its folder.
+        The results of each run and, for several runs, of all together; each with its folder under `out`.
 
     Raises:
-        LlmrlError: a folder is no run, the suite makes no sense, is for other runs, or none of its tests can be played.
+        LlmrlError: a folder is not a run folder, the suite is invalid or is for other runs, or none of its tests can be
+            played.
     """
     name, content = load_suite(suite, changes, settings.episodes)
     players = _players(settings, len(runs))
     saved = [open_saved(run, settings.trusted) for run in runs]
-    groups = experiments(runs, [each.config for each in saved])
-    found: list[dict[str, Any]] = []
-    for i, (run, each) in enumerate(zip(runs, saved, strict=True)):
-        own = settings
+    groups = experiments(runs, [saved_run.config for saved_run in saved])
+    results: list[dict[str, Any]] = []
+    for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
+        run_settings = settings
         if len(runs) > 1:
             tell(f"Run {i + 1} of {len(runs)}: {run}")
-            own = replace(settings, out=settings.out / str(i) if settings.out else None)
-        place = inside(run, "evaluation", f"suite_{name}") if own.out is None else own.out / f"suite_{name}"
-        if own.out is None:
+            run_settings = replace(settings, out=settings.out / str(i) if settings.out else None)
+        place = (
+            inside(run, "evaluation", f"suite_{name}")
+            if run_settings.out is None
+            else run_settings.out / f"suite_{name}"
+        )
+        if run_settings.out is None:
             refuse_links(place)
-        # Who has no runs plays once.
-        found.append(_play_suite(each, [STUDENT] if found else players, own, name, content, place, tell))
-    if len(found) > 1:
-        joined = together(found, groups)
-        above = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-        folder = (settings.out or above) / f"suite_{name}"
-        write_suite(joined, folder)
-        found.append({**joined, "out": str(folder)})
-    _check_played(found[-1])
-    return found
+        # Players other than the agents play only with the first run.
+        results.append(
+            _play_suite(saved_run, [STUDENT] if results else players, run_settings, name, content, place, tell)
+        )
+    if len(results) > 1:
+        merged = merge_suite_results(results, groups)
+        common_folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
+        folder = (settings.out or common_folder) / f"suite_{name}"
+        write_suite(merged, folder)
+        results.append({**merged, "out": str(folder)})
+    _check_results(results[-1])
+    return results
 
 
 def _players(settings: EvaluationSettings, runs: int) -> list[str]:
-    """Who plays, by name.
+    """Return the names of the players.
 
     Raises:
-        ConfigError: something is asked that suites have not.
+        ConfigError: a setting does not apply to suites, or a player is unknown.
     """
-    given = [word for word, given in (("video", settings.video), ("context", settings.context is not None)) if given]
-    if given or settings.mode == "both":
-        raise ConfigError(f"{given[0] if given else 'mode=both'} cannot be used with a suite")
+    extras = [
+        word for word, is_used in (("video", settings.video), ("context", settings.context is not None)) if is_used
+    ]
+    if extras or settings.mode == "both":
+        raise ConfigError(f"{extras[0] if extras else 'mode=both'} cannot be used with a suite; remove it")
     players = list(dict.fromkeys(settings.policies))
-    if unknown := [each for each in players if each not in PLAYERS]:
-        raise ConfigError(f"policy={unknown[0]}: a suite is played by {', '.join(PLAYERS)}, several with commas")
+    if unknown := [name for name in players if name not in PLAYERS]:
+        raise ConfigError(f"policy={unknown[0]} is unknown in a suite; use {', '.join(PLAYERS)}, several with commas")
     if runs > 1 and STUDENT not in players:
-        raise ConfigError(f"policy={','.join(players)}: several runs are given for their agents, which are the student")
+        raise ConfigError(f"policy={','.join(players)}: with several runs, policy must include student")
     return players
 
 
-def _check_played(results: Mapping[str, Any]) -> None:
-    """See that somebody played something.
+def _check_results(results: Mapping[str, Any]) -> None:
+    """Check that at least one player has played a test.
 
     Raises:
-        ConfigError: nobody could take any test; with the first reason.
+        ConfigError: no player could play any test; the message has the first reason.
     """
     if not any(player for test in results["tests"] for player in test["players"].values()):
         reasons = next(iter(results["tests"]))["refused"]
@@ -114,17 +126,26 @@ def _play_suite(
     out: Path,
     tell: Reporter,
 ) -> dict[str, Any]:
-    """Play a suite with one run's agent and the other players `names`; what was written into `out`, and `out`.
+    """Play a suite with one run's agent and other players; write the results into `out` and return them.
+
+    Args:
+        saved: run whose agent plays.
+        names: names of the players.
+        settings: settings of the evaluation.
+        name: name of the suite.
+        content: content of the suite.
+        out: folder of the results.
+        tell: function that shows the progress.
 
     Raises:
-        LlmrlError: the suite makes no sense, or is for other runs.
+        LlmrlError: the suite is invalid, or is for other runs.
     """
     config = without_teacher(saved.config)
     suite = suite_of(name, content, config["env"])
     if content.get("n_envs") is not None:
         config = {**config, "env": {**config["env"], "n_envs": content["n_envs"]}}
     out.mkdir(parents=True, exist_ok=True)
-    llm = build_llm(with_budget(alone(config), settings.calls), folder=out)
+    llm = build_llm(with_budget(without_principal(config), settings.calls), folder=out)
     parts = build_parts(config, llm, render=False, play_only=True)
     results: dict[str, Any] = {
         "suite": name,
@@ -142,14 +163,14 @@ def _play_suite(
         [agent] = parts.agents
         agent.load_state_dict(saved.state["agents"][0])
         if asking := llm_players(names, config, llm):
-            wanted = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
-            tell("What is asked, at most", announced(asking, parts, wanted, 1, 0))
+            n_episodes = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
+            tell("What is asked, at most", describe_calls(asking, parts, n_episodes, 1, 0))
         for i, test in enumerate(suite.tests):
-            results["tests"].append(summarized(_play_test(test, suite, parts, config, settings, names, out)))
-            tell(_so_far(i + 1, len(suite.tests), results["tests"][-1]))
+            results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
+            tell(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
             write_suite(results, out, figure=False)
     except BudgetExhausted as error:
-        raise refused(error) from error
+        raise budget_error(error) from error
     finally:
         parts.close()
     write_suite(results, out)
@@ -165,24 +186,29 @@ def _play_test(
     names: Sequence[str],
     out: Path,
 ) -> dict[str, Any]:
-    """What each player did in each environment of a test, or why it could not: the error that says so. Kinds of task
-    that cannot be done with the actions there are, are in `lacking` with the reason."""
-    own = parts.env.spec
-    played: dict[str, dict[str, Any]] = {name: {} for name in names}
+    """Play one test of a suite; return the statistics of each player in each environment.
+
+    `refused` holds the error of each player that cannot play the test. `lacking` holds the reason for each kind of task
+    that is impossible with the available actions.
+    """
+    run_spec = parts.env.spec
+    player_statistics: dict[str, dict[str, Any]] = {name: {} for name in names}
     failed: dict[str, str] = {}
     lacking: dict[str, str] = {}
-    for kind, node in test.environments(own.action_names):
+    for kind, node in test.environments(run_spec.action_names):
         seeds = Seeds(settings.seed).child("suite").child(test.name).child(kind)
         try:
-            env = build_env(node, {"seeds": seeds.child("env")}, config["trusted_modules"])
+            env = build_env(node, Builder(EnvServices(seeds.child("env")), config["trusted_modules"]))
         except ConfigError as error:
             failed |= {name: str(error) for name in names}
             break
-        # All players have the same games.
-        how = EpisodeSettings(suite.episodes, seeds.child("episodes"), settings.mode == "deterministic", exactly=True)
+        # All players play the same games.
+        episode_settings = EpisodeSettings(
+            suite.episodes, seeds.child("episodes"), settings.mode == "deterministic", exactly=True
+        )
         try:
             try:
-                test.check_possible(kind, own, env.spec)
+                test.check_possible(kind, run_spec, env.spec)
             except ConfigError as error:
                 lacking[kind] = str(error)
                 continue
@@ -191,23 +217,28 @@ def _play_test(
                 try:
                     policy = _policy(name, parts, env, test.reads)
                     suite.check_metric(env.spec)
-                    episodes = evaluate_environment(env, policy, parts.device, how, folder)
+                    episodes = evaluate_environment(env, policy, parts.device, episode_settings, folder)
                 except ConfigError as error:
                     failed[name] = str(error)
                 else:
-                    played[name][kind] = _measured(episodes, suite.metric)
+                    player_statistics[name][kind] = _summarize_episodes(episodes, suite.metric)
         finally:
             env.close()
     for name in names:
-        if lacking and not played[name] and name not in failed:
+        if lacking and not player_statistics[name] and name not in failed:
             failed[name] = "; ".join(lacking.values())
-    about = {"name": test.name, "title": test.title, "what": test.what, "env": test.environment(own.action_names)}
-    players = {name: None if name in failed else played[name] for name in names}
-    return {**about, "players": players, "refused": failed, "lacking": lacking}
+    description = {
+        "name": test.name,
+        "title": test.title,
+        "description": test.description,
+        "env": test.environment(run_spec.action_names),
+    }
+    players = {name: None if name in failed else player_statistics[name] for name in names}
+    return {**description, "players": players, "refused": failed, "lacking": lacking}
 
 
 def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Policy:
-    """The policy of a player in the environment of a test that changes the channels `reads`.
+    """Return the policy of a player for the environment of a test that changes the channels `reads`.
 
     Raises:
         ConfigError: it cannot play there.
@@ -221,41 +252,48 @@ def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Polic
     return agent.policy
 
 
-def _fit(agent: Agent, own: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> None:
-    """Let an agent that was built for `own` play in `spec`.
+def _fit(agent: Agent, run_spec: EnvSpec, spec: EnvSpec, reads: Sequence[str]) -> None:
+    """Prepare an agent that was built for `run_spec` to play in `spec`.
 
     Args:
-        agent: who is to play.
-        own, spec: of the environment it was built for, and of the test's.
-        reads: the channels that the test changes; empty: it is a test of everybody.
+        agent: agent that plays.
+        run_spec: specification of the environment that the agent was built for.
+        spec: specification of the environment of the test.
+        reads: channels that the test changes; empty: the test is for all agents.
 
     Raises:
-        ConfigError: it cannot: it has too few actions, or reads what looks otherwise there. Or it would see nothing of
-            what is tested, and its number would be one of another test.
+        ConfigError: the agent has too few actions, reads a channel that is missing or differs, or reads none of the
+            channels that the test changes.
     """
     if reads and not set(reads) & set(agent.policy.channels):
         raise ConfigError(
-            f"the test changes nothing for this agent: it reads {', '.join(agent.policy.channels)}, not "
-            f"{' or '.join(reads)}"
+            f"the test changes only {' and '.join(reads)}, and the agent reads {', '.join(agent.policy.channels)}"
         )
     for name in agent.policy.channels:
         if name not in spec.observation:
-            raise ConfigError(f"the agent reads the channel {name!r}, which is not there")
-        here, there = own.observation[name], spec.observation[name]
-        if (here.shape, here.dtype, here.codes) != (there.shape, there.dtype, there.codes):
+            raise ConfigError(f"the agent reads the channel {name!r}, which the environment of the test lacks")
+        run_channel, test_channel = run_spec.observation[name], spec.observation[name]
+        if (run_channel.shape, run_channel.dtype, run_channel.codes) != (
+            test_channel.shape,
+            test_channel.dtype,
+            test_channel.codes,
+        ):
             raise ConfigError(
-                f"the agent reads the channel {name!r}, which has other numbers there than in its training"
+                f"the agent reads the channel {name!r}, which has another format in the test than in training"
             )
     adapt = getattr(agent, "adapt", None)
     if adapt is not None:
         adapt(spec)
-    elif spec.n_actions != own.n_actions:
-        raise ConfigError(f"the agent chooses one of {own.n_actions} actions, and there are {spec.n_actions}")
+    elif spec.n_actions != run_spec.n_actions:
+        raise ConfigError(f"the agent chooses one of {run_spec.n_actions} actions, and there are {spec.n_actions}")
 
 
-def _measured(episodes: Sequence[Episode], metric: str) -> dict[str, Any]:
-    """What episodes of one kind of task say: `episodes`, `successes`, `success` with Wilson's 95% interval `low`,
-    `high`, mean `return` (of the level's own rewards) and mean `length`."""
+def _summarize_episodes(episodes: Sequence[Episode], metric: str) -> dict[str, Any]:
+    """Return statistics of the episodes of one kind of task.
+
+    Keys: `episodes`, `successes`, `success` with Wilson's 95% interval `low`, `high`, mean `return` (of the level's own
+    rewards) and mean `length`.
+    """
     successes = sum(episode.summaries[metric] > 0 for episode in episodes)
     share = proportion(successes, len(episodes))
     return {
@@ -269,10 +307,10 @@ def _measured(episodes: Sequence[Episode], metric: str) -> dict[str, Any]:
     }
 
 
-def _so_far(done: int, of: int, test: Mapping[str, Any]) -> str:
-    """How far a long evaluation is."""
-    told = [
-        f"{name} {test['refused'][name]}" if found is None else f"{name} {found['success']:.2f}"
-        for name, found in test["players"].items()
+def _format_progress(done: int, total: int, test: Mapping[str, Any]) -> str:
+    """Return a line with the progress of a suite and the scores of its last test."""
+    scores = [
+        f"{name} {test['refused'][name]}" if statistics is None else f"{name} {statistics['success']:.2f}"
+        for name, statistics in test["players"].items()
     ]
-    return printable(f"{done} of {of}, {test['title']}: {', '.join(told)}", lines=False)
+    return printable(f"{done} of {total}, {test['title']}: {', '.join(scores)}", lines=False)

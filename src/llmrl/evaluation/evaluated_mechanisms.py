@@ -1,5 +1,4 @@
-"""Which mechanisms an evaluation imposes (words and numbers, and the context they are played in), and societies that
-adapt to them first, as in a principal's step of their run."""
+"""Mechanisms that an evaluation imposes, their context, and societies that adapt to them first."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from llmrl.rollout.collector import Collector
 
 WORDS = ("none", "last", "best")
 Row = Mapping[str, Any]
-"""Of a run's history."""
+"""A row of a run's history."""
 
 
 @dataclass(frozen=True)
@@ -32,92 +31,104 @@ class EvaluatedMechanism:
     """A mechanism that is evaluated.
 
     Attributes:
-        name: what was asked for: one of `WORDS`, or numbers like `0,2,0`.
-        vector: its values, [d]; None: what the environment begins with, where nobody proposed anything.
-        words: the values for people.
-        shown: what it is called above a video.
-        sentence: what it does, for people who know nothing of the values.
+        name: name on the command line: one of `WORDS`, or numbers like `0,2,0`.
+        vector: values, [d]; None: the initial ones of the environment, if the run has no proposals.
+        words: values in words.
+        heading: title above a video.
+        sentence: effect of the mechanism, for readers who do not know its parameters.
     """
 
     name: str
     vector: np.ndarray | None
     words: str
-    shown: str = ""
+    heading: str = ""
     sentence: str = ""
 
     @property
     def title(self) -> str:
-        """What it is called where it is named."""
+        """Values in words; for `best` and `last` with that name."""
         return f"{self.words} ({self.name})" if self.name in ("best", "last") else self.words
 
 
 def parse_mechanisms(texts: Sequence[str]) -> list[str]:
-    """The mechanisms that some texts name, each one of `WORDS` or numbers like `0,2,0`.
+    """Return the names of mechanisms in some texts, each one of `WORDS` or numbers like `0,2,0`.
 
     A text holds words, several with commas, or the numbers of one vector.
 
     Raises:
         ConfigError: neither words nor numbers, or one of them twice.
     """
-    asked: list[str] = []
+    names: list[str] = []
     for text in texts:
         parts = [part.strip() for part in text.split(",")]
         words = [part in WORDS for part in parts]
         if all(words):
-            asked += parts
+            names += parts
         elif any(words) or not all(is_number(part) for part in parts):
             raise ConfigError(
-                f"mechanism {text}: give words ({', '.join(WORDS)}; several with commas) or the numbers of one vector "
-                "(0.5,1,0); several vectors are given one by one"
+                f"mechanism {text} is invalid: give words ({', '.join(WORDS)}; several with commas) or the numbers of "
+                "one vector (0.5,1,0). Give several vectors one by one"
             )
         else:
-            asked.append(",".join(f"{float(part):.12g}" for part in parts))
-    if twice := [name for i, name in enumerate(asked) if name in asked[:i]]:
-        raise ConfigError(f"mechanism: {twice[0]} is there twice")
-    return asked
+            names.append(",".join(f"{float(part):.12g}" for part in parts))
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise ConfigError(f"mechanism: {twice[0]} is given twice; remove one")
+    return names
 
 
-def mechanisms_asked_for(
-    asked: Sequence[str], context: int | None, state: Mapping[str, Any], spec: EnvSpec
+def select_mechanisms(
+    names: Sequence[str], context: int | None, state: Mapping[str, Any], spec: EnvSpec
 ) -> tuple[list[EvaluatedMechanism], int | None]:
-    """The mechanisms `asked` for in a run with a checkpoint `state`, and the index of the context they are played in.
+    """Return the mechanisms of an evaluation, and the index of their context.
 
-    That is `context`, else that of the best recommendation, of the last or the first there is, whichever is asked for
-    first in this order. `best` is the recommendation in a context that was asked for.
+    The context is `context` if it is given. Otherwise it is that of the best recommendation if `best` is among the
+    names, else that of the last proposal, else the first one. `best` is the recommendation in `context`.
+
+    Args:
+        names: names of the mechanisms (`parse_mechanisms`).
+        context: index of the context; None: see above.
+        state: checkpoint of the run.
+        spec: specification of the environment.
 
     Raises:
         ConfigError: there is no such mechanism or context, or numbers are out of bounds.
     """
     history = state.get("history", [])
     if context is not None and spec.contexts and not 0 <= context < len(spec.contexts):
-        listed = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
-        raise ConfigError(f"context={context}: there is {listed}")
-    rows = {"best": _best(state, context, spec) if history and "best" in asked else None, "last": last(history)}
-    if len(asked) > 1:
+        choices = ", ".join(f"{i} = {name}" for i, name in enumerate(spec.contexts))
+        raise ConfigError(f"context={context} is unknown; use one of {choices}")
+    rows = {
+        "best": _best(state, context, spec) if history and "best" in names else None,
+        "last": last_best_row(history),
+    }
+    if len(names) > 1:
         if spec.mechanism is None:
-            raise ConfigError(f"mechanism {','.join(asked)}: env={spec.name} has no mechanism to compare")
-        if lacking := [name for name in asked if name in rows and rows[name] is None]:
-            raise ConfigError(f"mechanism {lacking[0]}: nobody has proposed anything in this run; give numbers")
-    named = [_evaluated(name, rows.get(name), spec) for name in asked]
+            raise ConfigError(f"mechanism {','.join(names)}: env={spec.name} has no mechanism to compare")
+        if lacking := [name for name in names if name in rows and rows[name] is None]:
+            raise ConfigError(f"mechanism {lacking[0]}: this run has no proposals; give numbers")
+    mechanisms = [_build_mechanism(name, rows.get(name), spec) for name in names]
     if not spec.contexts:
-        return named, None
+        return mechanisms, None
     if context is not None:
-        return named, context
-    row = (rows["best"] if "best" in asked else None) or rows["last"]
-    return named, 0 if row is None else spec.contexts.index(row["context"])
+        return mechanisms, context
+    row = (rows["best"] if "best" in names else None) or rows["last"]
+    return mechanisms, 0 if row is None else spec.contexts.index(row["context"])
 
 
-def last(history: Sequence[Row]) -> Row | None:
-    """The row of the history with the highest objective of the last step."""
+def last_best_row(history: Sequence[Row]) -> Row | None:
+    """Return the row of the history with the highest objective of the last step; None without a history."""
     rows = [row for row in history if row["step"] == history[-1]["step"]]
     return max(rows, key=lambda row: float(row["objective"]), default=None)
 
 
-def society(history: Sequence[Row], several: int) -> int:
-    """Which of the saved societies plays: of several that were tried side by side, that of the last step's best; of
-    `several` under one proposal, the first, which is the one that the run's own seed gives."""
-    row = last(history)
-    return 0 if row is None else int(row["candidate"]) * several
+def playing_society(history: Sequence[Row], replicates: int) -> int:
+    """Return the index of the saved society that plays.
+
+    Of societies of several proposals, it is that of the best proposal of the last step. Of `replicates` societies under
+    one proposal, it is the first, which has the run's own seed.
+    """
+    row = last_best_row(history)
+    return 0 if row is None else int(row["candidate"]) * replicates
 
 
 def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
@@ -127,10 +138,10 @@ def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:
     for row in rows:
         if row["context"] == spec.contexts[context]:
             return row
-    raise ConfigError(f"context={context}: nothing was proposed in {spec.contexts[context]}; give numbers")
+    raise ConfigError(f"context={context}: the run has no proposals in {spec.contexts[context]}; give numbers")
 
 
-def _evaluated(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMechanism:
+def _build_mechanism(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMechanism:
     space = spec.mechanism
     if space is None or (row is None and name in ("best", "last")):
         return EvaluatedMechanism(name, None, name)
@@ -140,23 +151,23 @@ def _evaluated(name: str, row: Row | None, spec: EnvSpec) -> EvaluatedMechanism:
         vector = space.check(list(row["mechanism"].values()))
     else:
         vector = space.check([float(x) for x in name.split(",")])
-    shown = {
+    heading_text = {
         "best": f"With the recommended {space.name}",
         "last": f"With the {space.name} of the last step",
     }.get(name, f"With {space.name} {name.replace(',', ', ')}")
     if (vector == space.neutral).all():
-        shown = f"Without {space.name}"
-    return EvaluatedMechanism(name, vector, space.in_words(vector), shown, space.in_a_sentence(vector))
+        heading_text = f"Without {space.name}"
+    return EvaluatedMechanism(name, vector, space.in_words(vector), heading_text, space.in_a_sentence(vector))
 
 
 @dataclass(frozen=True)
 class AdaptationPlan:
-    """How societies adapt.
+    """Plan of the adaptation of societies to mechanisms.
 
     Attributes:
-        rounds: episodes that each game plays.
-        games: of each society.
-        initial: whether they begin with the weights that the run began with, or with those that it ended with.
+        rounds: number of episodes that each game plays.
+        games: number of games of each society.
+        initial: whether societies start with the initial weights of the run, not with the saved ones.
     """
 
     rounds: int
@@ -164,29 +175,31 @@ class AdaptationPlan:
     initial: bool
 
     def record(self) -> dict[str, Any]:
-        """For a file."""
+        """Return the plan as plain data."""
         return asdict(self)
 
 
-def plan_adaptation(wanted: bool | None, several: bool, names: Sequence[str], config: Config) -> AdaptationPlan | None:
-    """How societies adapt to what they are evaluated under; None: the agents play that the run saved.
+def plan_adaptation(
+    adapt: bool | None, is_comparison: bool, names: Sequence[str], config: Config
+) -> AdaptationPlan | None:
+    """Return how societies adapt before they are evaluated; None: the saved agents play.
 
     Args:
-        wanted: whether somebody wants it; None: where `several` mechanisms are compared and it can be.
-        several: whether they are.
-        names: who plays.
-        config: of the run.
+        adapt: option `adapt`; None: adapt if several mechanisms are compared and adaptation is possible.
+        is_comparison: whether several mechanisms are compared.
+        names: names of the players.
+        config: config of the run.
 
     Raises:
-        ConfigError: it is wanted and cannot be.
+        ConfigError: `adapt` is true, but adaptation is not possible.
     """
     has_principal, student = loop_kind(config) == "design", list(names) == ["student"]
-    if wanted is False or (wanted is None and not (several and has_principal and student)):
+    if adapt is False or (adapt is None and not (is_comparison and has_principal and student)):
         return None
     if not has_principal:
-        raise ConfigError("adapt: this run has no principal, whose steps say how societies adapt; leave it out")
+        raise ConfigError("adapt=true needs a run with a principal, whose steps define the adaptation; remove adapt")
     if not student:
-        raise ConfigError(f"adapt: the run's own agents adapt, not policy={','.join(names)}; leave one of them out")
+        raise ConfigError(f"adapt=true needs policy=student, not {','.join(names)}; remove adapt, or the policy")
     design = config["design"]
     return AdaptationPlan(design["adapt_rounds"], games_of_a_society(config), design["reset_agents"])
 
@@ -200,19 +213,19 @@ def adapt_societies(
     seeds: Seeds,
     saved: State,
 ) -> list[State]:
-    """One society for each vector, after it has adapted to it in the games of the run; the states of the agents.
+    """Adapt one society to each vector in the games of the run; return the states of the agents.
 
-    They are the first society of a principal's step that proposes `vectors`: all begin alike, in games with the same
-    draws, and draw the same numbers.
+    They are the first society of a principal step that proposes `vectors`: all start with the same weights, in games
+    with the same random numbers, and draw the same numbers.
 
     Args:
-        plan: from `plan_adaptation`.
-        config: of the run, with its teacher.
-        llm: for parts that need one.
-        vectors: [d] each.
-        context: index of the context; None where there is none.
-        seeds: of the step.
-        saved: the agent to begin with where the run does not begin its steps anew.
+        plan: plan of the adaptation (`plan_adaptation`).
+        config: config of the run, with its teacher.
+        llm: language model for parts that need one.
+        vectors: mechanism vectors, [d] each.
+        context: index of the context; None without contexts.
+        seeds: seed node of the step.
+        saved: state of the agent to start with, if the run does not reset its agents.
 
     Raises:
         ConfigError: the vectors are out of bounds, or the environment has no horizon.
@@ -223,7 +236,7 @@ def adapt_societies(
     env, agents = parts.env, parts.agents
     try:
         if env.spec.horizon is None:
-            raise ConfigError("adapt: the environment has no horizon, so nobody knows how long a round is")
+            raise ConfigError("adapt=true needs env.horizon, the length of a round, which is null; set it")
         societies = Societies(env, agents, n, 1)
         if plan.initial:
             societies.reset()

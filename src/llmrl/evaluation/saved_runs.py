@@ -33,10 +33,10 @@ class SavedRun:
 
     @property
     def society(self) -> int:
-        """Index of the saved agent that plays (`evaluated_mechanisms.society`)."""
-        from llmrl.evaluation.evaluated_mechanisms import society
+        """Index of the saved agent that plays (`evaluated_mechanisms.playing_society`)."""
+        from llmrl.evaluation.evaluated_mechanisms import playing_society
 
-        return society(self.state.get("history", []), self.config.get("design", {}).get("replicates", 1))
+        return playing_society(self.state.get("history", []), self.config.get("design", {}).get("replicates", 1))
 
     @property
     def agent(self) -> State:
@@ -60,28 +60,31 @@ def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:
     config = read_config(folder, trusted)
     if "method" in config:
         raise ConfigError(
-            f"{folder} is a run of llmrl-finetune, which has no agent to play; it evaluates itself: see its "
-            "evaluation.json"
+            f"{folder} is a run of llmrl-finetune, which has no agent to play; see its own evaluation.json"
         )
     check_known(config, str(folder / "config.yaml"))
     return SavedRun(folder, {**config, "hardware": {**config["hardware"], "device": "auto"}}, iteration, state)
 
 
-def alone(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without its principal, whose language model might cost money."""
+def without_principal(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config without its principal, so that no language model of the principal is called."""
     return {**config, "principal": {"_target_": None}}
 
 
 def without_teacher(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without its teacher, and so without the teacher's language model, unless the agent needs it."""
+    """Return the config without its teacher and the teacher's language model, unless the agent needs it."""
     builder = Builder(trusted=config["trusted_modules"])
-    needed = builder.needs(config["agent"], "teacher", "agent") and builder.insists(config["agent"], "teacher", "agent")
-    return dict(config) if needed else {**config, "teacher": {"_target_": None}}
+    needs_teacher = builder.needs(config["agent"], "teacher", "agent") and builder.insists(
+        config["agent"], "teacher", "agent"
+    )
+    return dict(config) if needs_teacher else {**config, "teacher": {"_target_": None}}
 
 
 def with_budget(config: Mapping[str, Any], calls: int | None) -> Mapping[str, Any]:
-    """Return the config with a budget of `calls` replies (None: that of the run). Invalid replies are only counted,
-    because an evaluation that stopped at them would save nothing."""
+    """Return the config with a budget of `calls` replies (None: that of the run).
+
+    Invalid replies are only counted, because an evaluation that stopped at them would save nothing.
+    """
     if "llm" not in config:  # no part uses a model
         return config
     llm = {**config["llm"], "max_invalid": None}

@@ -16,7 +16,7 @@ class Reporter(Protocol):
     """A function that shows messages of a running evaluation."""
 
     def __call__(self, text: str, rows: Sequence[tuple[str, str]] = ()) -> None:
-        """Show one line; with rows (what, value), `text` is the title of a table."""
+        """Show one line; if there are rows of a name and a text, `text` is the title of their table."""
         ...
 
 
@@ -35,9 +35,10 @@ class EvaluationSettings:
         adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
         context: index of the context; None: that of the proposal.
         env: options of the environment that differ from those of the run, such as `engine=meltingpot`.
-        trajectories: whether to keep every step as arrays, `trajectories/<k>.npz`.
+        trajectories: whether to store every step as arrays, `trajectories/<k>.npz`.
         video: whether to record a video of one episode.
-        video_steps, fps: most steps of the video (None: the whole episode), and its frames per second.
+        video_steps: maximum number of steps of the video; None: the full episode.
+        fps: frames per second of the video.
         calls: paid replies of a language model that all evaluations of this run together may use, >= 0; None:
             `llm.budget` of the run.
         trusted: packages outside llmrl that the config of the run may name.
@@ -64,12 +65,12 @@ class EvaluationSettings:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("episodes", 1), ("video_steps", 1), ("fps", 1), ("calls", 0)):
+        for name, minimum in (("episodes", 1), ("video_steps", 1), ("fps", 1), ("calls", 0)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"{name}={value}: at least {least} is needed")
+            if value is not None and value < minimum:
+                raise ConfigError(f"{name}={value} is too small; use {minimum} or more")
         if self.mode not in get_args(Mode):
-            raise ConfigError(f"mode={self.mode}: there is {', '.join(get_args(Mode))}")
+            raise ConfigError(f"mode={self.mode} is unknown; use {', '.join(get_args(Mode))}")
 
     @property
     def modes(self) -> tuple[str, ...]:

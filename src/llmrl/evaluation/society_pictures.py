@@ -1,4 +1,4 @@
-"""Pictures of a society that plays: its world, each agent's payoff, what grows and what decays, and the objective."""
+"""Pictures of societies during an episode: world, payoffs of agents, levels over time, and objective."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from llmrl.core.frames import LazyFrames, fitted, font, wrapped
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What an episode has come to after a number of steps.
+    """The state of an episode after a number of steps.
 
     Attributes:
-        step: so many were played.
-        objective: what a principal is judged on, as if the episode ended now.
-        payoffs: what the game paid each agent so far, before the mechanism, [n_agents].
-        counts: what happened so far, sums over the steps, by name.
-        levels: how much there is of what comes and goes, by name; empty before the first step.
+        step: number of steps so far.
+        objective: objective of the principal, as if the episode ended now.
+        payoffs: rewards of the game so far, before the mechanism, [n_agents].
+        counts: sums of metrics over the steps so far, by name.
+        levels: values of metrics in the last step, by name; empty before the first step.
     """
 
     step: int
@@ -33,14 +33,14 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A society in an episode.
+class ShownSociety:
+    """A society to draw in an episode.
 
     Attributes:
-        title: who it is, in a few words.
-        sentence: what the mechanism does to it.
-        worlds: a picture for each moment, [height, width, 3] uint8.
-        moments: from before the first step to after the last.
+        title: short name.
+        sentence: effect of the mechanism.
+        worlds: picture for each moment, [height, width, 3] uint8.
+        moments: moments from before the first step to after the last.
     """
 
     title: str
@@ -50,65 +50,65 @@ class Watched:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the societies that are shown together have in common.
+class PictureSettings:
+    """Properties that the societies of one picture share.
 
     Attributes:
-        horizon: steps of an episode; None: not known.
-        objective: what it is, in words.
-        payoff: what the game pays agents for, in words; empty: not told.
-        colours: of each agent in the world, [n_agents, 3]; None: pictures tell none apart.
+        horizon: steps of an episode; None: unknown.
+        objective: description of the objective.
+        payoff: description of the game's rewards; empty: unknown.
+        colors: colors of the agents in the world, [n_agents, 3]; None: pictures do not distinguish agents.
     """
 
     horizon: int | None
     objective: str
     payoff: str = ""
-    colours: np.ndarray | None = None
+    colors: np.ndarray | None = None
 
 
-LEVELS: Mapping[str, tuple[str, Colour]] = {
+LEVELS: Mapping[str, tuple[str, Color]] = {
     "apples_live": ("apples", (200, 45, 45)),
     "dirt": ("dirt", (20, 140, 130)),
 }
-"""Metrics of a step that are drawn over time, with their words and colours: those that an environment has."""
+"""Metrics of a step that are drawn over time if the environment has them, with their words and colors."""
 
-ALONE, BESIDE = 640, 400
-"""Width of a society that is shown alone, and beside others; pixels."""
+SINGLE_WIDTH, SIDE_BY_SIDE_WIDTH = 640, 400
+"""Width of a society that is shown alone, and side by side with others; pixels."""
 _MARGIN, _RULE = 10, 4
 _TITLE, _TEXT, _SMALL = 18, 14, 13
-"""Sizes of letters."""
+"""Font sizes."""
 _LINE, _ROW = 18, 15
 """Heights of a line of text and of an agent's row, pixels."""
 _PLOT = 96
-"""Height of the objective's curve, and the least height of what is drawn of agents and over time, pixels."""
+"""Height of the plot of objectives, and minimum height of the plots of agents and levels; pixels."""
 _NUMBER, _LABEL = 78, 130
-"""Room for the objective at the end of its curve, and for the step above it, pixels."""
-_INK: Colour = (30, 30, 30)
-_FAINT: Colour = (120, 120, 120)
-_GRID: Colour = (222, 222, 222)
-_LINES: Sequence[Colour] = ((100, 100, 100), (31, 119, 180), (214, 110, 20), (44, 140, 60))
-_BARS: Colour = (31, 119, 180)
+"""Width of the objective's number at the end of its curve, and of the step above it; pixels."""
+_INK: Color = (30, 30, 30)
+_FAINT: Color = (120, 120, 120)
+_GRID: Color = (222, 222, 222)
+_LINES: Sequence[Color] = ((100, 100, 100), (31, 119, 180), (214, 110, 20), (44, 140, 60))
+_BARS: Color = (31, 119, 180)
 _TINY = 1e-9
-"""A range that nobody could see, and no number of pixels could be divided by."""
+"""Smallest range of values that is drawn to scale."""
 _SMOOTH = 3
-"""Curves are drawn so many times as large, and reduced."""
+"""Factor by which curves are drawn larger and then reduced, which smooths them."""
 
 
 class SocietyPictures(LazyFrames):
-    """Pictures of societies in episodes of one length, beside one another, with one curve of their objectives below.
+    """Pictures of societies side by side in episodes of one length, with their objectives in one plot below.
 
     Args:
-        societies: that are watched.
-        setting: what they have in common.
+        societies: societies to draw.
+        setting: properties that they share.
     """
 
-    def __init__(self, societies: Sequence[Watched], setting: Setting) -> None:
+    def __init__(self, societies: Sequence[ShownSociety], setting: PictureSettings) -> None:
         self.societies, self.setting = societies, setting
-        self.width = ALONE if len(societies) == 1 else BESIDE
-        worlds = [fitted(each.worlds[0], self.width) for each in societies]
+        self.width = SINGLE_WIDTH if len(societies) == 1 else SIDE_BY_SIDE_WIDTH
+        worlds = [fitted(society.worlds[0], self.width) for society in societies]
         self._world = max(world.shape[0] for world in worlds)
-        inside = self.width - 2 * _MARGIN
-        self._sentences = [wrapped(each.sentence, inside, font(_TEXT)) for each in societies]
+        text_width = self.width - 2 * _MARGIN
+        self._sentences = [wrapped(society.sentence, text_width, font(_TEXT)) for society in societies]
         self._rows = max(map(len, self._sentences))
         agents = len(societies[0].moments[0].payoffs)
         self._plot = max(_PLOT, agents * _ROW)
@@ -116,17 +116,17 @@ class SocietyPictures(LazyFrames):
         self._below = self._top + self._world + 8
         self._strip = self._below + _LINE + 4 + self._plot + _LINE + 12
         self.total = _even(len(societies) * self.width + (len(societies) - 1) * _RULE)
-        said = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
-        self._said = wrapped(said, self.total - 2 * _MARGIN - _LABEL, font(_TEXT))
-        self._curve = self._strip + len(self._said) * _LINE + 4
+        objective_text = f"objective: {setting.objective}" + (f" ({setting.payoff})" if setting.payoff else "")
+        self._objective_lines = wrapped(objective_text, self.total - 2 * _MARGIN - _LABEL, font(_TEXT))
+        self._curve = self._strip + len(self._objective_lines) * _LINE + 4
         self.height = _even(self._curve + _PLOT + _MARGIN)
-        every = [moment for each in societies for moment in each.moments]
-        payoffs = np.array([moment.payoffs for moment in every])
+        moments = [moment for society in societies for moment in society.moments]
+        payoffs = np.array([moment.payoffs for moment in moments])
         self._payoffs = _range(payoffs)
-        self._objectives = _range(np.array([moment.objective for moment in every]))
-        names = list(every[-1].levels)
-        self._levels = {name: max(1.0, *(moment.levels.get(name, 0.0) for moment in every)) for name in names}
-        self._steps = self.setting.horizon or max(moment.step for moment in every)
+        self._objectives = _range(np.array([moment.objective for moment in moments]))
+        names = list(moments[-1].levels)
+        self._levels = {name: max(1.0, *(moment.levels.get(name, 0.0) for moment in moments)) for name in names}
+        self._steps = self.setting.horizon or max(moment.step for moment in moments)
         super().__init__(len(societies[0].moments), self.draw)
 
     def draw(self, i: int) -> np.ndarray:
@@ -136,24 +136,24 @@ class SocietyPictures(LazyFrames):
         image = Image.new("RGB", (self.total, self.height), "white")
         pen = ImageDraw.Draw(image)
         for k in range(len(self.societies)):
-            left = k * (self.width + _RULE)
+            x_offset = k * (self.width + _RULE)
             if k:
-                pen.rectangle((left - _RULE, 0, left - 1, self._strip - 8), fill=_GRID)
-            self._society(image, pen, left, k, i)
+                pen.rectangle((x_offset - _RULE, 0, x_offset - 1, self._strip - 8), fill=_GRID)
+            self._society(image, pen, x_offset, k, i)
         self._objective(image, pen, i)
         return np.asarray(image)
 
-    def _society(self, image: Any, pen: Any, left: int, k: int, i: int) -> None:
+    def _society(self, image: Any, pen: Any, x_offset: int, k: int, i: int) -> None:
         from PIL import Image
 
         society = self.societies[k]
-        x, moment = left + _MARGIN, society.moments[i]
-        _bold(pen, (x, _MARGIN - 2), society.title, self._colour(k))
+        x, moment = x_offset + _MARGIN, society.moments[i]
+        _bold(pen, (x, _MARGIN - 2), society.title, self._color(k))
         for n, line in enumerate(self._sentences[k]):
             pen.text((x, _MARGIN + 24 + n * _LINE), line, fill=_INK, font=font(_TEXT))
         world = fitted(society.worlds[i], self.width)
         at = self._top + (self._world - world.shape[0]) // 2
-        image.paste(Image.fromarray(world), (left + (self.width - world.shape[1]) // 2, at))
+        image.paste(Image.fromarray(world), (x_offset + (self.width - world.shape[1]) // 2, at))
         half = (self.width - 3 * _MARGIN) // 2
         self._bars(pen, x, half, moment)
         self._curves(image, pen, x + half + _MARGIN, half, society, i)
@@ -161,105 +161,105 @@ class SocietyPictures(LazyFrames):
         pen.text((x, self._below + _LINE + 4 + self._plot + 2), counts, fill=_FAINT, font=font(_SMALL))
 
     def _bars(self, pen: Any, x: int, width: int, moment: Moment) -> None:
-        """What each agent was paid: a bar in its colour, to the right of zero or to the left."""
-        said = "payoff of each agent"
-        pen.text((x, self._below), said, fill=_INK, font=font(_SMALL))
+        """Draw the payoff of each agent as a bar in its color, to the right of zero or to the left."""
+        caption = "payoff of each agent"
+        pen.text((x, self._below), caption, fill=_INK, font=font(_SMALL))
         low, high = self._payoffs
         room = width - 44
         scale = room / (high - low)
         zero, top = x + round(-low * scale), self._below + _LINE + 4
-        colours = self.setting.colours
+        colors = self.setting.colors
         for agent, value in enumerate(moment.payoffs.tolist()):
             y = top + agent * _ROW
-            colour = _BARS if colours is None else tuple(colours[agent].tolist())
+            color = _BARS if colors is None else tuple(colors[agent].tolist())
             end = zero + round(value * scale)
-            pen.rectangle((min(zero, end), y + 2, max(zero, end), y + _ROW - 3), fill=colour)
+            pen.rectangle((min(zero, end), y + 2, max(zero, end), y + _ROW - 3), fill=color)
             pen.text((max(zero, end) + 5, y - 1), f"{value:,.0f}", fill=_INK, font=font(_SMALL))
         pen.line((zero, top, zero, top + len(moment.payoffs) * _ROW - 1), fill=_FAINT)
 
-    def _curves(self, image: Any, pen: Any, x: int, width: int, society: Watched, i: int) -> None:
-        """What comes and goes, over the steps so far."""
-        top, now = self._below + _LINE + 4, society.moments[i]
+    def _curves(self, image: Any, pen: Any, x: int, width: int, society: ShownSociety, i: int) -> None:
+        """Draw the levels of a society over the steps so far."""
+        top, moment = self._below + _LINE + 4, society.moments[i]
         box, at = (x, top, x + width, top + self._plot), x
         lines = []
-        for name, most in self._levels.items():
-            words, colour = _level(name)
-            said = f"{words} {now.levels.get(name, 0.0):,.0f}"
-            pen.text((at, self._below), said, fill=colour, font=font(_SMALL))
-            at += int(font(_SMALL).getlength(said)) + 12
+        for name, max_level in self._levels.items():
+            words, color = _level(name)
+            level_text = f"{words} {moment.levels.get(name, 0.0):,.0f}"
+            pen.text((at, self._below), level_text, fill=color, font=font(_SMALL))
+            at += int(font(_SMALL).getlength(level_text)) + 12
             points = [(m.step, m.levels[name]) for m in society.moments[: i + 1] if name in m.levels]
-            lines.append((points, colour, (0.0, most * 1.05)))
+            lines.append((points, color, (0.0, max_level * 1.05)))
         _plot(image, box, self._steps, lines)
 
     def _objective(self, image: Any, pen: Any, i: int) -> None:
-        """The objective of all societies so far, in one plot, each with its number at its end."""
-        y, moments = self._strip, [each.moments[i] for each in self.societies]
-        for n, line in enumerate(self._said):
+        """Draw the objectives of all societies so far in one plot, each with its number at the end."""
+        y, moments = self._strip, [society.moments[i] for society in self.societies]
+        for n, line in enumerate(self._objective_lines):
             pen.text((_MARGIN, y + n * _LINE), line, fill=_INK, font=font(_TEXT))
-        of = "" if self.setting.horizon is None else f" of {self.setting.horizon:,}"
-        said = f"step {max(moment.step for moment in moments):,}{of}"
-        pen.text((self.total - _MARGIN - font(_TEXT).getlength(said), y), said, fill=_INK, font=font(_TEXT))
+        horizon_text = "" if self.setting.horizon is None else f" of {self.setting.horizon:,}"
+        step_text = f"step {max(moment.step for moment in moments):,}{horizon_text}"
+        pen.text((self.total - _MARGIN - font(_TEXT).getlength(step_text), y), step_text, fill=_INK, font=font(_TEXT))
         box = (_MARGIN, self._curve, self.total - _NUMBER, self._curve + _PLOT)
-        shown = [[(m.step, m.objective) for m in each.moments[: i + 1]] for each in self.societies]
-        _plot(image, box, self._steps, [(x, self._colour(k), self._objectives) for k, x in enumerate(shown)])
+        curves = [[(m.step, m.objective) for m in society.moments[: i + 1]] for society in self.societies]
+        _plot(image, box, self._steps, [(x, self._color(k), self._objectives) for k, x in enumerate(curves)])
         for k, (moment, place) in enumerate(zip(moments, self._labels(moments, box), strict=True)):
-            _bold(pen, (box[2] + 8, place), f"{moment.objective:,.1f}", self._colour(k))
+            _bold(pen, (box[2] + 8, place), f"{moment.objective:,.1f}", self._color(k))
 
-    def _colour(self, k: int) -> Colour:
-        """Of a society: one that is alone is no reference for others."""
+    def _color(self, k: int) -> Color:
+        """Return the color of society k; the first color is for the reference of a comparison."""
         return _LINES[1] if len(self.societies) == 1 else _LINES[k % len(_LINES)]
 
     def _labels(self, moments: Sequence[Moment], box: tuple[int, int, int, int]) -> list[int]:
-        """Where the numbers of the objectives stand: at the height of their curves, and not over one another."""
+        """Return the y coordinates of the objectives' numbers: at the ends of the curves, without overlap."""
         low, high = self._objectives
-        wanted = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
+        targets = [box[3] - (m.objective - low) / (high - low) * (box[3] - box[1]) - 12 for m in moments]
         places = dict[int, float]()
-        for k in sorted(range(len(wanted)), key=lambda k: wanted[k]):
-            above = max(places.values(), default=-np.inf)
-            places[k] = max(wanted[k], above + 22, box[1] - 1)
-        over = max(0.0, max(places.values()) - (box[3] - 14))
-        return [round(places[k] - over) for k in range(len(wanted))]
+        for k in sorted(range(len(targets)), key=lambda k: targets[k]):
+            previous_y = max(places.values(), default=-np.inf)
+            places[k] = max(targets[k], previous_y + 22, box[1] - 1)
+        overflow = max(0.0, max(places.values()) - (box[3] - 14))
+        return [round(places[k] - overflow) for k in range(len(targets))]
 
 
 def _plot(
     image: Any,
     box: tuple[int, int, int, int],
     steps: int,
-    lines: Sequence[tuple[Sequence[tuple[int, float]], Colour, tuple[float, float]]],
+    lines: Sequence[tuple[Sequence[tuple[int, float]], Color, tuple[float, float]]],
 ) -> None:
-    """Curves over the steps of an episode in a box (left, top, right, bottom), each in its colour and range."""
+    """Draw curves over the steps of an episode in a box (left, top, right, bottom), each with its color and range."""
     from PIL import Image, ImageDraw
 
     width, height = (box[2] - box[0]) * _SMOOTH, (box[3] - box[1]) * _SMOOTH
     large = Image.new("RGB", (width, height), (248, 248, 248))
     pen = ImageDraw.Draw(large)
-    for points, colour, (low, high) in lines:
+    for points, color, (low, high) in lines:
         if low < 0 < high:
             zero = round(height * (1 - (0 - low) / (high - low)))
             pen.line((0, zero, width, zero), fill=_GRID, width=_SMOOTH)
-        every = max(1, len(points) // 300)
-        shown = [*points[:-1:every], *points[-1:]]
-        path = [(step / steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for step, y in shown]
+        stride = max(1, len(points) // 300)
+        samples = [*points[:-1:stride], *points[-1:]]
+        path = [(step / steps * (width - 1), (height - 1) * (1 - (y - low) / (high - low))) for step, y in samples]
         if len(path) > 1:
-            pen.line(path, fill=colour, width=2 * _SMOOTH, joint="curve")
+            pen.line(path, fill=color, width=2 * _SMOOTH, joint="curve")
     image.paste(large.resize((box[2] - box[0], box[3] - box[1]), Image.Resampling.BOX), box[:2])
 
 
 def _range(values: np.ndarray) -> tuple[float, float]:
-    """From the lowest to the highest of some values, zero included; never empty."""
+    """Return the range of some values, including zero and a margin; never empty."""
     low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
     room = 0.04 * (high - low) if high - low > _TINY else 1.0
     return low - room * (low < 0), high + room
 
 
-def _level(name: str) -> tuple[str, Colour]:
+def _level(name: str) -> tuple[str, Color]:
     return LEVELS.get(name, (name.replace("_", " "), _BARS))
 
 
-def _bold(pen: Any, place: tuple[int, int], text: str, colour: Colour) -> None:
-    pen.text(place, text, fill=colour, font=font(_TITLE), stroke_width=0.4, stroke_fill=colour)
+def _bold(pen: Any, place: tuple[int, int], text: str, color: Color) -> None:
+    pen.text(place, text, fill=color, font=font(_TITLE), stroke_width=0.4, stroke_fill=color)
 
 
 def _even(size: int) -> int:
-    """Video codecs need even sizes."""
+    """Return the next even number, because video codecs need even sizes."""
     return -(-size // 2) * 2

@@ -1,5 +1,8 @@
-"""Videos of an evaluation: one episode of each player or mechanism, with what a player and its teacher thought beside
-the game, or what became of a society, and several of these side by side."""
+"""Videos of an evaluation: one episode of each player or mechanism.
+
+In addition to the game, they show what a player and its teacher thought, or the payoffs and levels of a society.
+Several videos can be shown side by side.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.envs.frame_recorder import FrameRecorder, Panel
-from llmrl.evaluation.society_pictures import LEVELS, Moment, Setting, SocietyPictures, Watched
+from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
@@ -31,42 +34,42 @@ if TYPE_CHECKING:
     import torch
 
 COUNTS = 3
-"""Counts of an episode that a picture tells, at most: first the ones that are here, in this order."""
-SOUGHT = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
+"""Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""
+PREFERRED_COUNTS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
 COLUMN = 320
-"""Of the column of an agent, pixels; even, as video codecs need."""
+"""Width of the column of an agent, pixels; even, as video codecs need."""
 _TITLE, _BAR, _LINE = 14, 16, 13
-"""Heights, pixels."""
-MOST_AGENTS = 3
-"""Agents of a game whose thoughts are shown."""
-_COLOURS = ((31, 119, 180), (255, 127, 14))
+"""Heights of a title, a bar of probabilities, and a line of text; pixels."""
+MAX_AGENTS = 3
+"""Maximum number of agents whose thoughts are shown."""
+_COLORS = ((31, 119, 180), (255, 127, 14))
 
 
 @dataclass
 class EpisodeVideo:
-    """An episode of game 0.
+    """Video of an episode of game 0.
 
     Attributes:
-        recorder: has the pictures, one more than steps.
-        setting: what is shown beside the world of a society; None: it is shown as what its players thought.
-        moments: of a society, one for each picture.
+        recorder: recorder of the pictures, one more than steps.
+        setting: settings of the pictures of a society; None: thoughts of the players are shown instead.
+        moments: moments of a society, one for each picture.
     """
 
     recorder: FrameRecorder
-    setting: Setting | None = None
+    setting: PictureSettings | None = None
     moments: list[Moment] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.recorder.frames["world"])
 
     def hold(self, length: int) -> None:
-        """Let the last picture stand until there are `length`."""
+        """Repeat the last picture until there are `length` pictures."""
         self.recorder.hold(length)
         self.moments += self.moments[-1:] * (length - len(self.moments))
 
-    def watched(self, title: str, sentence: str) -> Watched:
-        """Return the society to be drawn, under a title and what a mechanism does, in a sentence."""
-        return Watched(title, sentence, self.recorder.frames["world"], self.moments)
+    def shown(self, title: str, sentence: str) -> ShownSociety:
+        """Return the society to draw, with a title and a sentence about the mechanism."""
+        return ShownSociety(title, sentence, self.recorder.frames["world"], self.moments)
 
 
 def film(
@@ -79,77 +82,83 @@ def film(
     spending_cost: float,
     compared: bool = False,
 ) -> EpisodeVideo:
-    """Play one episode, with what the player and a teacher that plays thought beside the picture; of a society, what
-    its agents are paid and what becomes of its world.
+    """Play one episode and return its video.
+
+    In addition to the game, it shows what the player and a teacher that plays thought; for a society, the payoffs of
+    agents and the levels of its world.
 
     Args:
-        parts: of the evaluation; mechanism and context are set.
-        policy: who plays.
-        seeds: of the episode: the same ones for all that are compared.
-        steps: most steps; None: the whole episode.
-        greedy: take the likeliest action.
-        objective, spending_cost: what is told of the episode so far.
-        compared: it will be seen beside others: what agents see is left out, and it is shown as a society.
+        parts: parts of the evaluation; mechanism and context are set.
+        policy: policy that plays.
+        seeds: seed node of the episode, the same for all videos that are compared.
+        steps: maximum number of steps; None: the full episode.
+        greedy: whether to take the most probable action.
+        objective: welfare measure of a society.
+        spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
+        compared: whether the video is shown side by side with others: as a society, without the views of agents.
     """
     spec = parts.env.spec
-    society = compared or spec.n_agents > MOST_AGENTS
+    society = compared or spec.n_agents > MAX_AGENTS
     captions = None
     if not society:
         captions = ThoughtCaptions(policy, spec, None if parts.teacher is None else parts.teacher.policy, parts.device)
     recorder = FrameRecorder(parts.env, views=not compared, captions=captions)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
-    # The other games are not played: nobody looks at them.
+    # The other games are not played, because they are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
-    left, generator = min(steps or horizon, horizon), seeds.torch("video")
-    sums = SoFar(spec, objective, spending_cost)
-    made = EpisodeVideo(recorder, _setting(parts.env, objective), [sums.told()]) if society else EpisodeVideo(recorder)
-    while left > 0:
+    remaining, generator = min(steps or horizon, horizon), seeds.torch("video")
+    sums = RunningSums(spec, objective, spending_cost)
+    video = (
+        EpisodeVideo(recorder, _setting(parts.env, objective), [sums.moment()]) if society else EpisodeVideo(recorder)
+    )
+    while remaining > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
         if society:
             sums.add(rollout)
-            made.moments.append(sums.told())
-        left = 0 if any(episode.game == 0 for episode in rollout.episodes) else left - 1
-    return made
+            video.moments.append(sums.moment())
+        remaining = 0 if any(episode.game == 0 for episode in rollout.episodes) else remaining - 1
+    return video
 
 
-def _setting(env: VecEnv, objective: Objective) -> Setting:
-    spec, colours = env.spec, getattr(env, "agent_colours", None)
-    before = "" if spec.mechanism is None else f", before {spec.mechanism.name}"
-    return Setting(
+def _setting(env: VecEnv, objective: Objective) -> PictureSettings:
+    spec, colors = env.spec, getattr(env, "agent_colors", None)
+    mechanism_suffix = "" if spec.mechanism is None else f", before {spec.mechanism.name}"
+    return PictureSettings(
         spec.horizon,
-        f"{objective.name.replace('_', ' ')} of the agents' payoffs{before}",
+        f"{objective.name.replace('_', ' ')} of the agents' payoffs{mechanism_suffix}",
         dict(spec.about).get("reward", ""),
-        None if colours is None else colours(),
+        None if colors is None else colors(),
     )
 
 
-class SoFar:
-    """What game 0 came to so far in its episode.
+class RunningSums:
+    """Sums of game 0 over its episode so far.
 
     Args:
-        spec: of the environment.
-        objective, spending_cost: what a principal is judged on.
+        spec: specification of the environment.
+        objective: welfare measure of a society.
+        spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
     """
 
     def __init__(self, spec: EnvSpec, objective: Objective, spending_cost: float) -> None:
         self.spec, self.objective, self.spending_cost = spec, objective, spending_cost
-        sums = [name for name, how in spec.per_step.items() if how == "sum"]
-        sought = [name for name in SOUGHT if name in sums]
-        self._counts = list(dict.fromkeys([*sought, *sums]))[:COUNTS]
+        sums = [name for name, reduction in spec.per_step.items() if reduction == "sum"]
+        preferred = [name for name in PREFERRED_COUNTS if name in sums]
+        self._counts = list(dict.fromkeys([*preferred, *sums]))[:COUNTS]
         self._levels: dict[str, float] = {}
-        # What follows from whole episodes only is not shown, and not recorded of single steps.
+        # Metrics of full episodes only are neither shown nor recorded.
         self._running = EpisodeAccumulator(replace(spec, metrics=spec.per_step, device=None))
 
     def add(self, rollout: Rollout) -> None:
-        """Take in steps of the episode."""
+        """Add steps of the episode."""
         none = np.zeros(rollout.terminated.shape, dtype=bool)
         info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *none.shape)
         self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
         self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVELS if name in self.spec.per_step}
 
-    def told(self) -> Moment:
-        """Return what is to be shown of the episode so far; what nobody counts is shown as it adds up."""
+    def moment(self) -> Moment:
+        """Return the state of the episode to show."""
         episode = self._running.so_far(0)
         if episode is None:
             return Moment(0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_words, self._counts), 0.0), {})
@@ -162,36 +171,39 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def save_alone(made: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
-    """Write a video by itself, and what each agent sees in it; returns the files."""
-    pictures = None if made.setting is None else SocietyPictures([made.watched(title, sentence)], made.setting)
-    return made.recorder.save(folder, fps, pictures)
+def save_alone(video: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
+    """Write a video by itself, and the view of each agent in it; return the files."""
+    pictures = None if video.setting is None else SocietyPictures([video.shown(title, sentence)], video.setting)
+    return video.recorder.save(folder, fps, pictures)
 
 
-LONGEST = 400
-"""Most pictures of a video of several societies: drawing is most of its cost, and twenty seconds show enough."""
+MAX_PICTURES = 400
+"""Maximum number of pictures of a video of several societies, because drawing is slow; it suffices for 20 seconds."""
 
 
 def save_side_by_side(
     videos: Sequence[EpisodeVideo], titles: Sequence[str], sentences: Sequence[str], folder: Path, fps: int
 ) -> list[Path]:
-    """Write videos of one length side by side: MP4, GIF, a small WebP, and the pictures in their middle and at their
-    end, PNG. Of long ones equally many steps are left out between two pictures, so that there are `LONGEST` at most.
+    """Write videos of one length side by side; return the files.
+
+    The files are MP4, GIF, a small WebP, and the pictures in the middle and at the end as PNG. Long videos skip steps
+    at equal intervals, so that there are at most `MAX_PICTURES` pictures.
 
     Args:
-        videos: of societies.
-        titles, sentences: of each, and what its mechanism does.
-        folder: of the files.
-        fps: frames a second, of the MP4; the others leave some out.
+        videos: videos of societies.
+        titles: title of each video.
+        sentences: effect of the mechanism of each video.
+        folder: folder of the files.
+        fps: frames per second of the MP4; the other files skip some.
     """
     folder.mkdir(parents=True, exist_ok=True)
     setting = videos[0].setting
     assert setting is not None
-    watched = [each.watched(*words) for each, *words in zip(videos, titles, sentences, strict=True)]
-    drawn = SocietyPictures(watched, setting)
-    every = -(-len(drawn) // LONGEST)
-    shown = [*range(0, len(drawn) - 1, every), len(drawn) - 1]
-    pictures = LazyFrames(len(shown), lambda i: np.asarray(drawn[shown[i]]))
+    societies = [video.shown(*words) for video, *words in zip(videos, titles, sentences, strict=True)]
+    all_frames = SocietyPictures(societies, setting)
+    stride = -(-len(all_frames) // MAX_PICTURES)
+    frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
+    pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
     files = [
         *save_video(pictures, folder, SIDE_BY_SIDE, fps),
         save_small_video(pictures, folder / f"{SIDE_BY_SIDE}.webp"),
@@ -202,12 +214,12 @@ def save_side_by_side(
 
 @dataclass(frozen=True)
 class Thought:
-    """Of one agent.
+    """The thoughts of one agent.
 
     Attributes:
-        title: who it is.
+        title: name of the agent.
         bars: probabilities of actions by thinker, each [n_actions].
-        chosen: the action taken; -1 where it is several numbers, which are among the lines then.
+        chosen: the action taken; -1 if it consists of several numbers, which are then among the lines.
         lines: texts below, e.g. the teacher's plans.
     """
 
@@ -218,13 +230,13 @@ class Thought:
 
 
 class ThoughtCaptions:
-    """Says what a player thought of the state that it acted in, and what a teacher thinks of it, for game 0.
+    """Panels with what a player thought of the state in which it acted, and its teacher's advice, for game 0.
 
     Args:
-        policy: who plays.
-        spec: of the environment.
-        teacher: whose action probabilities, and plans where it has any (`thoughts`), are shown too; None: nobody's.
-        device: of the teacher.
+        policy: policy that plays.
+        spec: specification of the environment.
+        teacher: teacher whose action probabilities and plans (`thoughts`) are shown, too; None: no teacher is shown.
+        device: torch device of the teacher.
     """
 
     def __init__(self, policy: Policy, spec: EnvSpec, teacher: Policy | None, device: str) -> None:
@@ -237,31 +249,31 @@ class ThoughtCaptions:
         thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
         if self.teacher is not None and self.teacher is not self.policy:
             thinkers["teacher"] = self._advice(self.teacher, transition.observation)
-        thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MOST_AGENTS))]
+        thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MAX_AGENTS))]
         return lambda height: draw_thoughts(thoughts, self.spec.action_names, height)
 
     def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
-        """What a teacher would do in game 0: only there, as a language model may have to be asked."""
+        """Return the teacher's action in game 0 only, because it may have to ask a language model."""
         import torch
 
-        # Numbers of its own, so that the game is the one that would be played without captions.
-        own = torch.Generator().manual_seed(0)
-        shown = {
+        # A separate generator, so that captions do not change the game.
+        generator = torch.Generator().manual_seed(0)
+        policy_inputs = {
             name: observation[name][:1]
             if self.spec.observation[name].dtype == "object"
             else torch.as_tensor(observation[name][:1]).to(self.device)
             for name in teacher.channels
         }
-        act = teacher.act(shown, self._teacher_state, own, greedy=True)
+        act = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
         self._teacher_state = act.state
         return act
 
     def _thought(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Thought:
-        logits = {name: each.logits for name, each in thinkers.items() if each.logits is not None}
+        logits = {name: output.logits for name, output in thinkers.items() if output.logits is not None}
         bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
         # Only a teacher that plans has thoughts to show.
-        tell = getattr(self.teacher, "thoughts", None)
-        lines = [] if tell is None else tell(0, agent)
+        teacher_thoughts = getattr(self.teacher, "thoughts", None)
+        lines = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
         note = {} if act.notes is None else act.notes[0][agent]
         lines = [*([note["reflection"]] if note.get("reflection") else []), *lines]
         title = "" if self.spec.n_agents == 1 else f"agent {agent}"
@@ -272,45 +284,45 @@ class ThoughtCaptions:
 
 
 def draw_thoughts(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np.ndarray:
-    """The panel, [height, COLUMN * number of thoughts, 3] uint8: a column for each.
+    """Return the panel of some thoughts, a column each, [height, COLUMN * number of thoughts, 3] uint8.
 
-    Texts come before actions: of these the likeliest are shown for which there is room, at least two. Texts that there
-    is no room for are counted in the last line.
+    Texts come before actions. The most probable actions are shown, as many as fit, but at least two. The last line
+    tells how many texts do not fit.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     image = Image.new("RGB", (COLUMN * max(len(thoughts), 1), height), "white")
     pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
     for i, thought in enumerate(thoughts):
-        left, y = i * COLUMN + 6, 3
-        x = left
+        x_start, y = i * COLUMN + 6, 3
+        x = x_start
         for k, name in enumerate(thought.bars):
-            pen.text((x, y), name, fill=_COLOURS[k % 2], font=font)
+            pen.text((x, y), name, fill=_COLORS[k % 2], font=font)
             x += 70
         pen.text((x, y), thought.title, fill="black", font=font)
         y += _TITLE
         texts = [textwrap.wrap(line, 52, subsequent_indent="   ") for line in thought.lines]
         room = height - y - _LINE * sum(map(len, texts))
         for action in _likeliest(thought, max(2, room // _BAR)) if thought.chosen >= 0 else ():
-            said = ("> " if action == thought.chosen else "   ") + actions[action]
-            pen.text((left, y), said, fill="black", font=font)
+            action_text = ("> " if action == thought.chosen else "   ") + actions[action]
+            pen.text((x_start, y), action_text, fill="black", font=font)
             for k, probabilities in enumerate(thought.bars.values()):
                 top = y + 2 + 5 * k
-                end = left + 104 + int(140 * probabilities[action])
-                pen.rectangle((left + 104, top, end, top + 3), fill=_COLOURS[k % 2])
+                end = x_start + 104 + int(140 * probabilities[action])
+                pen.rectangle((x_start + 104, top, end, top + 3), fill=_COLORS[k % 2])
             values = "  ".join(f"{p[action]:.2f}" for p in thought.bars.values())
-            pen.text((left + 250, y), values, fill="black", font=font)
+            pen.text((x_start + 250, y), values, fill="black", font=font)
             y += _BAR
         for line in fitting(texts, (height - y) // _LINE):
-            pen.text((left, y), line, fill="black", font=font)
+            pen.text((x_start, y), line, fill="black", font=font)
             y += _LINE
     return np.asarray(image)
 
 
-def _likeliest(thought: Thought, most: int) -> list[int]:
-    """The `most` actions worth a line, the chosen one among them, in their order."""
+def _likeliest(thought: Thought, max_actions: int) -> list[int]:
+    """Return the `max_actions` most probable actions with the chosen one, in their order."""
     if not thought.bars:
         return [thought.chosen]
     weight = np.maximum.reduce(list(thought.bars.values()))
     best = [action for action in np.argsort(-weight, kind="stable").tolist() if action != thought.chosen]
-    return sorted([thought.chosen, *best[: most - 1]])
+    return sorted([thought.chosen, *best[: max_actions - 1]])

@@ -1,1 +1,1 @@
-"""An experiment: its parts, what it needs first, its plan and its run."""
+"""Experiments: their parts, prerequisite runs, plans and runs."""

@@ -1,4 +1,4 @@
-"""The two things that an experiment can be asked to do: train in an environment, or fine-tune a language model."""
+"""The interface of the two applications: training in an environment, and fine-tuning of a language model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 Rows = list[tuple[str, str]]
-"""What is printed of a plan: (what, value)."""
+"""Printed rows of a plan: (subject, description)."""
 
 
 class Application(ABC):
-    """What differs between a command that trains agents and one that trains a language model.
+    """The part of an experiment that differs between training agents and fine-tuning a language model.
 
     Attributes:
-        command: its console script.
-        primary: the config in conf/ that it composes.
+        command: name of the console script.
+        primary: name of the config in conf/ that the command composes.
     """
 
     command: str
@@ -30,23 +30,23 @@ class Application(ABC):
 
     @abstractmethod
     def named(self, config: Config) -> list[str]:
-        """Groups whose option belongs into the name of a run of the resolved `config`, typed or not."""
+        """Return the groups whose option is part of the name of a run of the resolved `config`, typed or not."""
 
     @abstractmethod
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Return of a resolved config what its run reads, with digests of the files that decide results.
+        """Return the part of a resolved config that its run reads, with digests of the files that affect results.
 
         Raises:
-            ConfigError: a file is not there, or no longer what it was when the run was submitted.
+                ConfigError: a file is missing, or has changed since the run was submitted.
         """
 
     @abstractmethod
     def check_values(self, config: Config, resources: RunResources) -> None:
-        """Raise ConfigError for values that no run could be built with, as far as that is known without building."""
+        """Raise ConfigError for values with which no run could be built, as far as this is known without building."""
 
     @abstractmethod
     def make_model(self, resources: RunResources) -> Model:
-        """Make the language model that a run asks, unchecked; None where it asks none."""
+        """Build the language model that a run uses, unchecked; return None if it uses none."""
 
     @abstractmethod
     def plan(self, config: Config, resources: RunResources) -> Rows:
@@ -54,11 +54,11 @@ class Application(ABC):
 
     @abstractmethod
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
-        """Compute an open run: build every part once, play its loop, and close the parts; sets `run.result`.
+        """Compute an open run: build every part once, run its loop, and close the parts. Sets `run.result`.
 
         Runs that this one needs are computed first, by `compute_needed`.
         """
 
     @abstractmethod
     def print_end(self, run: Run) -> None:
-        """Print what a run came to."""
+        """Print a summary of a finished run."""

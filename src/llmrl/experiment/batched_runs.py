@@ -1,5 +1,8 @@
-"""Several runs computed together in one process: each in a thread of its own, from its folder to its last word, while
-the main thread plays and updates for all of them (`llmrl.loops.batched_executor`)."""
+"""Several runs that one process computes together.
+
+Each run has a thread of its own, while the main thread plays and updates for all of them
+(`llmrl.loops.batched_executor`).
+"""
 
 from __future__ import annotations
 
@@ -22,38 +25,38 @@ from llmrl.run.progress_rows import RowsDisplay
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag
 from llmrl.sweeps.work import JobWork, RowEnd
 
-_ALIKE = ("hardware", "loggers", "output_root", "private", "trusted_modules")
-"""Keys of a config that say something of its whole process: threads and precision of torch, variables that libraries
-of loggers read, modes of files, and which code may be imported."""
+_PROCESS_KEYS = ("hardware", "loggers", "output_root", "private", "trusted_modules")
+"""Keys of a config that affect its whole process: threads and precision of torch, environment variables that libraries
+of loggers read, modes of files, and permission to import code."""
 
 
 def compute_rows(works: Sequence[JobWork]) -> list[RowEnd]:
-    """Compute runs together in this process; returns how each ended, in their order.
+    """Compute runs together in this process; return how each ended, in order.
 
-    What ends one of them (an error, a spent budget, weights that are no numbers) ends it alone. A signal is meant for
-    all: each saves and stops as it would by itself. To be called in the main thread of a process that is prepared
-    (`JobWork.prepare`).
+    An error of one run (an exception, a used-up budget, weights that are not finite) ends that run only. A signal
+    applies to all runs: each saves and stops as it would by itself. Call this in the main thread of a process that is
+    prepared (`JobWork.prepare`).
 
     Args:
-        works: the runs, which are `alike`. None is fine-tuning or computed by several processes, and none draws from
-            random streams that a process has once.
+        works: runs with equal `process_key`s. None is a fine-tuning run or computed by several processes, and none
+            draws from random streams that exist once per process.
     """
     if len(works) == 1:
         return [works[0].end(compute)]
-    with suppress(ConfigError):  # every run says so itself
-        _ = RunResources(works[0].config).device  # torch counts its threads in each thread, and this one has the work
+    with suppress(ConfigError):  # every run reports it itself
+        _ = RunResources(works[0].config).device  # sets torch's threads, which are settings of this thread
 
-    def given_up() -> GivenUp:
+    def build_error() -> GivenUp:
         assert stop.signal is not None
         return GivenUp(stop.signal)
 
-    stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", given_up)
+    stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
     rows, ends = (
         BatchedExecutor(),
-        [RowEnd(work.folder, EXIT_FAILED, "its thread has ended without a word") for work in works],
+        [RowEnd(work.folder, EXIT_FAILED, "its thread has ended without a result") for work in works],
     )
 
-    def live(number: int, work: JobWork, seat: ExecutorSeat) -> None:
+    def compute_row(number: int, work: JobWork, seat: ExecutorSeat) -> None:
         try:
             name = f"{work.folder.parent.name}/{work.folder.name}"
             stop.lead()
@@ -65,14 +68,14 @@ def compute_rows(works: Sequence[JobWork]) -> list[RowEnd]:
     with stop, RowsDisplay(len(works)) as display:
         threads = []
         for number, work in enumerate(works):
-            context, row = contextvars.copy_context(), partial(live, number, work, rows.seat(work.key))
+            context, row = contextvars.copy_context(), partial(compute_row, number, work, rows.seat(work.key))
             threads.append(threading.Thread(target=context.run, args=(row,), name=work.folder.name))
-        _until_the_end(rows, threads)
+        _run_threads(rows, threads)
     return ends
 
 
-def _until_the_end(rows: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
-    """Start the threads, answer them, and wait until all have ended, whatever comes in between."""
+def _run_threads(rows: BatchedExecutor, threads: Sequence[threading.Thread]) -> None:
+    """Start the threads, answer their requests, and wait until all have ended, whatever exceptions occur."""
     error: BaseException | None = None
     while True:
         try:
@@ -86,11 +89,13 @@ def _until_the_end(rows: BatchedExecutor, threads: Sequence[threading.Thread]) -
             for thread in threads:
                 thread.join()
             return
-        except BaseException as raised:  # noqa: BLE001 (every run is told of it, and ends by it)
+        except BaseException as raised:  # noqa: BLE001 (it is raised in every run)
             error = raised
 
 
-def alike(config: Mapping[str, Any]) -> str:
-    """Return what has to be equal in the resolved configs of runs that share a process, as text; so have the variables
-    that are set for them (`JobWork.environment`)."""
-    return json.dumps([application_of(config).command, *(config.get(key) for key in _ALIKE)], sort_keys=True)
+def process_key(config: Mapping[str, Any]) -> str:
+    """Return a text that must be equal for runs that share a process, from their resolved configs.
+
+    The environment variables that are set for them must be equal, too (`JobWork.environment`).
+    """
+    return json.dumps([application_of(config).command, *(config.get(key) for key in _PROCESS_KEYS)], sort_keys=True)

@@ -1,8 +1,8 @@
-"""Building the environment of a config."""
+"""The function that builds the environment of a config."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from llmrl.config.builder import Builder
@@ -12,8 +12,12 @@ from llmrl.core.ram import check_games
 from llmrl.envs.env_errors import guarded, raised
 
 
-def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Sequence[str]) -> VecEnv:
+def build_env(node: Mapping[str, Any], builder: Builder) -> VecEnv:
     """Build the environment that a config's `env` describes; errors that it raises later name it.
+
+    Args:
+        node: options of the environment.
+        builder: builder with the environment's services.
 
     Raises:
         ConfigError: an invalid option, or more games than fit into memory.
@@ -21,7 +25,7 @@ def build_env(node: Mapping[str, Any], injected: Mapping[str, Any], trusted: Seq
     """
     check_games(node.get("n_envs"))
     try:
-        env: VecEnv = Builder(injected, trusted).build(node, "env")
+        env: VecEnv = builder.build(node, "env")
     except LlmrlError:
         raise
     except Exception as error:

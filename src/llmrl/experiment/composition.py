@@ -1,4 +1,4 @@
-"""Composing a config from overrides and resolving it, by Hydra, with or without its command line."""
+"""Composition of a config from overrides by Hydra, with or without its command line, and resolution of the config."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.option_file_checks import describe
-from llmrl.config.overrides import translated
-from llmrl.config.suggestions import hint, removed
+from llmrl.config.overrides import translate_arguments
+from llmrl.config.suggestions import hint, removal_error
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
@@ -25,13 +25,14 @@ from llmrl.core.threads import exclusive
 log = logging.getLogger(__name__)
 
 _FOLDERS = ("name", "output_root", "trials_dir", "llm.cache_dir")
-"""Options that name folders which a run creates. `output_root` comes before those that refer to it."""
+"""Options that name folders which a run creates. `output_root` precedes the options that refer to it."""
 
 
 @contextmanager
 def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str | Path] = ()) -> Iterator[DictConfig]:
-    """Return a context with the config that overrides compose; in it, `HydraConfig` is set. It also works inside a
-    Hydra app.
+    """Return a context with the config that overrides compose; in it, `HydraConfig` is set.
+
+    It also works inside a Hydra app.
 
     Raises:
         ConfigError: an unknown option, key or value, or a secret.
@@ -48,29 +49,29 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
     hide_bases()
     for problem in offer_installed():
         log.debug("%s", problem)  # commands report it once
-    typed, _ = translated(overrides)
+    hydra_arguments = translate_arguments(overrides)
     folders = [f"file://{Path(folder).expanduser().absolute()}" for folder in config_dirs]
     search = [f"hydra.searchpath=[{','.join(folders)}]"] if folders else []
     with exclusive():
-        own = HydraConfig.instance()
-        before = GlobalHydra.instance().hydra, own.cfg
+        hydra_config = HydraConfig.instance()
+        previous = GlobalHydra.instance().hydra, hydra_config.cfg
         GlobalHydra.instance().hydra = None
         try:
             try:
                 with initialize_config_module("llmrl.conf", **BASE):
-                    config = compose(primary, [*search, *typed], return_hydra_config=True)
+                    config = compose(primary, [*search, *hydra_arguments], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
-                where = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
-                meant = hint([*where, *typed], primary)
-                said = describe(error, typed) if isinstance(error, OmegaConfBaseException) else str(error)
-                raise ConfigError(f"{said}\n{meant}" if meant else said) from error
-            own.set_config(config)
+                dir_arguments = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+                suggestion = hint([*dir_arguments, *hydra_arguments], primary)
+                message = describe(error, hydra_arguments) if isinstance(error, OmegaConfBaseException) else str(error)
+                raise ConfigError(f"{message}\n{suggestion}" if suggestion else message) from error
+            hydra_config.set_config(config)
             with read_write(config), open_dict(config):
                 del config["hydra"]
             yield config
         finally:
             # On exit Hydra replaces the instance by another one.
-            GlobalHydra.instance().hydra, own.cfg = before
+            GlobalHydra.instance().hydra, hydra_config.cfg = previous
 
 
 def job_environment() -> dict[str, str]:
@@ -88,8 +89,9 @@ def job_environment() -> dict[str, str]:
 
 @functools.cache
 def plain(primary: str, *overrides: str, config_dir: str | None = None) -> dict[str, Any]:
-    """Return the config that overrides compose, as plain data without digests. It is cached, because Hydra is slow, so
-    callers must not change it. No module that it names becomes trusted.
+    """Return the config that overrides compose, as plain data without digests.
+
+    It is cached, because Hydra is slow, so callers must not change it. No module that it names becomes trusted.
 
     Raises:
         ConfigError: the overrides do not compose a config.
@@ -110,11 +112,11 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     """
     from hydra.core.hydra_config import HydraConfig
 
-    if out := removed(HydraConfig.get().overrides.task):
+    if out := removal_error(HydraConfig.get().overrides.task):
         raise ConfigError(out)
-    unresolved = OmegaConf.to_container(config, resolve=False)
-    assert isinstance(unresolved, dict)
-    refuse(unresolved)
+    raw_config = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(raw_config, dict)
+    refuse(raw_config)
     try:
         _redact_folders(config)
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)

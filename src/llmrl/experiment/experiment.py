@@ -1,7 +1,8 @@
-"""An experiment as an object: composed, checked, planned, built once and run."""
+"""The class of experiments, which are composed, checked, planned and run."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
@@ -10,20 +11,21 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llmrl.config.debugging import debugged, debugging
+from llmrl.config.debugging import apply_debug_sizes, debugging
 from llmrl.config.destinations import with_approvals
 from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
 from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.debug_tools import apply_debugging
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.resources import RunResources
-from llmrl.experiment.watched_closely import watched_closely
 from llmrl.loops.compute_requests import ExecutorSeat
+from llmrl.run.attempt_options import RunOptions
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
-from llmrl.run.sinks.sink import Sink
+from llmrl.run.sink import Sink
 
 
 class Experiment:
@@ -86,27 +88,29 @@ class Experiment:
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.config.treatments import check_treatment
-        from llmrl.config.trust_options import only_typed
+        from llmrl.config.trust_options import with_typed_trust
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
         overrides = list(hydra_config.overrides.task)
         folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
         check_treatment(hydra_config.runtime.choices, folders)
-        plain = only_typed(plain_config(config), overrides)
-        typed = {override.lstrip("+~").partition("=")[0] for override in overrides}
+        plain = with_typed_trust(plain_config(config), overrides)
+        override_keys = {override.lstrip("+~").partition("=")[0] for override in overrides}
         choices = hydra_config.runtime.choices
-        named = [f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in typed]
-        return cls(debugged(plain, typed), [*overrides, *named])
+        name_options = [
+            f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in override_keys
+        ]
+        return cls(apply_debug_sizes(plain, override_keys), [*overrides, *name_options])
 
     @property
     def command(self) -> str:
-        """The console script that runs it."""
+        """The console script that runs the experiment."""
         return self.application.command
 
     @property
     def seed(self) -> int:
-        """Root of every random number of the run."""
+        """Seed of the run, the root of all its random numbers."""
         return int(self.config["seed"])
 
     @cached_property
@@ -131,14 +135,16 @@ class Experiment:
         Raises:
             ConfigError: a sink needs a key, or a library that is not installed.
         """
-        return build_loggers(self.config)
+        return build_loggers(self.config, self.resources.builder)
 
     def check(self) -> None:
-        """Check the config before a run folder is made: all values, and for a new run its sinks, device and language
-        model. For a run that already has a folder, errors of the latter are recorded there when it runs.
+        """Check the config before a run folder is created.
+
+        All values are checked, and for a new run also its sinks, device and language model. Errors of these three are
+        recorded in the folder of a run that has one, when it runs.
 
         Raises:
-            ConfigError, LLMError, RunFolderError: the error, with a remedy.
+            ConfigError, LLMError, RunFolderError: a check failed.
         """
         self.application.check_values(self.config, self.resources)
         if not self.config["dry_run"] and not self.folder.exists():
@@ -166,15 +172,15 @@ class Experiment:
             Stopped: a signal stopped the run; its message says how much is saved.
         """
         try:
-            with ExitStack() as until_it_is_written:
-                until_it_is_written.enter_context(kept_private(self.config.get("private", True)))
+            with ExitStack() as stack:
+                stack.enter_context(kept_private(self.config.get("private", True)))
                 with self._open() as run:
                     try:
                         if not run.finished:
-                            with watched_closely(debugging(self.config), run.folder, run.metrics):
+                            with apply_debugging(debugging(self.config), run.folder, run.metrics):
                                 self.application.compute(self.config, self.resources, run, self._compute_needed)
                     finally:
-                        until_it_is_written.enter_context(self.resources.away())
+                        stack.enter_context(self.resources.away())
         finally:
             self.resources.close()
         return run
@@ -196,10 +202,7 @@ class Experiment:
                 config,
                 self.overrides,
                 self.seed,
-                resume=config["resume"],
-                rerun=config["rerun"],
-                checkpoint_every_s=config["checkpoint_seconds"],
-                digest=self.hash,
+                options=RunOptions(config["resume"], config["rerun"], config["checkpoint_seconds"], self.hash),
                 sinks=lambda: self.sinks,
             )
 
@@ -207,12 +210,16 @@ class Experiment:
         return open_run(ProcessGroup.join(), config, self.seed, first)
 
 
+_OPTIONAL_APPLICATIONS = {"method": ("llmrl.finetuning.application", "FinetuneApplication")}
+"""Applications of optional subpackages: key that only their configs have -> module and class."""
+
+
 def application_of(config: Mapping[Any, Any]) -> Application:
     """Return the application of a composed or resolved config: fine-tuning if it has a key `method`, else training."""
-    if "method" in config:
-        from llmrl.experiment.finetune_application import FinetuneApplication
-
-        return FinetuneApplication()
+    for key, (module, name) in _OPTIONAL_APPLICATIONS.items():
+        if key in config:
+            application: Application = getattr(importlib.import_module(module), name)()
+            return application
     from llmrl.experiment.train_application import TrainApplication
 
     return TrainApplication()

@@ -7,28 +7,27 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
-from llmrl.run.sinks.sink import Sink
+from llmrl.run.sink import Sink
 
 
-def check_loggers(config: Mapping[str, Any]) -> None:
+def check_loggers(config: Mapping[str, Any], builder: Builder) -> None:
     """Raise ConfigError for an invalid option of a logger; nothing is built."""
-    builder = Builder(trusted=config["trusted_modules"])
     for name, node in _nodes(config).items():
-        builder.check(node, f"loggers.{name}")
+        builder.validate(node, f"loggers.{name}")
 
 
-def build_loggers(config: Mapping[str, Any]) -> dict[str, Sink]:
+def build_loggers(config: Mapping[str, Any], builder: Builder | None = None) -> dict[str, Sink]:
     """Return the sinks of a resolved config, by option name; they are not opened.
 
     Raises:
         ConfigError: an object is not a sink, has an invalid option, or needs a library that is not installed.
     """
-    builder = Builder(trusted=config["trusted_modules"])
+    builder = builder or Builder(trusted=config["trusted_modules"])
     sinks = {}
     for name, node in _nodes(config).items():
         sink = builder.build(node, f"loggers.{name}")
         if sink is not None and not isinstance(sink, Sink):
-            raise ConfigError(f"loggers.{name}._target_={node['_target_']} is no sink (llmrl.run.sinks.sink.Sink)")
+            raise ConfigError(f"loggers.{name}._target_={node['_target_']} is no sink (llmrl.run.sink.Sink)")
         if sink is not None:
             sinks[name] = sink
     return sinks
@@ -38,6 +37,6 @@ def _nodes(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     nodes: Mapping[str, Mapping[str, Any]] = config.get("loggers") or {}
     for name, node in nodes.items():
         if not isinstance(node, Mapping):
-            where = f"loggers.{name}"
-            raise ConfigError(f"{where}={node!r}: give the class of a sink, +{where}._target_=my_package.MySink")
+            path = f"loggers.{name}"
+            raise ConfigError(f"{path}={node!r} must name the class of a sink, +{path}._target_=my_package.MySink")
     return nodes

@@ -1,5 +1,4 @@
-"""What a config leaves to be worked out about who plays: the options of a mixed society's members, and the words that
-players who read need."""
+"""Completion of a config: options of a mixed society's members, and texts for agents that read."""
 
 from __future__ import annotations
 
@@ -8,13 +7,13 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.core import option_files
-from llmrl.core.arguments import checked, type_hints_of
+from llmrl.core.arguments import checked, signature_of
 from llmrl.core.errors import ConfigError
 
 Config = Mapping[str, Any]
 
-_OF_A_MEMBER = ("count", "slots", "agent", "llm", "name")
-"""Keys of a member beside the options of its agent."""
+_MEMBER_KEYS = ("count", "slots", "agent", "llm", "name")
+"""Keys of a member other than the options of its agent."""
 _MEMBER = "llmrl.agents.mixed.mixed_agent.Member"
 _MIXED = "llmrl.agents.mixed.mixed_agent.MixedAgent"
 _BEGINS = ("init_from", "init_from_seed")
@@ -40,14 +39,15 @@ def with_parts(agent: Config, change: Any) -> dict[str, Any]:
 
 
 def with_members(config: Config) -> dict[str, Any]:
-    """Return a resolved config with the full options of each member of `agent=mixed`. Applying this twice changes
-    nothing more.
+    """Return a resolved config with the full options of each member of `agent=mixed`.
 
-    A member is {count: 5, agent: ppo}, with options of that agent beside these, and `llm`, an option of llm=, for one
-    that asks a language model. The run that a member's weights come from (`init_from`) becomes that of the society.
+    A second application changes nothing.
+
+    A member is {count: 5, agent: ppo}, with further options of that agent, and `llm`, an option of llm=, if it uses a
+    language model. The run of a member's initial weights (`init_from`) becomes that of the society.
 
     Raises:
-        ConfigError: a member is no such mapping, an unknown option, or several runs that weights come from.
+        ConfigError: a member is no such mapping, an option is unknown, or members have different `init_from`.
     """
     agent = config.get("agent") or {}
     if agent.get("_target_") != _MIXED:
@@ -55,42 +55,48 @@ def with_members(config: Config) -> dict[str, Any]:
     members = agent.get("members")
     if not isinstance(members, list | tuple) or not members:
         raise ConfigError(
-            "agent.members is a list of who plays, e.g. agent.members='[{count: 5, agent: ppo}, {count: 2, agent: "
-            f"llm_player}}]'; got {members!r}"
+            "agent.members must be a list of kinds of agents, e.g. agent.members='[{count: 5, agent: ppo}, {count: 2, "
+            f"agent: llm_player}}]'; got {members!r}"
         )
-    made: dict[str, Any] = dict(agent)
-    whole = [_member(i, member, made) for i, member in enumerate(members)]
-    return {**config, "agent": {**made, "members": whole}}
+    agent_options: dict[str, Any] = dict(agent)
+    full_members = [_member(i, member, agent_options) for i, member in enumerate(members)]
+    return {**config, "agent": {**agent_options, "members": full_members}}
 
 
 def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
-    """Return a member with the full options of its agent; a run to begin from is moved to `society`."""
-    where = f"agent.members[{index}]"
-    known = option_files.names("agent")
+    """Return a member with the full options of its agent; the run of its initial weights is moved to `society`."""
+    path = f"agent.members[{index}]"
+    agent_names = option_files.names("agent")
     if not isinstance(member, Mapping):
-        raise ConfigError(f"{where}={member!r}: a mapping is needed, e.g. {{count: 2, agent: llm_player}}")
+        raise ConfigError(f"{path}={member!r} must be a mapping, e.g. {{count: 2, agent: llm_player}}")
     if member.get("_target_") == _MEMBER:
         return dict(member)
-    chosen = member.get("agent")
-    if chosen not in known or chosen == "mixed":
-        works = ", ".join(name for name in known if name != "mixed")
-        raise ConfigError(f"{where}.agent={chosen}: choose one of {works}")
-    node = option_files.option("agent", chosen)
-    option_files.merge(node, {key: value for key, value in member.items() if key not in _OF_A_MEMBER})
+    agent_name = member.get("agent")
+    if agent_name not in agent_names or agent_name == "mixed":
+        works = ", ".join(name for name in agent_names if name != "mixed")
+        raise ConfigError(f"{path}.agent={agent_name} must be one of {works}")
+    node = option_files.option("agent", agent_name)
+    option_files.merge(node, {key: value for key, value in member.items() if key not in _MEMBER_KEYS})
     if member.get("llm") is not None:
         if "players" not in node:
-            raise ConfigError(f"{where}.llm={member['llm']}: agent={chosen} asks no language model that chats")
+            raise ConfigError(
+                f"{path}.llm={member['llm']}: agent={agent_name} uses no chat model; remove this key, or choose an "
+                "agent such as llm_player"
+            )
         count = member.get("count") or len(member.get("slots") or ())
         node["players"] = {str(member["llm"]): count}
     begins = node.get("init_from") is not None
     if begins:
         if society.get("init_from") not in (None, node["init_from"]):
-            raise ConfigError(f"{where}.init_from={node['init_from']}: all members begin with the same run's weights")
+            raise ConfigError(
+                f"{path}.init_from={node['init_from']} must be {society['init_from']}, because all members take "
+                "initial weights from the same run"
+            )
         society |= {key: node[key] for key in _BEGINS if key in node}
         node["init_from"] = None
     return {
         "_target_": _MEMBER,
-        "name": str(member.get("name") or chosen),
+        "name": str(member.get("name") or agent_name),
         "count": member.get("count"),
         "slots": member.get("slots"),
         "begins": begins,
@@ -99,8 +105,11 @@ def _member(index: int, member: Any, society: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_texts(config: Config) -> dict[str, Any]:
-    """Return a resolved config whose environment tells players in words what they see, if one of them reads and the
-    environment offers a choice of what is observed (`env.observe`). Applying this twice changes nothing more."""
+    """Return a resolved config whose environment provides texts if an agent reads them.
+
+    It does so if the environment offers a choice of what is observed (`env.observe`). Applying this twice changes
+    nothing more.
+    """
     env = config.get("env") or {}
     if "observe" not in env or not reads(config) or _TEXT in (env["observe"] or ()) or not _tells(config):
         return dict(config)
@@ -108,10 +117,9 @@ def with_texts(config: Config) -> dict[str, Any]:
 
 
 def _tells(config: Config) -> bool:
-    """Return whether `text` is among what players of the config's environment can observe; if not, its agent says so
-    better than the environment would."""
+    """Return whether `text` is among the channels that players of the config's environment can observe."""
     env = config["env"]
-    hint = type_hints_of(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).get("observe")
+    hint = signature_of(Builder(trusted=config["trusted_modules"]).locate(env["_target_"], "env")).hints.get("observe")
     try:
         checked([_TEXT], hint, "env.observe")
     except ConfigError:

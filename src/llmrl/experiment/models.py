@@ -1,9 +1,10 @@
-"""The language model of an experiment: which parts use one, of which kind, and the client around it."""
+"""The language model of an experiment: the parts that use one, the kind they need, and its client."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,26 +17,15 @@ from llmrl.core.model_protocols import Scorer
 from llmrl.core.option_files import options
 from llmrl.core.records import CHOSEN
 from llmrl.core.seeding import Seeds
+from llmrl.core.services import ModelServices
 from llmrl.experiment.members import parts_of, with_parts
-from llmrl.experiment.resources import Model, RunResources
+from llmrl.experiment.resources import POLICIES, Model, RunResources, model_nodes, model_options
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 
 Config = Mapping[str, Any]
 
-POLICIES = (
-    "cache",
-    "cache_dir",
-    "cache_across_seeds",
-    "failures",
-    "retry",
-    "limits",
-    "budget",
-    "max_invalid",
-    "others",
-)
-"""Keys of the config's `llm` that say how a model is called; the other keys say which model it is."""
 ASKING = ("principal", "agent", "teacher")
 """Config groups whose parts may use a model."""
 
@@ -49,21 +39,21 @@ def build_llm(
         config: resolved config in plain containers.
         folder: run folder; None: calls are not logged.
         check: whether to check now that the model can answer.
-        stopping: function that returns whether the run is to stop, so that it does not wait for an outage to end.
+        stopping: function that returns whether the run should stop, so that it does not wait for the end of an outage.
 
     Raises:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen.
         LLMError: the model cannot answer (missing key, server down).
     """
-    means = RunResources(config, model_asked)
-    if folder is not None and isinstance(means.model, ChatClient):
-        means.model.join_run(folder, stopping)
-    if check and means.model is not None:
-        means.model.check()
-    return means.model
+    resources = RunResources(config, build_used_model)
+    if folder is not None and isinstance(resources.model, ChatClient):
+        resources.model.join_run(folder, stopping)
+    if check and resources.model is not None:
+        resources.model.check()
+    return resources.model
 
 
-def model_asked(resources: RunResources) -> Model:
+def build_used_model(resources: RunResources) -> Model:
     """Build the language model that the parts of a config use, without checking it; return None if no part uses one.
 
     A part with a parameter `llm` uses a chat model; one with a parameter `scorer` uses a model that scores texts.
@@ -71,14 +61,13 @@ def model_asked(resources: RunResources) -> Model:
     Raises:
         ConfigError: a part needs a model, and none or one of the wrong kind was chosen; or parts need both kinds.
     """
-    config = resources.config
-    builder = Builder(trusted=config["trusted_modules"])
+    config, builder = resources.config, resources.builder
     users = {kind: _users(config, kind, builder) for kind in ("llm", "scorer")}
     if users["llm"] and users["scorer"]:
         raise Incompatible(
             Misfit.MODEL,
-            f"{users['llm'][0]} asks for a chat model and {users['scorer'][0]} for one that scores texts, and llm= "
-            "chooses one model; change one of the two parts",
+            f"{users['llm'][0]} needs a chat model and {users['scorer'][0]} one that scores texts, but llm= chooses a "
+            "single model; change one of the two parts",
         )
     kind = "llm" if users["llm"] else "scorer"
     if not users[kind]:
@@ -87,11 +76,11 @@ def model_asked(resources: RunResources) -> Model:
     return build_model(resources)
 
 
-def asking(config: Config, groups: Sequence[str] = ASKING) -> list[str]:
+def asking(config: Config, groups: Sequence[str] = ASKING, builder: Builder | None = None) -> list[str]:
     """Return the `groups` whose chosen part uses the model of `llm=`."""
-    builder = Builder(trusted=config["trusted_modules"])
-    found = {group for kind in ("llm", "scorer") for group in _users(config, kind, builder)}
-    return [group for group in groups if group in found]
+    builder = builder or Builder(trusted=config["trusted_modules"])
+    users = {group for kind in ("llm", "scorer") for group in _users(config, kind, builder)}
+    return [group for group in groups if group in users]
 
 
 def build_model(resources: RunResources, llm: Config | None = None) -> Model:
@@ -102,47 +91,53 @@ def build_model(resources: RunResources, llm: Config | None = None) -> Model:
             user has not approved.
     """
     config = resources.config
-    trusted, chosen = config["trusted_modules"], config["llm"] if llm is None else llm
-    with_approvals({"llm": chosen, "trusted_modules": trusted})
-    node = _model(chosen)
-    injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child("llm")}
-    if Builder(trusted=trusted).needs(node, "device", "llm"):
-        injected["device"] = resources.device
+    builder, llm_config = resources.builder, config["llm"] if llm is None else llm
+    with_approvals({"llm": llm_config, "trusted_modules": config["trusted_modules"]})
+    node, connect = resources.model_nodes if llm is None else model_nodes(llm)
+    services = _services(resources, node, "llm")
     if node.get("make") is not None:
         from llmrl.experiment.small_models import SmallModels
 
-        injected["workshop"] = SmallModels(config)
-    model: Provider | Model = Builder(injected, trusted).build(node, "llm")
+        services = replace(services, workshop=SmallModels(config))
+    model: Provider | Model = builder.with_services(services).build(node, "llm")
     if isinstance(model, Provider):
-        # A model that is trained has no `max_invalid`: invalid replies are expected until it has learned.
-        policies = {name: value for name, value in chosen.items() if name in POLICIES and name != "others"}
-        connect = {"_target_": "llmrl.llms.client.connect", **policies}
-        own = {"provider": model, "seed": config["seed"], "others": _others(resources, chosen, model)}
-        model = Builder(own, trusted).build(connect, "llm")
+        client_services = {
+            "provider": model,
+            "seed": config["seed"],
+            "others": _player_models(resources, llm_config, model),
+        }
+        model = builder.with_services(client_services).build(connect, "llm")
     assert model is None or isinstance(model, ChatClient | Scorer)
     return model
 
 
-def _others(resources: RunResources, chosen: Config, model: Provider) -> dict[str, tuple[Provider, RateLimit]]:
+def _services(resources: RunResources, node: Config, path: str, seed_path: str = "llm") -> ModelServices:
+    """Return the services of the model `node`; only models that compute here get a device."""
+    config = resources.config
+    needs_device = resources.builder.needs(node, "device", path)
+    return ModelServices(Seeds(config["seed"]).child(seed_path), resources.device if needs_device else None)
+
+
+def _player_models(
+    resources: RunResources, llm_config: Config, model: Provider
+) -> dict[str, tuple[Provider, RateLimit]]:
     """Build the further models of players, by name, each with its rate limit."""
-    config = with_others({**resources.config, "llm": chosen})
-    trusted = config["trusted_modules"]
-    found = {}
-    for name, node in (config["llm"].get("others") or {}).items():
-        key = f"llm.others.{name}"
-        own = _model(node)
-        injected: dict[str, Any] = {"seeds": Seeds(config["seed"]).child(f"llm/{name}")}
-        if Builder(trusted=trusted).needs(own, "device", key):
-            injected["device"] = resources.device
-        make = functools.partial(Builder(injected, trusted).build, own, key)
-        limits = {**chosen["limits"], **(node.get("limits") or {})}
-        found[name] = (model.beside(name, make), Builder(trusted=trusted).build(limits, f"{key}.limits"))
-    return found
+    config = with_player_models({**resources.config, "llm": llm_config})
+    models = {}
+    for name, node in (config["llm"].get("variants") or {}).items():
+        key = f"llm.variants.{name}"
+        provider_options = model_options(node)
+        services = _services(resources, provider_options, key, f"llm/{name}")
+        make = functools.partial(resources.builder.with_services(services).build, provider_options, key)
+        limits = {**llm_config["limits"], **(node.get("limits") or {})}
+        models[name] = (model.beside(name, make), resources.builder.build(limits, f"{key}.limits"))
+    return models
 
 
-def with_others(config: Config) -> dict[str, Any]:
-    """Return a resolved config with the full options of all models in `agent.players`, changed by what is set under
-    `llm.others`. Applying this twice changes nothing more.
+def with_player_models(config: Config) -> dict[str, Any]:
+    """Return a resolved config with the full options of all models in `agent.players`.
+
+    Settings of `llm.variants` change them. Applying this twice changes nothing more.
 
     If no player is the chosen model and only players use one, the first option equal to it is renamed to `llm`.
 
@@ -153,62 +148,59 @@ def with_others(config: Config) -> dict[str, Any]:
     llm, agent = config.get("llm"), config.get("agent") or {}
     if not isinstance(llm, Mapping):
         return dict(config)
-    given = checked(llm.get("others"), dict[str, dict[str, Any]] | None, "llm.others") or {}
+    player_options = checked(llm.get("variants"), dict[str, dict[str, Any]] | None, "llm.variants") or {}
     readers = [part for part in parts_of(agent) if "players" in part]
-    if not any(part["players"] for part in readers) and not given:
+    if not any(part["players"] for part in readers) and not player_options:
         return dict(config)
-    named = [str(name) for name in dict.fromkeys(name for part in readers for name in part["players"] or [CHOSEN])]
-    if unused := [name for name in given if name not in named]:
+    model_names = [
+        str(name) for name in dict.fromkeys(name for part in readers for name in part["players"] or [CHOSEN])
+    ]
+    if unused := [name for name in player_options if name not in model_names]:
         raise ConfigError(
-            f"llm.others.{unused[0]} is the model of no player: agent.players names {', '.join(named)} alone"
+            f"llm.variants.{unused[0]} is the model of no player; use one of agent.players: {', '.join(model_names)}"
         )
     builder = Builder(trusted=config["trusted_modules"])
-    others = {name: _option(name, given.get(name) or {}, builder) for name in named if name != CHOSEN}
-    if CHOSEN not in named and _users(config, "llm", builder) == ["agent"]:
-        same = next((name for name in named if _model(others[name]) == _model(llm)), None)
-        if same is None:
+    nodes = {name: _option(name, player_options.get(name) or {}, builder) for name in model_names if name != CHOSEN}
+    if CHOSEN not in model_names and _users(config, "llm", builder) == ["agent"]:
+        duplicate = next((name for name in model_names if model_options(nodes[name]) == model_options(llm)), None)
+        if duplicate is None:
             raise ConfigError(
-                f"agent.players names {', '.join(named)}, and so nobody asks the model that llm= chooses: set "
-                f"llm={named[0]}, or write {CHOSEN} for one of them"
+                f"agent.players names {', '.join(model_names)}, so no part uses the model that llm= chooses; set "
+                f"llm={model_names[0]}, or replace one of them by {CHOSEN}"
             )
-        del others[same]
-        agent = with_parts(agent, functools.partial(_renamed, name=same))
-    return {**config, "agent": agent, "llm": {**llm, "others": others}}
+        del nodes[duplicate]
+        agent = with_parts(agent, functools.partial(_renamed, name=duplicate))
+    return {**config, "agent": agent, "llm": {**llm, "variants": nodes}}
 
 
 def _renamed(part: Config, name: str) -> Config:
-    """Return the options of an agent whose players `name` are called the chosen model."""
+    """Return the options of an agent in which the players `name` are the chosen model."""
     players = part.get("players")
     if not players:
         return part
     if isinstance(players, Mapping):
-        return {**part, "players": {CHOSEN if each == name else each: n for each, n in players.items()}}
-    return {**part, "players": [CHOSEN if each == name else each for each in players]}
+        return {**part, "players": {CHOSEN if player == name else player: n for player, n in players.items()}}
+    return {**part, "players": [CHOSEN if player == name else player for player in players]}
 
 
-def _model(node: Config) -> dict[str, Any]:
-    """Return the keys of an option of llm= that say which model it is."""
-    return {what: value for what, value in node.items() if what not in POLICIES}
-
-
-def _option(name: str, given: Config, builder: Builder) -> dict[str, Any]:
-    """Return the option `name` of llm=, merged with `given`, without the policies that all models of a run share."""
-    where, known = f"llm.others.{name}", option_files.names("llm")
-    if name not in known and "_target_" not in given:
+def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
+    """Return the option `name` of llm=, merged with `changes`, without the policies that all models of a run share."""
+    place, names = f"llm.variants.{name}", option_files.names("llm")
+    if name not in names and "_target_" not in changes:
         raise ConfigError(
-            f"agent.players: there is no llm={name}; there are {CHOSEN} (the chosen one), {', '.join(known)}, and "
-            f"what {where} describes, whole"
+            f"agent.players: there is no llm={name}; use {CHOSEN} (the chosen model) or one of {', '.join(names)}, or "
+            f"define all options of that model in {place}"
         )
-    if common := [what for what in given if what in POLICIES and what != "limits"]:
-        raise ConfigError(f"{where}.{common[0]}: all models of a run have one; set llm.{common[0]}")
-    files = [option_files.content(path) for path, _ in option_files.chain("llm", name)] if name in known else []
-    settled = {what: value for content in (*files, given) for what, value in content.items()}
-    if missing := [what for what, value in settled.items() if value == "???"]:
-        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{where}.{missing[0]}=...")
-    node = option_files.option("llm", name) if name in known else {}
-    option_files.merge(node, given)
+    if common := [key for key in changes if key in POLICIES and key != "limits"]:
+        raise ConfigError(f"{place}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
+    files = [option_files.content(path) for path, _ in option_files.chain("llm", name)] if name in names else []
+    full_options = {key: value for content in (*files, changes) for key, value in content.items()}
+    if missing := [key for key, value in full_options.items() if value == "???"]:
+        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
+    node = option_files.option("llm", name) if name in names else {}
+    option_files.merge(node, changes)
     _check_kind(node, "llm", f"player ({name})", builder)
-    return {what: value for what, value in node.items() if what == "limits" or what not in POLICIES}
+    return {key: value for key, value in node.items() if key == "limits" or key not in POLICIES}
 
 
 def _users(config: Config, kind: str, builder: Builder) -> list[str]:
@@ -228,12 +220,12 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
     if fits(node, builder):
         return
     works = ", ".join(name for name, option in options("llm").items() if fits(option, Builder()))
-    chosen = node.get("_target_")
-    if chosen is None:
+    target_path = node.get("_target_")
+    if target_path is None:
         raise Incompatible(Misfit.ABSENT, f"the chosen {user} needs a language model; choose one of llm={works}")
-    wanted = "chats" if kind == "llm" else "scores texts with weights of its own"
-    why = "only scores texts" if kind == "llm" else "gives replies and no log-probabilities"
+    requirement = "chats" if kind == "llm" else "scores texts with weights of its own"
+    limitation = "only scores texts" if kind == "llm" else "gives replies and no log-probabilities"
     raise Incompatible(
         Misfit.MODEL,
-        f"the chosen {user} needs a language model that {wanted}, and {chosen} {why}; use llm={works}",
+        f"the chosen {user} needs a language model that {requirement}, and {target_path} {limitation}; use llm={works}",
     )

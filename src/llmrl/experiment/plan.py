@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import Bandit, EstimatesCalls, Proposer
+from llmrl.core.protocols import Bandit, EstimatesCalls
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.models import asking
-from llmrl.experiment.parts import Parts, loop_kind, proposals_of
+from llmrl.experiment.parts import Parts, proposals_of
 from llmrl.llms.client import ChatClient
 from llmrl.llms.provider import Provider
 from llmrl.llms.scripted import ScriptedChat
@@ -25,7 +25,10 @@ from llmrl.run.progress_bar import duration
 
 
 def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
-    """Return the plan as rows (what, value): parts, shapes, parameter counts, environment steps and LLM calls."""
+    """Return the plan as pairs (subject, description).
+
+    It lists parts, shapes, parameter counts, environment steps and LLM calls.
+    """
     spec = parts.env.spec
     rows = [
         (
@@ -33,7 +36,7 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
             f"{spec.name}: {spec.n_envs} games x {spec.n_agents} agents, {_actions(spec)}, "
             f"horizon {spec.horizon or 'set by the engine'}",
         ),
-        *((f"  {what}", value) for what, value in spec.about),
+        *((f"  {label}", value) for label, value in spec.about),
         *(
             (f"  {name}", f"[{spec.n_envs}, {spec.n_agents}{''.join(f', {n}' for n in c.shape)}] {c.dtype}")
             for name, c in spec.observation.items()
@@ -42,18 +45,19 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     if spec.mechanism is not None:
         rows.append(("mechanism", spec.mechanism.name))
         rows += [(f"  {p.name}", f"[{p.low:g}, {p.high:g}] {p.unit}") for p in spec.mechanism.parameters]
+    rows += _regime(config, parts, loop)
     agent = parts.agents[0].describe()
     rows.append(("agent", ", ".join(f"{k}: {v:,}" if isinstance(v, int) else f"{k}: {v}" for k, v in agent.items())))
-    begun = run_references.needed(config)
-    rows += [(run.what, run.told) for run in begun]
+    initial_runs = run_references.prerequisite_runs(config)
+    rows += [(run.what, run.plan_text) for run in initial_runs]
     rows += _principal(config, parts)
     rows += _teacher(parts, loop)
     rows += _llm(parts)
     rows.append(("loop", type(loop).__name__))
     rows += loop.plan()
-    behind = reference_line_runs.needed(config, parts, loop)
-    rows += reference_line_runs.plan_rows(config, parts, loop, behind)
-    first = [run for run in (*begun, *behind) if not run.finished]
+    reference_runs = reference_line_runs.prerequisite_runs(config, parts, loop)
+    rows += reference_line_runs.plan_rows(config, parts, loop, reference_runs)
+    first = [run for run in (*initial_runs, *reference_runs) if not run.finished]
     if isinstance(loop, DesignLoop):
         total = loop.env_steps + sum(run.env_steps for run in first)
         if first:
@@ -68,6 +72,22 @@ def plan(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str,
     return rows
 
 
+def _regime(config: Mapping[str, Any], parts: Parts, loop: Loop) -> list[tuple[str, str]]:
+    """Return a row on the regime: how the agents were pre-trained, and for how long they learn in this run."""
+    name = config.get("regime_name")
+    if name is None:
+        return []
+    agents = "untrained agents" if config["agent"].get("init_from") is None else "pre-trained agents"
+    if not parts.agents[0].learns:
+        agents, length = "agents that do not learn", ""
+    elif isinstance(loop, DesignLoop):
+        rounds = loop.schedule.adapt_rounds
+        length = f", {rounds:,} adaptation round{'s' * (rounds != 1)}"
+    else:
+        length = f", {config['learn']['env_steps']:,} environment steps" if isinstance(loop, LearnLoop) else ""
+    return [("regime", f"{name} ({agents}{length})")]
+
+
 def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: int = 0) -> list[tuple[str, str]]:
     """Return the time of a run, and of the runs it needs, on this machine.
 
@@ -77,7 +97,7 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
         loop: its loop.
         env_steps: environment steps of a design run and of the runs it needs.
     """
-    groups = asking(config, ("agent", "teacher")) if isinstance(parts.llm, ChatClient) else []
+    groups = asking(config, ("agent", "teacher"), parts.resources.builder) if isinstance(parts.llm, ChatClient) else []
     if "agent" in groups or (groups and not _is_scripted(parts.llm)):
         return [("time", "unknown: agents wait for replies of a language model, and none is requested here")]
     seeds = Seeds(config["seed"]).child("rehearsal")
@@ -90,14 +110,18 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
     longest = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
-    asks = isinstance(parts.llm, ChatClient) and bool(asking(config)) and not _is_scripted(parts.llm)
+    asks = (
+        isinstance(parts.llm, ChatClient)
+        and bool(asking(config, builder=parts.resources.builder))
+        and not _is_scripted(parts.llm)
+    )
     waits = ", and the language model's replies" if asks else ""
     return [("time", f"about {duration(seconds)} on this machine{longest}{waits}")]
 
 
 def _is_scripted(model: object) -> bool:
     return isinstance(model, ChatClient) and all(
-        isinstance(each.provider, ScriptedChat) for each in model.endpoints.values()
+        isinstance(endpoint.provider, ScriptedChat) for endpoint in model.endpoints.values()
     )
 
 
@@ -109,43 +133,51 @@ def _actions(spec: EnvSpec) -> str:
 
 def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     """Return rows on the calls, tokens and costs of a run with an empty cache: expected, and at most."""
-    more = estimate.most_calls - estimate.calls
+    n_repairs = estimate.most_calls - estimate.calls
     rows = [
-        ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.most_calls:,} with repairs" if more else "")),
+        ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.most_calls:,} with repairs" if n_repairs else "")),
         ("  prompt tokens", f"about {estimate.prompt_tokens:,}"),
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
-    asked = [client.endpoints[name].provider for name in estimate.shares]
-    if any(each.price_share < 1 for each in asked):
+    providers = [client.endpoints[name].provider for name in estimate.shares]
+    if any(provider.price_share < 1 for provider in providers):
         rows.append(("  batches", "half the price; the replies of a step may take up to 24 hours (llm.batch=true)"))
-    expected, most = costs(estimate, client)
+    expected, maximum = costs(estimate, client)
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     budget = client.budget.usd
-    if any(each.cached_input_price is not None for each in asked):
-        kept = "; at most: each is put there" if any(each.cache_write_price is not None for each in asked) else ""
-        rows.append(("  provider's cache", f"assumed: no prompt token comes out of it{kept}"))
-    if len(asked) > 1:
-        each_costs = zip(asked, estimate.shares.values(), strict=True)
-        rows += [(f"  {each.label}", _dollars(*_costs(estimate, share, each))) for each, share in each_costs]
-    cost = ("  cost", _dollars(expected, most))
+    if any(provider.cached_input_price is not None for provider in providers):
+        cache_note = (
+            "; at most: each is put there"
+            if any(provider.cache_write_price is not None for provider in providers)
+            else ""
+        )
+        rows.append(("  provider's cache", f"assumed: no prompt token comes out of it{cache_note}"))
+    if len(providers) > 1:
+        provider_shares = zip(providers, estimate.shares.values(), strict=True)
+        rows += [
+            (f"  {provider.label}", _dollars(*_costs(estimate, share, provider))) for provider, share in provider_shares
+        ]
+    cost = ("  cost", _dollars(expected, maximum))
     return [*rows, cost, *([] if budget is None else [("  budget", f"${budget:,.4g}")])]
 
 
-def _dollars(expected: float | None, most: float | None) -> str:
-    return f"about ${expected:,.4g}" + ("" if most is None else f", at most ${most:,.4g}")
+def _dollars(expected: float | None, maximum: float | None) -> str:
+    return f"about ${expected:,.4g}" + ("" if maximum is None else f", at most ${maximum:,.4g}")
 
 
 def costs(estimate: CallEstimate, client: ChatClient) -> tuple[float | None, float | None]:
     """Return the expected and highest cost of calls, US dollars; None if prices or the longest reply are unknown."""
-    each = [_costs(estimate, share, client.endpoints[name].provider) for name, share in estimate.shares.items()]
-    return _sum([expected for expected, _ in each]), _sum([most for _, most in each])
+    provider_costs = [
+        _costs(estimate, share, client.endpoints[name].provider) for name, share in estimate.shares.items()
+    ]
+    return _sum([expected for expected, _ in provider_costs]), _sum([maximum for _, maximum in provider_costs])
 
 
 def _sum(costs: Sequence[float | None]) -> float | None:
     """Return the sum; None if a cost is unknown."""
-    known = [cost for cost in costs if cost is not None]
-    return sum(known) if len(known) == len(costs) else None
+    available = [cost for cost in costs if cost is not None]
+    return sum(available) if len(available) == len(costs) else None
 
 
 def _costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[float | None, float | None]:
@@ -156,9 +188,11 @@ def _costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[fl
     if expected is None or longest is None:
         return expected, None
     # Worst case: every reply has full length and is repaired; each repair quotes the prompt and the reply again.
-    more, most = estimate.most_calls - estimate.calls, estimate.most_calls
-    shown = (estimate.prompt_tokens + estimate.quoted * longest) * most // max(estimate.calls, 1) + more * longest
-    return expected, provider.cost(round(share * shown), round(share * most * longest)) or 0.0
+    n_repairs, max_calls = estimate.most_calls - estimate.calls, estimate.most_calls
+    max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * longest) * max_calls // max(
+        estimate.calls, 1
+    ) + n_repairs * longest
+    return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * longest)) or 0.0
 
 
 def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -166,17 +200,18 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     teacher = parts.teacher
     if teacher is None:
         return [("teacher", "none")]
-    tell, taught = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
-    words = type(teacher).__name__ if tell is None else ", ".join(f"{what}: {x}" for what, x in tell().items())
-    if taught is None or not parts.agents[0].learns:
+    tell, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
+    words = type(teacher).__name__ if tell is None else ", ".join(f"{key}: {x}" for key, x in tell().items())
+    if count_lessons is None or not parts.agents[0].learns:
         return [("teacher", words)]
     if isinstance(loop, DesignLoop):
         # The schedule restarts when agents are reset.
-        updates = loop.adapt_rounds * (1 if loop.reset_agents else loop.steps)
-        each = " of each principal step" if loop.reset_agents else ""
+        settings, rounds = loop.settings, loop.schedule.adapt_rounds
+        updates = rounds * (1 if settings.reset_agents else settings.steps)
+        suffix = " of each principal step" if settings.reset_agents else ""
     else:
-        updates, each = getattr(loop, "updates", 0), ""
-    return [("teacher", words), ("  teaches in", f"{taught(updates):,} of the {updates:,} updates{each}")]
+        updates, suffix = getattr(loop, "updates", 0), ""
+    return [("teacher", words), ("  teaches in", f"{count_lessons(updates):,} of the {updates:,} updates{suffix}")]
 
 
 def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]:
@@ -184,13 +219,13 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
     principal = parts.principal
     if principal is None:
         return [("principal", "none")]
-    words, kind = type(principal).__name__, loop_kind(config)
+    words, kind = type(principal).__name__, parts.kind
     if isinstance(principal, Bandit) and kind in ("design", "search"):
         mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
         words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         words += " in a context" if principal.space.n_rows > 1 else ""
-    warnings = [each for each in (shortage(config, principal), coverage(config, principal)) if each is not None]
-    return [("principal", words), *(("  but", each) for each in warnings)]
+    warnings = [warning for warning in (shortage(config, parts), coverage(config, parts)) if warning is not None]
+    return [("principal", words), *(("  but", warning) for warning in warnings)]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:
@@ -204,33 +239,37 @@ def _llm(parts: Parts) -> list[tuple[str, str]]:
     return [("llm", parts.llm.label)]
 
 
-def shortage(config: Mapping[str, Any], principal: Proposer | None) -> str | None:
-    """Return a warning, with remedies, for a run with fewer proposals than its principal has arms; None if there are
-    enough, or the principal has no arms."""
-    kind = loop_kind(config)
+def shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
+    """Return a warning, with remedies, for a run with fewer proposals than its principal has arms.
+
+    None if there are enough, or the principal has no arms.
+    """
+    kind, principal = parts.kind, parts.principal
     if not isinstance(principal, Bandit) or kind not in ("design", "search"):
         return None
-    made, arms, space = proposals_of(config, kind), principal.n_arms, principal.space
-    each = made // space.n_rows
-    if each >= arms:
+    n_proposals, arms, space = proposals_of(config, kind), principal.n_arms, principal.space
+    n_plays = n_proposals // space.n_rows
+    if n_plays >= arms:
         return None
-    fits = "points" in config["principal"] and fitting_arms(space, None, FINE, made).n_arms <= each
-    proposed = f"{each:,} proposal{'s' * (each != 1)}"
+    fits = "points" in config["principal"] and fitting_arms(space, None, FINE, n_proposals).n_arms <= n_plays
+    supply = f"{n_plays:,} proposal{'s' * (n_plays != 1)}"
     if space.n_rows > 1:
-        proposed = f"about {proposed} in each of {space.n_rows} contexts"
-    times, at_once = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
-    longer = f"{kind}.{times}={-(-PLAYS * arms * space.n_rows // at_once)}"
+        supply = f"about {supply} in each of {space.n_rows} contexts"
+    times, candidates = ("steps" if kind == "design" else "iterations"), config[kind]["candidates"]
+    longer = f"{kind}.{times}={-(-PLAYS * arms * space.n_rows // candidates)}"
     fewer = "principal.points=null (arms that fit the run) or " if fits else ""
     return (
-        f"{proposed}, {arms:,} arms: close to a random search, as {arms - each:,} arms or more are never played; set "
+        f"{supply}, {arms:,} arms: close to a random search, as {arms - n_plays:,} arms or more are never played; set "
         f"{fewer}{longer}, or choose a principal without arms (cem, cmaes, gp, llm)"
     )
 
 
-def coverage(config: Mapping[str, Any], principal: Proposer | None) -> str | None:
-    """Return a warning for a run in which the candidates of a step cover all arms of its principal; None if they do
-    not, or the principal has no arms."""
-    kind = loop_kind(config)
+def coverage(config: Mapping[str, Any], parts: Parts) -> str | None:
+    """Return a warning for a run in which the candidates of a step cover all arms of its principal.
+
+    None if they do not, or the principal has no arms.
+    """
+    kind, principal = parts.kind, parts.principal
     if not isinstance(principal, Bandit) or kind not in ("design", "search"):
         return None
     candidates, arms = config[kind]["candidates"], principal.n_arms

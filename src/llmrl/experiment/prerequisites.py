@@ -1,19 +1,22 @@
-"""Runs that a run needs before it can begin: ordinary ones, computed when they are first needed, and shared."""
+"""Runs that a run needs before it can start: ordinary runs, computed when they are first needed, and shared."""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunInUse
-from llmrl.experiment.stages import stage_of_run
-from llmrl.run.status import PrerequisiteRecord, RunStage
+from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
+from llmrl.core.threads import daemon_thread
+from llmrl.run.progress_bar import clock
+from llmrl.run.progress_rows import active_row
+from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -21,18 +24,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 2.0
+REPORT_S = 2.0
+"""Seconds between two updates of a stage in `status.json`."""
 
 
 @dataclass(frozen=True)
 class PrerequisiteRun:
-    """A run that another one needs.
+    """A run that another run needs.
 
     Attributes:
-        what: it is, in words: `pre-training`.
-        name: that a plan knows it by.
-        config: resolved, plain containers, with digests.
-        overrides: that its folder is named after.
-        env_steps: environment steps that it takes, summed over games.
+        what: purpose of the run, e.g. `pre-training`.
+        name: name of the run in plans.
+        config: resolved config as plain data, with digests.
+        overrides: overrides that its folder is named after.
+        env_steps: environment steps of the run, summed over games.
     """
 
     what: str
@@ -43,11 +48,11 @@ class PrerequisiteRun:
 
     @classmethod
     def existing(cls, what: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
-        """Make one of a run that has a folder.
+        """Create a prerequisite from a run that has a folder.
 
         Raises:
             ConfigError: its config names code that is not `trusted`.
-            RunFolderError: it has no config that can be read.
+            RunFolderError: it has no readable config.
         """
         from llmrl.config.trust_options import check_known
         from llmrl.run.artifacts import CONFIG_NAME, read_config
@@ -56,7 +61,7 @@ class PrerequisiteRun:
 
         config = read_config(folder, trusted)
         check_known(config, str(folder / CONFIG_NAME))
-        # Where the folder is now, which may be a copy; and what was begun is to be gone on with.
+        # The folder may be a copy in another place. An unfinished run is resumed.
         config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": seed_of(folder) or 0}
         config |= {"rerun": False, "resume": True}
         status = read_status(folder)
@@ -65,7 +70,7 @@ class PrerequisiteRun:
 
     @property
     def folder(self) -> Path:
-        """Where the run is, or would be."""
+        """The run folder, whether or not it exists."""
         from llmrl.run.config_hash import config_hash
         from llmrl.run.folder import find_folder
 
@@ -82,25 +87,25 @@ class PrerequisiteRun:
 
     @property
     def title(self) -> str:
-        """Kind of work and name."""
+        """Purpose and name."""
         return f"{self.what} ({self.name})"
 
     @property
-    def told_of(self) -> str:
-        """What an error calls it."""
+    def error_label(self) -> str:
+        """Description of the run for error messages."""
         return f"{self.what}, {self.name}, which this run needs ({self.folder}),"
 
     @property
-    def told(self) -> str:
-        """What a plan says of it."""
+    def plan_text(self) -> str:
+        """Description of the run for plans."""
         if self.finished:
             return f"{self.name}, finished: {self.folder}"
         steps = f"{self.env_steps:,} environment steps"
-        return f"{self.name}, to be computed first, {steps}, and then kept in {self.folder}"
+        return f"{self.name}, to be computed first, {steps}, and stored in {self.folder}"
 
 
 Compute = Callable[[Mapping[str, Any], Sequence[str]], object]
-"""Computes the run of a resolved config, with the overrides that its folder is named after."""
+"""Function that computes the run of a resolved config, with the overrides that its folder is named after."""
 
 
 def ensure(
@@ -111,85 +116,140 @@ def ensure(
     passed: int = 0,
     ahead: int = 1,
 ) -> int:
-    """Compute the runs that are not finished, one after the other, or wait for who does: another process, or another
-    run of this one. One that has ended without a result since a launcher took `run` on is not tried again.
+    """Compute the runs that are not finished, in order, or wait for another process or run that computes one.
+
+    A run that has ended without a result since a launcher accepted `run` is not tried again.
 
     Args:
-        needed: in their order.
-        run: that needs them.
-        compute: computes one.
-        away: around a span in which `run` waits.
+        needed: prerequisite runs, in order.
+        run: run that needs them.
+        compute: function that computes a run.
+        away: function that returns a context manager for the time in which `run` waits.
         passed: number of stages of `run` before these.
-        ahead: number of stages of `run` after these, the run itself included.
+        ahead: number of stages of `run` after these, including the run itself.
 
     Returns:
-        The number of stages that are over: `passed`, and one for each run that was not finished.
+        The number of finished stages: `passed`, and one for each run that was not finished.
 
     Raises:
-        Stopped: a signal asked to stop meanwhile.
-        PrerequisiteFailed: one of them ended without a result, with its reason.
+        Stopped: a signal has requested a stop.
+        PrerequisiteFailed: one of the runs ended without a result; the message gives the reason.
     """
-    missing = [each for each in needed if not each.finished]
-    run.status.prerequisites += [PrerequisiteRecord(each.what, each.name, str(each.folder)) for each in needed]
-    of = passed + len(missing) + ahead
-    for index, each in enumerate(missing, start=passed + 1):
-        stage = RunStage(each.what, each.name, index, of)
-        with stage_of_run(run, stage, each.folder, each.env_steps):
-            _ensure_one(each, run, compute, away)
+    missing = [prerequisite for prerequisite in needed if not prerequisite.finished]
+    run.status.prerequisites += [
+        PrerequisiteRecord(prerequisite.what, prerequisite.name, str(prerequisite.folder)) for prerequisite in needed
+    ]
+    n_stages = passed + len(missing) + ahead
+    for index, prerequisite in enumerate(missing, start=passed + 1):
+        stage = RunStage(prerequisite.what, prerequisite.name, index, n_stages)
+        with _track_stage(run, stage, prerequisite.folder, prerequisite.env_steps):
+            _ensure_run(prerequisite, run, compute, away)
     return passed + len(missing)
 
 
-def _ensure_one(
-    each: PrerequisiteRun, run: Run, compute: Compute, away: Callable[[], AbstractContextManager[None]]
+def _ensure_run(
+    prerequisite: PrerequisiteRun, run: Run, compute: Compute, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Compute one run, or wait for another process or run that does; arguments and errors are those of `ensure`."""
     from llmrl.run.ownership import in_use, wait_for_release
     from llmrl.run.signals import Stopped
 
-    since, launch = _taken_on(run)
+    start, launch = _submission_time_and_folder(run)
     waiting = False
-    while not each.finished:
-        if (reason := _ended(each, since, launch)) is not None:
-            raise PrerequisiteFailed(f"{each.told_of} {reason}")
+    while not prerequisite.finished:
+        if (reason := _failure(prerequisite, start, launch)) is not None:
+            raise PrerequisiteFailed(f"{prerequisite.error_label} {reason}")
         try:
-            compute(each.config, each.overrides)
+            compute(prerequisite.config, prerequisite.overrides)
         except RunInUse as error:
             if not waiting:
-                log.info("%s: another run computes it: %s", each.title, error)
-                since = min(since, time.time())
+                log.info("%s: another run computes it: %s", prerequisite.title, error)
+                start = min(start, time.time())
             waiting = True
-            with away():
-                # Away until it can go on, for others wait while a row that was away is back to look.
-                while run.stop.signal is None and in_use(each.folder):
+            with suspend():
+                # Suspended until the run is free, because other rows wait while this one is active.
+                while run.stop.signal is None and in_use(prerequisite.folder):
                     wait_for_release(_POLL_S)
         except NotAsked:
             raise
         except LlmrlError as error:
-            raise PrerequisiteFailed(f"{each.told_of} failed: {error}") from error
+            raise PrerequisiteFailed(f"{prerequisite.error_label} failed: {error}") from error
         if run.stop.signal is not None:
             raise Stopped(run.folder, run.stop.signal)
 
 
-def _taken_on(run: Run) -> tuple[float, str]:
-    """When a launcher took `run` on for this attempt, Unix time, and the folder of the launch; infinite and empty where
-    it was started by itself."""
+def _submission_time_and_folder(run: Run) -> tuple[float, str]:
+    """Return when a launcher accepted `run` for this attempt, Unix time, and the folder of the launch.
+
+    Infinity and an empty text if the run was started without a launcher.
+    """
     from llmrl.run.queued import read_queued
 
-    queued = read_queued(run.folder)
-    if queued is None or run.status.attempt != queued.attempt + 1:
+    queue_entry = read_queued(run.folder)
+    if queue_entry is None or run.status.attempt != queue_entry.attempt + 1:
         return math.inf, ""
-    return queued.submitted, queued.sweep
+    return queue_entry.submitted, queue_entry.sweep
 
 
-def _ended(needed: PrerequisiteRun, since: float, launch: str) -> str | None:
-    """How the run ended if it did so without a result, and after `since` or in the same launch; None if it did not."""
-    from llmrl.analysis.runs import UNFINISHED, read_run
+def _failure(prerequisite: PrerequisiteRun, start: float, launch: str) -> str | None:
+    """Return how the run ended without a result after `start` or in the same launch; None if it did not."""
+    from llmrl.results.run_records import UNFINISHED_STATES, read_run
     from llmrl.run.queued import read_queued
 
-    if not needed.folder.is_dir():
+    if not prerequisite.folder.is_dir():
         return None
-    record, queued = read_run(needed.folder), read_queued(needed.folder)
-    together = queued is not None and queued.sweep == launch
-    if record.state not in UNFINISHED or not (together or record.updated >= since):
+    record, queue_entry = read_run(prerequisite.folder), read_queued(prerequisite.folder)
+    launches_match = queue_entry is not None and queue_entry.sweep == launch
+    if record.state not in UNFINISHED_STATES or not (launches_match or record.updated >= start):
         return None
     return f"is {record.state}" + (f": {record.error}" if record.error else "")
+
+
+@contextmanager
+def _track_stage(run: Run, stage: RunStage, folder: Path, env_steps: int) -> Iterator[None]:
+    """Return a context in which a run that another run needs is computed, by this process or another one.
+
+    The stage's first and last moments are logged. Meanwhile the progress in `folder` is copied to the `status.json` of
+    `run`, and the stage's name is shown in the display of several runs.
+
+    Args:
+        run: run that waits.
+        stage: stage at its beginning.
+        folder: run folder of the needed run, which need not exist yet.
+        env_steps: environment steps of the needed run.
+    """
+    log.info("%s: started, %s environment steps", stage, f"{env_steps:,}")
+    began, row = time.monotonic(), active_row()
+    outer = "" if row is None else row.stage
+    if row is not None:
+        row.stage = stage.name
+    stop_event = threading.Event()
+    reporter = daemon_thread("llmrl-stage", _report, run, stage, folder, stop_event)
+    reporter.start()
+    try:
+        yield
+    finally:
+        stop_event.set()
+        reporter.join()
+        run.status.stage = None
+        if row is not None:
+            row.stage = outer
+    log.info("%s: finished after %s", stage, clock(time.monotonic() - began))
+
+
+def _report(run: Run, stage: RunStage, folder: Path, stop_event: threading.Event) -> None:
+    """Copy the progress in `folder` to the status of `run` until `stop_event` is set."""
+    last_stage: RunStage | None = None
+    while True:
+        fraction, eta_s, inner = read_progress(folder)
+        name = stage.name if inner is None else f"{stage.name}: {inner}"
+        current = replace(stage, name=name, fraction=fraction, eta_s=eta_s)
+        if current != last_stage:
+            run.status.stage = last_stage = current
+            try:
+                if run.processes.is_main:
+                    run.status.write(run.folder)
+            except RunFolderError as error:
+                log.debug("the stage of %s was not written: %s", run.folder, error)
+        if stop_event.wait(REPORT_S):
+            return

@@ -1,4 +1,4 @@
-"""The runs behind the reference lines of a design run: what they are called, computed from, and found.
+"""The runs that measure the reference lines of a design run: their names, configs and results.
 
 They follow from the run's config without what differs within a sweep (principal, language model, seed), so a sweep over
 these shares them. By default they take at most the environment steps of the run, so runs of different lengths may have
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.reference_lines import LINES
+from llmrl.config.builder import Builder
 from llmrl.core.errors import RunFolderError
 from llmrl.core.option_files import option
 from llmrl.core.plain_data import read_object
@@ -23,19 +23,20 @@ from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_references import with_digests, without_digests
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.reference_measurements import References, Situation
+from llmrl.results.reference_lines import LINES
 from llmrl.run.status import SUMMARY_NAME
 
 log = logging.getLogger(__name__)
 
 _SUFFIX = "_references"
-"""Of the folder that the runs are in, beside that of the runs that need them."""
+"""Suffix of the name of these runs; the rest is the name of the runs that need them."""
 
 _ASKING = ("agent", "teacher")
-"""Config groups whose language model would also be asked for reference measurements."""
+"""Config groups whose language model would also be called in reference measurements."""
 _REPETITIONS = 2
-"""Measurements of each vector, if they fit."""
+"""Measurements of each vector, if they are affordable."""
 _FEWEST_VECTORS = 3
-"""Vectors of a coarse scan, at least: no mechanism, the centre, and the maximum."""
+"""Minimum number of vectors of a coarse scan: no mechanism, the center, and the maximum."""
 
 Config = Mapping[str, Any]
 
@@ -48,7 +49,7 @@ class ReferencePlan:
         repetitions: measurements of each vector in each context; 0: nothing is measured.
         vectors: number of measured vectors of the coarse scan, the first of which is no mechanism.
         untrained: whether untrained agents are measured.
-        scan_size: number of vectors of the whole coarse scan.
+        scan_size: number of vectors of the complete coarse scan.
         omitted_env_steps: environment steps of the measurements that are omitted because of their cost, with the same
             number of repetitions, at least one.
     """
@@ -73,37 +74,39 @@ def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_siz
             untrained agents.
         scan_size: number of vectors of the coarse scan, >= 1.
     """
-    least = min(_FEWEST_VECTORS, scan_size)
+    min_vectors = min(_FEWEST_VECTORS, scan_size)
     repetitions, vectors, untrained = 0, 0, False
-    for n, fewest in ((_REPETITIONS, least), (1, least), (_REPETITIONS, 1), (1, 1)):
+    for n, fewest in ((_REPETITIONS, min_vectors), (1, min_vectors), (_REPETITIONS, 1), (1, 1)):
         if (fitting := (env_steps - n * untrained_steps) // (n * vector_steps)) >= fewest:
-            repetitions, vectors, untrained = n, min(fitting, scan_size) if fewest == least else 1, True
+            repetitions, vectors, untrained = n, min(fitting, scan_size) if fewest == min_vectors else 1, True
             break
     else:
         if vector_steps <= env_steps:
             repetitions, vectors = 1, 1
-    omitted = (scan_size - vectors) * vector_steps + (not untrained) * untrained_steps
-    return ReferencePlan(repetitions, vectors, untrained, scan_size, max(repetitions, 1) * omitted)
+    excess_steps = (scan_size - vectors) * vector_steps + (not untrained) * untrained_steps
+    return ReferencePlan(repetitions, vectors, untrained, scan_size, max(repetitions, 1) * excess_steps)
 
 
 def absence(config: Config, parts: Parts) -> str | None:
     """Return why the run of `config` has no reference lines; None if it has them, or is no design run."""
-    if loop_kind(config) != "design":
+    if parts.kind != "design":
         return None
     if config["design"]["references"] == 0:
         return "none (design.references=0)"
-    for group in asking(config, _ASKING):
-        return f"none: the {group} asks a language model, which would be asked for them, too"
+    for group in asking(config, _ASKING, parts.resources.builder):
+        return f"none: the {group} uses a language model, which they would call, too"
     if not parts.agents[0].learns:
-        return "none: these agents do not learn, so they adapt to no mechanism"
+        return "none: these agents do not learn, so they do not adapt to a mechanism"
     if "n_envs" not in config["env"]:
         return f"none: env={parts.env.spec.name} has no option n_envs, so the games of a proposal cannot be set"
     return None
 
 
-def expected_stages(config: Config) -> int:
+def expected_stages(config: Config, builder: Builder) -> int:
     """Return the largest number of reference runs of `config`, before its parts are built."""
-    if loop_kind(config) != "design" or config["design"]["references"] == 0 or any(asking(config, _ASKING)):
+    if loop_kind(config, builder) != "design" or config["design"]["references"] == 0:
+        return 0
+    if asking(config, _ASKING, builder):
         return 0
     return 2
 
@@ -118,17 +121,18 @@ def reference_plan(config: Config, parts: Parts, loop: DesignLoop) -> ReferenceP
     return affordable(loop.env_steps, vector, untrained, scan_size)
 
 
-def needed(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
-    """Return the runs behind the reference lines of the run of `config`: the coarse scan, which begins with no
-    mechanism, and untrained agents. There are none where `absence` gives a reason, where no measurement is affordable,
-    and for loops other than `DesignLoop`.
+def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
+    """Return the runs behind the reference lines of the run of `config`.
+
+    They are the coarse scan, which begins with no mechanism, and untrained agents. There are none where `absence` gives
+    a reason, where no measurement is affordable, and for loops other than `DesignLoop`.
 
     Args:
         config: resolved config of the run.
         parts, loop: parts and loop of the run.
 
     Raises:
-        ConfigError: a file that the config names is not there.
+        ConfigError: a file that the config names is missing.
     """
     if not isinstance(loop, DesignLoop) or absence(config, parts) is not None:
         return []
@@ -137,14 +141,14 @@ def needed(config: Config, parts: Parts, loop: object) -> list[PrerequisiteRun]:
         return []
     spec = parts.env.spec
     vectors = spec.proposals.coarse_scan.tolist()[: plan.vectors]
-    scan = _derived(config, vectors, plan.repetitions, parts)
+    scan = _measurement_config(config, vectors, plan.repetitions, parts)
     if plan.vectors == 1 < plan.scan_size:
         runs = [_run("no mechanism", "no_mechanism", "no mechanism", scan, spec.horizon)]
     else:
         first = "" if plan.vectors == plan.scan_size else f", the first {plan.vectors:,}"
         runs = [_run("coarse scan", "scan", f"coarse scan of {plan.scan_size:,} vectors{first}", scan, spec.horizon)]
     if plan.untrained:
-        untrained = _derived(config, vectors[:1], plan.repetitions, parts)
+        untrained = _measurement_config(config, vectors[:1], plan.repetitions, parts)
         untrained["design"]["adapt_rounds"] = 0
         if "init_from" in untrained["agent"]:
             untrained["agent"] = {**untrained["agent"], "init_from": None}
@@ -156,52 +160,62 @@ def log_absence(config: Config, parts: Parts, loop: object) -> None:
     """Log why reference lines are missing, or which of their measurements are omitted because of their cost."""
     if not isinstance(loop, DesignLoop):
         return
-    why = absence(config, parts)
-    if why is None:
-        why = _omission(reference_plan(config, parts, loop))
-    if why and config["design"]["references"] != 0:
-        log.info("reference lines: %s", why)
+    reason = absence(config, parts)
+    if reason is None:
+        reason = _omission(reference_plan(config, parts, loop))
+    if reason and config["design"]["references"] != 0:
+        log.info("reference lines: %s", reason)
 
 
-def known(behind: Sequence[PrerequisiteRun]) -> References | None:
-    """Return the reference lines that the runs `behind` them give; None while these are not finished, or are none.
+def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References | None:
+    """Return the reference lines that `reference_runs` have measured; None if there are none, or not all are finished.
 
     Raises:
         RunFolderError: the summary of one of them is gone or damaged.
     """
-    if not behind or not all(run.finished for run in behind):
+    if not reference_runs or not all(run.finished for run in reference_runs):
         return None
-    scan, *untrained = (_history(run.folder / SUMMARY_NAME) for run in behind)
+    scan, *untrained = (_history(run.folder / SUMMARY_NAME) for run in reference_runs)
     return References.of(scan, untrained[0] if untrained else [])
 
 
 def _history(path: Path) -> list[dict[str, Any]]:
-    """The proposals of a finished run."""
+    """Return the proposals of a finished run."""
     try:
         return [dict(entry) for entry in read_object(path)["history"]]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        again = "remove that run's folder, and it is computed again"
-        raise RunFolderError(f"{path}, of the reference lines, cannot be read ({error!r}); {again}") from error
+        remedy = "remove that run's folder, so that it is computed again"
+        raise RunFolderError(f"{path} (reference lines) cannot be read ({error!r}); {remedy}") from error
 
 
-def plan_rows(config: Config, parts: Parts, loop: object, behind: Sequence[PrerequisiteRun]) -> list[tuple[str, str]]:
-    """Return the rows of a plan about reference lines: what is measured, by which runs, and what is omitted."""
+def plan_rows(
+    config: Config, parts: Parts, loop: object, reference_runs: Sequence[PrerequisiteRun]
+) -> list[tuple[str, str]]:
+    """Return the part of a plan about reference lines: measurements, runs and omissions."""
     if not isinstance(loop, DesignLoop):
         return []
-    why = absence(config, parts)
-    if why is not None:
-        return [("reference lines", why)]
+    reason = absence(config, parts)
+    if reason is not None:
+        return [("reference lines", reason)]
     plan = reference_plan(config, parts, loop)
     omission = [("", text)] if (text := _omission(plan)) else []
     if not plan.repetitions:
         return [("reference lines", f"none; {text}")]
-    rows = [("reference lines", _measured(plan)), *(("", run.told) for run in behind), *omission]
-    found = known(behind)
-    return rows if found is None else [*rows, *(("", _shown(each)) for each in found.situations)]
+    rows = [
+        ("reference lines", _describe_measurements(plan)),
+        *(("", run.plan_text) for run in reference_runs),
+        *omission,
+    ]
+    references = measured_references(reference_runs)
+    return (
+        rows
+        if references is None
+        else [*rows, *(("", _situation_text(situation)) for situation in references.situations)]
+    )
 
 
-def _measured(plan: ReferencePlan) -> str:
-    """Describe what is measured."""
+def _describe_measurements(plan: ReferencePlan) -> str:
+    """Return a description of the measurements."""
     lines = ["no mechanism"] + ["untrained agents"] * plan.untrained
     if plan.vectors > 1:
         partial = (
@@ -213,7 +227,10 @@ def _measured(plan: ReferencePlan) -> str:
 
 
 def _omission(plan: ReferencePlan) -> str:
-    """Describe what is omitted because of its cost, and which option requests it; empty if nothing is."""
+    """Return a description of the measurements that are omitted because of their cost; empty if none is.
+
+    It names the option that requests them.
+    """
     if not plan.omitted_env_steps:
         return ""
     lines = ["no mechanism"] * (not plan.vectors) + ["untrained agents"] * (not plan.untrained)
@@ -225,11 +242,11 @@ def _omission(plan: ReferencePlan) -> str:
     )
 
 
-def _shown(own: Situation) -> str:
-    """A context's lines in short."""
-    where = "" if own.context is None else f"{own.context}: "
-    lines = zip(LINES.values(), (own.untrained, own.no_mechanism, own.best), strict=True)
-    return where + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
+def _situation_text(situation: Situation) -> str:
+    """Return the lines of a context as a short text."""
+    prefix = "" if situation.context is None else f"{situation.context}: "
+    lines = zip(LINES.values(), (situation.untrained, situation.no_mechanism, situation.best), strict=True)
+    return prefix + ", ".join(f"{name} {line.value:.3g}" for name, line in lines if line is not None)
 
 
 def _measurement_steps(config: Config, parts: Parts, adapts: bool) -> int:
@@ -244,47 +261,47 @@ def _contexts(parts: Parts) -> int:
     return max(len(parts.env.spec.contexts), 1)
 
 
-def _derived(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
+def _measurement_config(config: Config, vectors: list[list[float]], repetitions: int, parts: Parts) -> dict[str, Any]:
     """Return the config of a run that measures `vectors` in each context, one after the other, `repetitions` times.
 
-    Vectors of one step share their random numbers, those of different steps do not. So the vectors that fit into one
-    step are listed together, once for each context.
+    Vectors of one step share their random numbers, those of different steps do not. The vectors that fit into one step
+    are therefore listed together, once for each context.
     """
     design = config["design"]
     candidates = max(n for n in range(1, design["candidates"] + 1) if len(vectors) % n == 0)
     starts = range(0, len(vectors), candidates)
-    laid_out = [vector for i in starts for _ in range(_contexts(parts)) for vector in vectors[i : i + candidates]]
-    own = without_digests(config)
-    own.pop("llm", None)  # nobody asks a model, and nobody writes prompts
-    own.pop("prompts", None)
-    own |= {
+    proposals = [vector for i in starts for _ in range(_contexts(parts)) for vector in vectors[i : i + candidates]]
+    run_config = without_digests(config)
+    run_config.pop("llm", None)  # no part uses a model or writes prompts
+    run_config.pop("prompts", None)
+    run_config |= {
         "name": config["name"] + _SUFFIX,
         "seed": 0,
         "resume": True,
         "rerun": False,
-        "principal": {**option("principal", "listed"), "vectors": laid_out},
+        "principal": {**option("principal", "listed"), "vectors": proposals},
         "env": {**config["env"], "n_envs": candidates * games_of_a_society(config)},
     }
-    own["design"] = {
+    run_config["design"] = {
         **design,
-        "steps": repetitions * len(laid_out) // candidates,
+        "steps": repetitions * len(proposals) // candidates,
         "candidates": candidates,
         "replicates": 1,
-        "society_seeds": "own",
+        "society_seeds": "independent",
         "reset_agents": True,
         "contexts": "in_turn",
         "references": 0,
         "confirm_steps": 0,
         "evaluations": 0,
         "anytime": False,
-        "validate_at": None,
+        "validation_rounds": None,
     }
-    return own
+    return run_config
 
 
 def _run(stage: str, label: str, name: str, config: dict[str, Any], horizon: int | None) -> PrerequisiteRun:
     design, n_envs = config["design"], config["env"]["n_envs"]
     rounds = design["adapt_rounds"] - (-design["validate_episodes"] // (n_envs // design["candidates"]))
     steps = design["steps"] * rounds * (horizon or 0) * n_envs
-    what = f"reference lines: {stage}"
-    return PrerequisiteRun(what, name, with_digests(config), [f"reference={label}"], steps)
+    description = f"reference lines: {stage}"
+    return PrerequisiteRun(description, name, with_digests(config), [f"reference={label}"], steps)

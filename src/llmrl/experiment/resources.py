@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import SETTINGS, LoopKind, section
 from llmrl.config.trust_options import shell_keys
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import local_device
@@ -23,14 +24,27 @@ from llmrl.sweeps.machine import RUNS_BESIDE, Machine
 Config = Mapping[str, Any]
 Model = ChatClient | Scorer | None
 
+POLICIES = (
+    "cache",
+    "cache_dir",
+    "share_cache",
+    "failures",
+    "retry",
+    "limits",
+    "budget",
+    "max_invalid",
+    "variants",
+)
+"""Keys of the config's `llm` that determine how a model is called; the other keys determine the model."""
+
 
 class RunResources:
-    """Resources of the run of a config; each is made on first use, and then kept.
+    """Resources of the run of a config; each is made on first use and then reused.
 
     Args:
-        config: resolved config in plain containers.
-        make_model: function that makes the run's language model, unchecked, or returns None if no part uses one.
-        seat: place at an executor that several runs of this process share; None: the run answers its own requests.
+        config: resolved config as plain data.
+        make_model: function that builds the run's language model, unchecked, or returns None if no part uses one.
+        seat: seat at an executor that several runs of this process share; None: the run answers its own requests.
     """
 
     def __init__(
@@ -40,6 +54,25 @@ class RunResources:
         seat: ExecutorSeat | None = None,
     ) -> None:
         self.config, self._make_model, self.seat = config, make_model, seat
+        self._loop_nodes: dict[LoopKind, tuple[Config, Config]] = {}
+
+    @cached_property
+    def builder(self) -> Builder:
+        """Builder of the run's parts, which validates each node of the config once."""
+        return Builder(trusted=self.config["trusted_modules"])
+
+    @cached_property
+    def model_nodes(self) -> tuple[Config, Config]:
+        """The two nodes of `llm=` (`model_nodes`)."""
+        return model_nodes(self.config["llm"])
+
+    def loop_node(self, kind: LoopKind, config: Config) -> Config:
+        """Return the node to build the settings of a loop from; the same object for the same section."""
+        settings, node = self._loop_nodes.get(kind, (None, {}))
+        if settings is not config[section(kind)]:
+            node = {"_target_": SETTINGS[kind], **config[section(kind)]}
+            self._loop_nodes[kind] = config[section(kind)], node
+        return node
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -48,7 +81,7 @@ class RunResources:
         Raises:
             ConfigError: an option is invalid.
         """
-        hardware: Hardware = Builder(trusted=self.config["trusted_modules"]).build(self.config["hardware"], "hardware")
+        hardware: Hardware = self.builder.build(self.config["hardware"], "hardware")
         return hardware
 
     @cached_property
@@ -59,20 +92,23 @@ class RunResources:
             ConfigError: the device is a GPU, and torch sees none on this machine.
         """
         hardware = self.hardware
-        own = replace(hardware, cores=hardware.cores_for(game_processes(self.config)))
-        return local_device(own.apply(dry=bool(self.config["dry_run"])))
+        local_hardware = replace(hardware, cores=hardware.cores_for(game_processes(self.config, self.builder)))
+        return local_device(local_hardware.apply(dry=bool(self.config["dry_run"])))
 
     @cached_property
     def cores(self) -> int:
-        """Number of cores for processes that play whole episodes: `hardware.cores`, or else the cores that this process
-        may use, divided by the number of runs of a sweep on this machine."""
+        """Number of cores for processes that play whole episodes.
+
+        It is `hardware.cores`, or else the cores that this process may use, divided by the number of runs of a sweep on
+        this machine.
+        """
         if self.hardware.cores is not None:
             return self.hardware.cores
         return max(1, Machine.this().cores // int(os.environ.get(RUNS_BESIDE, "1")))
 
     @cached_property
     def model(self) -> Model:
-        """The language model, unchecked; None if no part uses one. Errors as for `models.model_asked`."""
+        """The language model, unchecked; None if no part uses one. Errors as for `models.build_used_model`."""
         return self._make_model(self)
 
     @cached_property
@@ -87,12 +123,16 @@ class RunResources:
         return self.model
 
     def check(self) -> None:
-        """Raise ConfigError or LLMError if the run cannot be computed here: its device is missing, or its language
-        model cannot answer."""
+        """Raise ConfigError or LLMError if the run cannot be computed on this machine.
+
+        Its device may be missing, or its language model may not answer.
+        """
         _ = self.device, self.checked_model
 
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> Model:
-        """Return the checked model, with its calls logged into the run folder; `stopping` says if the run is to stop.
+        """Return the checked model, with its calls logged into the run folder.
+
+        `stopping` returns whether the run should stop.
 
         Raises:
             ConfigError, LLMError: as `model` and `checked_model`.
@@ -102,7 +142,7 @@ class RunResources:
         return self.checked_model
 
     def away(self) -> AbstractContextManager[None]:
-        """Return a context in which the run may wait for long and makes no requests; other runs do not wait for it."""
+        """Return a context manager for a long wait without requests, in which other runs do not wait for this one."""
         return nullcontext() if self.seat is None else self.seat.away()
 
     def close(self) -> None:
@@ -112,16 +152,30 @@ class RunResources:
             model.close()
 
 
+def model_options(llm: Config) -> dict[str, Any]:
+    """Return the keys of an option of llm= that determine the model."""
+    return {name: value for name, value in llm.items() if name not in POLICIES}
+
+
+def model_nodes(llm: Config) -> tuple[Config, Config]:
+    """Return the nodes to build the model of `llm` from: the model, and the client that calls it.
+
+    A model that is trained has no client: invalid replies are expected until it has learned.
+    """
+    policies = {name: value for name, value in llm.items() if name in POLICIES and name != "variants"}
+    return model_options(llm), {"_target_": "llmrl.llms.client.connect", **policies}
+
+
 def check_command_lines(config: Config) -> None:
     """Raise ConfigError if a file has set a command line of jobs that is not trusted."""
-    trusted = config["trusted_modules"]
-    Trust(tuple(trusted)).check_shell(shell_keys(config["hardware"], trusted))
+    modules = config["trusted_modules"]
+    Trust(tuple(modules)).check_shell(shell_keys(config["hardware"], modules))
 
 
-def game_processes(config: Config) -> int:
-    """Return the number of game processes beside the run's own; 0 for a config without games, or for fine-tuning."""
+def game_processes(config: Config, builder: Builder | None = None) -> int:
+    """Return the number of game processes besides the run's own; 0 for a config without games, or for fine-tuning."""
     if "env" not in config or "method" in config:
         return 0  # in fine-tuning, games and training take turns
-    env = Builder(trusted=config["trusted_modules"]).locate(config["env"]["_target_"], "env")
-    counted = getattr(env, "game_processes", None)
-    return 0 if counted is None else int(counted(config["env"]))
+    env = (builder or Builder(trusted=config["trusted_modules"])).locate(config["env"]["_target_"], "env")
+    count_processes = getattr(env, "game_processes", None)
+    return 0 if count_processes is None else int(count_processes(config["env"]))

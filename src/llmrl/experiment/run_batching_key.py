@@ -1,7 +1,8 @@
-"""Which runs of a sweep may be rows of one process: those whose games and updates can be computed as one batch, and
-those that each play and learn by themselves there, which saves what a process costs.
+"""The key of a run for sharing a process: runs with equal keys may be rows of one process.
 
-Everything is decided from a resolved config and from what classes declare; nothing is built but plain settings.
+Either their games and updates are computed as one batch, or each plays and learns by itself, which still saves the cost
+of a process. The key follows from a resolved config and from declarations of classes; nothing is built but plain
+settings.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.config.debugging import KEY
-from llmrl.experiment.batched_runs import alike
+from llmrl.experiment.batched_runs import process_key
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import loop_kind
 from llmrl.experiment.unused_sections import JUDGED
@@ -29,14 +30,14 @@ Config = Mapping[str, Any]
 
 
 class Alone(StrEnum):
-    """Why a run shares its process with no other, in words for a table."""
+    """Reasons why a run shares its process with no other, as texts for a table."""
 
-    DEBUG = "it is looked into (+debug=)"
-    LOOP = "only loops that design, learn or search share a process"
-    OWN = "it plays by itself, so beside others it would take as long (hardware.rows=<n> or hardware.jobs=<n> share)"
+    DEBUG = "it is debugged (+debug=)"
+    LOOP = "only the loops design, learn and search can share a process"
+    OWN = "it plays by itself, so sharing saves no time (hardware.rows=<n> or hardware.jobs=<n> share all the same)"
     METAGRAD = "its principal differentiates the agents' learning (principal=metagrad)"
     AGENT = "its agents do not learn by PPO alone"
-    MEMORY = "its networks remember (agent.memory)"
+    MEMORY = "its networks are recurrent (agent.memory)"
     TEACHER = "a teacher advises its agents"
     KL = "its updates stop by KL (agent.ppo.target_kl)"
     SCALED = "its rewards are scaled (agent.ppo.scale_rewards)"
@@ -44,43 +45,43 @@ class Alone(StrEnum):
     MODEL = "its language model is loaded into its process"
     PROCESSES = "several processes compute it together"
     GPU = "it has a GPU"
-    THREADS = "it computes with several threads (hardware.threads), whose sums depend on what is beside them"
+    THREADS = "it computes with several threads (hardware.threads), so its sums would depend on the other runs"
 
 
 LEARNING_NUMBERS = (
     *("learning_rate", "final_learning_rate", "decay_updates", "adam_eps", "gamma", "gae_lambda", "clip", "value_clip"),
     *("entropy_coefficient", "value_coefficient", "max_grad_norm", "advantage_eps"),
 )
-"""Settings of PPO that may differ from row to row, where each has a number."""
+"""Settings of PPO that may differ between rows if all of them are numbers."""
 
-_OF_A_ROW = (
+_ROW_KEYS = (
     *(key for key in EXCLUDED if "." not in key and key != "observers"),
     *("principal", "llm", "prompts_digest", "adapter_digest", SOURCES, RESOLVED),
 )
-"""Keys that may differ, but for what a process has once (`batched_runs.alike`): each row has its own proposer,
-language model, folder and seeds."""
-_OF_ITS_JUDGE = ("steps", *JUDGED)
-"""Keys of `design` that may differ: how often a row proposes, and by what it is judged."""
+"""Keys that may differ between rows, because each row has its own proposer, language model, folder and seeds. Keys of
+the whole process are compared separately (`batched_runs.process_key`)."""
+_JUDGE_KEYS = ("steps", *JUDGED)
+"""Keys of `design` that may differ between rows: the number of steps, and the objective."""
 
 _COPIES = 3
-"""Times that what is observed in a rollout is in memory: the rollout, the minibatches, and what networks make of it."""
+"""Number of copies of a rollout's observations in memory: the rollout, the minibatches, and inputs of networks."""
 _NUMBERS = 8 * 4
-"""Bytes of a step of an agent beside what it observes: action, reward, value and the like."""
-_OF_A_RUN_GB = 0.05
-"""What a row has for itself: agents and their optimizer, a checkpoint that is being written, logs."""
+"""Bytes of a step of an agent besides its observation: action, reward, value and similar numbers."""
+_RUN_GB = 0.05
+"""Further memory of a row, gigabytes: agents and their optimizer, a checkpoint that is being written, logs."""
 
 
 def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
-    """Return a text that two runs have in common if they may be rows of one process; None for a run that is alone in
-    its own, for the reason that `why_alone` gives.
+    """Return a text that is equal for two runs if they may be rows of one process; None for a run without such rows.
 
-    Under a principal that governs a mechanism, the shapes of environment, agent and loop are equal, and the principal,
-    the seed, the language model, `LEARNING_NUMBERS`, and the weights that agents begin with may differ. Of runs that
-    learn or search, each by itself, all may differ. Hardware and variables of the process are equal in any case.
+    `why_alone` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment, agent and
+    loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ. Runs that
+    learn or search by themselves may differ in everything. Hardware and variables of the process must be equal in any
+    case.
 
     Args:
-        config: resolved, plain containers, of `llmrl-train` or `llmrl-finetune`.
-        environment: variables to set in the run's process.
+        config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.
+        environment: environment variables to set in the run's process.
 
     Raises:
         ConfigError: a part cannot be found.
@@ -88,13 +89,13 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     if why_alone(config) not in (None, Alone.OWN):
         return None
     kind = loop_kind(config)
-    kept = _shape(config) if kind == "design" else {"loop": kind}
-    shape = {**kept, "process": alike(config), "environment": dict(environment or {})}
+    loop_shape = _shape(config) if kind == "design" else {"loop": kind}
+    shape = {**loop_shape, "process": process_key(config), "environment": dict(environment or {})}
     return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _shape(config: Config) -> dict[str, Any]:
-    """All that is equal in runs whose games and updates are computed as one batch."""
+    """Return everything that is equal in runs whose games and updates are computed as one batch."""
     agent = {name: value for name, value in config["agent"].items() if name != "init_from_seed"}
     agent["init_from"] = agent.get("init_from") is not None
     [place] = _ppo_places(config)
@@ -102,16 +103,16 @@ def _shape(config: Config) -> dict[str, Any]:
         name: "a number" if name in LEARNING_NUMBERS and value is not None else value
         for name, value in agent[place].items()
     }
-    design = {name: value for name, value in config["design"].items() if name not in _OF_ITS_JUDGE}
-    kept = {name: value for name, value in config.items() if name not in _OF_A_ROW}
-    return {**kept, "agent": agent, "design": design}
+    design = {name: value for name, value in config["design"].items() if name not in _JUDGE_KEYS}
+    common = {name: value for name, value in config.items() if name not in _ROW_KEYS}
+    return {**common, "agent": agent, "design": design}
 
 
 def why_alone(config: Config) -> Alone | None:
     """Return why a run shares its process with no other, or would gain nothing by it (`Alone.OWN`); None if it may.
 
     Args:
-        config: as `row_key` takes it.
+        config: config as for `row_key`.
 
     Raises:
         ConfigError: a part cannot be found.
@@ -127,10 +128,10 @@ def why_alone(config: Config) -> Alone | None:
         return Alone.METAGRAD
     if config["teacher"].get("_target_") is not None:
         return Alone.TEACHER
-    if kind != "search" and (reason := _agent_alone(config, builder, batched=kind == "design")) is not None:
+    if kind != "search" and (reason := _agent_reason(config, builder, is_batch=kind == "design")) is not None:
         return reason
-    batched = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
-    if (kind == "design" and batched is None) or (batched is not None and not batched(config["env"])):
+    can_batch = getattr(builder.locate(config["env"]["_target_"], "env"), "plays_in_rows", None)
+    if (kind == "design" and can_batch is None) or (can_batch is not None and not can_batch(config["env"])):
         return Alone.GAMES
     asks = asking(config)
     if asks and builder.needs(config["llm"], "device", "llm"):
@@ -147,13 +148,13 @@ def why_alone(config: Config) -> Alone | None:
 
 
 def row_gb(config: Config) -> float | None:
-    """Return about how much memory one more row takes in a process that has some, gigabytes; None where that is as
-    much as it takes by itself, or the environment does not say how large an observation is.
+    """Return the approximate memory that one more row takes in a process with rows, gigabytes.
 
-    That is `_COPIES` of a rollout of all of its games, and what every row has.
+    It is `_COPIES` of a rollout of all games of the run, and the memory that every row has. None if a row takes as much
+    as a process of its own, or if the environment does not report the size of an observation.
 
     Args:
-        config: as `row_key` takes it, of a run that has a key.
+        config: config as for `row_key`, of a run that has a key.
     """
     if loop_kind(config) != "design":
         return None
@@ -164,20 +165,20 @@ def row_gb(config: Config) -> float | None:
     if size is None or steps is None or not {"n_envs", "n_agents"} <= env.keys():
         return None
     agent_steps = env["n_envs"] * steps * env["n_agents"]
-    return float(_OF_A_RUN_GB + _COPIES * agent_steps * (size(env) + _NUMBERS) / 1e9)
+    return float(_RUN_GB + _COPIES * agent_steps * (size(env) + _NUMBERS) / 1e9)
 
 
-def _agent_alone(config: Config, builder: Builder, batched: bool) -> Alone | None:
-    """Why agents cannot learn beside others, or where it is to be `batched`, in one batch with them."""
+def _agent_reason(config: Config, builder: Builder, is_batch: bool) -> Alone | None:
+    """Return why agents cannot learn in a shared process, or, if `is_batch`, in one batch; None if they can."""
     from llmrl.algorithms.ppo import PPOSettings
 
     node = config["agent"]
     agent = builder.locate(node["_target_"], "agent")
-    owner = next((each for each in getattr(agent, "__mro__", ()) if "learner" in vars(each)), None)
+    owner = next((base for base in getattr(agent, "__mro__", ()) if "learner" in vars(base)), None)
     places = _ppo_places(config)
     if owner is None or agent.update is not owner.update or len(places) != 1:
         return Alone.AGENT
-    if not batched:
+    if not is_batch:
         return None
     remembers = getattr(agent, "remembers_by", None)
     if remembers is not None and node.get(remembers) is not None:
@@ -189,7 +190,7 @@ def _agent_alone(config: Config, builder: Builder, batched: bool) -> Alone | Non
 
 
 def _ppo_places(config: Config) -> list[str]:
-    """Options of the agent that hold settings of PPO."""
+    """Return the options of the agent that hold settings of PPO."""
     from llmrl.algorithms.ppo import PPOSettings
 
     builder = Builder(trusted=config["trusted_modules"])
@@ -198,13 +199,13 @@ def _ppo_places(config: Config) -> list[str]:
 
 
 def _on_gpu(hardware: Hardware) -> bool:
-    """Whether a run is computed on a GPU; where it takes one if there is one, by what this machine has."""
+    """Return whether a run is computed on a GPU; for `hardware.device=auto`, whether this machine has one."""
     if hardware.device != "auto":
         return hardware.device != "cpu"
-    return hardware.gpus > 0 and _gpus_here(os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return hardware.gpus > 0 and _has_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 @functools.cache
-def _gpus_here(visible: str | None) -> bool:
-    """Whether this machine has GPUs, of which the variable CUDA_VISIBLE_DEVICES shows those that are `visible`."""
+def _has_gpus(visible: str | None) -> bool:
+    """Return whether this machine has GPUs; `visible` is the value of CUDA_VISIBLE_DEVICES, as the key of the cache."""
     return bool(Machine.this().gpus)

@@ -1,4 +1,4 @@
-"""Running an experiment as a command: its run, the printed summary, and the exit code."""
+"""The task of a command: it computes the run of an experiment, prints the summary and sets the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrl.experiment.experiment import Experiment, application_of
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.command_exit import EXIT_INTERRUPTED, ending, say
 
-_TALKATIVE = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
+_VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that log every request or file; this package reports their failures itself."""
 
 
@@ -36,7 +36,8 @@ def compute(
 def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
     """Start, resume or skip the run of an experiment, and print a summary unless `quiet`.
 
-    Return its result; None after a dry run, which prints the plan.
+    Returns:
+        The result; None after a dry run, which prints the plan.
 
     Raises:
         LlmrlError, Stopped: as `Experiment.run`.
@@ -62,14 +63,15 @@ def run_and_print(experiment: Experiment, quiet: bool = False) -> float | None:
 
 @contextmanager
 def reporting(name: str) -> Iterator[None]:
-    """Return a context for the run of the command `name`, in which errors become a message on standard error and an
-    exit code. Of several processes of a run only the first one prints messages.
+    """Return a context for the run of the command `name`, which turns errors into a message and an exit code.
+
+    Of several processes of a run only the first one prints messages.
 
     Raises:
         SystemExit: the run did not finish.
     """
     from llmrl.core.printable import print_records
-    from llmrl.core.processes import ProcessGroup, leaving_together
+    from llmrl.core.processes import ProcessGroup, leaving_group
     from llmrl.run.signals import Stopped
 
     def tell(name: str, text: object) -> None:
@@ -77,13 +79,13 @@ def reporting(name: str) -> Iterator[None]:
             say(name, text)
 
     print_records()
-    for library in _TALKATIVE:
+    for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
-    with leaving_together(), _seen_by_launchers(), ending(name, tell):
+    with leaving_group(), _expose_errors(), ending(name, tell):
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            tell(name, "stopped at once; the same command goes on from the last checkpoint")
+            tell(name, "stopped at once; the same command resumes the run from its last checkpoint")
             raise SystemExit(EXIT_INTERRUPTED) from interrupt
         except Stopped as stopped:
             tell(name, stopped)
@@ -91,10 +93,10 @@ def reporting(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _seen_by_launchers() -> Iterator[None]:
+def _expose_errors() -> Iterator[None]:
     """Raise the cause of an exit, if it is an unexpected error, to foreign `--multirun` launchers.
 
-    For those an exception ends one run, but an exit ends the whole sweep.
+    With such a launcher an exception ends one run, but an exit ends the whole sweep.
     """
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
@@ -104,9 +106,11 @@ def _seen_by_launchers() -> Iterator[None]:
     try:
         yield
     except SystemExit as stop:
-        cause, own = stop.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
-        if own is None or not isinstance(cause, Exception) or isinstance(cause, LlmrlError):
+        cause, hydra_config = stop.__cause__, HydraConfig.get() if HydraConfig.initialized() else None
+        if hydra_config is None or not isinstance(cause, Exception) or isinstance(cause, LlmrlError):
             raise
-        if own.mode == RunMode.MULTIRUN and not str(own.launcher.get("_target_")).startswith("hydra_plugins.llmrl"):
+        if hydra_config.mode == RunMode.MULTIRUN and not str(hydra_config.launcher.get("_target_")).startswith(
+            "hydra_plugins.llmrl"
+        ):
             raise cause from None
         raise

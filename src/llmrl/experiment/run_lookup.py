@@ -16,7 +16,7 @@ Kind = Literal["run", "latest", "preset"]
 
 _REFERENCE = re.compile(r"(run|latest|preset):(.*?)(?:/s([0-9]{1,18}))?/?")
 _PREFIX = re.compile(r"[0-9a-f]{1,8}")
-_LISTED = 12
+_MAX_LISTING = 12
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,27 @@ class RunReference:
         return f"{self.kind}:{self.what}" + ("" if self.seed is None else f"/{seed_folder(self.seed)}")
 
 
-def parsed(text: str) -> RunReference | None:
+def parse_reference(text: str) -> RunReference | None:
     """Parse a reference to a run; return None for any other text, such as a folder.
 
-    >>> parsed("preset:regimes/cleanup_pretrain/s3")
+    >>> parse_reference("preset:regimes/cleanup_pretrain/s3")
     RunReference(kind='preset', what='regimes/cleanup_pretrain', seed=3)
-    >>> parsed("outputs/demo") is None
+    >>> parse_reference("outputs/demo") is None
     True
 
     Raises:
         ConfigError: the text begins like a reference, but its name is empty, or is not a prefix of a hash.
     """
-    found = _REFERENCE.fullmatch(text)
-    if found is None:
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
         return None
-    kind, what, seed = found.groups()
-    if not what or (kind == "run" and not _PREFIX.fullmatch(what)):
+    kind, name, seed = match.groups()
+    if not name or (kind == "run" and not _PREFIX.fullmatch(name)):
         raise ConfigError(
-            f"{text!r} names no run: run:<hash> takes hexadecimal digits, the end of a folder <label>-<hash>, or the "
-            "first few of them; latest:<name> and preset:<study> take a name; /s<seed> may follow each"
+            f"{text!r} is no reference to a run: use run:<hash>, with the first hexadecimal digits at the end of a "
+            "folder <label>-<hash>, or latest:<name> or preset:<study>; /s<seed> may follow each"
         )
-    return RunReference(kind, what, None if seed is None else int(seed))  # type: ignore[arg-type]
+    return RunReference(kind, name, None if seed is None else int(seed))  # type: ignore[arg-type]
 
 
 def add_root(parser: argparse.ArgumentParser) -> None:
@@ -72,8 +72,9 @@ def add_root(parser: argparse.ArgumentParser) -> None:
 
 
 def run_folder_of(text: str | Path, root: Path) -> Path:
-    """Return the one run that `text` names: a reference, a run folder, or a folder around a single run. `latest:<name>`
-    without a seed is the newest finished run.
+    """Return the single run that `text` names: a reference, a run folder, or a folder that contains one run.
+
+    `latest:<name>` without a seed is the newest finished run.
 
     Args:
         text: reference or folder as typed.
@@ -83,9 +84,9 @@ def run_folder_of(text: str | Path, root: Path) -> Path:
         ConfigError: an invalid reference, or a preset, which only runs can refer to.
         RunFolderError: there is no such run, or there are several, which are listed.
     """
-    from llmrl.analysis.runs import only_run
+    from llmrl.results.run_records import only_run
 
-    reference = parsed(str(text))
+    reference = parse_reference(str(text))
     if reference is None:
         return only_run(Path(text))
     runs = experiment_runs(reference, root)
@@ -100,7 +101,7 @@ def folder_of(text: str | Path, root: Path) -> Path:
     Raises:
         ConfigError, RunFolderError: as `run_folder_of`.
     """
-    reference = parsed(str(text))
+    reference = parse_reference(str(text))
     if reference is None:
         return Path(text)
     if reference.seed is not None:
@@ -114,19 +115,21 @@ def runs_of(text: str | Path, root: Path) -> list[Path]:
     Raises:
         ConfigError, RunFolderError: as `run_folder_of`.
     """
-    from llmrl.analysis.runs import find_runs
+    from llmrl.results.run_records import find_runs
 
     folder = folder_of(text, root)
     return find_runs(folder) or [folder]
 
 
 def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
-    """Return the runs of the experiment that `run:` or `latest:` names, sorted by seed. If it is under several names,
-    each seed counts once; for `latest:`, only finished runs are returned."""
-    from llmrl.analysis.runs import find_runs
+    """Return the runs of the experiment that `run:` or `latest:` names, sorted by seed.
+
+    If the experiment is under several names, each seed counts once; for `latest:`, only finished runs are returned.
+    """
+    from llmrl.results.run_records import find_runs
 
     if reference.kind == "preset":
-        raise ConfigError(f"{reference} stands for a run that another run needs; a command takes run: or latest:")
+        raise ConfigError(f"{reference} can only be used in options of a run; use run: or latest: here")
     if reference.kind == "latest":
         newest = newest_run(reference.what, root)
         return [run for run in find_runs(newest.parent) if is_finished(run)]
@@ -142,33 +145,37 @@ def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
 
 
 def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
-    """Return the run with the seed of a reference, or the only run; raise RunFolderError if that is not one run."""
-    wanted = [run for run in runs if reference.seed in (None, seed_of(run))]
-    if len(wanted) == 1:
-        return wanted[0]
-    if not wanted and reference.kind == "latest":
+    """Return the run with the seed of a reference, or the only run.
+
+    Raise RunFolderError if there is not exactly one.
+    """
+    matches = [run for run in runs if reference.seed in (None, seed_of(run))]
+    if len(matches) == 1:
+        return matches[0]
+    if not matches and reference.kind == "latest":
         raise RunFolderError(
-            f"{reference}: latest:{reference.what} is the experiment whose run was finished last, and it has no "
-            f"finished run of seed {reference.seed}; there are {listing(runs)}. Name another one by run:<hash>"
+            f"{reference}: latest:{reference.what} is the experiment with the run that was finished last, and it has "
+            f"no finished run of seed {reference.seed}; there are {listing(runs)}. Name another one by run:<hash>"
         )
-    raise RunFolderError(f"{reference} is not one run, there are {listing(wanted or runs)}")
+    raise RunFolderError(f"{reference} is not one run, there are {listing(matches or runs)}")
 
 
 def newest_run(name: str, root: Path) -> Path:
     """Return the run under `name` that was finished last; raise RunFolderError if none is finished."""
-    from llmrl.analysis.runs import find_runs
+    from llmrl.results.run_records import find_runs
 
-    below = root.expanduser() / safe_path(name)
-    runs = find_runs(below) if below.is_dir() else []
-    finished = [run for run in runs if is_finished(run)]
-    if not finished:
+    name_folder = root.expanduser() / safe_path(name)
+    runs = find_runs(name_folder) if name_folder.is_dir() else []
+    candidates = [run for run in runs if is_finished(run)]
+    if not candidates:
         raise RunFolderError(
-            f"latest:{name}: no run in {below} is finished" + (f"; there are {listing(runs)}" if runs else "")
+            f"latest:{name}: no run in {name_folder} is finished" + (f"; there are {listing(runs)}" if runs else "")
         )
-    return max(finished, key=last_updated)
+    return max(candidates, key=last_updated)
 
 
 def is_finished(run: Path) -> bool:
+    """Return whether the run in the folder `run` is finished."""
     from llmrl.run.status import read_status
 
     status = read_status(run)
@@ -176,6 +183,7 @@ def is_finished(run: Path) -> bool:
 
 
 def last_updated(run: Path) -> float:
+    """Return the time of the last change of a run's status, Unix seconds; 0 without a status."""
     from llmrl.run.status import read_status
 
     status = read_status(run)
@@ -184,8 +192,8 @@ def last_updated(run: Path) -> float:
 
 def listing(runs: Sequence[Path]) -> str:
     """Return a list of runs for an error message, each with its reference."""
-    from llmrl.analysis.runs import read_run
+    from llmrl.results.run_records import read_run
 
-    lines = [f"\n  run:{hash_of(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_LISTED]]
-    more = f"\n  and {len(runs) - _LISTED:,} more" if len(runs) > _LISTED else ""
-    return f"{len(runs):,} runs:{''.join(lines)}{more}"
+    lines = [f"\n  run:{hash_of(run)}/{run.name}  {read_run(run).state}  {run}" for run in runs[:_MAX_LISTING]]
+    omission = f"\n  and {len(runs) - _MAX_LISTING:,} more" if len(runs) > _MAX_LISTING else ""
+    return f"{len(runs):,} runs:{''.join(lines)}{omission}"

@@ -1,4 +1,4 @@
-"""Turning experiments into jobs of a sweep, and computing the sweep."""
+"""Conversion of experiments into jobs of a sweep, and computation of the sweep."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from llmrl.experiment import run_references
 from llmrl.experiment.batched_runs import compute_rows
+from llmrl.experiment.composition import job_environment
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.resources import check_command_lines, game_processes
 from llmrl.experiment.run_batching_key import Alone, row_gb, row_key, why_alone
 from llmrl.experiment.run_job import compute
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
-from llmrl.sweeps.jobs import differing_keys, named_by
+from llmrl.sweeps.jobs import differing_keys, naming_overrides
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
 
@@ -33,6 +36,16 @@ class PlannedRun:
     experiment: Experiment
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of_hydra(cls, config: DictConfig) -> PlannedRun:
+        """Return the run of a composed config without Hydra's own node; `HydraConfig` must be set.
+
+        Raises:
+            ConfigError: as `Experiment.of_hydra`; an environment variable is a secret.
+        """
+        environment = job_environment()
+        return cls(Experiment.of_hydra(config), environment)
+
 
 def compute_sweep(
     runs: Sequence[PlannedRun], folder: Path, wait: bool = True, differing: set[str] | None = None
@@ -43,7 +56,7 @@ def compute_sweep(
         runs: runs in the order in which they are started.
         folder: folder of the sweep, for the output of its runs.
         wait: whether to wait until all have ended; False: return after submission, which needs a scheduler.
-        differing: keys in which the runs of the whole sweep differ, if `runs` are a part of it.
+        differing: keys in which the runs of the whole sweep differ, if `runs` are only a part of them.
 
     Returns:
         The outcomes of all runs, needed ones first, the sweep's own `runs` last; and the exit code.
@@ -51,7 +64,7 @@ def compute_sweep(
     Raises:
         ConfigError: the config of a run is invalid, or the sweep cannot be launched; nothing has been started.
     """
-    return launch(with_needed(jobs_of(runs, differing)), TASK, folder, wait)
+    return launch(with_prerequisites(jobs_of(runs, differing)), TASK, folder, wait)
 
 
 def jobs_of(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> list[Job]:
@@ -64,7 +77,7 @@ def jobs_of(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> li
         ConfigError: as `job_of`.
     """
     swept = differing_keys([run.experiment.overrides for run in runs]) if differing is None else differing
-    return [job_of(run.experiment, named_by(run.experiment.overrides, swept), run.environment) for run in runs]
+    return [job_of(run.experiment, naming_overrides(run.experiment.overrides, swept), run.environment) for run in runs]
 
 
 def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:
@@ -99,26 +112,26 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     )
 
 
-def with_needed(jobs: Sequence[Job]) -> list[Job]:
+def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
     """Return the jobs of a sweep, in order, after one job for each unfinished run that they need by reference.
 
     Raises:
-        ConfigError: as `run_references.needed`, and as `job_of`.
+        ConfigError: as `run_references.prerequisite_runs`, and as `job_of`.
     """
     swept = {job.folder: job for job in jobs}
     first: dict[Path, Job] = {}
-    found = []
+    sweep_jobs = []
     for job in jobs:
         after = []
-        for run in run_references.needed(job.config):
+        for run in run_references.prerequisite_runs(job.config):
             if run.finished:
                 continue
             if run.folder in swept:
                 after.append(swept[run.folder])
                 continue
             if run.folder not in first:
-                made = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
-                first[run.folder] = replace(made, what=run.what, name=run.name)
+                prerequisite = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
+                first[run.folder] = replace(prerequisite, what=run.what, name=run.name)
             after.append(first[run.folder])
-        found.append(replace(job, after=tuple(after)) if after else job)
-    return [*first.values(), *found]
+        sweep_jobs.append(replace(job, after=tuple(after)) if after else job)
+    return [*first.values(), *sweep_jobs]

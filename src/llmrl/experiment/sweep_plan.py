@@ -1,4 +1,4 @@
-"""What a sweep would do: the one table that `--multirun dry_run=true` prints."""
+"""The plan of a sweep: the table that `--multirun dry_run=true` prints."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import duration
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.jobs import check_distinct, missing
-from llmrl.sweeps.launch import by_backend
+from llmrl.sweeps.launch import group_by_backend
 from llmrl.sweeps.scheduling import ask_schedulers
 
 COLUMNS = ("run", "runs", "environment steps", "LLM calls", "cost", "alone in its process, because")
-"""Of the table."""
+"""Columns of the table."""
 
 
 class SweepPlan(NamedTuple):
-    """What a sweep would do.
+    """The plan of a sweep.
 
     Attributes:
-        title: of the table, with the processes and the time.
-        rows: of the table, as `COLUMNS`.
-        requests: what is requested from a scheduler; empty if runs are computed here.
+        title: title of the table, with the processes and the time.
+        rows: rows of the table, as `COLUMNS`.
+        requests: requests to a scheduler; empty if runs are computed here.
     """
 
     title: str
@@ -50,13 +50,13 @@ class SweepPlan(NamedTuple):
 
 @dataclass
 class _Numbers:
-    """What one run comes to; None: it is not known, of calls and costs also that there are none.
+    """Numbers of one run; None if unknown, or if there are no calls or costs.
 
     Attributes:
-        env_steps: most environment steps, summed over games.
-        calls, most_calls: of a language model, expected and with all repairs.
-        asks: whether a model is asked.
-        cost, most_cost: US dollars.
+        env_steps: maximum number of environment steps, summed over games.
+        calls, most_calls: calls of a language model, expected and with all repairs.
+        asks: whether the run uses a language model.
+        cost, most_cost: costs of the calls, US dollars.
         before: runs that are computed once before it.
     """
 
@@ -70,13 +70,13 @@ class _Numbers:
 
 
 def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> SweepPlan:
-    """Build the parts of every experiment once, whatever its seeds, and return what the sweep would do.
+    """Build the parts of every experiment once, whatever its seeds, and return the plan of the sweep.
 
     Args:
-        runs, differing: as `compute_sweep` takes them; of `llmrl-train`.
+        runs, differing: as for `compute_sweep`; runs of `llmrl-train`.
 
     Raises:
-        LlmrlError: the parts of a run cannot work together, or a run makes no sense.
+        LlmrlError: the parts of a run cannot work together, or the config of a run is invalid.
     """
     jobs = jobs_of(runs, differing)
     check_distinct(jobs)
@@ -85,100 +85,102 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
     kinds: dict[str, list[Job]] = {}
     for job in todo:
         kinds.setdefault(job.digest, []).append(job)
-    numbers = {digest: _numbers(configs[alike[0].folder]) for digest, alike in kinds.items()}
-    first = _first(todo, numbers.values())
-    packs = [pack for group in by_backend(todo) for pack in group[0].hardware.backend.packs(group)]
-    rows = [_row(alike, numbers[digest]) for digest, alike in kinds.items()]
+    numbers = {digest: _numbers(configs[kind_jobs[0].folder]) for digest, kind_jobs in kinds.items()}
+    first = _prerequisites(todo, numbers.values())
+    packs = [pack for group in group_by_backend(todo) for pack in group[0].hardware.backend.packs(group)]
+    rows = [_row(kind_jobs, numbers[digest]) for digest, kind_jobs in kinds.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
-    rows.append(_in_all(todo, numbers, first))
-    heading = "Plan of the sweep (dry_run=true: every part was built; beside a few steps for the time, nothing was run)"
-    told = f"{len(todo):,} runs in {_processes(packs)}"
-    told += f"; {len(done):,} are finished or somebody else's" if done else ""
-    title = "\n".join([heading, told, _time(packs, configs, numbers, first)])
-    requests = [text for group in by_backend(todo) for text in _requests(group)]
+    rows.append(_total_row(todo, numbers, first))
+    heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
+    summary = f"{len(todo):,} runs in {_processes(packs)}"
+    summary += f"; {len(done):,} are finished or computed by another process" if done else ""
+    title = "\n".join([heading, summary, _time(packs, configs, numbers, first)])
+    requests = [text for group in group_by_backend(todo) for text in _requests(group)]
     return SweepPlan(title, rows, requests)
 
 
 def _requests(jobs: Sequence[Job]) -> list[str]:
-    """What is requested from the scheduler of these jobs, which have the same backend."""
+    """Return the requests to the scheduler for these jobs, which have the same backend."""
     backend = jobs[0].hardware.backend
     return backend.requests(backend.packs(jobs))
 
 
 def _numbers(experiment: Experiment) -> _Numbers:
-    """What the run of an experiment comes to."""
-    config, means = experiment.config, experiment.resources
-    parts = build_parts(config, means.model, resources=means)
+    """Return the numbers of the run of an experiment."""
+    config, resources = experiment.config, experiment.resources
+    parts = build_parts(config, resources.model, resources=resources)
     try:
         loop = build_loop(config, parts)
-        found = _Numbers(before=reference_line_runs.needed(config, parts, loop))
+        numbers = _Numbers(before=reference_line_runs.prerequisite_runs(config, parts, loop))
         if isinstance(loop, DesignLoop):
-            found.env_steps = loop.env_steps
+            numbers.env_steps = loop.env_steps
         elif "learn" in config:
-            found.env_steps = config["learn"]["env_steps"]
-        found.asks = bool(asking(config))
+            numbers.env_steps = config["learn"]["env_steps"]
+        numbers.asks = bool(asking(config, builder=resources.builder))
         estimate = loop.estimate()
         if isinstance(parts.llm, ChatClient) and estimate is not None:
-            found.calls, found.most_calls = estimate.calls, estimate.most_calls
-            found.cost, found.most_cost = costs(estimate, parts.llm)
-        return found
+            numbers.calls, numbers.most_calls = estimate.calls, estimate.most_calls
+            numbers.cost, numbers.most_cost = costs(estimate, parts.llm)
+        return numbers
     finally:
         parts.close()
-        means.close()
+        resources.close()
 
 
-def _first(jobs: Sequence[Job], numbers: Iterable[_Numbers]) -> list[PrerequisiteRun]:
-    """The runs that are computed before others, each once: those referred to, and those behind reference lines."""
-    referred = [run for job in jobs for run in run_references.needed(job.config)]
-    behind = [run for each in numbers for run in each.before]
-    found = {run.folder: run for run in [*referred, *behind]}
-    return [run for folder, run in found.items() if not run.finished]
+def _prerequisites(jobs: Sequence[Job], numbers: Iterable[_Numbers]) -> list[PrerequisiteRun]:
+    """Return the runs that are computed before others, each once: referenced runs, and those of reference lines."""
+    referred = [run for job in jobs for run in run_references.prerequisite_runs(job.config)]
+    reference_runs = [run for estimate in numbers for run in estimate.before]
+    unique_runs = {run.folder: run for run in [*referred, *reference_runs]}
+    return [run for folder, run in unique_runs.items() if not run.finished]
 
 
-def _row(alike: Sequence[Job], each: _Numbers) -> list[str]:
-    """Runs that differ in their seeds."""
-    n, reason = len(alike), why_alone(alike[0].config)
-    calls, cost = _calls(each, n), _money(each, n)
-    steps = "unknown" if each.env_steps is None else f"{n * each.env_steps:,}"
-    name = title(split_overrides(alike[0].naming)) or alike[0].folder.parent.name
+def _row(jobs: Sequence[Job], numbers: _Numbers) -> list[str]:
+    """Return the row of runs that differ only in their seeds."""
+    n, reason = len(jobs), why_alone(jobs[0].config)
+    calls, cost = _calls(numbers, n), _money(numbers, n)
+    steps = "unknown" if numbers.env_steps is None else f"{n * numbers.env_steps:,}"
+    name = title(split_overrides(jobs[0].naming)) or jobs[0].folder.parent.name
     return [name, f"{n:,}", steps, calls, cost, "" if reason is None else str(reason)]
 
 
-def _in_all(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequence[PrerequisiteRun]) -> list[str]:
-    """The sums; of what is known of some runs only, no sum."""
-    each = [numbers[job.digest] for job in jobs]
-    steps = [one.env_steps for one in each] + [run.env_steps for run in first]
-    whole = "unknown" if None in steps else f"{sum(step or 0 for step in steps):,}"
-    asking_ones = [one for one in each if one.asks]
-    total = _Numbers(asks=bool(asking_ones))
+def _total_row(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequence[PrerequisiteRun]) -> list[str]:
+    """Return the row of sums; a sum is unknown if a number of one run is unknown."""
+    job_numbers = [numbers[job.digest] for job in jobs]
+    steps = [estimate.env_steps for estimate in job_numbers] + [run.env_steps for run in first]
+    total_steps = "unknown" if None in steps else f"{sum(step or 0 for step in steps):,}"
+    llm_runs = [estimate for estimate in job_numbers if estimate.asks]
+    total = _Numbers(asks=bool(llm_runs))
     for name in ("calls", "most_calls", "cost", "most_cost"):
-        values = [getattr(one, name) for one in asking_ones]
+        values = [getattr(estimate, name) for estimate in llm_runs]
         setattr(total, name, None if None in values else sum(values))
-    return ["in all", f"{len(jobs) + len(first):,}", whole, _calls(total, 1), _money(total, 1), ""]
+    return ["in all", f"{len(jobs) + len(first):,}", total_steps, _calls(total, 1), _money(total, 1), ""]
 
 
-def _calls(each: _Numbers, n: int) -> str:
-    if not each.asks:
+def _calls(numbers: _Numbers, n: int) -> str:
+    if not numbers.asks:
         return "-"
-    if each.calls is None or each.most_calls is None:
+    if numbers.calls is None or numbers.most_calls is None:
         return "unknown"
-    more = f", at most {n * each.most_calls:,}" if each.most_calls > each.calls else ""
-    return f"{n * each.calls:,}{more}"
+    limit_text = f", at most {n * numbers.most_calls:,}" if numbers.most_calls > numbers.calls else ""
+    return f"{n * numbers.calls:,}{limit_text}"
 
 
-def _money(each: _Numbers, n: int) -> str:
-    if not each.asks:
+def _money(numbers: _Numbers, n: int) -> str:
+    if not numbers.asks:
         return "-"
-    if each.cost is None:
+    if numbers.cost is None:
         return "unknown"
-    return f"${n * each.cost:,.4g}" + ("" if each.most_cost is None else f", at most ${n * each.most_cost:,.4g}")
+    return f"${n * numbers.cost:,.4g}" + (
+        "" if numbers.most_cost is None else f", at most ${n * numbers.most_cost:,.4g}"
+    )
 
 
 def _processes(packs: Sequence[Pack]) -> str:
-    """Processes by their rows: `3 processes (2 of 16 runs, 1 of 1)`."""
+    """Return a text with the number of processes by their rows: `3 processes: 2 of 16 runs, 1 of 1 run`."""
     sizes = sorted(Counter(len(pack.jobs) for pack in packs).items(), reverse=True)
-    told = ", ".join(f"{n:,} of {size:,} run{'s' * (size != 1)}" for size, n in sizes)
-    return f"{len(packs):,} process{'es' * (len(packs) != 1)}" + (f": {told}" if packs else "")
+    sizes_text = ", ".join(f"{n:,} of {size:,} run{'s' * (size != 1)}" for size, n in sizes)
+    return f"{len(packs):,} process{'es' * (len(packs) != 1)}" + (f": {sizes_text}" if packs else "")
 
 
 def _time(
@@ -187,62 +189,64 @@ def _time(
     numbers: Mapping[str, _Numbers],
     first: Sequence[PrerequisiteRun],
 ) -> str:
-    """About how long it takes, at the speed of this machine."""
+    """Return a text with the approximate time of the sweep, at the speed of this machine."""
     rates = _Rates(configs)
     seconds = []
     for pack in packs:
         steps = [numbers[job.digest].env_steps for job in pack.jobs]
         rate = None if None in steps else rates.of(pack)
         if rate is None:
-            return "time: unknown, as there are runs whose steps cannot be timed beforehand"
+            return "time: unknown, because the steps of some runs cannot be timed beforehand"
         seconds.append(sum(step or 0 for step in steps) / rate)
     if not packs:
         return "time: none"
-    before = sum(run.env_steps for run in first) / (rates.of(Pack(packs[0].jobs[:1])) or 1.0) if first else 0.0
+    setup_seconds = sum(run.env_steps for run in first) / (rates.of(Pack(packs[0].jobs[:1])) or 1.0) if first else 0.0
     places = packs[0].hardware.backend.at_once(packs)
-    side_by_side = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
+    concurrency = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
     waits = ", and replies of language models" if any(numbers[j.digest].asks for p in packs for j in p.jobs) else ""
-    took = before + longest(seconds, places or len(seconds))
-    return f"time: about {duration(took)} at the speed of this machine, {side_by_side}{waits}"
+    total_seconds = setup_seconds + makespan(seconds, places or len(seconds))
+    return f"time: about {duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
 
 
-def longest(seconds: Sequence[float], places: int) -> float:
-    """Return when the last of processes that take so long is over: each begins, in their order, where one has ended.
+def makespan(seconds: Sequence[float], places: int) -> float:
+    """Return the time at which the last of several processes ends. Each starts, in order, as soon as a place is free.
 
-    >>> longest([3.0, 1.0, 1.0, 2.0], 2)
+    >>> makespan([3.0, 1.0, 1.0, 2.0], 2)
     4.0
     """
     ends = [0.0] * min(places, len(seconds))
-    for each in seconds:
-        heapq.heapreplace(ends, ends[0] + each)
+    for length in seconds:
+        heapq.heapreplace(ends, ends[0] + length)
     return max(ends, default=0.0)
 
 
 class _Rates:
-    """Environment steps a second of processes, each shape and number of rows measured once.
+    """Environment steps per second of processes, measured once for each shape and number of rows.
 
-    Rows are timed as so many societies of one run: these are the same batches.
+    Rows are timed as the same number of societies of one run, because these are the same batches.
 
     Args:
-        configs: the runs of the sweep, by folder.
+        configs: runs of the sweep, by folder.
     """
 
     def __init__(self, configs: Mapping[Path, Experiment]) -> None:
         self._configs = configs
-        self._known: dict[tuple[str, int], float | None] = {}
+        self._measured_rates: dict[tuple[str, int], float | None] = {}
 
     def of(self, pack: Pack) -> float | None:
-        """Steps a second, summed over all games of a process; None if they cannot be timed."""
+        """Return the steps per second, summed over all games of a process; None if they cannot be timed."""
         job, rows = pack.jobs[0], len(pack.jobs)
         key = (job.key or job.digest, rows)
-        if key not in self._known:
-            self._known[key] = _timed(self._configs[job.folder].config, rows)
-        return self._known[key]
+        if key not in self._measured_rates:
+            self._measured_rates[key] = _measure_rate(self._configs[job.folder].config, rows)
+        return self._measured_rates[key]
 
 
-def _timed(config: Mapping[str, Any], rows: int) -> float | None:
-    """Return the steps a second of so many runs like this one; None for other loops than mechanism design and learning,
-    and where agents ask a language model."""
+def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
+    """Return the steps per second of `rows` runs with this config.
+
+    None for other loops than mechanism design and learning, and if agents use a language model.
+    """
     kind = loop_kind(config)
     if kind not in ("design", "learn") or (kind == "learn" and rows > 1) or asking(config, ("agent", "teacher")):
         return None
@@ -253,8 +257,8 @@ def _timed(config: Mapping[str, Any], rows: int) -> float | None:
             "design": {**config["design"], "replicates": rows * config["design"]["replicates"]},
         }
     experiment = Experiment(config)
-    means: RunResources = experiment.resources
-    parts = build_parts(config, means.model, resources=means)
+    resources: RunResources = experiment.resources
+    parts = build_parts(config, resources.model, resources=resources)
     try:
         loop = build_loop(config, parts)
         seeds = Seeds(config["seed"]).child("rehearsal")
@@ -264,4 +268,4 @@ def _timed(config: Mapping[str, Any], rows: int) -> float | None:
         return None if seconds is None else config["learn"]["env_steps"] / seconds
     finally:
         parts.close()
-        means.close()
+        resources.close()

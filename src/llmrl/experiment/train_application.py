@@ -1,4 +1,4 @@
-"""Experiments in environments: what `llmrl-train` computes."""
+"""The application for experiments in environments, which `llmrl-train` computes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 from llmrl.core.threads import exclusive
 from llmrl.experiment import reference_line_runs
 from llmrl.experiment.application import Application, Rows
-from llmrl.experiment.distributed_checks import check_alike
+from llmrl.experiment.distributed_checks import check_deterministic
 from llmrl.experiment.members import with_members, with_texts
-from llmrl.experiment.models import asking, model_asked, with_others
+from llmrl.experiment.models import asking, build_used_model, with_player_models
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.experiment.plan import plan, shortage
 from llmrl.experiment.prerequisites import Compute, PrerequisiteRun, ensure
 from llmrl.experiment.resources import Model, RunResources
-from llmrl.experiment.run_references import needed, with_digests
+from llmrl.experiment.run_references import prerequisite_runs, with_digests
 from llmrl.experiment.unused_sections import only_read
 from llmrl.llms.transcript import Transcript
 from llmrl.llms.usage import llm_summary
 from llmrl.loops.executor import serve
-from llmrl.run.shared_factors import shared_of
+from llmrl.run.shared_factors import shared_factors
 
 if TYPE_CHECKING:
     from llmrl.run.run import Run
@@ -32,23 +32,23 @@ Config = Mapping[str, Any]
 
 
 class TrainApplication(Application):
-    """Agents, and who governs, teaches or proposes them, in an environment."""
+    """Training of agents in an environment, with their teachers and the principals that propose to them."""
 
     command = "llmrl-train"
     primary = "train"
 
     def named(self, config: Config) -> list[str]:
-        # Which model is behind results belongs into the run's name, chosen or not: it may be none at all.
+        # The name of a run shows its language model, even if it is the default.
         return ["llm"] if asking(config) else []
 
     def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
-        return with_digests(only_read(with_others(with_texts(with_members(config)))))
+        return with_digests(only_read(with_player_models(with_texts(with_members(config)))))
 
     def check_values(self, config: Config, resources: RunResources) -> None:
         check_values(config, resources)
 
     def make_model(self, resources: RunResources) -> Model:
-        return model_asked(resources)
+        return build_used_model(resources)
 
     def plan(self, config: Config, resources: RunResources) -> Rows:
         parts = build_parts(config, resources.model, resources=resources)
@@ -61,23 +61,23 @@ class TrainApplication(Application):
         with resources.away():  # a server may be slow to answer
             llm = resources.join_run(run.folder, lambda: run.stop.requested)
         run.status.llm = "" if llm is None else llm.label
-        run.status.shared = shared_of(config, asks=llm is not None)
+        run.status.shared = shared_factors(config, asks=llm is not None)
         run.metrics.attach(Transcript.TAG, Transcript(run.folder))
-        ahead = 1 + reference_line_runs.expected_stages(config)
-        passed = ensure(needed(config), run, compute_needed, resources.away, ahead=ahead)
-        with exclusive():  # networks are made with torch's own random stream, and games compiled
+        n_stages = 1 + reference_line_runs.expected_stages(config, resources.builder)
+        n_complete = ensure(prerequisite_runs(config), run, compute_needed, resources.away, ahead=n_stages)
+        with exclusive():  # networks are initialized by torch's global random stream, and games are compiled
             parts = build_parts(config, llm, folder=run.folder, resources=resources)
         run.status.env = parts.env.spec.name
         try:
-            check_alike(parts.env.spec, run.processes)
-            if run.processes.is_main and (short := shortage(config, parts.principal)) is not None:
+            check_deterministic(parts.env.spec, run.processes)
+            if run.processes.is_main and (short := shortage(config, parts)) is not None:
                 log.warning("%s", short)
-            behind: list[PrerequisiteRun] = []
-            with exclusive():  # before hours go into references
-                loop = build_loop(config, parts, lambda: reference_line_runs.known(behind))
-            behind += reference_line_runs.needed(config, parts, loop)
+            reference_runs: list[PrerequisiteRun] = []
+            with exclusive():  # built before the reference runs, which may take hours, to find errors early
+                loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
+            reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
             reference_line_runs.log_absence(config, parts, loop)
-            ensure(behind, run, compute_needed, resources.away, passed=passed)
+            ensure(reference_runs, run, compute_needed, resources.away, passed=n_complete)
             run.result = serve(loop.requests(run), run, resources.seat)
             run.summary |= llm_summary(llm)
         finally:

@@ -1,4 +1,4 @@
-"""What of a config a run reads: this alone is saved and hashed, so an option of another loop changes no run."""
+"""Removal of the config's sections that a run does not read, so that an option of another loop changes no run."""
 
 from __future__ import annotations
 
@@ -14,39 +14,41 @@ from llmrl.experiment.parts import loop_kind
 Config = Mapping[str, Any]
 
 JUDGED = ("objective", "spending_cost")
-"""Keys of `design` that the agents of every loop are judged by."""
+"""Keys of `design` that evaluate the agents of every loop."""
 _PROMPTED = ("agent", "teacher", "principal")
 """Groups whose parts may write prompts."""
 
 
 def only_read(config: Config) -> dict[str, Any]:
-    """Return of a resolved config what its run reads; of one that has been through this, the same again.
+    """Return a resolved config without the sections that its run does not read.
 
-    Left out are the sections of other loops, `llm` where no part asks a model, and `prompts` where no part writes any.
-    Of `design` every run keeps `JUDGED`.
+    These are the sections of other loops, `llm` if no part uses a model, and `prompts` if no part writes any. Every run
+    keeps the keys `JUDGED` of `design`. Applying this twice changes nothing more.
 
     Args:
-        config: of `llmrl-train`, plain containers.
+        config: resolved config of `llmrl-train`, plain data.
 
     Raises:
-        ConfigError: a part cannot be found, or they do not go together.
+        ConfigError: a part cannot be found, or parts cannot work together.
     """
     read = sections_read(config)
-    left_out = {section(kind) for kind in LOOPS} - read - {"design"}
+    excess_keys = {section(kind) for kind in LOOPS} - read - {"design"}
     builder = Builder(trusted=config["trusted_modules"])
     if not asking(config):
-        left_out.add("llm")
+        excess_keys.add("llm")
     if not any(builder.needs(config[group], "prompt_folder", group) for group in _PROMPTED):
-        left_out.add("prompts")
-    kept = {key: value for key, value in config.items() if key not in left_out}
+        excess_keys.add("prompts")
+    run_config = {key: value for key, value in config.items() if key not in excess_keys}
     if "design" not in read:
-        kept["design"] = {key: value for key, value in config["design"].items() if key in JUDGED}
-    return kept
+        run_config["design"] = {key: value for key, value in config["design"].items() if key in JUDGED}
+    return run_config
 
 
 def sections_read(config: Config) -> set[str]:
-    """Return the sections of the loops that the run of a config may need: one, or `learn` and `play` for agents of
-    which only the one that is built knows whether it learns."""
+    """Return the sections of the loops that the run of a config may need.
+
+    They are `learn` and `play` for agents of which only the built object knows whether it learns; otherwise one.
+    """
     kind = loop_kind(config)
     learns = agent_learns(config) if kind == "learn" else True
     if learns is None:
@@ -55,9 +57,9 @@ def sections_read(config: Config) -> set[str]:
 
 
 def agent_learns(config: Config) -> bool | None:
-    """Return whether the agent of a config learns; None if its class does not say before one is built.
+    """Return whether the agent of a config learns; None if its class does not declare it.
 
-    A class says it by `learns`, or by `plays_if`: an option and the value with which it only plays.
+    A class declares it by `learns`, or by `plays_if`: an option and the value with which the agent only plays.
     """
     agent = Builder(trusted=config["trusted_modules"]).locate(config["agent"]["_target_"], "agent")
     if isinstance(agent, type) and issubclass(agent, NonLearningAgent):

@@ -1,1 +1,1 @@
-"""Fine-tuning of the language model that proposes policy parameters: data, rewards, methods, held-out evaluation."""
+"""Fine-tuning of the language model that proposes policy parameters: datasets, rewards, methods, evaluation."""

@@ -1,4 +1,4 @@
-"""The link between a trainer of transformers and the run: progress, metrics, saving, stopping."""
+"""Callback that connects a trainer of transformers to the run: progress, metrics, checkpoints, stopping."""
 
 from __future__ import annotations
 
@@ -11,46 +11,47 @@ from llmrl.core.run_context import ProgressDisplay
 from llmrl.finetuning.training_job import TrainingJob
 from llmrl.run.signals import Stopped
 
-_LEFT_OUT = ("epoch", "num_tokens", "total_flos")
+_SKIP_KEYS = ("epoch", "num_tokens", "total_flos")
 _TIMES = {"step_time": "time/step_s"}
 
 
 class CheckpointCallback(TrainerCallback):
-    """Logs every step, and saves when the run wants it.
+    """Callback that logs every step, and saves when a checkpoint of the run is due.
 
-    Weights, optimiser and random numbers are saved by the trainer, into a folder of its own (`checkpoint-<step>`); then
-    the run writes its own checkpoint, which names that step and makes it count. So a save that was cut short is never
-    resumed from, and metrics are cut back to the same step as weights.
+    The trainer saves weights, optimizer and random states in a folder `checkpoint-<step>`. Then the run writes its own
+    checkpoint, which names that step and makes it valid. An incomplete save is therefore never used, and metrics and
+    weights are resumed from the same step.
 
     Args:
-        job: the training.
-        progress: to be kept up to date.
-        measured: further metrics of a step, asked after it.
-        every: steps after which the trainer could go on exactly, >= 1: those that share replies are not parted.
+        job: inputs of the training.
+        progress: progress display that is updated.
+        step_metrics: function that returns further metrics of the previous step; None: there are none.
+        every: steps between two points from which the trainer can resume exactly, >= 1; steps that share replies are
+            not separated.
     """
 
     def __init__(
         self,
         job: TrainingJob,
         progress: ProgressDisplay,
-        measured: Callable[[], Mapping[str, float]] | None,
+        step_metrics: Callable[[], Mapping[str, float]] | None,
         every: int,
     ) -> None:
-        self.job, self.run, self.progress, self.measured, self.every = job, job.run, progress, measured, every
+        self.job, self.run, self.progress, self.step_metrics, self.every = job, job.run, progress, step_metrics, every
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
-        wanted = self.run.stop.requested or self.run.checkpoint_due()
-        # Not after the last step, whose weights become the adapter: a trainer resumed from there would take one more.
-        between = state.global_step < state.max_steps and state.global_step % self.every == 0
-        control.should_save = wanted and between
+        is_due = self.run.stop.requested or self.run.checkpoint_due()
+        # No checkpoint after the last step, because a trainer resumed from it would make one step more.
+        at_interval = state.global_step < state.max_steps and state.global_step % self.every == 0
+        control.should_save = is_due and at_interval
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
-            return  # the trainer's summary at its end, which counts only what was done since a resume
-        metrics = {_name(key): value for key, value in logs.items() if key not in _LEFT_OUT and value is not None}
-        if self.measured is not None:
-            metrics |= self.measured()
+            return  # the trainer's final summary, which covers only the steps since the last resume
+        metrics = {_name(key): value for key, value in logs.items() if key not in _SKIP_KEYS and value is not None}
+        if self.step_metrics is not None:
+            metrics |= self.step_metrics()
         self.run.metrics.log("update", "updates", metrics, updates=state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -60,7 +61,7 @@ class CheckpointCallback(TrainerCallback):
 
 
 def _name(key: str) -> str:
-    """`rewards/valid/mean` of the trainer is `train/reward_valid` here."""
+    """Return the run's name of a trainer's metric, e.g. `train/reward_valid` for `rewards/valid/mean`."""
     if key in _TIMES:
         return _TIMES[key]
     if key.startswith("rewards/"):

@@ -1,4 +1,4 @@
-"""Prompts and replies of the proposer for histories of any origin, so that training and use have the same format."""
+"""Conversion of trials to prompts and of vectors to replies, in the same format for training and use."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import Outcome
 from llmrl.core.spaces import ParameterSpace
 from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.trials import ParameterTrial
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.structured import InvalidReply
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.principals.history import History
-from llmrl.principals.llm_principal import LLMPrincipal
+from llmrl.principals.llm_principal import LLMPrincipal, ParsedReply
 from llmrl.principals.llm_search import LLMSearch, shown_number
-from llmrl.principals.reply_formats import ParsedReply
+from llmrl.statistics.estimators import standard_error_of_mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,31 +57,32 @@ class PromptFormat:
         proposer: `principal=llm` as `llmrl-train` builds it, with the chat model that will be asked.
 
     Raises:
-        ConfigError: the proposer does not propose parameters of a policy, one vector per reply and single question; it
-            shows more than returns; or a written reply is not read back unchanged.
+        ConfigError: the proposer does not propose parameters of a policy, one vector per reply and single question; its
+            prompts contain more than returns; or a written reply does not parse to the same numbers.
     """
 
     def __init__(self, proposer: LLMPrincipal) -> None:
         if not isinstance(proposer, LLMSearch):
-            raise ConfigError("fine-tuning is for proposers of policy parameters (agent=linear, tabular, ...)")
-        if proposer.one_prompt_per_batch:
+            raise ConfigError("fine-tuning needs a proposer of policy parameters; use agent=linear, tabular, ...")
+        if proposer.joint_prompt:
             raise ConfigError(
-                "principal.one_prompt_per_batch=true asks for several vectors in a reply; fine-tuning is of one a reply"
+                "principal.joint_prompt=true requests several vectors per reply, but fine-tuning supports one; "
+                "set it to false"
             )
         if proposer.form.turns > 1:
             raise ConfigError(
-                f"principal.turns={proposer.form.turns} asks in conversations, and fine-tuning is of questions that "
-                "are each by itself: leave it null"
+                f"principal.turns={proposer.form.turns} uses conversations, but fine-tuning supports single questions "
+                "only; set it to null"
             )
         if proposer.form.episode_steps:
             raise ConfigError(
-                f"principal.episode_steps={proposer.form.episode_steps} shows episodes, and none are kept here: leave "
-                "it null"
+                f"principal.episode_steps={proposer.form.episode_steps} shows episodes, which trials for fine-tuning "
+                "do not contain; set it to null"
             )
         if proposer.settings.observations:
             raise ConfigError(
-                "principal.observations=true shows more of each trial than its return, and that is all that is "
-                "kept of trials here; leave it null"
+                "principal.observations=true shows observations, which trials for fine-tuning do not contain; set it "
+                "to null"
             )
         self.proposer = proposer
         self.space: ParameterSpace = proposer.space
@@ -101,23 +101,25 @@ class PromptFormat:
         proposer = copy.copy(self.proposer)
         proposer.history = History(proposer.spec, proposer.history.pooled)
         for trial in example.history:
-            proposer.history.add([_outcome(trial)])
+            proposer.history.add([_to_outcome(trial)])
         proposer.iteration = len(example.history)
-        fitted = _Fitted(self.proposer.asker)
-        proposer.asker = fitted  # type: ignore[assignment]  # fits prompts, and records how many trials remain
+        recorder = _RecordingAsker(self.proposer.asker)
+        proposer.asker = recorder  # type: ignore[assignment]  # fits prompts, and records the number of remaining trials
         prompt = proposer.question(None)
         assert isinstance(prompt, Prompt)  # not a conversation
         selected = proposer.select(None)
-        records = proposer.history.trim(selected, proposer.settings.history, fitted.records)
-        shown = tuple(_trial([example.history[int(i)] for i in record["measured"]]) for record in records)
-        if not shown:
+        records = proposer.history.trim(selected, proposer.settings.history, recorder.records)
+        prompt_trials = tuple(
+            _merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records
+        )
+        if not prompt_trials:
             raise ConfigError(
-                f"the prompt {prompt.name} fits into the window of {proposer.llm.label} only without any history; "
-                "choose a model with a longer one, principal.rows=compact, or a smaller llm.max_tokens"
+                f"the prompt {prompt.name} fits into the context window of {proposer.llm.label} only without any "
+                "history; choose a model with a larger one, principal.rows=compact, or a smaller llm.max_tokens"
             )
-        left_out = len(example.history) - sum(len(record["measured"]) for record in records)
+        n_omitted = len(example.history) - sum(len(record["measured"]) for record in records)
         messages = ({"role": "user", "content": prompt.text},)
-        return ProposalPrompt(example, messages, shown, left_out, prompt.name, prompt.hash)
+        return ProposalPrompt(example, messages, prompt_trials, n_omitted, prompt.name, prompt.hash)
 
     def reply(self, question: ProposalPrompt) -> str | None:
         """Return the reply that proposes the target of the question's example; None if it has no target."""
@@ -151,29 +153,30 @@ class PromptFormat:
 
     def proposable(self, vector: np.ndarray) -> bool:
         """Return whether the search would try a proposed vector unchanged."""
-        tried = self.usable(vector)
-        return tried is not None and np.array_equal(tried, vector)
+        rounded = self.usable(vector)
+        return rounded is not None and np.array_equal(rounded, vector)
 
-    def inside(self, vector: np.ndarray) -> bool:
+    def in_bounds(self, vector: np.ndarray) -> bool:
         """Return whether all numbers are within their bounds."""
         return bool(np.all((vector >= self.space.low) & (vector <= self.space.high)))
 
     def _check_format(self) -> None:
+        """Raise ConfigError if a written reply cannot be parsed, or yields other numbers."""
         middle = self.space.rounded((self.space.low + self.space.high) / 2)
         text = self.write(middle, "A check of the format.")
         try:
-            same = np.allclose(self.read(text), middle)
+            is_equal = np.allclose(self.read(text), middle)
         except InvalidReply as fault:
             raise ConfigError(
                 f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {fault}"
             ) from fault
-        if not same:
+        if not is_equal:
             raise ConfigError(
                 f"replies in the form principal.reply={self.proposer.form.reply} are read as other numbers: {text}"
             )
 
 
-class _Fitted:
+class _RecordingAsker:
     """Wrapper of `asker` that also records the number of history records in the last fitted prompt."""
 
     def __init__(self, asker: StructuredQuery[ParsedReply]) -> None:
@@ -183,27 +186,28 @@ class _Fitted:
     def fit(self, render: Callable[[int], Prompt], n: int) -> Prompt:
         rendered: list[tuple[int, Prompt]] = []
 
-        def kept(k: int) -> Prompt:
+        def record_render(k: int) -> Prompt:
             rendered.append((k, render(k)))
             return rendered[-1][1]
 
-        prompt = self._asker.fit(kept, n)
-        self.records = next(k for k, other in rendered if other is prompt)
+        prompt = self._asker.fit(record_render, n)
+        self.records = next(k for k, candidate in rendered if candidate is prompt)
         return prompt
 
 
-def _trial(measured: Sequence[ParameterTrial]) -> ParameterTrial:
+def _merge_trials(repeats: Sequence[ParameterTrial]) -> ParameterTrial:
     """Merge the trials of one vector."""
-    if len(measured) == 1:
-        return measured[0]
-    return ParameterTrial(measured[0].vector, np.concatenate([trial.returns for trial in measured]))
+    if len(repeats) == 1:
+        return repeats[0]
+    return ParameterTrial(repeats[0].vector, np.concatenate([trial.returns for trial in repeats]))
 
 
-def _outcome(trial: ParameterTrial) -> Outcome:
+def _to_outcome(trial: ParameterTrial) -> Outcome:
+    """Convert a trial to an outcome in the proposer's history."""
     return Outcome(trial.vector, trial.value, trial.returns, standard_error_of_mean(trial.returns))
 
 
 def _shortest(value: float) -> str:
     """Format a number as in the prompt's rows, or exactly if that would round it."""
-    shown = shown_number(value)
-    return shown if float(shown) == value else repr(value)
+    text = shown_number(value)
+    return text if float(text) == value else repr(value)

@@ -1,4 +1,4 @@
-"""Training examples from trials: a history to show, and known better parameters as the target."""
+"""Training examples made from trials: a history to show, and better parameters as the target."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import Estimate, PooledEstimates, key_of
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.trials import ParameterTrial, Series
+from llmrl.statistics.estimators import standard_error_of_mean
 
 Target = Literal["better", "nearest", "best"]
 
@@ -40,30 +40,35 @@ class ProposalExample:
 def split(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Series], list[Series]]:
     """Split `series` into (training, held out) without common parameters.
 
-    Of several search runs, whole runs are held out; of a single run, and of random trials, parameters with all their
-    trials. At least one is held out and one kept. Trials of held-out parameters are removed from all training series.
+    If there are several search runs, complete runs are held out. Otherwise, parameters with all their trials are held
+    out. At least one is held out and one remains. Trials of held-out parameters are removed from all training series.
 
     Args:
         series: series of one task.
         share: share of trials or runs to hold out, in (0, 1).
         seeds: seed tree of the selection.
     """
-    runs = [one for one in series if one.ordered]
+    runs = [trial_series for trial_series in series if trial_series.ordered]
     train: list[Series] = []
-    held_out: list[Series] = []
+    holdout: list[Series] = []
     if len(runs) > 1:
-        chosen = _chosen(len(runs), share, seeds.numpy("runs"))
+        holdout_indices = _sample_indices(len(runs), share, seeds.numpy("runs"))
         for i, run in enumerate(runs):
-            (held_out if i in chosen else train).append(run)
-    for i, one in enumerate(series):
-        if one.ordered and len(runs) > 1:
+            (holdout if i in holdout_indices else train).append(run)
+    for i, trial_series in enumerate(series):
+        if trial_series.ordered and len(runs) > 1:
             continue
-        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in one.trials))
-        kept = {vectors[j] for j in _chosen(len(vectors), share, seeds.numpy(f"trials {i}"))}
-        held_out.append(replace(one, trials=tuple(t for t in one.trials if key_of(t.vector) in kept)))
-        train.append(one)
-    out = {key_of(trial.vector) for one in held_out for trial in one.trials}
-    return [replace(one, trials=tuple(t for t in one.trials if key_of(t.vector) not in out)) for one in train], held_out
+        vectors = list(dict.fromkeys(key_of(trial.vector) for trial in trial_series.trials))
+        holdout_keys = {vectors[j] for j in _sample_indices(len(vectors), share, seeds.numpy(f"trials {i}"))}
+        holdout.append(
+            replace(trial_series, trials=tuple(t for t in trial_series.trials if key_of(t.vector) in holdout_keys))
+        )
+        train.append(trial_series)
+    excluded = {key_of(trial.vector) for trial_series in holdout for trial in trial_series.trials}
+    return [
+        replace(trial_series, trials=tuple(t for t in trial_series.trials if key_of(t.vector) not in excluded))
+        for trial_series in train
+    ], holdout
 
 
 def make_examples(
@@ -84,7 +89,8 @@ def make_examples(
     Args:
         series: series of trials, drawn with probability proportional to their length.
         n: number of examples.
-        fewest, most: bounds of the uniformly drawn number of trials in a history.
+        fewest: lower bound of the uniformly drawn number of trials in a history.
+        most: upper bound of this number.
         target: choice among all trials whose parameters have a higher mean value than the history's best trial:
             `better`: a random one; `nearest`: the nearest to that best trial, in units of each parameter's standard
             deviation; `best`: the best.
@@ -96,29 +102,29 @@ def make_examples(
     Raises:
         ConfigError: no series has `most` trials.
     """
-    usable = [one for one in series if len(one.trials) >= most]
+    usable = [source for source in series if len(source.trials) >= most]
     if not usable:
-        longest = max((len(one.trials) for one in series), default=0)
+        longest = max((len(source.trials) for source in series), default=0)
         raise ConfigError(
-            f"dataset.examples={most} trials are to be shown in a prompt, and there are at most {longest} {which}; "
-            "raise dataset.trials, give more dataset.runs, or lower dataset.examples"
+            f"dataset.examples={most} trials per prompt are needed, but there are at most {longest} {which}; increase "
+            "dataset.trials, add dataset.runs, or decrease dataset.examples"
         )
-    sizes = np.array([len(one.trials) for one in usable], dtype=np.float64)
-    known = _Known([trial for one in series for trial in one.trials], target, proposable)
+    sizes = np.array([len(source.trials) for source in usable], dtype=np.float64)
+    candidates = _TargetCandidates([trial for source in series for trial in source.trials], target, proposable)
     examples = []
     for i in range(n):
         rng = seeds.numpy(i)
-        one = usable[int(rng.choice(len(usable), p=sizes / sizes.sum()))]
-        shown = int(rng.integers(fewest, most + 1))
-        until = int(rng.integers(shown, len(one.trials) + 1)) if one.ordered else len(one.trials)
-        picked = rng.choice(until, size=shown, replace=False)
-        history = tuple(one.trials[j] for j in (np.sort(picked) if one.ordered else picked))
+        source = usable[int(rng.choice(len(usable), p=sizes / sizes.sum()))]
+        size = int(rng.integers(fewest, most + 1))
+        end = int(rng.integers(size, len(source.trials) + 1)) if source.ordered else len(source.trials)
+        indices = rng.choice(end, size=size, replace=False)
+        history = tuple(source.trials[j] for j in (np.sort(indices) if source.ordered else indices))
         draw = int(rng.integers(2**31))  # always drawn, so that `target` changes nothing else
-        examples.append(ProposalExample(i, history, known.target_of(history, draw)))
+        examples.append(ProposalExample(i, history, candidates.target_of(history, draw)))
     return examples
 
 
-class _Known:
+class _TargetCandidates:
     """All trials of a task, as candidates for targets.
 
     Args:
@@ -130,33 +136,33 @@ class _Known:
         self, trials: Sequence[ParameterTrial], target: Target, proposable: Callable[[np.ndarray], bool]
     ) -> None:
         self.trials, self.target = trials, target
-        self._values = np.array([each.value for each in _pooled(trials)])
+        self._values = np.array([estimate.value for estimate in _pool(trials)])
         self._keys = [key_of(trial.vector) for trial in trials]
-        self._fit = np.array([proposable(trial.vector) for trial in trials])
+        self._proposable = np.array([proposable(trial.vector) for trial in trials])
         vectors = np.stack([trial.vector for trial in trials])
-        spread = vectors.std(axis=0)
-        self._scale = np.where(spread > 0, spread, 1.0)
+        deviation = vectors.std(axis=0)
+        self._scale = np.where(deviation > 0, deviation, 1.0)
         self._scaled = vectors / self._scale
 
     def target_of(self, history: Sequence[ParameterTrial], draw: int) -> ParameterTrial | None:
         """Return a trial that is better than all of `history`; None if there is none. `draw` selects a `better` one."""
         best = max(history, key=lambda trial: trial.value)
-        shown = {key_of(trial.vector) for trial in history}
-        better = np.flatnonzero(self._fit & (self._values > best.value))
-        better = better[[self._keys[j] not in shown for j in better]]
+        history_keys = {key_of(trial.vector) for trial in history}
+        better = np.flatnonzero(self._proposable & (self._values > best.value))
+        better = better[[self._keys[j] not in history_keys for j in better]]
         if not len(better):
             return None
         if self.target == "best":
-            chosen = better[np.argmax(self._values[better])]
+            index = better[np.argmax(self._values[better])]
         elif self.target == "nearest":
-            own = best.vector / self._scale
-            chosen = better[np.argmin(((self._scaled[better] - own) ** 2).sum(axis=1))]
+            origin = best.vector / self._scale
+            index = better[np.argmin(((self._scaled[better] - origin) ** 2).sum(axis=1))]
         else:
-            chosen = better[draw % len(better)]
-        return self.trials[int(chosen)]
+            index = better[draw % len(better)]
+        return self.trials[int(index)]
 
 
-def _pooled(trials: Sequence[ParameterTrial]) -> list[Estimate]:
+def _pool(trials: Sequence[ParameterTrial]) -> list[Estimate]:
     """Return for each trial the pooled estimate of all trials of its parameters."""
     pool = PooledEstimates()
     for trial in trials:
@@ -170,5 +176,6 @@ def held_out_of(n: int, share: float) -> int:
     return int(np.clip(round(share * n), 1, max(n - 1, 1)))
 
 
-def _chosen(n: int, share: float, rng: np.random.Generator) -> set[int]:
+def _sample_indices(n: int, share: float, rng: np.random.Generator) -> set[int]:
+    """Draw the indices to hold out of `n`, about `share` of them."""
     return set(rng.permutation(n)[: held_out_of(n, share)].tolist())

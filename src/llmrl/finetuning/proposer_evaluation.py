@@ -1,4 +1,4 @@
-"""How good a proposer is at prompts it was not trained on, beside what takes no model at all."""
+"""Evaluation of a proposer on held-out prompts, in comparison with baselines that use no model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.intervals import mean_interval
-from llmrl.analysis.statistics import wilson
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import read_object
 from llmrl.core.ranges import PositiveInt
@@ -20,52 +18,59 @@ from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
 from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import REWARDS, Attempt, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
+from llmrl.statistics.estimators import wilson
+from llmrl.statistics.intervals import mean_interval
 
-RATES = ("valid_rate", "inside_rate", "improvement_rate", "repeat_rate")
-"""Shares of replies; their intervals are Wilson's, which tell something of 0 and 1 too."""
+RATES = ("valid_rate", "in_bounds_rate", "improvement_rate", "repeat_rate")
+"""Measures that are shares of replies, with Wilson intervals, which are informative for 0 and 1, too."""
 MEASURES = (*RATES, "return", "score", "rank", "reward")
-"""What is measured of each reply; see `measure`."""
+"""All measures of a reply, see `measure`."""
 RESULTS = "evaluation.json"
-"""In the run folder."""
+"""File of the results in the run folder."""
 
 
 @dataclass(frozen=True)
 class ProposerEvaluation:
-    """How a proposer is evaluated, before and after.
+    """Settings of the evaluation of a proposer, before and after training.
 
     Attributes:
-        rollouts: episodes a proposal is judged by.
-        transfer_trials: random parameters from which the prompts of each other task are made.
+        rollouts: number of episodes per proposal.
+        transfer_trials: number of random trials of which the prompts of each other task are made.
     """
 
     rollouts: PositiveInt = 20
     transfer_trials: PositiveInt = 256
 
 
-def chat_requests(questions: PromptFormat, asked: Sequence[ProposalPrompt]) -> list[ChatRequest]:
-    """What a model is asked; its first replies count, no chance of repair given, and "" where a call failed for
-    good."""
+def chat_requests(questions: PromptFormat, prompts: Sequence[ProposalPrompt]) -> list[ChatRequest]:
+    """Return the requests of prompts to a model.
+
+    Only the first reply to each counts, without repairs; it is "" if the call failed permanently.
+    """
 
     def read(reply: ChatReply) -> np.ndarray:
         return questions.read(reply.text, reply.cut)
 
-    return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in asked]
+    return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in prompts]
 
 
 def measure(attempts: Sequence[Attempt], rewards: Rewards, scale: Scale) -> State:
-    """The measures of each reply, [n] each.
+    """Return the measures of each reply, [n] each.
 
-    valid_rate: numbers could be read; inside_rate: and are inside the bounds; improvement_rate: the return is above the
-    best of the prompt's history; repeat_rate: a proposal of the history again; return: mean over the rollouts, NaN
-    where nothing was played; score: the return scaled to [0, 1], 0 where nothing was played; rank: share of the history
-    that was beaten, ties counting half; reward: the weighted sum of the rewards.
+    valid_rate: 1 if the numbers could be parsed. in_bounds_rate: 1 if they are also within the bounds.
+    improvement_rate: 1 if the return exceeds the best of the prompt's history. repeat_rate: 1 for a proposal that the
+    history already contains.
+    return: mean over the rollouts, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was played.
+    rank: share of the history with a lower value, ties counting half. reward: weighted sum of the rewards.
     """
     values = [np.nan if attempt.value is None else attempt.value for attempt in attempts]
     return {
         "valid_rate": np.array([float(attempt.vector is not None) for attempt in attempts]),
-        "inside_rate": np.array([float(attempt.inside) for attempt in attempts]),
+        "in_bounds_rate": np.array([float(attempt.in_bounds) for attempt in attempts]),
         "improvement_rate": np.array(
-            [float(v > a.history.max()) for v, a in zip(values, attempts, strict=True)]  # NaN is above nothing
+            [
+                float(v > attempt.history.max()) for v, attempt in zip(values, attempts, strict=True)
+            ]  # comparisons with NaN are false
         ),
         "repeat_rate": np.array([float(attempt.repeats) for attempt in attempts]),
         "return": np.array(values),
@@ -76,48 +81,55 @@ def measure(attempts: Sequence[Attempt], rewards: Rewards, scale: Scale) -> Stat
 
 
 def baselines(
-    judge: RewardFunction, asked: Sequence[ProposalPrompt], rewards: Rewards, scale: Scale, seeds: Seeds
+    judge: RewardFunction, prompts: Sequence[ProposalPrompt], rewards: Rewards, scale: Scale, seeds: Seeds
 ) -> State:
-    """The same prompts answered without a model: `random` draws parameters inside the bounds, `incumbent` proposes the
-    best of the history again, which tells how much of that best was luck."""
-    vectors = random_vectors(judge.questions.space, seeds.child("random"), range(len(asked)), None, None)
-    best = np.stack([max(question.shown, key=lambda trial: trial.value).vector for question in asked])
+    """Return the measures of two baselines without a model for the same prompts.
+
+    `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows how
+    much of its value was luck.
+    """
+    vectors = random_vectors(judge.questions.space, seeds.child("random"), range(len(prompts)), None, None)
+    best = np.stack([max(question.shown, key=lambda trial: trial.value).vector for question in prompts])
     return {
-        "random": measure(judge.of_vectors(asked, vectors, "evaluation"), rewards, scale),
-        "incumbent": measure(judge.of_vectors(asked, best, "evaluation"), rewards, scale),
+        "random": measure(judge.of_vectors(prompts, vectors, "evaluation"), rewards, scale),
+        "incumbent": measure(judge.of_vectors(prompts, best, "evaluation"), rewards, scale),
     }
 
 
-def summarize(measured: State) -> dict[str, dict[str, Any]]:
-    """By measure: `mean`, the bounds `low` and `high` of its 95 % interval, and `n`, the replies it is over."""
+def summarize(measures: State) -> dict[str, dict[str, Any]]:
+    """Return statistics of each measure.
+
+    These are the `mean`, the bounds `low` and `high` of its 95 % interval, and the number `n` of replies with this
+    measure.
+    """
     table: dict[str, dict[str, Any]] = {}
     for name in MEASURES:
-        kept = np.asarray(measured[name], dtype=np.float64)
-        kept = kept[np.isfinite(kept)]
-        if not len(kept):
+        finite = np.asarray(measures[name], dtype=np.float64)
+        finite = finite[np.isfinite(finite)]
+        if not len(finite):
             table[name] = {"mean": None, "low": None, "high": None, "n": 0}
             continue
-        low, high = _wilson_interval(kept) if name in RATES else _t_interval(kept)
-        table[name] = {"mean": float(kept.mean()), "low": low, "high": high, "n": len(kept)}
+        low, high = _wilson_interval(finite) if name in RATES else _t_interval(finite)
+        table[name] = {"mean": float(finite.mean()), "low": low, "high": high, "n": len(finite)}
     return table
 
 
 def difference(after: State, before: State) -> dict[str, dict[str, Any]]:
-    """`after` less `before`, prompt by prompt, with t intervals; over prompts where both have the measure."""
+    """Return the paired differences `after` - `before` with t intervals, over prompts with both measures."""
     table: dict[str, dict[str, Any]] = {}
     for name in MEASURES:
-        gained = np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64)
-        kept = gained[np.isfinite(gained)]
-        if len(kept):
-            low, high = _t_interval(kept)
-            table[name] = {"mean": float(kept.mean()), "low": low, "high": high, "n": len(kept)}
+        differences = np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64)
+        finite = differences[np.isfinite(differences)]
+        if len(finite):
+            low, high = _t_interval(finite)
+            table[name] = {"mean": float(finite.mean()), "low": low, "high": high, "n": len(finite)}
         else:
             table[name] = {"mean": None, "low": None, "high": None, "n": 0}
     return table
 
 
 def read_results(run: Path) -> dict[str, Any] | None:
-    """What `evaluation.json` of a run folder holds; None where there is none.
+    """Return the content of `evaluation.json` in a run folder; None if there is none.
 
     Raises:
         RunFolderError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Evaluation of replies: parsed, checked against the bounds, and played."""
+"""Evaluation of replies: they are parsed, checked against the bounds, and their parameters are played."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
 from llmrl.finetuning.rewards import Attempt
 from llmrl.finetuning.trials import Play
-from llmrl.llms.structured import InvalidReply, read
+from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.structured import read
 from llmrl.rollout.batched_evaluator import episode_seeds
 
 
@@ -40,8 +41,8 @@ class RewardFunction:
         """
         key = (when, tuple(replies), tuple(id(question) for question in questions))
         if self._last is None or self._last[0] != key:
-            reads = [self._read(reply) for reply in replies]
-            self._last = (key, self._attempts(questions, reads, when))
+            parsed_replies = [self._read(reply) for reply in replies]
+            self._last = (key, self._attempts(questions, parsed_replies, when))
         return self._last[1]
 
     def of_vectors(self, questions: Sequence[ProposalPrompt], vectors: np.ndarray, when: str) -> list[Attempt]:
@@ -49,53 +50,58 @@ class RewardFunction:
         return self._attempts(questions, [(vector, "") for vector in vectors], when)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics of the last replies: train/valid_rate, train/inside_rate, train/repeat_rate,
-        train/unread_groups (prompts without a valid reply) and train/return (mean over the replies played)."""
+        """Return metrics of the last replies.
+
+        These are train/valid_rate, train/in_bounds_rate, train/repeat_rate, train/skipped_groups (number of prompts
+        without a valid reply) and train/return (mean over the replies played).
+        """
         attempts = [] if self._last is None else self._last[1]
         if self._last is None or not attempts:
             return {}
         groups = defaultdict[int, list[bool]](list)
         for prompt, attempt in zip(self._last[0][2], attempts, strict=True):
             groups[prompt].append(attempt.vector is not None)
-        played = [attempt.value for attempt in attempts if attempt.value is not None]
+        returns = [attempt.value for attempt in attempts if attempt.value is not None]
         rates = {
             "train/valid_rate": float(np.mean([attempt.vector is not None for attempt in attempts])),
-            "train/inside_rate": float(np.mean([attempt.inside for attempt in attempts])),
+            "train/in_bounds_rate": float(np.mean([attempt.in_bounds for attempt in attempts])),
             "train/repeat_rate": float(np.mean([attempt.repeats for attempt in attempts])),
-            "train/unread_groups": float(sum(not any(valid) for valid in groups.values())),
+            "train/skipped_groups": float(sum(not any(valid) for valid in groups.values())),
         }
-        return rates | ({"train/return": float(np.mean(played))} if played else {})
+        return rates | ({"train/return": float(np.mean(returns))} if returns else {})
 
     def _read(self, reply: str) -> tuple[np.ndarray | None, str]:
         """Return the numbers in a reply and ""; or None and what is wrong with the reply."""
         try:
-            return read(ChatReply(reply), lambda said: self.questions.read(said.text)), ""
+            return read(ChatReply(reply), lambda chat_reply: self.questions.read(chat_reply.text)), ""
         except InvalidReply as fault:
             return None, str(fault)
 
     def _attempts(
-        self, questions: Sequence[ProposalPrompt], reads: Sequence[tuple[np.ndarray | None, str]], when: str
+        self, questions: Sequence[ProposalPrompt], parsed_replies: Sequence[tuple[np.ndarray | None, str]], purpose: str
     ) -> list[Attempt]:
-        tried = [None if vector is None else self.questions.usable(vector) for vector, _ in reads]
-        rows: dict[bytes, int] = {}
-        for vector in tried:
+        """Return the attempts of parsed replies; each distinct vector is played once."""
+        usable_vectors = [None if vector is None else self.questions.usable(vector) for vector, _ in parsed_replies]
+        vector_indices: dict[bytes, int] = {}
+        for vector in usable_vectors:
             if vector is not None:
-                rows.setdefault(_key(vector), len(rows))
+                vector_indices.setdefault(_key(vector), len(vector_indices))
         returns = np.zeros((0, self.rollouts))
-        if rows:
-            vectors = np.stack([np.frombuffer(key, dtype=np.float64) for key in rows])
-            returns = self.play(vectors, episode_seeds(self.seeds.child(when), self.rollouts))
+        if vector_indices:
+            vectors = np.stack([np.frombuffer(key, dtype=np.float64) for key in vector_indices])
+            returns = self.play(vectors, episode_seeds(self.seeds.child(purpose), self.rollouts))
         attempts = []
-        for question, (vector, fault), played in zip(questions, reads, tried, strict=True):
-            row = np.zeros(0) if played is None else returns[rows[_key(played)]]
+        for question, (vector, fault), parameters in zip(questions, parsed_replies, usable_vectors, strict=True):
+            episode_returns = np.zeros(0) if parameters is None else returns[vector_indices[_key(parameters)]]
             attempts.append(
                 Attempt(
                     vector,
-                    inside=vector is not None and self.questions.inside(vector),
+                    in_bounds=vector is not None and self.questions.in_bounds(vector),
                     # Parameters so large that the environment returns NaN or infinity have no value.
-                    returns=row if np.isfinite(row).all() else np.zeros(0),
+                    returns=episode_returns if np.isfinite(episode_returns).all() else np.zeros(0),
                     history=np.array([trial.value for trial in question.shown]),
-                    repeats=played is not None and _key(played) in {_key(trial.vector) for trial in question.shown},
+                    repeats=parameters is not None
+                    and _key(parameters) in {_key(trial.vector) for trial in question.shown},
                     fault=fault,
                 )
             )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +17,7 @@ class Attempt:
 
     Attributes:
         vector: numbers in the reply, [d]; None if it could not be parsed.
-        inside: whether the numbers are within the bounds.
+        in_bounds: whether the numbers are within the bounds.
         returns: returns of the episodes played with them, [m]; empty if nothing was played or a return is not finite.
         history: values of the proposals shown in the prompt, [k], k >= 1.
         repeats: whether the vector is one of those proposals.
@@ -26,7 +25,7 @@ class Attempt:
     """
 
     vector: np.ndarray | None
-    inside: bool
+    in_bounds: bool
     returns: np.ndarray
     history: np.ndarray
     repeats: bool = False
@@ -40,7 +39,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Scale:
-    """Returns that count as 0 (`low`) and as 1 (`high`). `published`: see `improvement`.
+    """Returns that are scaled to 0 (`low`) and to 1 (`high`). `published`: see `improvement`.
 
     Raises:
         ConfigError: `low` is not below `high`.
@@ -53,8 +52,8 @@ class Scale:
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ConfigError(
-                f"rewards are scaled from low={self.low:g} to high={self.high:g}, which leaves no room: set "
-                "low and high (of rewards, or of transfer.<task>) to a bad and to a good return of this task"
+                f"low must be below high, got low={self.low:g} and high={self.high:g}; set low and high (of rewards, "
+                "or of transfer.<task>) to a bad and to a good return of this task"
             )
 
     def __call__(self, value: float) -> float:
@@ -67,9 +66,9 @@ def valid(attempt: Attempt, scale: Scale) -> float:
     return float(attempt.vector is not None)
 
 
-def inside(attempt: Attempt, scale: Scale) -> float:
+def in_bounds(attempt: Attempt, scale: Scale) -> float:
     """Return 1 if the reply could be parsed and its numbers are within the bounds, else 0."""
-    return float(attempt.vector is not None and attempt.inside)
+    return float(attempt.vector is not None and attempt.in_bounds)
 
 
 def scaled_return(attempt: Attempt, scale: Scale) -> float:
@@ -104,7 +103,7 @@ def rank(attempt: Attempt, scale: Scale) -> float:
 
 
 def repeat(attempt: Attempt, scale: Scale) -> float:
-    """Return -1 for a proposal that the history holds already, else 0."""
+    """Return -1 for a proposal that the history already contains, else 0."""
     return -float(attempt.repeats)
 
 
@@ -112,7 +111,7 @@ Reward = Callable[[Attempt, Scale], float]
 
 REWARDS: Mapping[str, Reward] = {
     "valid": valid,
-    "inside": inside,
+    "in_bounds": in_bounds,
     "scaled_return": scaled_return,
     "improvement": improvement,
     "rank": rank,
@@ -120,11 +119,12 @@ REWARDS: Mapping[str, Reward] = {
 }
 
 
+@dataclass(frozen=True)
 class Rewards:
     """Reward of a reply: the weighted sum of the named rewards.
 
-    Args:
-        valid, inside, scaled_return, improvement, rank, repeat: weights of these rewards; 0 omits one.
+    Attributes:
+        valid, in_bounds, scaled_return, improvement, rank, repeat: weights of these rewards; 0 omits one.
         low, high: returns that count as 0 and as 1; None: the lowest and the highest mean return among the training
             trials.
         rollouts: episodes per proposal.
@@ -134,28 +134,29 @@ class Rewards:
         ConfigError: all weights are 0, or `low` is not below `high`.
     """
 
-    def __init__(
-        self,
-        valid: NonNegativeFloat = 1.0,
-        inside: NonNegativeFloat = 1.0,
-        scaled_return: NonNegativeFloat = 1.0,
-        improvement: NonNegativeFloat = 1.0,
-        rank: NonNegativeFloat = 0.0,
-        repeat: NonNegativeFloat = 0.5,
-        low: float | None = None,
-        high: float | None = None,
-        rollouts: PositiveInt = 5,
-        parity: bool = False,
-    ) -> None:
-        weights = (valid, inside, scaled_return, improvement, rank, repeat)
-        self.weights = {name: w for name, w in zip(REWARDS, weights, strict=True) if w > 0}
+    valid: NonNegativeFloat
+    in_bounds: NonNegativeFloat
+    scaled_return: NonNegativeFloat
+    improvement: NonNegativeFloat
+    rank: NonNegativeFloat
+    repeat: NonNegativeFloat
+    low: float | None
+    high: float | None
+    rollouts: PositiveInt
+    parity: bool
+
+    def __post_init__(self) -> None:
         if not self.weights:
             raise ConfigError(
-                f"every reward has the weight 0; give one of rewards.{', '.join(REWARDS)} a weight above 0"
+                f"all rewards have the weight 0; set one of rewards.{', '.join(REWARDS)} to a number above 0"
             )
-        if low is not None and high is not None:
-            Scale(low, high)
-        self.low, self.high, self.rollouts, self.parity = low, high, rollouts, parity
+        if self.low is not None and self.high is not None:
+            Scale(self.low, self.high)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights above 0 by the name of the reward."""
+        return {name: weight for name in REWARDS if (weight := getattr(self, name)) > 0}
 
     def scale(self, values: np.ndarray) -> Scale:
         """Return the scale for the `values` [n] of the training trials.
@@ -169,9 +170,8 @@ class Rewards:
 
     def scaled(self, limits: tuple[float | None, float | None]) -> Rewards:
         """Return the same rewards for another task, with `limits` as `low` and `high`."""
-        other = copy.copy(self)
-        other.low, other.high = limits
-        return other
+        low, high = limits
+        return replace(self, low=low, high=high)
 
     def __call__(self, attempt: Attempt, scale: Scale) -> float:
         """Return the weighted sum."""

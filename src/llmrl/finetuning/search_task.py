@@ -1,10 +1,10 @@
-"""Tasks to propose parameters for, and datasets of a proposer's prompts in them."""
+"""Tasks that parameters are proposed for, and datasets of prompts for them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from llmrl.run.files import write_atomic
 
 @dataclass
 class SearchTask:
-    """Environment with a parametrised policy.
+    """Environment with a parametrized policy.
 
     Attributes:
         name: name of the task in results.
@@ -39,8 +39,7 @@ class SearchTask:
         play: function that plays parameters of the policy.
         questions: format of the proposer's prompts in this task.
         versions: versions of packages that may affect returns.
-        limits: returns that count as 0 and as 1 when scores are scaled; None: the lowest and the highest among its
-            trials.
+        limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
     """
 
     name: str
@@ -53,6 +52,7 @@ class SearchTask:
 
     @property
     def space(self) -> ParameterSpace:
+        """Parameter space of the policy."""
         return self.questions.space
 
 
@@ -72,9 +72,12 @@ class PromptDataset:
     train_values: np.ndarray
 
     def metrics(self) -> dict[str, float]:
-        """Return data/trials (number), data/best and data/mean of their values; data/prompts, data/held_out_prompts and
-        data/prompts_with_target (numbers); data/trials_shown (mean per prompt) and data/trials_left_out (total)."""
-        every = [*self.train, *self.held_out]
+        """Return statistics of the trials and of the prompts.
+
+        These are data/trials (number), data/best and data/mean of their values; data/prompts, data/held_out_prompts and
+        data/prompts_with_target (numbers); data/trials_shown (mean per prompt) and data/trials_excluded (total).
+        """
+        prompts = [*self.train, *self.held_out]
         return {
             "data/trials": float(len(self.values)),
             "data/best": float(self.values.max()),
@@ -82,25 +85,26 @@ class PromptDataset:
             "data/prompts": float(len(self.train)),
             "data/held_out_prompts": float(len(self.held_out)),
             "data/prompts_with_target": float(sum(q.example.target is not None for q in self.train)),
-            "data/trials_shown": float(np.mean([len(q.shown) for q in every])),
-            "data/trials_left_out": float(sum(q.left_out for q in every)),
+            "data/trials_shown": float(np.mean([len(q.shown) for q in prompts])),
+            "data/trials_excluded": float(sum(q.left_out for q in prompts)),
         }
 
 
+@dataclass(frozen=True)
 class Dataset:
     """Settings of the trials and of the prompts made from them.
 
-    Args:
+    Attributes:
         trials: number of random vectors of parameters to play.
         episodes: episodes of each trial; search runs must have the same number per proposal.
-        low, high: bounds of random parameters; None: the policy's, as stated in prompts. For discrete parameters the
-            policy's bounds always apply.
+        low, high: bounds of random parameters; None: the policy's, as stated in prompts. Discrete parameters always
+            have the policy's bounds.
         runs: folders of search runs, or folders around them, whose proposals are used.
         prompts: number of prompts to train on.
         held_out: number of prompts to evaluate on.
         share: share of the trials (with several runs: of the runs) held out for evaluation, in (0, 1).
-        examples: most trials in a prompt.
-        fewest: fewest trials in a prompt, of which the number is uniform; None: `examples`.
+        examples: maximum number of trials in a prompt.
+        min_trials: minimum number of trials in a prompt; the number is drawn uniformly; None: `examples`.
         target: choice of the target among known better parameters, see `make_examples`.
         iterations: length of the search as stated in the prompt; with the adapter in use, the loop's own.
 
@@ -108,37 +112,38 @@ class Dataset:
         ConfigError: there is no source of trials, or numbers are inconsistent.
     """
 
-    def __init__(
-        self,
-        trials: NonNegativeInt = 2048,
-        episodes: PositiveInt = 20,
-        low: float | None = None,
-        high: float | None = None,
-        runs: list[str] | None = None,
-        prompts: PositiveInt = 512,
-        held_out: PositiveInt = 64,
-        share: UnitInterval = 0.1,
-        examples: PositiveInt = 10,
-        fewest: PositiveInt | None = None,
-        target: Target = "better",
-        iterations: PositiveInt = 100,
-    ) -> None:
-        if not trials and not runs:
+    trials: NonNegativeInt
+    episodes: PositiveInt
+    low: float | None
+    high: float | None
+    runs: list[str] | None
+    prompts: PositiveInt
+    held_out: PositiveInt
+    share: UnitInterval
+    examples: PositiveInt
+    min_trials: PositiveInt | None
+    target: Target
+    iterations: PositiveInt
+
+    def __post_init__(self) -> None:
+        if not self.trials and not self.runs:
             raise ConfigError(
-                "there is no data: set dataset.trials to a number of random parameters, or dataset.runs=[<folder>] to "
-                "the folder of a search run"
+                "the dataset has no trials; set dataset.trials to a number of random parameters, or "
+                "dataset.runs=[<folder>] to the folder of a search run"
             )
-        if not 0.0 < share < 1.0:
+        if not 0.0 < self.share < 1.0:
             raise ConfigError(
-                f"dataset.share={share:g}: some trials are to be held out and some not; use 0 < share < 1"
+                f"dataset.share={self.share:g} must be between 0 and 1 (exclusive), so that some trials are held out"
             )
-        if fewest is not None and fewest > examples:
-            raise ConfigError(f"dataset.fewest={fewest} is more than dataset.examples={examples}")
-        if low is not None and high is not None and not low < high:
-            raise ConfigError(f"dataset.low={low:g} must be below dataset.high={high:g}")
-        self.trials, self.episodes, self.low, self.high, self.runs = trials, episodes, low, high, runs or []
-        self.prompts, self.held_out, self.share = prompts, held_out, share
-        self.examples, self.fewest, self.target, self.iterations = examples, fewest or examples, target, iterations
+        if self.min_trials is not None and self.min_trials > self.examples:
+            raise ConfigError(f"dataset.min_trials={self.min_trials} must be at most dataset.examples={self.examples}")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ConfigError(f"dataset.low={self.low:g} must be below dataset.high={self.high:g}")
+
+    @property
+    def min_examples(self) -> int:
+        """Minimum number of trials in a prompt."""
+        return self.min_trials or self.examples
 
     def check(self, task: SearchTask) -> None:
         """Check search runs and numbers of trials before anything is played.
@@ -146,14 +151,16 @@ class Dataset:
         Raises:
             ConfigError: a run is missing or of another task, numbers of episodes differ, or trials are too few.
         """
-        found = [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs)]
-        self._episodes(found)
-        out = held_out_of(self.trials, self.share)
-        if not found and min(out, self.trials - out) < self.examples:
+        search_series = [
+            read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])
+        ]
+        self._episodes_per_proposal(search_series)
+        n_held_out = held_out_of(self.trials, self.share)
+        if not search_series and min(n_held_out, self.trials - n_held_out) < self.examples:
             raise ConfigError(
-                f"dataset.examples={self.examples} trials are to be shown in a prompt, and of "
-                f"dataset.trials={self.trials} {out} are held out (dataset.share={self.share:g}) and "
-                f"{self.trials - out} are to train on; raise dataset.trials, or lower dataset.examples"
+                f"dataset.examples={self.examples} trials per prompt are needed, but of dataset.trials={self.trials} "
+                f"{n_held_out} are held out (dataset.share={self.share:g}) and {self.trials - n_held_out} are for "
+                "training; increase dataset.trials, or decrease dataset.examples"
             )
 
     def prepare(
@@ -163,15 +170,15 @@ class Dataset:
 
         Args:
             task: task of the trials.
-            store: folder of kept trials.
+            store: folder of stored trials.
             seeds: node of the seed tree.
             before_chunk: see `random_trials`.
 
         Raises:
-            ConfigError: the data is of another task, or there is too little.
+            ConfigError: the trials are of another task, or there are too few.
         """
-        series = [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs)]
-        # Discrete parameters have no other bounds than the policy's.
+        series = [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])]
+        # Discrete parameters only have the policy's bounds.
         low, high = (None, None) if task.space.choices.any() else (self.low, self.high)
         if self.trials:
             identity = {
@@ -182,47 +189,45 @@ class Dataset:
                 "versions": dict(task.versions),
             }
             folder = trials_folder(store, identity)
-            wanted = RandomTrials(self.trials, self.episodes, low, high)
-            series.append(random_trials(task.play, task.space, seeds.child("trials"), wanted, folder, before_chunk))
-        task.questions.proposer.on_search_start(self.iterations, self._episodes(series))
-        train, held_out = split(series, self.share, seeds.child("split"))
+            sampling = RandomTrials(self.trials, self.episodes, low, high)
+            series.append(random_trials(task.play, task.space, seeds.child("trials"), sampling, folder, before_chunk))
+        task.questions.proposer.on_search_start(self.iterations, self._episodes_per_proposal(series))
+        train, holdout = split(series, self.share, seeds.child("split"))
         values, train_values = (
-            np.array([trial.value for one in part for trial in one.trials]) for part in (series, train)
+            np.array([trial.value for source in part for trial in source.trials]) for part in (series, train)
         )
         return PromptDataset(
-            self._questions(task, train, self.prompts, seeds.child("train"), "to train on"),
-            self._questions(task, held_out, self.held_out, seeds.child("held out"), "held out"),
+            self._make_prompts(task, train, self.prompts, seeds.child("train"), "to train on"),
+            self._make_prompts(task, holdout, self.held_out, seeds.child("held out"), "held out"),
             values,
             train_values,
         )
 
     def for_transfer(self, trials: int) -> Dataset:
         """Return the settings for another task with random trials only, half of them held out."""
-        return Dataset(
-            trials, self.episodes, None, None, None, 1, self.held_out, 0.5, self.examples, self.fewest, self.target,
-            self.iterations,
-        )  # fmt: skip
+        return replace(self, trials=trials, low=None, high=None, runs=None, prompts=1, share=0.5)
 
-    def _episodes(self, series: Sequence[Series]) -> int:
+    def _episodes_per_proposal(self, series: Sequence[Series]) -> int:
         """Return the number of episodes per proposal, as stated in prompts.
 
         Raises:
             ConfigError: the number differs between series.
         """
-        found = {one.episodes or self.episodes for one in series} | ({self.episodes} if self.trials else set())
-        if len(found) > 1:
+        counts = {source.episodes or self.episodes for source in series} | ({self.episodes} if self.trials else set())
+        if len(counts) > 1:
             raise ConfigError(
-                f"there are data of {' and '.join(map(str, sorted(found)))} episodes a proposal, and prompts tell one "
-                "number; give dataset.runs with equal search.episodes"
-                + (f", and dataset.episodes={self.episodes} as they have (or dataset.trials=0)" if self.trials else "")
+                f"prompts state one number of episodes per proposal, but trials have "
+                f"{' and '.join(map(str, sorted(counts)))}; use dataset.runs with equal search.episodes"
+                + (f", and the same dataset.episodes={self.episodes} (or dataset.trials=0)" if self.trials else "")
             )
-        return found.pop()
+        return counts.pop()
 
-    def _questions(
-        self, task: SearchTask, series: Sequence[Series], n: int, seeds: Seeds, which: str
+    def _make_prompts(
+        self, task: SearchTask, series: Sequence[Series], n: int, seeds: Seeds, purpose: str
     ) -> list[ProposalPrompt]:
+        """Return `n` prompts made from the trials of `series`."""
         examples = make_examples(
-            series, n, self.fewest, self.examples, self.target, seeds, which, task.questions.proposable
+            series, n, self.min_examples, self.examples, self.target, seeds, purpose, task.questions.proposable
         )
         return [task.questions.ask(example) for example in examples]
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: the reply to learn holds parameters that are known to be better."""
+"""Supervised fine-tuning on replies with parameters that are known to be better."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.finetuning.optimiser import Optimiser
+from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.trainer import run_trainer, trainer_class
 from llmrl.finetuning.training_job import TrainingJob
@@ -16,43 +16,46 @@ from llmrl.llms.local.lora import Lora
 
 
 class SFT:
-    """`method=sft`: maximises the likelihood of replies with better parameters, given the prompt (trl's SFTTrainer).
+    """Training by `method=sft`, which maximizes the likelihood of replies with better parameters (SFTTrainer of trl).
 
-    Loss is taken on the tokens of the reply, its end included, and on none of the prompt's. Prompt and reply are
-    tokenised as `llm=local_chat` does when it asks.
+    The loss is over the tokens of the reply, including its end token, and not over those of the prompt. Prompt and
+    reply are tokenized as by `llm=local_chat`.
 
     Args:
-        lora: which weights are trained.
-        optimiser: how.
-        texts: examples a step.
+        lora: adapter whose weights are trained.
+        optimizer: settings of the optimizer.
+        texts: number of examples per step.
 
     Raises:
-        ConfigError: `texts` is no multiple of the optimiser's batch.
+        ConfigError: `texts` is not a multiple of the optimizer's batch.
     """
 
     name = "sft"
     needs_replies = True
 
-    def __init__(self, lora: Lora, optimiser: Optimiser, texts: PositiveInt = 16) -> None:
-        optimiser.accumulation(texts, f"method.texts={texts}")
-        self.lora, self.optimiser, self.texts = lora, optimiser, texts
+    def __init__(self, lora: Lora, optimizer: Optimizer, texts: PositiveInt = 16) -> None:
+        optimizer.accumulation(texts, f"method.texts={texts}")
+        self.lora, self.optimizer, self.texts = lora, optimizer, texts
 
     @property
     def steps(self) -> int:
-        return self.optimiser.steps
+        """Number of optimizer steps."""
+        return self.optimizer.steps
 
     def plan(self) -> list[tuple[str, str]]:
-        return [("  steps", f"{self.steps:,} of {self.texts} examples, {self.optimiser.batch} at once")]
+        """Return rows (item, amount) that describe the planned training."""
+        return [("  steps", f"{self.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
 
     def check(self, prompts: int) -> None:
-        """Raise ConfigError for fewer examples than a step takes."""
+        """Raise ConfigError if there are fewer examples than a step needs."""
         if prompts < self.texts:
             raise ConfigError(
-                f"there are {prompts} prompts with known better parameters, and a step takes "
-                f"method.texts={self.texts}; raise dataset.prompts, or give data in which more is known"
+                f"there are {prompts} prompts with known better parameters, but a step needs "
+                f"method.texts={self.texts}; increase dataset.prompts, or use trials with more improvements"
             )
 
     def train(self, job: TrainingJob) -> Any:
+        """Train to the last step and return the trained `PeftModel`."""
         from datasets import Dataset
         from trl import SFTConfig, SFTTrainer
 
@@ -62,7 +65,7 @@ class SFT:
             if reply is not None
         ]
         self.check(len(rows))
-        arguments = SFTConfig(**self.optimiser.arguments(self.texts, "method.texts", *job.place), max_length=None)
+        arguments = SFTConfig(**self.optimizer.arguments(self.texts, "method.texts", *job.place), max_length=None)
         trainer = trainer_class(SFTTrainer)(
             model=job.module,
             args=arguments,
@@ -74,17 +77,18 @@ class SFT:
 
 
 def check_replies(chat: LocalChat, questions: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
-    """Raise ConfigError where a reply to learn is longer than replies may be, for which prompts leave room."""
+    """Raise ConfigError if a target reply has more tokens than `llm.max_tokens`."""
+    longest = chat.settings.max_tokens
     for question, reply in zip(questions, replies, strict=True):
-        if reply is not None and (tokens := len(chat.encode_reply(question.messages, reply))) > chat.reply_tokens:
+        if reply is not None and (tokens := len(chat.encode_reply(question.messages, reply))) > longest:
             raise ConfigError(
-                f"the reply to learn takes {tokens} tokens of {chat.model}, and llm.max_tokens={chat.reply_tokens} "
-                "would cut it; raise llm.max_tokens"
+                f"a target reply has {tokens} tokens of {chat.model}, more than llm.max_tokens={longest}; increase "
+                "llm.max_tokens"
             )
 
 
 def token_row(job: TrainingJob, messages: tuple[dict[str, str], ...], reply: str) -> dict[str, list[int]]:
-    """`input_ids` and `labels` of one example: the prompt's tokens as they are asked with, then the reply's."""
+    """Return `input_ids` and `labels` of one example: the prompt's tokens as in a request, then the reply's."""
     prompt = job.chat.encode(messages)
     answer = job.chat.encode_reply(messages, reply)
     return {"input_ids": [*prompt, *answer], "labels": [-100] * len(prompt) + answer}

@@ -1,4 +1,4 @@
-"""A trainer of transformers that keeps to the run it belongs to, and the adapter that it trains."""
+"""Training with a trainer of transformers under the control of a run, and saving of the adapter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmrl.llms.local.adapter import CONFIG, write_base
 
 
 def trainer_class(base: type[Any]) -> type[Any]:
-    """`base`, a trainer of trl, without telling its makers that it was used, and without a model card at every save."""
+    """Return a subclass of a trainer of trl that sends no telemetry and writes no model cards."""
 
     class Trainer(base):  # type: ignore[misc]
         def _send_telemetry(self) -> None: ...
@@ -29,35 +29,36 @@ def trainer_class(base: type[Any]) -> type[Any]:
 
 
 def run_trainer(
-    trainer: Any, job: TrainingJob, measured: Callable[[], Mapping[str, float]] | None = None, every: int = 1
+    trainer: Any, job: TrainingJob, step_metrics: Callable[[], Mapping[str, float]] | None = None, every: int = 1
 ) -> Any:
-    """Train to the end with the run's callback (see `CheckpointCallback`); the model."""
+    """Train to the end with the run's callback (`CheckpointCallback`), and return the model."""
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     from llmrl.finetuning.checkpoint_callback import CheckpointCallback
 
-    for printing in (PrinterCallback, ProgressCallback):
-        trainer.remove_callback(printing)
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
     with job.run.progress(trainer.args.max_steps, "steps", "finetune", _step(job)) as progress:
-        trainer.add_callback(CheckpointCallback(job, progress, measured, every))
+        trainer.add_callback(CheckpointCallback(job, progress, step_metrics, every))
         write = trainer._save_checkpoint
 
-        def undisturbed(*arguments: Any, **options: Any) -> None:
+        def save_uninterrupted(*arguments: Any, **options: Any) -> None:
             with job.run.saving():
                 write(*arguments, **options)
 
-        trainer._save_checkpoint = undisturbed
+        trainer._save_checkpoint = save_uninterrupted
         trainer.train(resume_from_checkpoint=None if job.resume is None else str(job.resume))
     return trainer.model
 
 
 def _step(job: TrainingJob) -> int:
+    """Return the step of the checkpoint to resume from; 0 without one."""
     return 0 if job.resume is None else int(job.resume.name.rpartition("-")[2])
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the notes of libraries on what is meant here (old names of settings, tokens that were aligned)."""
+    """Suppress messages of libraries about intended settings (old names of settings, aligned special tokens)."""
     loggers = [logging.getLogger(name) for name in ("transformers", "trl", "accelerate", "peft")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -72,14 +73,16 @@ def quiet() -> Iterator[None]:
 
 
 def save_adapter(model: Any, folder: Path, name: str, revision: str | None, files: str | None) -> None:
-    """Write the adapter of a peft model to `folder` in one step, in place of an earlier one.
+    """Write the adapter of a peft model to `folder` in one step, and replace an earlier one.
 
-    Equal weights give equal files, so that `adapter_fingerprint` tells trainings apart and nothing else.
+    Equal weights give equal files, so `adapter_fingerprint` distinguishes trained weights and nothing else.
 
     Args:
         model: `PeftModel`.
-        folder: to write.
-        name, revision, files: what it was trained on, see `llmrl.llms.local.adapter.BASE`.
+        folder: folder to write.
+        name: model that the adapter was trained on, see `llmrl.llms.local.adapter.BASE`.
+        revision: revision of a model of the hub.
+        files: fingerprint of the model's folder; None for a model of the hub.
 
     Raises:
         RunFolderError: it cannot be written.
@@ -88,11 +91,11 @@ def save_adapter(model: Any, folder: Path, name: str, revision: str | None, file
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         model.save_pretrained(temporary)
-        (temporary / "README.md").unlink(missing_ok=True)  # a model card with nothing in it
+        (temporary / "README.md").unlink(missing_ok=True)  # an empty model card
         settings = json.loads((temporary / CONFIG).read_text(encoding="utf-8"))
-        # peft keeps names in sets, whose order differs from process to process.
-        ordered = {k: sorted(v) if isinstance(v, list) and _texts(v) else v for k, v in settings.items()}
-        (temporary / CONFIG).write_text(json.dumps(ordered, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        # peft stores names in sets, whose order differs between processes.
+        sorted_settings = {k: sorted(v) if isinstance(v, list) and _are_texts(v) else v for k, v in settings.items()}
+        (temporary / CONFIG).write_text(json.dumps(sorted_settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         write_base(temporary, name, revision, files)
         if folder.exists():
             shutil.rmtree(folder)
@@ -104,5 +107,5 @@ def save_adapter(model: Any, folder: Path, name: str, revision: str | None, file
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _texts(values: list[Any]) -> bool:
+def _are_texts(values: list[Any]) -> bool:
     return all(isinstance(value, str) for value in values)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.optimiser import Optimiser
+from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import Rewards, Scale
@@ -53,8 +53,8 @@ class TrainingJob:
 
     @property
     def place(self) -> tuple[Path, Seeds, str, Dtype]:
-        """Folder, seeds, device and dtype: the last arguments of `Optimiser.arguments`."""
-        return self.folder, self.seeds, self.chat.device, self.chat.dtype
+        """Folder, seeds, device and dtype: the last arguments of `Optimizer.arguments`."""
+        return self.folder, self.seeds, self.chat.device, self.chat.settings.dtype
 
 
 class Method(Protocol):
@@ -63,12 +63,16 @@ class Method(Protocol):
     name: str
     needs_replies: bool
     """Whether only questions with a known better vector can be used."""
-    lora: Lora
-    optimiser: Optimiser
+
+    @property
+    def lora(self) -> Lora: ...
+
+    @property
+    def optimizer(self) -> Optimizer: ...
 
     @property
     def steps(self) -> int:
-        """Number of optimiser steps."""
+        """Number of optimizer steps."""
         ...
 
     def plan(self) -> list[tuple[str, str]]:

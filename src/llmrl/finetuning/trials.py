@@ -25,9 +25,9 @@ from llmrl.run.proposals import FILE_NAME, read_proposals
 log = logging.getLogger(__name__)
 
 CHUNK = 64
-"""Random trials that are played and written together, which is the most that a kill loses."""
+"""Number of random trials that are played and written together; a kill loses at most so many."""
 _FORMAT = 1
-_NO_MATTER = ("n_envs", "name", "render", "engine", "text", "success", "success_at")
+_IRRELEVANT_FIELDS = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
 """Fields of environments that do not affect returns."""
 
 Play = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -73,13 +73,14 @@ def random_vectors(
         space: parameter space of the policy.
         seeds: node of the seed tree.
         indices: numbers i of the vectors.
-        low, high: bounds of every parameter; None: the bounds of the space.
+        low: lower bound of every parameter; None: the bounds of the space.
+        high: upper bound of every parameter; None: the bounds of the space.
     """
-    own = tuple(
+    parameters = tuple(
         replace(p, low=p.low if low is None else low, high=p.high if high is None else high) for p in space.parameters
     )
     unit = np.stack([seeds.numpy(i).random(space.dim) for i in indices])
-    return from_unit(replace(space, parameters=own), unit)
+    return from_unit(replace(space, parameters=parameters), unit)
 
 
 @dataclass(frozen=True)
@@ -102,21 +103,21 @@ def random_trials(
     play: Play,
     space: ParameterSpace,
     seeds: Seeds,
-    wanted: RandomTrials,
+    sampling: RandomTrials,
     folder: Path,
     before_chunk: Callable[[int], None] = lambda done: None,
 ) -> Series:
     """Return random parameters with their returns; trials already in `folder` are not played again.
 
     Each trial is a function of the seeds and its number, so a larger number extends a smaller one. The trials of a
-    chunk play under the same seeds. Chunks are written atomically: processes may share the folder, and a killed one
-    leaves whole chunks.
+    chunk are played under the same seeds. Chunks are written atomically: processes may share the folder, and a killed
+    process leaves complete chunks.
 
     Args:
         play: function that plays the episodes of a chunk.
         space: parameter space of the policy.
         seeds: seed tree of parameters and episodes.
-        wanted: number and bounds of the trials.
+        sampling: number and bounds of the trials.
         folder: content-addressed folder, see `trials_folder`; created if missing.
         before_chunk: function called with the number of finished trials before more are played and at the end; it may
             raise to stop.
@@ -129,15 +130,15 @@ def random_trials(
     except OSError as error:
         raise unwritable(folder, error) from error
     trials: list[ParameterTrial] = []
-    n, episodes = wanted.n, wanted.episodes
+    n, episodes = sampling.n, sampling.episodes
     for start in range(0, n, CHUNK):
         path = folder / f"trials_{start:06d}.json"
-        chunk = _kept(path, space.dim, episodes)
+        chunk = _read_chunk(path, space.dim, episodes)
         if chunk is None:
             before_chunk(start)
-            # Whole chunks whatever n is, so that the chunks on disk do not depend on the first n requested.
+            # Chunks are always complete, so that the files do not depend on the first requested n.
             indices = range(start, start + CHUNK)
-            vectors = random_vectors(space, seeds.child("vectors"), indices, wanted.low, wanted.high)
+            vectors = random_vectors(space, seeds.child("vectors"), indices, sampling.low, sampling.high)
             returns = play(vectors, episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
             lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
@@ -162,73 +163,75 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
         task: required description of the task, see `task_of`.
 
     Raises:
-        ConfigError: the folder is no search run, holds no or invalid proposals, or is about another task.
+        ConfigError: the folder is not a search run, has no or invalid proposals, or belongs to another task.
     """
     path = folder / FILE_NAME
     if not path.is_file() or not (folder / "config.yaml").is_file():
         raise ConfigError(
-            f"dataset.runs: {folder} is no folder of a search run (it has no {FILE_NAME}); give one like "
-            "outputs/cartpole/<run>/s0, or a folder around such ones"
+            f"dataset.runs: {folder} is not the folder of a search run (it has no {FILE_NAME}); use e.g. "
+            "outputs/cartpole/<run>/s0, or a folder that contains such folders"
         )
     config = read_config(folder, ())
-    other = task_of(config, seeded="seed" in task)
-    differs = sorted(key for key in {*task, *other} if task.get(key) != other.get(key))
-    if differs:
-        told = "; ".join(f"{key}: {other.get(key)} there, {task.get(key)} here" for key in differs)
-        raise ConfigError(f"dataset.runs: {folder} is about another task ({told}); use runs of this env and agent")
+    run_task = task_of(config, seeded="seed" in task)
+    differing_keys = sorted(key for key in {*task, *run_task} if task.get(key) != run_task.get(key))
+    if differing_keys:
+        summary = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
+        raise ConfigError(f"dataset.runs: {folder} belongs to another task ({summary}); use runs of this env and agent")
     trials = []
     try:
         for line in read_proposals(folder):
             vector = np.array(line["vector"], dtype=np.float64)
             trials.append(ParameterTrial(vector, np.array(line["returns"], dtype=np.float64)))
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path}, line {len(trials) + 1} is no proposal: {error!r}") from error
+        raise ConfigError(
+            f"{path}, line {len(trials) + 1} is not a valid proposal ({error!r}); remove this run from dataset.runs"
+        ) from error
     for number, trial in enumerate(trials, start=1):
         if trial.vector.shape != (space.dim,) or not len(trial.returns):
             raise ConfigError(
-                f"{path}, line {number}: {space.name} takes {space.dim} numbers and at least one return, got "
-                f"{trial.vector.size} and {trial.returns.size}"
+                f"{path}, line {number}: {space.name} needs {space.dim} numbers and at least one return, got "
+                f"{trial.vector.size} and {trial.returns.size}; remove this run from dataset.runs"
             )
-    told = config.get("search", {}).get("episodes")
-    if not isinstance(told, int):
-        raise ConfigError(f"dataset.runs: {folder / 'config.yaml'} does not say search.episodes, so it is of no search")
+    episodes = config.get("search", {}).get("episodes")
+    if not isinstance(episodes, int):
+        raise ConfigError(f"dataset.runs: {folder / 'config.yaml'} has no search.episodes; use a search run")
     if not trials:
-        raise ConfigError(f"dataset.runs: {folder} has no proposals yet; let that run get on, or leave it out")
-    return Series(tuple(trials), True, told)
+        raise ConfigError(f"dataset.runs: {folder} has no proposals yet; wait for them, or remove the run")
+    return Series(tuple(trials), True, episodes)
 
 
-def find_search_runs(places: Sequence[str]) -> list[Path]:
-    """Return the distinct run folders with proposals in or under `places`, sorted.
+def find_search_runs(paths: Sequence[str]) -> list[Path]:
+    """Return the distinct run folders with proposals in or under `paths`, sorted.
 
     Raises:
-        ConfigError: one of `places` holds no proposals.
+        ConfigError: one of `paths` holds no proposals.
     """
-    found: set[Path] = set()
-    for place in places:
-        root = Path(place).expanduser()
-        here = {path.parent for path in root.rglob(FILE_NAME) if "backup_" not in str(path.relative_to(root))}
-        if not here:
+    run_folders: set[Path] = set()
+    for path in paths:
+        root = Path(path).expanduser()
+        folders = {path.parent for path in root.rglob(FILE_NAME) if "backup_" not in str(path.relative_to(root))}
+        if not folders:
             raise ConfigError(
-                f"dataset.runs: there is no {FILE_NAME} in or under {root}, so there are no proposals of a search; "
-                "run one first: llmrl-train env=... agent=... principal=cmaes"
+                f"dataset.runs: there is no {FILE_NAME} in or under {root}; run a search first: "
+                "llmrl-train env=... agent=... principal=cmaes"
             )
-        found |= here
-    return sorted(found)
+        run_folders |= folders
+    return sorted(run_folders)
 
 
 def task_of(config: Mapping[str, Any], seeded: bool) -> dict[str, Any]:
-    """Return the entries of a resolved config that define the task: environment and agent, without fields that do not
-    affect returns.
+    """Return the entries of a resolved config that define the task.
 
-    `seeded` includes the seed: parameters along random directions mean something else under every seed.
+    These are environment and agent, without fields that do not affect returns. `seeded` adds the seed, because
+    parameters along random directions have another meaning under every seed.
     """
-    env = {key: value for key, value in config["env"].items() if key not in _NO_MATTER}
+    env = {key: value for key, value in config["env"].items() if key not in _IRRELEVANT_FIELDS}
     nodes = {"env": env, "agent": dict(config["agent"])}
     task = {f"{group}.{key}": value for group, node in nodes.items() for key, value in node.items()}
     return task | ({"seed": config["seed"]} if seeded else {})
 
 
-def _kept(path: Path, dim: int, episodes: int) -> list[ParameterTrial] | None:
+def _read_chunk(path: Path, dim: int, episodes: int) -> list[ParameterTrial] | None:
     """Return the trials of a chunk on disk; None if the file is missing, unreadable or incomplete."""
     try:
         lines = json.loads(path.read_text(encoding="utf-8"))
@@ -238,5 +241,7 @@ def _kept(path: Path, dim: int, episodes: int) -> list[ParameterTrial] | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         log.warning("%s cannot be read (%r); its trials are played again", path, error)
         return None
-    whole = len(trials) == CHUNK and all(t.vector.shape == (dim,) and t.returns.shape == (episodes,) for t in trials)
-    return trials if whole else None
+    is_complete = len(trials) == CHUNK and all(
+        t.vector.shape == (dim,) and t.returns.shape == (episodes,) for t in trials
+    )
+    return trials if is_complete else None

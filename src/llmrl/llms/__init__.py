@@ -1,1 +1,1 @@
-"""Chat models, the policies that wrap them, prompts, and the parsing of their replies."""
+"""Chat models, the policies around them, prompts, and the parsing of replies."""

@@ -1,6 +1,6 @@
 """Requests of an account, counted over all processes of a user on this machine.
 
-Requests that have started are rows of an SQLite database. Requests in flight are locks on bytes of a file, which the
+Requests that have started are stored in an SQLite database. Requests in flight are locks on bytes of a file, which the
 kernel releases when their process ends, however it ends.
 """
 
@@ -20,15 +20,15 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.privacy import make_folder
 
 WINDOW = 60.0
-"""Seconds: providers state their limits per minute."""
+"""Length of the window of rate limits in seconds; providers state their limits per minute."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS started (id INTEGER PRIMARY KEY, account TEXT, time REAL, tokens INTEGER);
 CREATE INDEX IF NOT EXISTS by_account ON started (account, time);
 CREATE INDEX IF NOT EXISTS by_time ON started (time);
 CREATE TABLE IF NOT EXISTS held (account TEXT PRIMARY KEY, since REAL, until REAL);
 """
-_BUSY_S = 60.0  # seconds that a transaction waits for others, which take milliseconds
-_ACCOUNT_BITS = 40  # of a slot's number, above those of the slot within its account
+_BUSY_S = 60.0  # maximum seconds that a transaction waits for others, which take milliseconds
+_ACCOUNT_BITS = 40  # bits of the account in a slot's number, above the bits of the slot within the account
 _SLOT_BITS = 20
 
 
@@ -36,7 +36,7 @@ class AccountState:
     """Requests of one account that have started in the last `WINDOW` seconds, and those in flight.
 
     Args:
-        account: name of the account, of which a digest is stored; None: an account of this object alone.
+        account: name of the account, of which only a digest is stored; None: requests are counted in this object only.
 
     Raises:
         ConfigError: the folder that processes share cannot be written.
@@ -58,12 +58,12 @@ class AccountState:
             make_folder(folder, private=True)
             self._path = folder / "requests.sqlite"
             self._slots = _Slots.of(folder / "slots")
-            with self._connected() as database:
+            with self._connection() as database:
                 database.executescript(_TABLES)
         except (OSError, RuntimeError, sqlite3.Error) as error:  # RuntimeError: there is no home folder
             raise ConfigError(
-                f"llm.limits: the folder in which processes share them cannot be used ({error}); set XDG_CACHE_HOME "
-                "to a folder that can be written"
+                f"llm.limits: the folder of the shared request counts cannot be used ({error}); set XDG_CACHE_HOME to "
+                "a writable folder"
             ) from error
 
     def start(
@@ -77,17 +77,17 @@ class AccountState:
             Seconds after which to try again, 0 if the request has started; and the number of the request.
         """
         with self._transaction() as database:
-            now = clock()  # within the transaction, so that times are in the order of the numbers
-            # Times after now are of an earlier start of the machine.
+            now = clock()  # within the transaction, so that times and numbers have the same order
+            # Times after now were recorded before the machine was restarted.
             database.execute("DELETE FROM started WHERE time <= ? OR time > ?", (now - WINDOW, now))
-            held = "SELECT until FROM held WHERE account = ? AND since <= ? AND until > ?"
-            if found := database.execute(held, (self._account, now, now)).fetchone():
-                return found[0] - now, 0
+            query = "SELECT until FROM held WHERE account = ? AND since <= ? AND until > ?"
+            if pause := database.execute(query, (self._account, now, now)).fetchone():
+                return pause[0] - now, 0
             window = "SELECT count(*), coalesce(sum(tokens), 0), min(time) FROM started WHERE account = ?"
             n_requests, n_tokens, first = database.execute(window, (self._account,)).fetchone()
-            too_many = max_requests is not None and n_requests >= max_requests
-            too_much = max_tokens is not None and n_tokens + tokens > max_tokens
-            if n_requests and (too_many or too_much):
+            exceeds_requests = max_requests is not None and n_requests >= max_requests
+            exceeds_tokens = max_tokens is not None and n_tokens + tokens > max_tokens
+            if n_requests and (exceeds_requests or exceeds_tokens):
                 return max(first + WINDOW - now, 0.001), 0
             row = "INSERT INTO started (account, time, tokens) VALUES (?, ?, ?)"
             return 0.0, database.execute(row, (self._account, now, tokens)).lastrowid or 0
@@ -98,34 +98,34 @@ class AccountState:
             database.execute("UPDATE started SET tokens = ? WHERE id = ?", (tokens, number))
 
     def hold(self, clock: Callable[[], float], seconds: float) -> None:
-        """Let no request start for `seconds`."""
+        """Let no request start for the next `seconds`."""
         with self._transaction() as database:
             now = clock()
-            held = "SELECT max(until) FROM held WHERE account = ? AND since <= ?"
-            before = database.execute(held, (self._account, now)).fetchone()[0] or now
+            query = "SELECT max(until) FROM held WHERE account = ? AND since <= ?"
+            previous_end = database.execute(query, (self._account, now)).fetchone()[0] or now
             row = "INSERT OR REPLACE INTO held (account, since, until) VALUES (?, ?, ?)"
-            database.execute(row, (self._account, now, max(before, now + seconds)))
+            database.execute(row, (self._account, now, max(previous_end, now + seconds)))
 
     def acquire(self, concurrency: int) -> int | None:
-        """Return a free one of the first `concurrency` slots, which is taken then; None if there is none."""
+        """Occupy one of the first `concurrency` slots and return it; return None if all are occupied."""
         return self._slots.acquire(self._first_slot, concurrency)
 
     def release(self, slot: int) -> None:
-        """Give back a slot of `acquire`."""
+        """Release a slot that `acquire` returned."""
         self._slots.release(slot)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         try:
-            with self._lock, self._connected() as database:
+            with self._lock, self._connection() as database:
                 database.execute("BEGIN IMMEDIATE")
                 with database:  # commits
                     yield database
         except sqlite3.Error as error:
-            raise LLMError(f"the rate limits that processes share in {self._path} cannot be read: {error}") from error
+            raise LLMError(f"the shared request counts in {self._path} cannot be read: {error}") from error
 
     @contextmanager
-    def _connected(self) -> Iterator[sqlite3.Connection]:
+    def _connection(self) -> Iterator[sqlite3.Connection]:
         if self._memory is not None:
             yield self._memory
             return
@@ -138,45 +138,53 @@ class AccountState:
 
 
 def shared_folder() -> Path:
-    """Return the folder that processes of this user on this machine share: `$XDG_CACHE_HOME/llmrl/rate_limits/<host>`,
-    by default in ~/.cache. The host is named because several machines may have one home folder."""
+    """Return the folder that the processes of this user on this machine share.
+
+    It is `$XDG_CACHE_HOME/llmrl/rate_limits/<host>`, by default in ~/.cache. The path contains the host because several
+    machines may have the same home folder.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache / "llmrl" / "rate_limits" / socket.gethostname()
 
 
 class _Slots:
-    """Slots that one process at a time holds, as locks on bytes of a file; without a file, slots of this object."""
+    """Slots that one process at a time can occupy, as locks on bytes of a file.
+
+    Without a file, they belong to this object.
+    """
 
     def __init__(self, path: Path | None) -> None:
         # Never closed: that would release all locks of this process on the file.
         self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._held: set[int] = set()
+        self._occupied: set[int] = set()
         self._lock = threading.Lock()
 
     @classmethod
     def of(cls, path: Path) -> _Slots:
-        """Return the slots of a file, of which a process has one object."""
-        with _opening:
-            if path not in _opened:
-                _opened[path] = cls(path)
-            return _opened[path]
+        """Return the slots of a file; a process has one object for each file."""
+        with _file_slots_lock:
+            if path not in _file_slots:
+                _file_slots[path] = cls(path)
+            return _file_slots[path]
 
     def acquire(self, first: int, n: int) -> int | None:
+        """Occupy the first free slot of `n` slots and return it; return None if all are occupied."""
         with self._lock:
             for slot in range(first, first + n):
-                if slot not in self._held and self._is_locked_now(slot):
-                    self._held.add(slot)
+                if slot not in self._occupied and self._is_locked_now(slot):
+                    self._occupied.add(slot)
                     return slot
         return None
 
     def release(self, slot: int) -> None:
+        """Release a slot."""
         with self._lock:
             if self._file is not None:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, slot)
-            self._held.remove(slot)
+            self._occupied.remove(slot)
 
     def _is_locked_now(self, slot: int) -> bool:
-        """Lock a slot unless another process has; return whether it is locked by this one."""
+        """Lock a slot unless another process has locked it; return whether this process has the lock."""
         if self._file is None:
             return True
         try:
@@ -188,6 +196,6 @@ class _Slots:
         return True
 
 
-_opening = threading.Lock()
-_opened: dict[Path, _Slots] = {}
-os.register_at_fork(after_in_child=_opened.clear)  # a child does not have the locks of its parent
+_file_slots_lock = threading.Lock()
+_file_slots: dict[Path, _Slots] = {}
+os.register_at_fork(after_in_child=_file_slots.clear)  # a child does not have the locks of its parent

@@ -1,4 +1,4 @@
-"""Requests that are under way while whoever sent them goes on with something else."""
+"""Requests that are sent in the background while their senders continue."""
 
 from __future__ import annotations
 
@@ -13,81 +13,86 @@ from llmrl.llms.client import ChatClient, FetchedReplies
 
 Sender = TypeVar("Sender")
 
-LOOK_S = 0.5
-"""Seconds after which who waits for a reply lets signals be heard."""
+WAIT_INTERVAL_S = 0.5
+"""Maximum length of one wait for a reply, in seconds, after which signals are handled."""
 
 
 class Mailbox(Generic[Sender]):
-    """Sends the questions of many, and hands out the replies as they come.
+    """Sender of requests for many callers, which returns the replies as they arrive.
 
-    How many requests are in flight is the client's business (`llm.limits`). Where a model is of this process and
-    answers whole batches (`Provider.parallel` false), all that waits is asked at once, by who waits for it.
+    The client limits the number of requests in flight (`llm.limits`). If a model runs in this process and answers whole
+    batches (`Provider.parallel` is false), all waiting requests are sent as one batch by the caller that waits.
 
     Args:
-        client: who is asked.
+        client: client that sends the requests.
     """
 
     def __init__(self, client: ChatClient) -> None:
         self.client = client
-        self._news = threading.Condition()
-        self._here: deque[tuple[Sender, FetchedReplies | BaseException]] = deque()
+        self._condition = threading.Condition()
+        self._arrived: deque[tuple[Sender, FetchedReplies | BaseException]] = deque()
         self._batch: list[tuple[Sender, Sequence[ChatRequest]]] = []
-        self._away = 0
+        self._n_in_flight = 0
 
     def send(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
-        """Have requests answered; does not wait."""
+        """Start requests without waiting for their replies."""
         if not self.client.parallel:
             self._batch.append((sender, requests))
             return
-        with self._news:
-            self._away += 1
+        with self._condition:
+            self._n_in_flight += 1
         daemon_thread("mail", self._fetch, sender, requests).start()
 
     def receive(self) -> list[tuple[Sender, FetchedReplies]]:
-        """Wait until something is here, if anything is under way; returns all that is here, with who sent for it.
+        """Return all replies that have arrived with their senders; wait for one if requests are in flight.
 
         Raises:
-            Exception: what kept a request from being made, which is no matter of the model; nothing is under way then.
+            Exception: a request failed with an error that is not an `LLMError`; no request is in flight any more.
         """
         if self._batch:
             batch, self._batch = self._batch, []
-            return self._split(batch)
-        with self._news:
-            while not self._here and self._away:
-                self._news.wait(LOOK_S)
-            found, self._here = list(self._here), deque()
-        fetched = []
-        for sender, answer in found:
+            return self._fetch_batch(batch)
+        with self._condition:
+            while not self._arrived and self._n_in_flight:
+                self._condition.wait(WAIT_INTERVAL_S)
+            answers, self._arrived = list(self._arrived), deque()
+        replies = []
+        for sender, answer in answers:
             if isinstance(answer, BaseException):
                 self.drain()
                 raise answer
-            fetched.append((sender, answer))
-        return fetched
+            replies.append((sender, answer))
+        return replies
 
     def drain(self) -> None:
-        """Wait until nothing is under way: what was paid for is in the cache and the log then. A run that is to stop
-        does not wait for long (`ChatClient`)."""
-        with self._news:
-            while self._away:
-                self._news.wait(LOOK_S)
+        """Wait until no request is in flight; all paid replies are then in the cache and the log.
+
+        If the run is to stop, the wait is short (`ChatClient`).
+        """
+        with self._condition:
+            while self._n_in_flight:
+                self._condition.wait(WAIT_INTERVAL_S)
 
     def _fetch(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
+        """Send requests in a thread, and store their replies or the error."""
         answer: FetchedReplies | BaseException
         try:
             answer = self.client.fetch(requests)
-        except BaseException as error:  # noqa: BLE001  (raised where somebody waits)
+        except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
             answer = error
-        with self._news:
-            self._here.append((sender, answer))
-            self._away -= 1
-            self._news.notify_all()
+        with self._condition:
+            self._arrived.append((sender, answer))
+            self._n_in_flight -= 1
+            self._condition.notify_all()
 
-    def _split(self, batch: Sequence[tuple[Sender, Sequence[ChatRequest]]]) -> list[tuple[Sender, FetchedReplies]]:
-        """One batch of many senders, as what each of them gets."""
-        whole = self.client.fetch([request for _, requests in batch for request in requests])
-        found, first = [], 0
+    def _fetch_batch(
+        self, batch: Sequence[tuple[Sender, Sequence[ChatRequest]]]
+    ) -> list[tuple[Sender, FetchedReplies]]:
+        """Send the requests of all senders as one batch, and split the replies by sender."""
+        all_replies = self.client.fetch([request for _, requests in batch for request in requests])
+        shares, first = [], 0
         for sender, requests in batch:
             last = first + len(requests)
-            found.append((sender, FetchedReplies(whole.calls[first:last], whole.results[first:last])))
+            shares.append((sender, FetchedReplies(all_replies.calls[first:last], all_replies.results[first:last])))
             first = last
-        return found
+        return shares

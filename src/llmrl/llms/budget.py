@@ -13,16 +13,16 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.provider import Provider
 
-LOOK_S = 0.1
-"""Seconds between checks, by a thread that waits for others' calls, of whether to go on waiting."""
+CHECK_INTERVAL_S = 0.1
+"""Seconds between two checks of a thread that waits for others' calls, which may end the wait."""
 
 LATENCY = "time/llm_latency"
-"""Metric: seconds that paid replies took in all."""
+"""Metric: total seconds of all paid replies."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Upper bound of the usage of one attempt, counted from before it is sent until its fate is known.
+    """Upper bound of the usage of one attempt, counted until the attempt's outcome is known.
 
     Attributes:
         tokens: tokens of prompt and longest reply.
@@ -37,7 +37,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a run has paid for: replies that came from a provider, not from a cache.
+    """Usage that a run has paid for, i.e. replies from a provider and not from a cache.
 
     Attributes:
         calls: replies paid for.
@@ -48,7 +48,7 @@ class Usage:
         unknown_tokens, unknown_costs: number of replies whose tokens or cost are unknown.
         seconds: sum of the latencies of these replies, waits and retries included.
         unsettled: attempts whose reply was lost and may have been generated and charged.
-        unsettled_tokens, unsettled_cost: sums reserved for unsettled attempts and for replies without token counts.
+        unsettled_tokens, unsettled_cost: amounts reserved for unsettled attempts and for replies without token counts.
     """
 
     calls: int = 0
@@ -64,58 +64,60 @@ class Usage:
     unsettled_cost: float = 0.0
 
     def plus(self, reply: ChatReply, reserved: Reservation) -> Usage:
-        """Return the usage with one more reply, for which `reserved` was set aside; a replayed one costs nothing."""
+        """Return the usage with one more reply, whose reservation was `reserved`; a replayed reply costs nothing."""
         if reply.attempts == 0:
             return self
-        told = None not in (reply.prompt_tokens, reply.completion_tokens)
+        has_counts = None not in (reply.prompt_tokens, reply.completion_tokens)
         return replace(
             self,
             calls=self.calls + 1,
             attempts=self.attempts + reply.attempts,
             tokens=self.tokens + (reply.prompt_tokens or 0) + (reply.completion_tokens or 0),
             cost=self.cost + (reply.cost or 0.0),
-            unknown_tokens=self.unknown_tokens + (not told),
+            unknown_tokens=self.unknown_tokens + (not has_counts),
             unknown_costs=self.unknown_costs + (reply.cost is None),
             seconds=self.seconds + reply.latency,
-            unsettled_tokens=self.unsettled_tokens + (0 if told else reserved.tokens),
+            unsettled_tokens=self.unsettled_tokens + (0 if has_counts else reserved.tokens),
             unsettled_cost=self.unsettled_cost + (0.0 if reply.cost is not None else reserved.cost or 0.0),
         )
 
-    def lost(self, attempts: Iterable[Reservation]) -> Usage:
-        """Return the usage with more `attempts` of unknown fate."""
-        lost = list(attempts)
+    def plus_lost(self, attempts: Iterable[Reservation]) -> Usage:
+        """Return the usage with more `attempts` whose outcome is unknown."""
+        reservations = list(attempts)
         return replace(
             self,
-            unsettled=self.unsettled + len(lost),
-            unsettled_tokens=self.unsettled_tokens + sum(each.tokens for each in lost),
-            unsettled_cost=self.unsettled_cost + sum(each.cost or 0.0 for each in lost),
+            unsettled=self.unsettled + len(reservations),
+            unsettled_tokens=self.unsettled_tokens + sum(reservation.tokens for reservation in reservations),
+            unsettled_cost=self.unsettled_cost + sum(reservation.cost or 0.0 for reservation in reservations),
         )
 
     def metrics(self, priced: bool) -> dict[str, float]:
-        """Return totals since the start of the run, without those that are unknown.
+        """Return totals since the start of the run, without unknown ones.
 
-        Paid: spent/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the sum
-        of latencies in seconds. Possibly charged besides: spent/llm_unsettled_calls (attempts whose reply was lost) and
-        upper bounds, given if there are unsettled tokens: llm_unsettled_tokens, llm_unsettled_cost.
+        Paid: usage/llm_calls, llm_attempts, llm_failed_calls, llm_tokens, llm_cost (USD), and time/llm_latency, the sum
+            of
+        latencies in seconds. Possibly also charged: usage/llm_unsettled_calls (attempts whose reply was lost) and upper
+        bounds,
+        given if there are unsettled tokens: llm_unsettled_tokens, llm_unsettled_cost.
 
         Args:
             priced: whether the model's prices are known.
         """
         metrics = {
             LATENCY: self.seconds,
-            "spent/llm_calls": float(self.calls),
-            "spent/llm_attempts": float(self.attempts),
-            "spent/llm_failed_calls": float(self.failed),
-            "spent/llm_unsettled_calls": float(self.unsettled),
+            "usage/llm_calls": float(self.calls),
+            "usage/llm_attempts": float(self.attempts),
+            "usage/llm_failed_calls": float(self.failed),
+            "usage/llm_unsettled_calls": float(self.unsettled),
         }
         if self.unsettled_tokens:
-            metrics["spent/llm_unsettled_tokens"] = float(self.unsettled_tokens)
+            metrics["usage/llm_unsettled_tokens"] = float(self.unsettled_tokens)
             if priced:
-                metrics["spent/llm_unsettled_cost"] = self.unsettled_cost
+                metrics["usage/llm_unsettled_cost"] = self.unsettled_cost
         if not self.unknown_tokens:
-            metrics["spent/llm_tokens"] = float(self.tokens)
+            metrics["usage/llm_tokens"] = float(self.tokens)
         if not self.unknown_costs:
-            metrics["spent/llm_cost"] = self.cost
+            metrics["usage/llm_cost"] = self.cost
         return metrics
 
 
@@ -124,18 +126,18 @@ class Budget:
 
     The upper bound of an attempt is one call, the estimated prompt, and the longest reply (`llm.max_tokens` plus
     `llm.thinking_budget`). For a model without a limit on replies only the prompt counts, and the last reply may exceed
-    `tokens` and `usd`. Every attempt is counted, retries too: `reserve`, `sent`, and then one of
+    `tokens` and `usd`. Every attempt is counted, retries too: `reserve`, `mark_sent`, and then one of
 
     - `settle`: the reply came;
     - `release`: nothing was generated (the connection was refused, or the provider refused the request);
-    - `abandon`: unknown. The whole reservation stays counted.
+    - `abandon`: unknown. The complete reservation stays counted.
 
     Args:
-        calls: most replies, paid or lost; None: no limit.
-        tokens: most tokens of prompts and replies together; None: no limit.
-        usd: most US dollars; None: no limit.
-        unknown: whether to `count` the reservations of attempts of unknown fate and of replies without token counts,
-            or to `ignore` them, so that limits hold for reported usage only.
+        calls: maximum number of replies, paid or lost; None: no limit.
+        tokens: maximum number of tokens of prompts and replies together; None: no limit.
+        usd: maximum cost in US dollars; None: no limit.
+        unknown: whether to `count` the reservations of attempts with unknown outcome and of replies without token
+            counts, or to `ignore` them, so that limits apply to reported usage only.
     """
 
     def __init__(
@@ -147,20 +149,20 @@ class Budget:
     ) -> None:
         self.calls, self.tokens, self.usd, self.unknown = calls, tokens, usd, unknown
         self.spent = Usage()
-        self._settled = threading.Condition()
+        self._condition = threading.Condition()
         self._reserved: dict[str, Reservation] = {}
         self._sent: set[str] = set()
 
     @property
-    def limited(self) -> bool:
-        """Whether there is any limit."""
+    def has_limits(self) -> bool:
+        """True if there is any limit."""
         return any(limit is not None for limit in (self.calls, self.tokens, self.usd))
 
     def check(self, provider: Provider) -> None:
         """Raise ConfigError if the budget is in dollars and the model's prices are unknown."""
         if self.usd is not None and None in (provider.input_price, provider.output_price):
             raise ConfigError(
-                f"llm.budget.usd={self.usd:g} cannot be held: the prices of {provider.label} are unknown. Set "
+                f"llm.budget.usd={self.usd:g} cannot be enforced: the prices of {provider.label} are unknown. Set "
                 "llm.input_price and llm.output_price, or limit llm.budget.calls or llm.budget.tokens"
             )
 
@@ -170,9 +172,11 @@ class Budget:
         """Reserve the upper bound of one attempt at `request`.
 
         Args:
-            request, provider: the request and the model that it goes to.
-            wait: None: refuse at once. Else wait, while other attempts are in flight, for what they really take;
-                `wait(0.0)` is called regularly and raises to end the wait.
+            request: request of the attempt.
+            provider: model that the request is for.
+            wait: None: raise at once if the budget does not suffice. Otherwise, wait while other attempts are in
+                flight, because they may use less than reserved; `wait(0.0)` is called regularly and raises to end the
+                wait.
 
         Raises:
             BudgetExhausted: the attempt could exceed a limit.
@@ -180,30 +184,32 @@ class Budget:
         prompt, reply = provider.count_tokens(request.messages), provider.longest_reply or 0
         reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
         while True:
-            with self._settled:
-                exceeded = self._exceeded([*self._reserved.values(), reservation])
-                if exceeded is None:
+            with self._condition:
+                violation = self._violation([*self._reserved.values(), reservation])
+                if violation is None:
                     self._reserved[reservation.id] = reservation
                     return reservation
                 if wait is None or not self._reserved:
-                    raise BudgetExhausted(*exceeded)
-                self._settled.wait(LOOK_S)
+                    raise BudgetExhausted(*violation)
+                self._condition.wait(CHECK_INTERVAL_S)
             wait(0.0)
 
-    def sent(self, reservation: Reservation) -> None:
+    def mark_sent(self, reservation: Reservation) -> None:
         """Mark an attempt as about to be sent: it counts even if this process ends now."""
-        with self._settled:
+        with self._condition:
             if reservation.id in self._reserved:
                 self._sent.add(reservation.id)
 
     def account(self) -> Usage:
-        """Return the usage as it would stand if this process ended now: attempts in flight count as lost."""
-        with self._settled:
-            return self.spent.lost(each for each in self._reserved.values() if each.id in self._sent)
+        """Return the usage if this process ended now, with attempts in flight counted as lost."""
+        with self._condition:
+            return self.spent.plus_lost(
+                reservation for reservation in self._reserved.values() if reservation.id in self._sent
+            )
 
     def reclaim(self, reservation: Reservation) -> None:
-        """Move an attempt counted as lost, by this process or an earlier one, back to those in flight."""
-        with self._settled:
+        """Move an attempt that was counted as lost, by this process or an earlier one, back to those in flight."""
+        with self._condition:
             self.spent = replace(
                 self.spent,
                 unsettled=max(self.spent.unsettled - 1, 0),
@@ -215,55 +221,59 @@ class Budget:
 
     def settle(self, reservation: Reservation, reply: ChatReply) -> bool:
         """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
-        with self._settled:
-            if self._taken_back(reservation):
+        with self._condition:
+            if self._remove(reservation):
                 self.spent = self.spent.plus(reply, reservation)
                 return True
             return False
 
     def release(self, reservation: Reservation) -> None:
         """Cancel the reservation of an attempt that certainly generated nothing, unless it is settled or abandoned."""
-        with self._settled:
-            self._taken_back(reservation)
+        with self._condition:
+            self._remove(reservation)
 
     def abandon(self, reservation: Reservation | None = None) -> None:
-        """Count `reservation`, or (None) all open ones, as lost with the whole amount; release those not sent yet.
+        """Count `reservation`, or all open ones if None, as lost with the full amount; release those not sent yet.
 
-        Later calls of `settle` and `release` for them change nothing.
+        Later calls of `settle` and `release` for them have no effect.
         """
-        with self._settled:
-            for each in list(self._reserved.values()) if reservation is None else [reservation]:
-                was_sent = each.id in self._sent
-                if self._taken_back(each) and was_sent:
-                    self.spent = self.spent.lost([each])
+        with self._condition:
+            for attempt in list(self._reserved.values()) if reservation is None else [reservation]:
+                in_flight = attempt.id in self._sent
+                if self._remove(attempt) and in_flight:
+                    self.spent = self.spent.plus_lost([attempt])
 
-    def failed(self, calls: int) -> None:
+    def count_failed(self, calls: int) -> None:
         """Count calls that ended without a reply, whatever their attempts cost."""
-        with self._settled:
+        with self._condition:
             self.spent = replace(self.spent, failed=self.spent.failed + calls)
 
-    def _taken_back(self, reservation: Reservation) -> bool:
+    def _remove(self, reservation: Reservation) -> bool:
         """Remove a reservation; return whether it was still there."""
         self._sent.discard(reservation.id)
-        self._settled.notify_all()
+        self._condition.notify_all()
         return self._reserved.pop(reservation.id, None) is not None
 
-    def _exceeded(self, planned: list[Reservation]) -> tuple[str, str] | None:
-        """Return two sentences: which limit `planned` attempts could exceed, and the remedy; None if no limit."""
-        spent, lost = self.spent, self.unknown == "count"
+    def _violation(self, reservations: list[Reservation]) -> tuple[str, str] | None:
+        """Return a sentence about the limit that `reservations` could exceed, and one about the remedy; else None."""
+        usage, count_unknown = self.spent, self.unknown == "count"
         limits: list[tuple[str, float | None, float, float, float, str]] = [
-            ("calls", self.calls, spent.calls, spent.unsettled, len(planned), ","),
-            ("tokens", self.tokens, spent.tokens, spent.unsettled_tokens, sum(r.tokens for r in planned), ","),
-            ("usd", self.usd, spent.cost, spent.unsettled_cost, sum(r.cost or 0.0 for r in planned), ".4g"),
+            ("calls", self.calls, usage.calls, usage.unsettled, len(reservations), ","),
+            ("tokens", self.tokens, usage.tokens, usage.unsettled_tokens, sum(r.tokens for r in reservations), ","),
+            ("usd", self.usd, usage.cost, usage.unsettled_cost, sum(r.cost or 0.0 for r in reservations), ".4g"),
         ]
-        for name, limit, known, unknown, more, form in limits:
-            counted = known + unknown * lost
+        for name, limit, spent_amount, unknown, next_amount, format_spec in limits:
+            total = spent_amount + unknown * count_unknown
             # The tolerance of a thousandth of a cent covers rounding in sums of many small prices.
-            if limit is not None and counted + more > limit + 1e-5 * (name == "usd"):
-                maybe = f" and at most {unknown:{form}} for replies that were lost" if unknown and lost else ""
+            if limit is not None and total + next_amount > limit + 1e-5 * (name == "usd"):
+                lost_usage = (
+                    f" and at most {unknown:{format_spec}} for replies that were lost"
+                    if unknown and count_unknown
+                    else ""
+                )
                 return (
-                    f"the budget for language models is exhausted: llm.budget.{name}={limit:{form}}, spent "
-                    f"{known:{form}}{maybe}, and the next call may need {more:{form}}",
+                    f"the budget for language models is exhausted: llm.budget.{name}={limit:{format_spec}}, spent "
+                    f"{spent_amount:{format_spec}}{lost_usage}, and the next call may need {next_amount:{format_spec}}",
                     f"Everything is saved; repeat the command with a larger llm.budget.{name} to go on",
                 )
         return None

@@ -1,12 +1,12 @@
-"""Chat models by the name of their option in conf/llm, for user programs without Hydra and without a run."""
+"""Construction of chat models from the name of an option in conf/llm, without Hydra and without a run."""
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 from llmrl.core import option_files
+from llmrl.core.arguments import signature_of
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.trust import NOBODY
@@ -24,40 +24,57 @@ def chat_model(
     Args:
         option: file in conf/llm, e.g. `gpt4o`, `ollama`, `scripted`.
         seed: seed of local random streams, and of the sample of cached replies.
-        cache: folder of kept replies; None: none are kept.
+        cache: cache folder of replies; None: no cache.
         ledger: file to which every call is appended; None: no file.
         settings: settings that replace the option's own, e.g. `temperature=0.0`.
 
     Raises:
-        ConfigError: no such option, it is no chat model, it has no such setting, or a required setting is missing.
+        ConfigError: the option is not a chat model; or as `build_model`.
         LLMError: the model could never answer (missing key or package, server down).
     """
-    known = option_files.names("llm")
-    if option not in known:
-        raise ConfigError(f"there is no llm={option}; there are {', '.join(known)}")
-    node = {**option_files.option("llm", option), **settings}
-    target = node.pop("_target_", None)
-    if target is None:
-        raise ConfigError(f"llm={option} is no model")
-    kind = NOBODY.locate(target, f"llm={option}: _target_")
-    if not (inspect.isclass(kind) and issubclass(kind, Provider)):
-        raise ConfigError(f"llm={option} scores texts and does not chat")
-    takes = inspect.signature(kind).parameters
-    # Settings of the client (cache, limits, ...) are arguments of this function or defaults.
-    node = {key: value for key, value in node.items() if key in takes or key in settings}
-    # Services that a run would provide.
-    offered = {"seeds": Seeds(seed).child("llm"), "device": "cpu"}
-    if unknown := [key for key in node if key not in takes]:
-        has = ", ".join(key for key in takes if key not in offered)
-        raise ConfigError(f"llm={option} has no setting {unknown[0]!r}; it has {has}")
-    if missing := [key for key, value in node.items() if value == "???"]:
-        raise ConfigError(f"llm={option} needs {missing[0]}=...")
-    node |= {key: value for key, value in offered.items() if key in takes and key not in node}
+    provider = build_model(option, seed=seed, **settings)
+    if not isinstance(provider, Provider):
+        raise ConfigError(f"llm={option} scores texts and does not chat; use build_model, or an option of a chat model")
     client = ChatClient(
-        kind(**node),
+        provider,
         Cache(cache.expanduser(), "readwrite") if cache is not None else None,
         CallLog(ledger.expanduser()) if ledger is not None else None,
         stream=seed,
     )
     client.check()
     return client
+
+
+def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
+    """Return the chat model, or the scorer of texts, of `llm=<option>`.
+
+    Args:
+        option: file in conf/llm, e.g. `openai_compatible`, `local_scorer_causal`.
+        seed: seed of local random streams.
+        settings: settings that replace the option's own, and `device` of a local model (`cpu` by default).
+
+    Raises:
+        ConfigError: there is no such option, it is not a model, it has no such setting, or a required setting is
+            missing.
+    """
+    options = option_files.names("llm")
+    if option not in options:
+        raise ConfigError(f"llm={option} does not exist; use one of {', '.join(options)}")
+    node = {**option_files.option("llm", option), **settings}
+    target = node.pop("_target_", None)
+    if target is None:
+        raise ConfigError(f"llm={option} has no _target_, so it is not a model; use another option")
+    kind = NOBODY.locate(target, f"llm={option}: _target_")
+    signature = signature_of(kind)
+    parameters = signature.parameters
+    # Settings of the client (cache, limits, ...) are arguments of this function or defaults.
+    node = {key: value for key, value in node.items() if key in parameters or key in settings}
+    # Services that a run would provide.
+    services = {"seeds": Seeds(seed).child("llm"), "device": "cpu"}
+    if unknown := [key for key in node if key not in parameters]:
+        setting_names = ", ".join(key for key in parameters if key not in services)
+        raise ConfigError(f"llm={option} has no setting {unknown[0]!r}; use one of {setting_names}")
+    if missing := [key for key, value in node.items() if value == "???"]:
+        raise ConfigError(f"llm={option} needs a value of {missing[0]}; set {missing[0]}=...")
+    node |= {key: value for key, value in services.items() if key in parameters and key not in node}
+    return kind(**signature.arguments(node))

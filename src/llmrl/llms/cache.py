@@ -1,7 +1,8 @@
-"""Cache of replies in a folder, one readable file each, addressed by everything that can change the answer.
+"""Cache of replies in a folder, with one readable file for each reply.
 
-Any number of processes may share the folder without locks, on one machine or through a shared file system. A file
-appears complete under its final name or not at all, and the first of several replies to one request stays.
+The key of a reply is a hash of everything that can change it. Any number of processes may share the folder without
+locks, on one machine or through a shared file system. A file appears complete under its final name or not at all, and
+the first of several replies to one request stays.
 """
 
 from __future__ import annotations
@@ -21,30 +22,30 @@ from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import parse_record
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
 from llmrl.core.secrets import known, redact, redact_all
-from llmrl.llms.images import named
+from llmrl.llms.images import with_image_hashes
 
 logger = logging.getLogger(__name__)
 
 Mode = Literal["off", "read", "readwrite", "only"]
 
-_KEPT = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
+_REPLY_FIELDS = (*REPLY_COUNTS, "cost", "latency", "finish", "thoughts")
 
 
 class Cache:
-    """Folder of kept replies, with the mode in which it is used.
+    """Folder of cached replies, with the mode in which it is used.
 
     Args:
-        folder: folder of entries `<first two digits>/<address>.json`; created when the first reply is kept.
-        mode: `off`: unused; `read`: kept replies are used; `readwrite`: new ones are kept, too; `only`: a request
-            without a kept reply is an error, so that nothing is paid.
+        folder: folder of entries `<first two digits>/<key>.json`; created when the first reply is cached.
+        mode: `off`: unused; `read`: cached replies are used; `readwrite`: new replies are also cached; `only`: a
+            request without a cached reply is an error, so that nothing is paid.
     """
 
     def __init__(self, folder: Path, mode: Mode = "readwrite") -> None:
         self.folder, self.mode = folder, mode
-        self._damaged: set[Path] = set()  # each is warned about once
+        self._reported: set[Path] = set()  # files that a warning was logged for
 
     def get(self, key: str) -> ChatReply | None:
-        """Return the kept reply with `attempts` 0; None, with a warning for a damaged file, if there is none.
+        """Return the cached reply with `attempts` 0; None if there is none, with a warning if its file is damaged.
 
         Raises:
             RunFolderError: the file cannot be read.
@@ -53,19 +54,19 @@ class Cache:
             return None
         path = self._path(key)
         try:
-            return _reply(json.loads(path.read_text(encoding="utf-8")))
+            return _parse_entry(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
-            if path not in self._damaged:
-                logger.warning("%s is damaged (%s) and will be asked for anew", path, error)
-            self._damaged.add(path)
+            if path not in self._reported:
+                logger.warning("%s is damaged (%s); its request will be sent again", path, error)
+            self._reported.add(path)
             return None
         except OSError as error:
-            raise _unusable("read", path, error) from error
+            raise _cache_error("read", path, error) from error
 
     def put(self, key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> ChatReply:
-        """Keep `reply` in mode `readwrite` and return it, with the texts of the kept reply if another came first.
+        """Cache `reply` in mode `readwrite` and return it, with the texts of an earlier cached reply if there is one.
 
         Raises:
             RunFolderError: the folder cannot be written.
@@ -77,17 +78,18 @@ class Cache:
             path.parent.mkdir(parents=True, exist_ok=True)
             return self._link(path, _entry(key, identity, request, reply), reply)
         except OSError as error:
-            raise _unusable("write", path, error) from error
+            raise _cache_error("write", path, error) from error
 
     def missing(self, request: ChatRequest) -> LLMError:
         """Return the error for a request that mode `only` cannot answer."""
         return LLMError(
-            f"llm.cache=only, and {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
-            f"{request.prompt or 'not named'}): model, prompt, seed or sampling parameters differ from what was asked "
-            "before. Allow paid calls with llm.cache=readwrite"
+            f"llm.cache=only, but {self.folder} holds no reply to this request (purpose {request.purpose!r}, prompt "
+            f"{request.prompt or 'without a name'}), because model, prompt, seed or sampling parameters differ from "
+            "those of cached requests. Allow paid calls with llm.cache=readwrite"
         )
 
     def _link(self, path: Path, entry: dict[str, Any], reply: ChatReply) -> ChatReply:
+        """Write an entry to a temporary file and link it to its final path, unless that path exists."""
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         try:
             with partial.open("w", encoding="utf-8") as file:
@@ -96,13 +98,13 @@ class Cache:
                 file.flush()
                 os.fsync(file.fileno())
             try:
-                # A hard link fails where the name exists, on network file systems too; a rename would replace it.
+                # A hard link fails if the name exists, also on network file systems; a rename would replace the file.
                 os.link(partial, path)
             except FileExistsError:
-                kept = self.get(path.stem)
-                if kept is not None:
-                    return replace(reply, text=kept.text, finish=kept.finish, thoughts=kept.thoughts)
-                partial.rename(path)  # what is there is damaged
+                previous = self.get(path.stem)
+                if previous is not None:
+                    return replace(reply, text=previous.text, finish=previous.finish, thoughts=previous.thoughts)
+                partial.rename(path)  # the existing file is damaged
             return reply
         finally:
             remove(partial)
@@ -112,20 +114,23 @@ class Cache:
 
 
 def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: ChatReply) -> dict[str, Any]:
-    """Return an entry as JSON-compatible values: texts as lists of lines, for readability, and secrets redacted."""
+    """Return an entry as JSON-compatible values.
+
+    Texts are lists of lines, for readability, and secrets are redacted.
+    """
     secrets = known()
-    asked = redact_all({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
-    messages = redact_all(named(request.messages), secrets)
+    redacted = redact_all({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
+    messages = redact_all(with_image_hashes(request.messages), secrets)
     return {
         "hash": key,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "model": asked["model"],
-        "purpose": asked["purpose"],
+        "model": redacted["model"],
+        "purpose": redacted["purpose"],
         "prompt": request.prompt,
         "repeat": request.repeat,
         "messages": [{**message, "content": message["content"].split("\n")} for message in messages],
-        "schema": asked["schema"],
-        "reply": {name: value for name, value in asdict(reply).items() if name in _KEPT}
+        "schema": redacted["schema"],
+        "reply": {name: value for name, value in asdict(reply).items() if name in _REPLY_FIELDS}
         | {
             "finish": redact(reply.finish, secrets),
             "text": redact(reply.text, secrets).split("\n"),
@@ -134,16 +139,16 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
     }
 
 
-def _unusable(verb: str, path: Path, error: OSError) -> RunFolderError:
+def _cache_error(verb: str, path: Path, error: OSError) -> RunFolderError:
     reason = why(path, error, "llm.cache_dir=<folder>")
     return RunFolderError(
         f"cannot {verb} the cache of replies {path}: {reason}. Choose another folder with llm.cache_dir=<folder>, or "
-        "do without: llm.cache=off"
+        "set llm.cache=off"
     )
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _CachedReply:
     """Fields of `ChatReply` in an entry, texts as lists of lines."""
 
     text: list[str]
@@ -158,7 +163,7 @@ class _Kept:
     finish: str
 
 
-def _reply(entry: Any) -> ChatReply:
+def _parse_entry(entry: Any) -> ChatReply:
     """Return the reply of an entry.
 
     Raises:
@@ -166,9 +171,9 @@ def _reply(entry: Any) -> ChatReply:
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
         raise ValueError("it holds no reply")
-    kept = parse_record(_Kept, entry["reply"])
-    facts = {name: getattr(kept, name) for name in _KEPT} | {"thoughts": "\n".join(kept.thoughts)}
-    reply = ChatReply("\n".join(kept.text), attempts=0, **facts)
-    if wrong := impossible(reply):
-        raise ValueError(f"its {wrong[0]} is {getattr(reply, wrong[0])!r}")
+    record = parse_record(_CachedReply, entry["reply"])
+    fields = {name: getattr(record, name) for name in _REPLY_FIELDS} | {"thoughts": "\n".join(record.thoughts)}
+    reply = ChatReply("\n".join(record.text), attempts=0, **fields)
+    if impossible_fields := impossible(reply):
+        raise ValueError(f"its {impossible_fields[0]} is {getattr(reply, impossible_fields[0])!r}")
     return reply

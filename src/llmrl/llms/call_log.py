@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ from llmrl.core.folder_files import open_file
 from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
 from llmrl.core.secrets import redact_all
 from llmrl.llms.budget import Budget, Reservation, Usage
-from llmrl.llms.images import kept
+from llmrl.llms.images import with_image_files
 from llmrl.llms.stored_values import LINE, ValueReader, ValueWriter
 
 logger = logging.getLogger(__name__)
@@ -29,17 +29,17 @@ JUDGED = "judged"
 """Key of lines that hold the verdict on a call's reply instead of a call; its value is the call's hash."""
 _VERDICT = f'{{"{JUDGED}"'.encode()
 
-_TAIL = 1 << 16
-"""Bytes read first in the search for the last whole line."""
+_TAIL_BYTES = 1 << 16
+"""Number of bytes that are read first in the search for the last complete line."""
 
 Fate = Literal["refused", "lost"]
-"""What became of an attempt without a reply: `refused`, nothing was generated; `lost`, unknown."""
+"""Outcome of an attempt without a reply: `refused`, nothing was generated; `lost_attempts`, unknown."""
 
 
 class Verdict(NamedTuple):
     """Result of parsing the reply of the call with this `hash` and `time`.
 
-    `fault` says what is wrong, "" if nothing is; `understood` is the parsed value.
+    `fault` describes what is wrong, "" if nothing is; `understood` is the parsed value.
     """
 
     hash: str
@@ -48,16 +48,33 @@ class Verdict(NamedTuple):
     understood: Any = None
 
 
+@dataclass(frozen=True)
+class LoggedCall:
+    """Call with the fields that identify it in the log.
+
+    Attributes:
+        key: hash of the request and the model.
+        label: label of the model.
+        stream: seed that selects the sample of the model's answers; None: all seeds share one sample.
+    """
+
+    key: str
+    label: str
+    stream: int | None
+    request: ChatRequest
+
+
 class CallLog:
-    """Append-only log at `path`: a short line before each attempt, a line for each call, a line for each verdict.
+    """Append-only log at `path`: a short line before each attempt, and lines for each call and each verdict.
 
     Long messages and schemas are stored once, in lines of their own (`llmrl.llms.stored_values`).
 
-    The line of an attempt (`asked`) is on disk before the request is sent. The line of the call, which `settles` it, is
-    written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line with its `fate`.
-    The verdict on a reply is a line of its own (`judge`). Each line is a single append, so threads never mix lines. A
-    killed process leaves at worst a truncated last line, which the next writer closes and `read_calls` skips. Lines of
-    calls and attempts carry the run's spending so far, over all its processes, with attempts in flight counted as lost.
+    The line of an attempt (`announce`) is on disk before the request is sent. The line of the call, which `settles` it,
+    is written when the reply arrives, before the reply is parsed; a failed attempt is settled by a line with its
+    `fate`. The verdict on a reply is a line of its own (`judge`). Each line is a single append, so threads never mix
+    lines. A killed process leaves at worst a truncated last line, which the next writer ends and `read_calls` skips.
+    Lines of calls and attempts carry the run's spending so far, over all its processes, with attempts in flight counted
+    as lost.
 
     Attributes:
         spent_before: spending of earlier processes in this run.
@@ -69,25 +86,16 @@ class CallLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._whole = True
+        self._is_complete = True
         self._values = ValueWriter()
         try:
             _close_last_line(path)
-            self.spent_before = _last_spent(path)
+            self.spent_before = _last_usage(path)
         except OSError as error:
-            raise _unwritable(path, error) from error
+            raise _write_error(path, error) from error
 
-    def asked(
-        self,
-        key: str,
-        label: str,
-        stream: int | None,
-        request: ChatRequest,
-        attempt: int,
-        reservation: Reservation,
-        budget: Budget,
-    ) -> None:
-        """Write that `request` is about to be sent for the `attempt`-th time (from 1) within its call.
+    def announce(self, call: LoggedCall, attempt: int, reservation: Reservation, budget: Budget) -> None:
+        """Write that a request is about to be sent, as attempt number `attempt` (from 1) of its call.
 
         Raises:
             RunFolderError: the line cannot be written; the request must not be sent.
@@ -95,49 +103,46 @@ class CallLog:
         line: dict[str, Any] = {
             "time": time.time(),
             "asked": reservation.id,
-            "hash": key,
-            "model": label,
-            "stream": stream,
-            "purpose": request.purpose,
-            "prompt": request.prompt,
-            "repeat": request.repeat,
+            "hash": call.key,
+            "model": call.label,
+            "stream": call.stream,
+            "purpose": call.request.purpose,
+            "prompt": call.request.prompt,
+            "repeat": call.request.repeat,
             "attempt": attempt,
             "reserved": {"tokens": reservation.tokens, "cost": reservation.cost},
         }
         self._write(line, budget, durably=True)
 
-    def unanswered(self, reservations: Collection[Reservation], fate: Fate, error: str, budget: Budget) -> None:
-        """Write the fate of attempts that were announced and brought no reply; on a full disk, only warn."""
+    def record_outcome(self, reservations: Collection[Reservation], fate: Fate, error: str, budget: Budget) -> None:
+        """Write the outcome of announced attempts that have no reply; if the disk is full, only warn."""
         for reservation in reservations:
             try:
                 self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
-            except RunFolderError as full:
-                logger.warning("%s; the attempt counts as lost", full)
+            except RunFolderError as disk_error:
+                logger.warning("%s; the attempt counts as lost", disk_error)
 
     def record(
         self,
-        key: str,
-        label: str,
+        call: LoggedCall,
         identity: Mapping[str, Any],
-        stream: int | None,
-        request: ChatRequest,
         result: ChatReply | LLMError,
         budget: Budget,
         reservation: Reservation | None = None,
     ) -> Verdict:
         """Write one call with its reply, paid or from the cache (`attempts` 0), or with its error.
 
-        `reservation` belongs to the attempt that brought the reply, if `asked` announced it. Return the still empty
-        verdict on this reply, to be filled in and passed to `judge`.
+        `reservation` belongs to the attempt that returned the reply, if `announce` announced it. The returned verdict
+        on the reply is empty; the caller fills it in and passes it to `judge`.
         """
-        now = time.time()
+        now, request = time.time(), call.request
         line: dict[str, Any] = {
             "time": now,
             **({} if reservation is None else {"settles": reservation.id}),
-            "hash": key,
-            "model": label,
+            "hash": call.key,
+            "model": call.label,
             "identity": dict(identity),
-            "stream": stream,
+            "stream": call.stream,
             "purpose": request.purpose,
             "prompt": request.prompt,
             "prompt_hash": request.prompt_hash,
@@ -145,7 +150,7 @@ class CallLog:
             **({"place": request.place} if request.place else {}),
             **({"named": request.model} if request.model != CHOSEN else {}),
         }
-        values = {"messages": kept(request.messages, self.path.parent), "schema": request.schema}
+        values = {"messages": with_image_files(request.messages, self.path.parent), "schema": request.schema}
         if isinstance(result, ChatReply):
             line |= {
                 "reply": result.text,
@@ -160,20 +165,20 @@ class CallLog:
         else:
             line["error"] = str(result)
         self._write(line, budget, values=values)
-        return Verdict(key, now)
+        return Verdict(call.key, now)
 
-    def lost(self) -> set[str]:
-        """Return the names (`Reservation.id`) of attempts of unknown fate, including those in flight."""
-        return set(_unanswered(self.path))
+    def lost_attempts(self) -> set[str]:
+        """Return the names (`Reservation.id`) of attempts whose outcome is unknown, including those in flight."""
+        return set(_unknown_outcomes(self.path))
 
     def _write(
         self, line: dict[str, Any], budget: Budget, durably: bool = False, values: Mapping[str, Any] | None = None
     ) -> None:
-        """Write a line with the budget's account; `values` are the request's messages and schema, if it has any."""
+        """Write a line with the budget's account. `values` are the messages and the schema of a request."""
         with self._lock:
             lines: list[dict[str, Any]] = []
             if values is not None:
-                line["messages"] = [self._values.reference(each, lines) for each in values["messages"]]
+                line["messages"] = [self._values.reference(message, lines) for message in values["messages"]]
                 line["schema"] = self._values.reference(values["schema"], lines)
             # Read under the lock, so that totals never fall from one line to the next.
             line["spent"] = asdict(budget.account())
@@ -200,17 +205,18 @@ class CallLog:
             )
 
     def _append(self, lines: Sequence[Mapping[str, Any]], durably: bool = False) -> None:
+        """Append lines with redacted secrets, after a line break if the previous write was incomplete."""
         if not lines:
             return
         text = "".join(f"{json.dumps(redact_all(line), ensure_ascii=False)}\n" for line in lines)
-        # What a full disk has cut short is closed first.
-        start, self._whole = "" if self._whole else "\n", False
+        # A line that a full disk has truncated is ended first.
+        start, self._is_complete = "" if self._is_complete else "\n", False
         try:
             _append(self.path, start + text, durably)
         except OSError as error:
-            self._values = ValueWriter()  # what was to be written may not be there
-            raise _unwritable(self.path, error) from error
-        self._whole = True
+            self._values = ValueWriter()  # the stored values may not have been written
+            raise _write_error(self.path, error) from error
+        self._is_complete = True
 
 
 def read_calls(path: Path) -> Iterator[dict[str, Any]]:
@@ -218,10 +224,10 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
 
     Calls with a reply have `valid`, `fault` and `understood`, each None if the reply was never parsed. Attempts whose
     reply was lost and may have been charged are yielded too, marked `unsettled: true`. They have `hash`, `attempt`
-    (from 1), `reserved` tokens and cost, and the reason as `lost` (None if the process was killed), but neither
-    `reply` nor `error`.
+    (from 1), `reserved` tokens and cost, and the reason as `lost_attempts` (None if the process was killed), but
+    neither `reply` nor `error`.
     """
-    lost, verdicts = _unanswered(path), {}
+    loss_reasons, verdicts = _unknown_outcomes(path), {}
     values, position = ValueReader(path), 0
     with open_file(path) as file:
         for line in file:
@@ -230,20 +236,20 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
                 continue
             verdict = as_record(line) if line.startswith(_VERDICT) else None
             if verdict is not None:
-                verdicts[address_of(verdict)] = verdict
+                verdicts[verdict_key(verdict)] = verdict
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             if line.startswith(LINE) and line.endswith(b"\n"):
                 continue
             call = as_record(line.decode("utf-8", "replace"))
             if call is None:
-                logger.warning("%s, line %d: not a whole record, skipped", path, number)
+                logger.warning("%s, line %d: incomplete record, skipped", path, number)
             elif "asked" in call:
-                if str(call["asked"]) in lost:
-                    yield {**call, "unsettled": True, "lost": lost[str(call["asked"])]}
+                if str(call["asked"]) in loss_reasons:
+                    yield {**call, "unsettled": True, "lost": loss_reasons[str(call["asked"])]}
             elif JUDGED not in call and "fate" not in call:
                 call.pop("settles", None)
-                yield with_verdict(values.resolve(call), verdicts.get(address_of(call)))
+                yield with_verdict(values.resolve(call), verdicts.get(verdict_key(call)))
 
 
 def as_record(line: str | bytes) -> dict[str, Any] | None:
@@ -255,56 +261,56 @@ def as_record(line: str | bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def address_of(record: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the key (hash, time) that a call shares with the verdict on its reply."""
+def verdict_key(record: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the key (hash, time) that identifies a call and the verdict on its reply."""
     return str(record.get(JUDGED, record.get("hash"))), str(record.get("time"))
 
 
 def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a call with the fields of its verdict, None where there is none; unchanged if it has no reply."""
+    """Return a call with the fields of its verdict, or None for each; unchanged if the call has no reply."""
     if "reply" not in call:
         return call
     return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault", "understood")}
 
 
-def _unanswered(path: Path) -> dict[str, str | None]:
-    """Map each attempt of unknown fate to the logged reason, or to None where no reason was logged."""
-    asked: list[str] = []
-    known: set[str] = set()
-    lost: dict[str, str] = {}
+def _unknown_outcomes(path: Path) -> dict[str, str | None]:
+    """Map each attempt whose outcome is unknown to the logged reason, or to None if no reason was logged."""
+    attempts: list[str] = []
+    settlements: set[str] = set()
+    reasons: dict[str, str] = {}
     with open_file(path) as file:
         for line in file:
-            # Quotes inside of texts are escaped.
+            # Quotation marks inside texts are escaped, so only keys match.
             if b'"asked"' not in line and b'"settles"' not in line:
                 continue
-            said = as_record(line)
-            if said is None:
-                continue  # cut short: it settles nothing
-            if "asked" in said:
-                asked.append(str(said["asked"]))
-            if said.get("fate") == "lost":
-                lost[str(said.get("settles"))] = str(said.get("error"))
+            record = as_record(line)
+            if record is None:
+                continue  # a truncated line settles nothing
+            if "asked" in record:
+                attempts.append(str(record["asked"]))
+            if record.get("fate") == "lost":
+                reasons[str(record.get("settles"))] = str(record.get("error"))
             else:
-                known.add(str(said.get("settles")))  # may have been logged as lost before its batch was fetched
-    return {name: lost.get(name) for name in asked if name not in known}
+                settlements.add(str(record.get("settles")))  # may have been logged as lost before its batch was fetched
+    return {name: reasons.get(name) for name in attempts if name not in settlements}
 
 
-def _unwritable(path: Path, error: OSError) -> RunFolderError:
+def _write_error(path: Path, error: OSError) -> RunFolderError:
     return RunFolderError(f"cannot write the call log {path}: {why(path, error)}")
 
 
 def _append(path: Path, text: str, durably: bool = False) -> None:
-    """Append in one write, which survives a kill of this process and, with `durably`, a crash of the machine."""
+    """Append text in one write. It survives a kill of this process and, with `durably`, a crash of the machine."""
     with open_file(path, "ab") as file:
-        data = memoryview(text.encode())
-        while data:
-            data = data[os.write(file.fileno(), data) :]
+        unwritten = memoryview(text.encode())
+        while unwritten:
+            unwritten = unwritten[os.write(file.fileno(), unwritten) :]
         if durably:
             os.fsync(file.fileno())
 
 
 def _close_last_line(path: Path) -> None:
-    """Create the file, or end a last line that a killed process left open, so that the next record starts afresh."""
+    """Create the file, or end an incomplete last line, so that the next record starts on a new line."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open_file(path, "ab+") as file:
         if file.tell() > 0:
@@ -313,9 +319,9 @@ def _close_last_line(path: Path) -> None:
                 file.write(b"\n")
 
 
-def _last_spent(path: Path) -> Usage:
-    """Return the running total of the last whole line, read from the end of the file."""
-    size, window = path.stat().st_size, _TAIL
+def _last_usage(path: Path) -> Usage:
+    """Return the spending in the last complete line, read from the end of the file."""
+    size, window = path.stat().st_size, _TAIL_BYTES
     while size:
         with open_file(path) as file:
             start = max(size - window, 0)

@@ -1,4 +1,4 @@
-"""Requests under way: sent by threads of their own, waited for in slices, and abandoned once a run is to stop."""
+"""Requests in threads that are awaited in short intervals, and abandoned when a run is to stop."""
 
 from __future__ import annotations
 
@@ -12,104 +12,105 @@ from llmrl.core.threads import daemon_thread
 from llmrl.llms.budget import Reservation
 
 WAIT_SLICE = 0.1
-"""Seconds after which who waits looks whether the run is to stop."""
+"""Seconds between two checks of a waiting thread whether the run is to stop."""
 LAST_REPLIES_S = 3.0
-"""Seconds that replies under way are still waited for when it is: they are paid, and most are about to arrive."""
+"""Maximum wait for replies in flight when the run is to stop, in seconds; they are paid, and most arrive soon."""
 
 Answer = TypeVar("Answer")
 
 
 class PendingCall:
-    """One call on its way: what a thread that asks and one that waits for it have to agree upon.
+    """State of one call that the sending thread and the waiting thread share.
 
     Attributes:
-        reservations: what its present attempt may take.
-        abandoned: nobody waits for the reply any more.
-        lost: that was so when an attempt was under way, whose fate is unknown.
+        reservations: reservations of the present attempt.
+        abandoned: whether nobody waits for the reply any more.
+        lost: whether the call was abandoned during an attempt, whose outcome is then unknown.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent = False
+        self._in_flight = False
         self.reservations: Collection[Reservation] = ()
         self.abandoned = self.lost = False
 
     def start(self) -> None:
-        """An attempt begins.
+        """Mark the start of an attempt.
 
         Raises:
-            Interrupted: nobody waits for it.
+            Interrupted: the call was abandoned.
         """
         with self._lock:
             if self.abandoned:
-                raise Interrupted("nobody waits for the reply any more")
-            self._sent = True
+                raise Interrupted("the call was abandoned")
+            self._in_flight = True
 
     def finish(self) -> None:
-        """The attempt is over, with a reply or without; another may follow."""
+        """Mark the end of an attempt, with or without a reply; another may follow."""
         with self._lock:
-            self._sent = False
+            self._in_flight = False
 
     def abandon(self) -> bool:
-        """Wait for it no more; whether an attempt is lost by that."""
+        """Abandon the call and return whether this loses an attempt in flight."""
         with self._lock:
-            self.abandoned, self.lost = True, self._sent
+            self.abandoned, self.lost = True, self._in_flight
             return self.lost
 
 
 class RequestBatch(Generic[Answer]):
-    """Answers to several calls, asked for in threads that end with the process whatever they wait for.
+    """Answers to several calls that daemon threads request.
 
-    (Those of `concurrent.futures` do not: Python joins them before it ends.)
+    Threads of `concurrent.futures` are unsuitable, because Python joins them before it ends.
 
     Args:
-        ask: gives the answer to call number i on a flight; raises nothing that is to be known.
-        n: calls.
-        at_once: threads, >= 1.
+        ask: function that returns the answer to call number i of the batch; an exception ends the batch.
+        n: number of calls.
+        max_threads: maximum number of threads, >= 1.
     """
 
-    def __init__(self, ask: Callable[[int, PendingCall], Answer], n: int, at_once: int) -> None:
+    def __init__(self, ask: Callable[[int, PendingCall], Answer], n: int, max_threads: int) -> None:
         self._ask = ask
-        self.flights = [PendingCall() for _ in range(n)]
+        self.pending_calls = [PendingCall() for _ in range(n)]
         self.answers: list[Answer | None] = [None] * n
         self._next = iter(range(n))
-        self._left = n
-        self._news = threading.Condition()
+        self._n_unanswered = n
+        self._condition = threading.Condition()
         self._error: BaseException | None = None
-        for _ in range(min(at_once, n)):
+        for _ in range(min(max_threads, n)):
             daemon_thread("llm", self._work).start()
 
     def wait(self, stopping: Callable[[], bool]) -> None:
-        """Until all answers are there, or, once `stopping`, a little longer for those that are about to arrive.
+        """Wait for all answers; once `stopping` returns true, wait at most `LAST_REPLIES_S` longer.
 
         Raises:
-            Exception: what `ask` raised.
+            Exception: raised by `ask`.
         """
-        until: float | None = None
-        with self._news:
-            while self._left and self._error is None:
-                if until is None and stopping():
-                    until = time.monotonic() + LAST_REPLIES_S
-                if until is not None and time.monotonic() >= until:
+        deadline: float | None = None
+        with self._condition:
+            while self._n_unanswered and self._error is None:
+                if deadline is None and stopping():
+                    deadline = time.monotonic() + LAST_REPLIES_S
+                if deadline is not None and time.monotonic() >= deadline:
                     return
-                self._news.wait(WAIT_SLICE)
+                self._condition.wait(WAIT_SLICE)
         if self._error is not None:
             raise self._error
 
     def _work(self) -> None:
+        """Request one answer after another until no call is left; runs in each thread."""
         while True:
-            with self._news:
+            with self._condition:
                 i = next(self._next, None)
             if i is None:
                 return
             try:
-                answer = self._ask(i, self.flights[i])
-            except BaseException as error:  # noqa: BLE001  (it is raised where somebody waits)
-                with self._news:
+                answer = self._ask(i, self.pending_calls[i])
+            except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
+                with self._condition:
                     self._error = error
-                    self._news.notify_all()
+                    self._condition.notify_all()
                 return
-            with self._news:
+            with self._condition:
                 self.answers[i] = answer
-                self._left -= 1
-                self._news.notify_all()
+                self._n_unanswered -= 1
+                self._condition.notify_all()

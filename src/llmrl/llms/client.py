@@ -1,66 +1,85 @@
-"""The platform's only client of chat models: it numbers repeats, sums totals and judges replies of a run.
+"""Client of chat models: it numbers repeated requests, sums totals, and checks the replies of a run.
 
-repeats -> endpoint (cache, budget, limits, retries, log, provider) -> totals -> read
+A request passes through repeats -> endpoint (cache, budget, limits, retries, log, provider) -> totals -> parsing.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import LLMError, NotAsked
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
-from llmrl.llms.batches.endpoint import Batched, BatchEndpoint
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.endpoint import Call, Endpoint, Terms
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import RepeatCounter, request_key
 from llmrl.llms.retry import Retry
-from llmrl.llms.structured import InvalidReply, as_json, read
+from llmrl.llms.structured import as_json, read
 from llmrl.llms.usage import ReplyTotals
 from llmrl.llms.validity import MaxInvalid, Validity
 
 Failures = Literal["stop", "fall_back"]
 
 
+@dataclass(frozen=True)
+class ClientPolicies:
+    """Policies for the calls of a run.
+
+    Attributes:
+        retry: policy of repeated attempts.
+        limits: rate limits of the chosen model.
+        budget: spending limits.
+        failures: reaction to a call that failed permanently: `stop` raises, `fall_back` returns an empty reply with
+            `error` set, which callers treat as invalid.
+        max_invalid: threshold at which `check_understood` ends the run; None: invalid replies are only counted.
+    """
+
+    retry: Retry = field(default_factory=Retry)
+    limits: RateLimit = field(default_factory=RateLimit)
+    budget: Budget = field(default_factory=Budget)
+    failures: Failures = "stop"
+    max_invalid: MaxInvalid | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientSettings(ClientPolicies):
+    """Options of a client in a config's `llm`; meanings, units and ranges are in `conf/train.yaml`."""
+
+    cache: Mode
+    cache_dir: str
+    share_cache: bool
+
+
 def connect(
+    settings: ClientSettings,
     provider: Provider,
     seed: int,
-    cache: Mode,
-    cache_dir: str,
-    cache_across_seeds: bool,
-    failures: Failures,
-    retry: Retry,
-    limits: RateLimit,
-    budget: Budget,
-    max_invalid: MaxInvalid | None = None,
     others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
 ) -> ChatClient:
-    """Return the client that a config's `llm` describes; `ChatClient.join_run` ties it to a run later."""
-    beside = {name: (other, own.shared(other.quota)) for name, (other, own) in (others or {}).items()}
+    """Return the client for the `llm` settings of a config. `ChatClient.join_run` connects it to a run later."""
     return ChatClient(
         provider,
-        Cache(Path(cache_dir).expanduser(), cache),
-        None,
-        retry,
-        limits.shared(provider.quota),
-        budget,
-        failures,
-        None if cache_across_seeds else seed,
-        max_invalid=max_invalid,
-        others=beside,
+        Cache(Path(settings.cache_dir).expanduser(), settings.cache),
+        policies=replace(settings, limits=settings.limits.shared(provider.quota)),
+        stream=None if settings.share_cache else seed,
+        others={
+            name: (extra_provider, limits.shared(extra_provider.quota))
+            for name, (extra_provider, limits) in (others or {}).items()
+        },
     )
 
 
 @dataclass
 class FetchedReplies:
-    """Outcomes of requests in their order, replies or errors, before they enter the run's totals."""
+    """Replies or errors of requests, in order, before they are added to the run's totals."""
 
     calls: Sequence[Call]
     results: Sequence[ChatReply | LLMError]
@@ -70,28 +89,25 @@ class ChatClient:
     """Chat model (protocol `ChatModel`) made of a provider and the policies around it. Threads may share it.
 
     Requests may name other models than the chosen one (`ChatRequest.model`). All models share the run's cache, log,
-    budget, retries and totals; each has rate limits of its own.
+    budget, retries and totals; each has its own rate limits.
 
-    Two kinds of totals are kept. The *used* totals (`llm/...`) count every reply once, wherever it came from. They are
-    saved in checkpoints and do not depend on interruptions. The *spent* totals (`spent/llm_...`) count what was paid
-    over all attempts of the run, and depend on the content of the cache.
+    There are two kinds of totals. The *used* totals (`llm/...`) count every reply once, whether paid or cached. They
+    are saved in checkpoints and do not depend on interruptions. The *spent* totals (`usage/llm_...`) count what was
+    paid over all attempts of the run, and depend on the content of the cache.
 
     Args:
         provider: the chosen model.
-        cache, ledger: stores of replies and of calls; None: nothing is stored.
-        retry, limits, budget: policies of repeated attempts, of request rates and of spending.
-        failures: reaction to a call that failed for good: `stop` raises, `fall_back` returns an empty reply with
-            `error` set, which callers treat as invalid.
+        cache: cache of replies; None: no cache.
+        ledger: log of calls; None: no log.
+        policies: policies for calls; None: the default ones.
         stream: seed that selects the sample of the model's answers; None: all seeds share replies.
-        stopping: function that says whether the run is to stop; then no request is sent and no reply awaited.
-        max_invalid: threshold at which `check_understood` ends the run; None: invalid replies are only counted.
+        stopping: function that returns whether the run is to stop; then no request is sent and no reply awaited.
         others: further models and their rate limits, by the name that requests use.
 
     Attributes:
         provider: provider of the chosen model.
         endpoints: endpoints of all models by name; the chosen model's is `CHOSEN`.
         label: labels of all models, separated by commas.
-        overhear: function called with every request whose reply is parsed; None: no function.
     """
 
     def __init__(
@@ -99,26 +115,22 @@ class ChatClient:
         provider: Provider,
         cache: Cache | None = None,
         ledger: CallLog | None = None,
-        retry: Retry | None = None,
-        limits: RateLimit | None = None,
-        budget: Budget | None = None,
-        failures: Failures = "stop",
+        policies: ClientPolicies | None = None,
         stream: int | None = None,
         stopping: Callable[[], bool] = lambda: False,
-        max_invalid: MaxInvalid | None = None,
         others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
     ) -> None:
-        self._terms = Terms(cache, None, retry or Retry(), budget or Budget(), stream, stopping)
+        self.policies = policies or ClientPolicies()
+        self._terms = Terms(cache, None, self.policies.retry, self.policies.budget, stream, stopping)
         self._log_into(ledger)
-        models = {CHOSEN: (provider, limits or RateLimit()), **(others or {})}
-        self.endpoints = {name: _endpoint(own, limited, self._terms) for name, (own, limited) in models.items()}
-        self.provider, self.failures = provider, failures
-        self.label = ", ".join(dict.fromkeys(own.label for own, _ in models.values()))
-        self.max_invalid, self.validity = max_invalid, Validity()
+        models = {CHOSEN: (provider, self.policies.limits), **(others or {})}
+        self.endpoints = {name: _endpoint(model, limits, self._terms) for name, (model, limits) in models.items()}
+        self.provider = provider
+        self.label = ", ".join(dict.fromkeys(model.label for model, _ in models.values()))
+        self.validity = Validity()
         self._repeats = RepeatCounter()
         self._lock = threading.Lock()
         self._totals = ReplyTotals()
-        self.overhear: Callable[[ChatRequest], None] | None = None
 
     @property
     def cache(self) -> Cache | None:
@@ -142,13 +154,14 @@ class ChatClient:
 
     @property
     def parallel(self) -> bool:
-        """Whether every model takes concurrent single requests rather than whole batches (`Provider.parallel`)."""
+        """True if every model takes concurrent single requests rather than whole batches (`Provider.parallel`)."""
         return all(endpoint.provider.parallel for endpoint in self.endpoints.values())
 
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> None:
-        """Log calls into a run's `folder` and charge the budget with what its earlier attempts spent.
+        """Log calls into a run's `folder`, and charge the budget with the usage of the run's earlier attempts.
 
-        `stopping` says whether the run is to stop."""
+        `stopping` returns whether the run is to stop.
+        """
         self._log_into(CallLog(folder / FILE_NAME))
         self._terms.stopping = stopping
 
@@ -163,49 +176,55 @@ class ChatClient:
             endpoint.check()
 
     def forget(self) -> None:
-        """Neither read nor write the cache from now on."""
+        """Stop using the cache."""
         self._terms.cache = None
 
     def sees(self, model: str = CHOSEN) -> bool:
-        """Return whether a model accepts images; true where only its server knows."""
+        """Return whether a model accepts images; true if only its server knows."""
         return self.endpoints[model].provider.sees
 
     def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
+        """Return whether `messages` and the longest reply fit into the context window of a model."""
         return self.endpoints[model].provider.fits(messages)
 
     def feeds_thoughts(self, model: str = CHOSEN) -> bool:
-        return self.endpoints[model].provider.feed_thoughts
+        """Return whether replies shown back to a model include its thoughts."""
+        return self.endpoints[model].provider.include_reasoning
 
     def label_of(self, model: str = CHOSEN) -> str:
+        """Return the label of a model."""
         return self.endpoints[model].provider.label
 
     def close(self) -> None:
+        """Release the connections and memory of all models."""
         for endpoint in self.endpoints.values():
             endpoint.provider.close()
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return the replies in the order of `requests`.
 
-        All requests are tried before an error is raised. By then every reply is in the cache and the ledger.
+        All requests are sent before an error is raised. By then every reply is in the cache and the ledger.
 
         Raises:
-            BudgetExhausted: some requests could have exceeded the budget and were not sent, or not again.
-            Interrupted: the run is to stop, and some requests were not sent, or not again.
-            LLMError: with `failures=stop`, some requests failed for good, or are not in the cache (mode `only`).
+            BudgetExhausted: some requests could have exceeded the budget and were not sent, or not sent again.
+            Interrupted: the run is to stop, and some requests were not sent, or not sent again.
+            LLMError: with `failures=stop`, some requests failed permanently, or are not in the cache (mode `only`).
         """
-        fetched = self.fetch(requests)
-        self.count(fetched)
-        return self.replies(fetched)
+        answers = self.fetch(requests)
+        self.count(answers)
+        return self.replies(answers)
 
     def fetch(self, requests: Sequence[ChatRequest]) -> FetchedReplies:
-        """Return what became of `requests`, without counting replies; any thread may call this.
+        """Return the replies or errors of `requests` without counting them; any thread may call this.
 
-        The caller passes the result to `count` and `replies` where the replies are used. It raises no `LLMError`.
+        The caller passes the result to `count` and `replies` when it uses the replies. No `LLMError` is raised.
         """
         with self._lock:
-            numbered = self._repeats.number(requests)
+            unique_requests = self._repeats.number(requests)
         identities = {name: endpoint.provider.identity for name, endpoint in self.endpoints.items()}
-        calls = [Call(each, request_key(identities[each.model], each, self.stream)) for each in numbered]
+        calls = [
+            Call(request, request_key(identities[request.model], request, self.stream)) for request in unique_requests
+        ]
         results: list[ChatReply | LLMError | None] = [
             self.endpoints[call.request.model].from_cache(call) for call in calls
         ]
@@ -213,23 +232,26 @@ class ChatClient:
         for i, result in enumerate(results):
             if result is None:
                 missing.setdefault(calls[i].request.model, []).append(i)
-        for numbers, answers in self._asked(calls, missing):
+        for numbers, answers in self._send(calls, missing):
             for i, answer in zip(numbers, answers, strict=True):
                 results[i] = answer
         return FetchedReplies(calls, [result for result in results if result is not None])
 
-    def _asked(
+    def _send(
         self, calls: Sequence[Call], numbers: Mapping[str, Sequence[int]]
     ) -> list[tuple[Sequence[int], list[ChatReply | LLMError]]]:
-        """Ask all models at once, each for its `calls[i]`, i in `numbers[name]`; return these indices and answers."""
-        own = {name: [calls[i] for i in which] for name, which in numbers.items()}
-        started = {name: self.endpoints[name].start(which) for name, which in own.items()}
+        """Send each model its `calls[i]`, i in `numbers[name]`, concurrently; return these indices with the answers."""
+        model_calls = {name: [calls[i] for i in endpoint_calls] for name, endpoint_calls in numbers.items()}
+        started = {name: self.endpoints[name].start(endpoint_calls) for name, endpoint_calls in model_calls.items()}
         try:
-            return [(numbers[name], self.endpoints[name].wait(which, started[name])) for name, which in own.items()]
+            return [
+                (numbers[name], self.endpoints[name].wait(endpoint_calls, started[name]))
+                for name, endpoint_calls in model_calls.items()
+            ]
         finally:
-            # Whatever ends the wait, Ctrl-C too.
-            for name, departures in started.items():
-                self.endpoints[name].give_up(departures)
+            # This also happens if Ctrl-C ends the wait.
+            for name, batch in started.items():
+                self.endpoints[name].give_up(batch)
 
     def count(self, fetched: FetchedReplies) -> None:
         """Add fetched replies to the run's totals, parse them, and log the verdicts."""
@@ -239,18 +261,20 @@ class ChatClient:
 
     def replies(self, fetched: FetchedReplies) -> list[ChatReply]:
         """Return the fetched replies in the order of their requests; raise as `chat` does."""
-        return self._finished(fetched.results)
+        return self._replies_or_raise(fetched.results)
 
     def check_understood(self) -> None:
         """Raise TooManyInvalid if too many of the run's replies were invalid (`max_invalid`)."""
-        self.validity.check(self.label, self.max_invalid)
+        self.validity.check(self.label, self.policies.max_invalid)
 
     def metrics(self) -> dict[str, float]:
-        """Return totals since the start of the run: of `ReplyTotals` (used), of `Validity`, and of `Usage` (spent)."""
+        """Return the metrics of `ReplyTotals` (used), `Validity`, and `Usage` (spent) since the start of the run."""
         providers = [endpoint.provider for endpoint in self.endpoints.values()]
-        priced = all(None not in (each.input_price, each.output_price) for each in providers)
+        has_prices = all(
+            None not in (model_provider.input_price, model_provider.output_price) for model_provider in providers
+        )
         with self._lock:
-            return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(priced)
+            return self._totals.metrics() | self.validity.metrics() | self.budget.spent.metrics(has_prices)
 
     def state_dict(self) -> State:
         with self._lock:
@@ -267,35 +291,37 @@ class ChatClient:
             self.validity.load_state_dict(state["validity"])
 
     def _judge(self, calls: Sequence[Call], results: Sequence[ChatReply | LLMError]) -> None:
-        """Parse the replies whose requests have a reader (`ChatRequest.read`), and log the verdicts."""
+        """Parse the replies of requests with a parser (`ChatRequest.read`), and log the verdicts."""
         verdicts = []
         for call, result in zip(calls, results, strict=True):
             if call.request.read is None or isinstance(result, LLMError):
                 continue
-            if self.overhear is not None:
-                self.overhear(call.request)
-            understood, fault = None, ""
+            parsed_reply, fault = None, ""
             try:
-                understood = as_json(read(result, call.request.read))
+                parsed_reply = as_json(read(result, call.request.read))
             except InvalidReply as invalid:
                 fault = str(invalid)
             with self._lock:
                 self.validity.add(result.text, fault, result.cut)
-            verdicts += [] if call.line is None else [call.line._replace(fault=fault, understood=understood)]
+            verdicts += [] if call.line is None else [call.line._replace(fault=fault, understood=parsed_reply)]
         if self.ledger is not None:
             self.ledger.judge(verdicts)
 
-    def _finished(self, results: Sequence[ChatReply | LLMError]) -> list[ChatReply]:
+    def _replies_or_raise(self, results: Sequence[ChatReply | LLMError]) -> list[ChatReply]:
+        """Return the replies; raise an error that must end the run, and replace other errors by empty replies."""
         errors = [result for result in results if isinstance(result, LLMError)]
         for error in errors:
             if isinstance(error, NotAsked):
                 raise error from None
-        if errors and self.failures == "stop":
-            more = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
-            raise LLMError(f"{errors[0]}{more}") from None
+        if errors and self.policies.failures == "stop":
+            summary = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
+            raise LLMError(f"{errors[0]}{summary}") from None
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
 
 def _endpoint(provider: Provider, limits: RateLimit, terms: Terms) -> Endpoint:
-    by_batch = isinstance(provider, Batched) and provider.batch
-    return (BatchEndpoint if by_batch else Endpoint)(provider, limits, terms)
+    if provider.batch:
+        from llmrl.llms.batches.endpoint import BatchEndpoint
+
+        return BatchEndpoint(provider, limits, terms)
+    return Endpoint(provider, limits, terms)

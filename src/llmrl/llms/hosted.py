@@ -1,4 +1,4 @@
-"""What every model behind a network has in common: a key that stays secret, a time-out, structured output."""
+"""Base of models behind a network: a secret key, time-outs, structured output."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llmrl.core.addresses import check_transport
 from llmrl.core.errors import ConfigError, LLMError
+from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.secrets import fault, protect, redact, variable_fault
 from llmrl.llms.provider import Provider
@@ -21,76 +23,90 @@ from llmrl.llms.sampling import SamplingSettings
 
 logger = logging.getLogger(__name__)
 
-MOST_TOKENS = 10**9
-"""No prompt and no reply has so many."""
-LONGEST_MESSAGE = 500
-"""Characters of a provider's error text that are passed on."""
+MAX_TOKEN_COUNT = 10**9
+"""Limit on plausible token counts of a prompt or a reply."""
+MAX_MESSAGE_LENGTH = 500
+"""Maximum number of characters of a provider's error text in messages."""
 OVERLOADED = 529
-"""HTTP status by which Anthropic refuses a request before it has begun with it."""
+"""HTTP status of Anthropic for a request that it refuses without processing it."""
+
+
+@dataclass(frozen=True)
+class HostedSettings(SamplingSettings):
+    """Options that all hosted models have; meanings, units and ranges are in `conf/llm/_chat.yaml`.
+
+    Attributes:
+        model: the provider's name of the model.
+        api_key_env: environment variable that holds the key; None: no key is needed.
+    """
+
+    model: str
+    api_key_env: str | None
+    structured: bool
+    include_reasoning: bool
+    max_tokens: PositiveInt | None
+    timeout: PositiveFloat
+    plain_http: bool
+    context_window: PositiveInt | None
+    input_price: NonNegativeFloat | None
+    cached_input_price: NonNegativeFloat | None
+    cache_write_price: NonNegativeFloat | None
+    output_price: NonNegativeFloat | None
 
 
 class HostedProvider(Provider):
-    """Base of chat models reached over a network; subclasses write `_attempt`.
-
-    Args:
-        model: name the provider knows the model by.
-        api_key_env: environment variable that holds the key; None where no key is needed.
-        structured: ask the provider to hold replies to the request's JSON schema.
-        sampling: how it is to sample and think.
-        timeout: seconds after which an attempt is given up.
-        feed_thoughts: show a model that is to correct a reply its thoughts, too.
-        facts: those of `Provider`.
+    """Base of chat models that are called over a network; subclasses implement `_attempt`.
 
     Raises:
-        ConfigError: api_key_env is no name of a variable, or looks like a key itself.
+        ConfigError: `api_key_env` is not the name of a variable, or looks like a key itself.
     """
 
-    def __init__(
-        self,
-        model: str,
-        api_key_env: str | None,
-        structured: bool,
-        sampling: SamplingSettings,
-        timeout: float,
-        feed_thoughts: bool,
-        **facts: Any,
-    ) -> None:
-        super().__init__(thinking_budget=sampling.thinking_budget, **facts)
-        if api_key_env is not None:
-            if (wrong := variable_fault(api_key_env)) is not None:
-                raise ConfigError(f"llm.api_key_env {wrong}")
-            protect(api_key_env)
-        self.model, self.api_key_env, self.structured = model, api_key_env, structured
-        self.sampling, self.timeout, self.feed_thoughts = sampling, timeout, feed_thoughts
+    def __init__(self, settings: HostedSettings) -> None:
+        super().__init__(
+            max_tokens=settings.max_tokens,
+            thinking_budget=settings.thinking_budget,
+            context_window=settings.context_window,
+            input_price=settings.input_price,
+            cached_input_price=settings.cached_input_price,
+            cache_write_price=settings.cache_write_price,
+            output_price=settings.output_price,
+        )
+        if settings.api_key_env is not None:
+            if (fault_text := variable_fault(settings.api_key_env)) is not None:
+                raise ConfigError(f"llm.api_key_env {fault_text}")
+            protect(settings.api_key_env)
+        self.settings, self.include_reasoning = settings, settings.include_reasoning
 
     @property
     def identity(self) -> dict[str, Any]:
         return {
-            "model": self.model,
-            "structured": self.structured,
+            "model": self.settings.model,
+            "structured": self.settings.structured,
             "max_tokens": self.max_tokens,
-            **self.sampling.identity,
+            **self.settings.identity,
         }
 
     @property
     def account(self) -> str:
         """Name of the model, and of the variable with the key."""
-        return f"{self.label}, {self.api_key_env}"
+        return f"{self.label}, {self.settings.api_key_env}"
 
     @property
     def quota(self) -> str:
         return f"{self.account}, {hashlib.sha256((self._key() or '').encode()).hexdigest()}"
 
     def check(self) -> None:
-        """Raises LLMError, naming the environment variable, if a key is needed and not set, or is none."""
+        """Raise LLMError, naming the environment variable, if a required key is not set or is malformed."""
         key = self._key()
         if key is not None and not re.fullmatch("[!-~]+", key):
-            # Libraries quote a header that they cannot send, in a form that would not be recognised as the key.
-            raise LLMError(f"the key in {self.api_key_env} holds blanks or signs that no key has")
-        if self.api_key_env is not None and key is None:
+            # Error messages of libraries quote invalid headers in a form that `redact` would not recognize as the key.
             raise LLMError(
-                f"{self.label} needs a key in the environment variable {self.api_key_env}, which is not set. "
-                f"Set it (export {self.api_key_env}=...), or choose a model that needs no key: llm=ollama, "
+                f"the key in {self.settings.api_key_env} contains blanks or characters outside ASCII; set it again"
+            )
+        if self.settings.api_key_env is not None and key is None:
+            raise LLMError(
+                f"{self.label} needs a key in the environment variable {self.settings.api_key_env}, which is not set. "
+                f"Set it (export {self.settings.api_key_env}=...), or choose a model that needs no key: llm=ollama, "
                 "llm=openai_compatible, llm=local_chat, or llm=scripted (not a language model)."
             )
 
@@ -99,89 +115,94 @@ class HostedProvider(Provider):
 
     @abstractmethod
     def _attempt(self, request: ChatRequest) -> ChatReply:
-        """One attempt at one request; raises as `complete` does. Pass a provider's texts through `_redact`."""
+        """Make one attempt at one request; raise as `complete` does.
+
+        Implementations pass a provider's texts through `_redact`.
+        """
 
     def _key(self) -> str | None:
-        """The key, read at the moment it is needed and kept nowhere."""
-        # A line break at the end is what a key read from a file often has.
-        return os.environ.get(self.api_key_env, "").strip() or None if self.api_key_env else None
+        """Return the key from the environment variable; it is never stored."""
+        # A key that was read from a file often ends with a line break.
+        return os.environ.get(self.settings.api_key_env, "").strip() or None if self.settings.api_key_env else None
 
     def _redact(self, text: object) -> str:
-        """`text` on one line, shortened, without the key: providers like to repeat it in their error messages."""
+        """Return `text` on one line, shortened and without the key, which providers may repeat in error messages."""
         line = redact(" ".join(str(text).split()))
-        return line if len(line) <= LONGEST_MESSAGE else line[:LONGEST_MESSAGE] + " ..."
+        return line if len(line) <= MAX_MESSAGE_LENGTH else line[:MAX_MESSAGE_LENGTH] + " ..."
 
     def _response_format(self, request: ChatRequest) -> dict[str, Any] | None:
-        """OpenAI's `response_format` for the request's schema; None for free text."""
-        if not self.structured or request.schema is None:
+        """Return OpenAI's `response_format` for the schema of a request; None for free text."""
+        if not self.settings.structured or request.schema is None:
             return None
         return {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": request.schema}}
 
 
-def reply_of(message: Mapping[str, Any], usage: Mapping[str, Any], finish: str) -> ChatReply:
-    """The reply in a provider's message, in OpenAI's form, with what it counted."""
-    text, thoughts = written(message), _thoughts(message)
-    # A thought that no answer follows is the text itself.
+def parse_message(message: Mapping[str, Any], usage: Mapping[str, Any], finish: str) -> ChatReply:
+    """Return the reply of a message in OpenAI's format, with its token counts."""
+    text, thoughts = message_text(message), _thoughts(message)
+    # A thought without an answer is the text itself.
     return ChatReply(text, finish=finish, thoughts="" if text == f"<think>\n{thoughts}" else thoughts, **_counts(usage))
 
 
 def _counts(usage: Mapping[str, Any]) -> dict[str, Any]:
-    """Token counts by their names in `ChatReply`, of a provider's `usage`.
+    """Return the token counts of a provider's `usage` under their names in `ChatReply`.
 
-    Thoughts are part of the completion. Where a provider counts them beside it, as its total tells, they are added, as
-    they are charged.
+    Thoughts are part of the completion. If a provider counts them separately, as its total shows, they are added,
+    because they are charged.
     """
-    details = _mapping(usage.get("prompt_tokens_details"))
-    told = {
+    details = _as_mapping(usage.get("prompt_tokens_details"))
+    reported = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "completion_tokens": usage.get("completion_tokens"),
         "cached_tokens": details.get("cached_tokens"),
         "cache_write_tokens": details.get("cache_write_tokens", usage.get("cache_creation_input_tokens")),
-        "reasoning_tokens": _mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
+        "reasoning_tokens": _as_mapping(usage.get("completion_tokens_details")).get("reasoning_tokens"),
     }
-    counts = {name: token_count(value) for name, value in told.items()}
-    prompt, completion, thought = counts["prompt_tokens"], counts["completion_tokens"], counts["reasoning_tokens"]
-    if prompt is not None and completion is not None and thought:
-        apart = usage.get("total_tokens") == prompt + completion + thought
-        counts["completion_tokens"] = completion + thought if apart or thought > completion else completion
+    counts = {name: parse_token_count(value) for name, value in reported.items()}
+    prompt, completion, reasoning = counts["prompt_tokens"], counts["completion_tokens"], counts["reasoning_tokens"]
+    if prompt is not None and completion is not None and reasoning:
+        is_separate = usage.get("total_tokens") == prompt + completion + reasoning
+        counts["completion_tokens"] = completion + reasoning if is_separate or reasoning > completion else completion
     return counts
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
-    """Counts that are missing or of a strange form are no reason to throw a paid reply away."""
+def _as_mapping(value: object) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, else {}: a paid reply is used even if its counts are missing or malformed."""
     return value if isinstance(value, Mapping) else {}
 
 
 def _thoughts(message: Mapping[str, Any]) -> str:
-    thought = message.get("reasoning_content") or message.get("reasoning")
-    return thought if isinstance(thought, str) else ""
+    """Return the separate reasoning text of a message; "" if there is none."""
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    return reasoning if isinstance(reasoning, str) else ""
 
 
-def written(message: Mapping[str, Any]) -> str:
-    """What a provider's message holds, as one text: its content, with the calls of functions in it.
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return the text of a provider's message: its content and its function calls.
 
-    Where there is neither, it is the thought that the provider sets apart, without an end: whoever reads the reply may
-    find an answer at the end of it.
+    If there is neither, return the reasoning as an unclosed thought, because it may end with an answer.
     """
     content = message.get("content")
-    if isinstance(content, list):  # in parts, of which some are thoughts
+    if isinstance(content, list):  # in parts, some of which are thoughts
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    calls = [_function(call) for call in message.get("tool_calls") or ()] + [_called(message.get("function_call"))]
-    said = [
+    calls = [_function(call) for call in message.get("tool_calls") or ()] + [
+        _function_call(message.get("function_call"))
+    ]
+    call_texts = [
         f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
         for call in calls
         if call["arguments"] is not None
     ]
-    text = "\n".join([*([str(content)] if content else []), *said])
-    thought = _thoughts(message)
-    return text if text.strip() or not thought else f"<think>\n{thought}"
+    text = "\n".join([*([str(content)] if content else []), *call_texts])
+    reasoning = _thoughts(message)
+    return text if text.strip() or not reasoning else f"<think>\n{reasoning}"
 
 
 def _function(call: Any) -> dict[str, Any]:
-    return _called(call.get("function") if isinstance(call, dict) else None)
+    return _function_call(call.get("function") if isinstance(call, dict) else None)
 
 
-def _called(function: Any) -> dict[str, Any]:
+def _function_call(function: Any) -> dict[str, Any]:
     if not isinstance(function, dict):
         return {"name": "", "arguments": None}
     return {"name": str(function.get("name")), "arguments": function.get("arguments")}
@@ -189,29 +210,29 @@ def _called(function: Any) -> dict[str, Any]:
 
 def check_address(address: str, plain_http: bool, where: str) -> None:
     """Raise ConfigError for an address that may hold a secret, or of plain HTTP to another machine (`plain_http`)."""
-    if (wrong := fault(where, address)) is not None:
-        raise ConfigError(f"{where} {wrong}")
+    if (fault_text := fault(where, address)) is not None:
+        raise ConfigError(f"{where} {fault_text}")
     check_transport(address, plain_http, where)
 
 
-def refuses(status: int) -> bool:
-    """Whether an HTTP status, not one of success, says for certain that nothing was generated.
+def is_refusal(status: int) -> bool:
+    """Return whether an HTTP error status means that certainly nothing was generated.
 
-    A refused request (4xx: no key, too many, too long) is not charged. A server's or gateway's failure (5xx), or a
-    time-out (408), may have come over a reply that was being made.
+    A refused request (4xx: no key, too many, too long) is not charged. A failure of the server or a gateway (5xx), or a
+    time-out (408), may have occurred while a reply was being generated.
     """
     return (300 <= status < 500 and status != 408) or status == OVERLOADED
 
 
-def token_count(value: object) -> int | None:
-    """A count as a server reports it; None, with a warning, for anything that cannot be one."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_TOKENS):
+def parse_token_count(value: object) -> int | None:
+    """Return a token count as reported by a server; None, with a warning, for a value that cannot be one."""
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_TOKEN_COUNT):
         return value
-    _warn_of_count()
+    _warn_of_token_counts()
     return None
 
 
 @functools.cache
-def _warn_of_count() -> None:
-    """Once in a process: a server that counts wrongly does so in every reply."""
-    logger.warning("a server counts tokens in numbers that none can have, such as negative ones: they are unknown")
+def _warn_of_token_counts() -> None:
+    """Log a warning about impossible token counts, once per process."""
+    logger.warning("a server reported impossible token counts, e.g. negative ones; they are treated as unknown")

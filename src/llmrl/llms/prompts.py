@@ -1,4 +1,4 @@
-"""Prompts as Jinja files, `prompts/<name>.j2` beside the code that uses them, which a user's folder may replace."""
+"""Prompts as Jinja files, `prompts/<name>.j2` next to the code that uses them. A user's folder may replace them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmrl.core.errors import ConfigError
 
-OURS = "ours"
-"""Prefix under which a user's prompt reaches the one it replaces: `{% extends "ours/cleanup.j2" %}`."""
+PACKAGE_PREFIX = "ours"
+"""Prefix under which a user's prompt can extend the prompt it replaces: `{% extends "ours/cleanup.j2" %}`."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class Prompt:
 class PromptFamily:
     """Prompts of one family.
 
-    Templates are sandboxed: they can neither modify their variables nor reach Python's internals. A variable that the
-    template uses and the caller does not give is an error, not an empty string.
+    Templates are sandboxed: they can neither modify their variables nor access Python's internals. A variable that the
+    template uses but the caller does not pass is an error, not an empty string.
 
     Args:
         family: name of the family, e.g. `principal`; prompts are recorded as `<family>/<name>`.
@@ -38,16 +38,16 @@ class PromptFamily:
         own: a user's folder, whose `<own>/<family>/<name>.j2` replace or extend the package's; None: there is none.
 
     Raises:
-        ConfigError: `own` is no folder.
+        ConfigError: `own` is not a folder.
     """
 
     def __init__(self, family: str, folder: Path, own: Path | None = None) -> None:
         self.family, self.folder = family, folder
         if own is not None and not own.is_dir():
-            raise ConfigError(f"prompts={own} is no folder; put your own prompts into {own}/{family}/<name>.j2")
+            raise ConfigError(f"prompts={own} is not a folder; put your own prompts into {own}/{family}/<name>.j2")
         self.own = None if own is None else own / family
         # Templates named by each source text: parsing takes longer than rendering and is needed for every prompt.
-        self._named: dict[str, list[str]] = {}
+        self._references: dict[str, list[str]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -58,22 +58,22 @@ class PromptFamily:
         """Render the prompt `name` with `variables`.
 
         Raises:
-            ConfigError: the prompt does not exist, is no valid template, uses an unknown variable, or does what the
-                sandbox forbids.
+            ConfigError: the prompt does not exist, is not a valid template, uses an unknown variable, or does something
+                that the sandbox forbids.
         """
         try:
             text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
             return Prompt(text, f"{self.family}/{name}", self.hash(name))
         except jinja2.TemplateNotFound as error:
-            raise ConfigError(self._missing(f"{name}.j2", str(error.name))) from error
+            raise ConfigError(self._missing_message(f"{name}.j2", str(error.name))) from error
         except jinja2.UndefinedError as error:
-            known = ", ".join(sorted(variables))
-            raise ConfigError(f"the prompt {self.family}/{name}: {error}; it is given {known}") from error
+            names = ", ".join(sorted(variables))
+            raise ConfigError(f"the prompt {self.family}/{name}: {error}; its variables are {names}") from error
         except jinja2.TemplateSyntaxError as error:
             place = f"{error.filename or name}, line {error.lineno}"
             raise ConfigError(f"the prompt {self.family}/{name} ({place}): {error.message}") from error
         except jinja2.exceptions.SecurityError as error:
-            raise ConfigError(f"the prompt {self.family}/{name} does what prompts may not: {error}") from error
+            raise ConfigError(f"the prompt {self.family}/{name} uses a forbidden operation: {error}") from error
         except jinja2.TemplateRuntimeError as error:
             file = self._environment.get_template(f"{name}.j2").filename
             raise ConfigError(f"the prompt {self.family}/{name} ({file}): {error}") from error
@@ -81,48 +81,49 @@ class PromptFamily:
     def hash(self, name: str) -> str:
         """Return 12 hexadecimal digits of the SHA-256 of the prompt's file and of all files it extends or includes."""
         digest = hashlib.sha256()
-        for part, source in sorted(self._sources(f"{name}.j2").items()):
-            digest.update(f"{part}\0{source}\0".encode())
+        for template, source in sorted(self._sources(f"{name}.j2").items()):
+            digest.update(f"{template}\0{source}\0".encode())
         return digest.hexdigest()[:12]
 
     def _sources(self, file: str) -> dict[str, str]:
-        found: dict[str, str] = {}
-        waiting = [file]
-        while waiting:
-            part = waiting.pop()
-            found[part], named = self._part(part)
-            waiting += [other for other in named if other not in found]
-        return found
+        """Return the sources of a file and of all files it extends or includes, by name."""
+        sources: dict[str, str] = {}
+        queue = [file]
+        while queue:
+            template = queue.pop()
+            sources[template], references = self._read_template(template)
+            queue += [reference for reference in references if reference not in sources]
+        return sources
 
-    def _part(self, file: str) -> tuple[str, list[str]]:
+    def _read_template(self, file: str) -> tuple[str, list[str]]:
         """Return the source of a file and the names of the files it extends or includes."""
         assert self._environment.loader is not None
         source, _, _ = self._environment.loader.get_source(self._environment, file)
-        if source not in self._named:
-            named = meta.find_referenced_templates(self._environment.parse(source))
-            self._named[source] = [other for other in named if other is not None]
-        return source, self._named[source]
+        if source not in self._references:
+            references = meta.find_referenced_templates(self._environment.parse(source))
+            self._references[source] = [reference for reference in references if reference is not None]
+        return source, self._references[source]
 
-    def _missing(self, file: str, missing: str) -> str:
-        """Return the error message for a missing template: which prompt needs it, and which files exist."""
+    def _missing_message(self, file: str, missing: str) -> str:
+        """Return the error message for a missing template, with the prompt that needs it and the existing files."""
         stems = self._stems()
         if missing == file:
-            return f"the prompt {self.family}/{missing} does not exist; there are {', '.join(self.names)}"
-        waiting, seen = [file], set[str]()
-        while waiting:
-            part = waiting.pop()
-            seen.add(part)
+            return f"the prompt {self.family}/{missing} does not exist; use one of {', '.join(self.names)}"
+        queue, visited = [file], set[str]()
+        while queue:
+            template = queue.pop()
+            visited.add(template)
             try:
-                named = self._part(part)[1]
+                references = self._read_template(template)[1]
             except jinja2.TemplateError:  # another missing file
                 continue
-            if missing in named:
-                file = part
+            if missing in references:
+                file = template
                 break
-            waiting += [other for other in named if other not in seen]
+            queue += [reference for reference in references if reference not in visited]
         return (
-            f"the prompt {self.family}/{file} extends or includes {missing}, and {self.family}/{missing} does not "
-            f"exist; there are {', '.join(stems)}, and {OURS}/<name>.j2 for those of the package"
+            f"the prompt {self.family}/{file} extends or includes {missing}, but {self.family}/{missing} does not "
+            f"exist; use one of {', '.join(stems)}, or {PACKAGE_PREFIX}/<name>.j2 for the package's prompts"
         )
 
     def _stems(self) -> list[str]:
@@ -131,10 +132,12 @@ class PromptFamily:
 
     @cached_property
     def _environment(self) -> jinja2.Environment:
-        ours = jinja2.FileSystemLoader(self.folder)
-        own = [] if self.own is None else [jinja2.FileSystemLoader(self.own)]
+        package_loader = jinja2.FileSystemLoader(self.folder)
+        user_loaders = [] if self.own is None else [jinja2.FileSystemLoader(self.own)]
         environment = ImmutableSandboxedEnvironment(
-            loader=jinja2.ChoiceLoader([*own, ours, jinja2.PrefixLoader({OURS: ours})]),
+            loader=jinja2.ChoiceLoader(
+                [*user_loaders, package_loader, jinja2.PrefixLoader({PACKAGE_PREFIX: package_loader})]
+            ),
             undefined=jinja2.StrictUndefined,
             autoescape=False,  # prompts are plain text, not HTML
             trim_blocks=True,

@@ -1,4 +1,4 @@
-"""Interface of all kinds of chat models: one attempt at some requests."""
+"""Interface of chat models: one attempt at some requests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.llms import pricing
-from llmrl.llms.images import tokens_of
+from llmrl.llms.images import count_image_tokens
 
 MESSAGE_TOKENS = 4
 """Approximate tokens that a chat format adds around each message."""
@@ -19,38 +18,43 @@ _FOREIGN = re.compile(r"[^\x00-\x7f\s]")
 
 
 class Provider(ABC):
-    """Chat model with its limits and prices. Retries, rate limits, budget, cache and log are the client's business.
+    """Chat model with its limits and prices. The client adds retries, rate limits, budget, cache and log.
 
     Attributes:
         label: name of the model in results, e.g. `gpt-4o (litellm)`.
         parallel: true: requests are sent one by one, from several threads at once (a server);
             false: whole batches, from one thread (a model in this process).
-        remote: whether requests leave this process. A request whose reply is lost may then still be charged, so each
-            is logged before it is sent.
-        context_window: most tokens of messages and reply together; None: unknown.
-        max_tokens: longest answer, in tokens; None: the provider's default.
+        remote: whether requests leave this process. A request whose reply is lost may then still be charged, so each is
+            logged before it is sent.
+        context_window: maximum number of tokens of messages and reply together; None: unknown.
+        max_tokens: maximum number of tokens of an answer; None: the provider's default.
         thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
-        feed_thoughts: whether a reply shown back to the model includes its thoughts.
+        include_reasoning: whether a reply shown back to the model includes its thoughts.
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
-            prompts the provider found in its own cache or put there (None: charged like others), and of replies. An
-            unknown price (None) makes costs unknown, never zero.
+            prompts that the provider found in its own cache or stored there (None: charged like others), and of
+            replies. An unknown price (None) makes costs unknown, never zero.
         price_share: fraction of these prices that is charged.
+        batch: whether requests go to the provider's batch API; such a provider is a `batches.endpoint.Batched`.
     """
 
     label: str
     price_share = 1.0
+    batch = False
     parallel = True
     remote = True
-    feed_thoughts = False
+    include_reasoning = False
 
     @property
     def sees(self) -> bool:
-        """Whether messages may hold images."""
+        """True if messages may contain images."""
         return False
 
     @property
     def quota(self) -> str | None:
-        """Name of what rate limits apply to, one model at one address with one key; None: to this provider alone."""
+        """Name of what rate limits apply to: one model at one address with one key.
+
+        None: the limits apply to this provider only.
+        """
         return None
 
     def __init__(
@@ -70,7 +74,7 @@ class Provider(ABC):
 
     @property
     def longest_reply(self) -> int | None:
-        """Most tokens of a reply, thoughts and answer together; None: no limit."""
+        """Maximum number of tokens of a reply, thoughts and answer together; None: no limit."""
         return None if self.max_tokens is None else self.max_tokens + (self.thinking_budget or 0)
 
     @property
@@ -78,7 +82,7 @@ class Provider(ABC):
     def identity(self) -> dict[str, Any]:
         """Everything about the model that can change an answer, as JSON-compatible values without keys or prices."""
 
-    def check(self) -> None:  # noqa: B027  (a model that is always there has nothing to check)
+    def check(self) -> None:  # noqa: B027  (not abstract, because some models need no check)
         """Raise LLMError if the model could never answer (missing key or package, server down). Costs nothing."""
 
     @abstractmethod
@@ -88,21 +92,23 @@ class Provider(ABC):
         The client fills in cost, latency and attempts.
 
         Raises:
-            TransientError: a failure worth another attempt.
-            LLMError: any other failure. Its text goes to logs and files and must hold no key. `refused` means that
-                certainly nothing was generated; else the attempt counts against the budget.
+            TransientError: another attempt may succeed.
+            LLMError: any other failure. Its text goes to logs and files and must not contain a key. `refused` means
+                that certainly nothing was generated; otherwise the attempt counts against the budget.
         """
 
     def beside(self, name: str, make: Callable[[], Provider]) -> Provider:
-        """Return the further model that a run calls `name`: `make()`, unless a subclass answers for it, too."""
+        """Return the provider of the additional model `name` of a run, `make()` unless a subclass overrides it."""
         return make()
 
-    def close(self) -> None:  # noqa: B027  (most hold nothing)
+    def close(self) -> None:  # noqa: B027  (not abstract, because most providers hold no resources)
         """Release connections and memory."""
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Return the prompt tokens of `messages`: an estimate, exact in subclasses that have the tokenizer."""
-        return sum(estimate_tokens(each["content"]) + MESSAGE_TOKENS + tokens_of(each) for each in messages)
+        return sum(
+            estimate_tokens(message["content"]) + MESSAGE_TOKENS + count_image_tokens(message) for message in messages
+        )
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
         """Return whether `messages` and the longest reply fit into the context window; true if it is unknown."""
@@ -117,8 +123,32 @@ class Provider(ABC):
         cached_tokens: int | None = None,
         cache_write_tokens: int | None = None,
     ) -> float | None:
-        """Return the cost in US dollars, or None if a price or a count is unknown (`pricing.cost`)."""
-        return pricing.cost(self, prompt_tokens, completion_tokens, cached_tokens, cache_write_tokens)
+        """Return the cost in US dollars; None if a price or a count is unknown. A price of 0 needs no count.
+
+        If the number of tokens written to the provider's cache is unknown, and writing costs more than reading, all
+        tokens that were not read from the cache count as written.
+        """
+        cached = min(cached_tokens or 0, prompt_tokens or 0) if self.cached_input_price is not None else 0
+        fresh = (prompt_tokens or 0) - cached
+        cache_writes = 0
+        if self.cache_write_price is not None:
+            dearer = self.cache_write_price > (self.input_price or 0.0)
+            cache_writes = fresh * dearer if cache_write_tokens is None else min(cache_write_tokens, fresh)
+        uncached = None if prompt_tokens is None else fresh - cache_writes
+        parts = [
+            _charge(uncached, self.input_price),
+            _charge(cached, self.cached_input_price or 0.0),
+            _charge(cache_writes, self.cache_write_price or 0.0),
+            _charge(completion_tokens, self.output_price),
+        ]
+        return None if None in parts else self.price_share * sum(part for part in parts if part is not None)
+
+
+def _charge(tokens: int | None, price: float | None) -> float | None:
+    """Return the price of tokens in US dollars; None if the count or the price is unknown."""
+    if price == 0.0:
+        return 0.0
+    return None if tokens is None or price is None else tokens * price / 1e6
 
 
 def estimate_tokens(text: str) -> int:

@@ -11,7 +11,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.llms.account_state import AccountState
 
 POLL_S = 0.05
-"""Seconds after which to look for a free slot again."""
+"""Seconds between two checks for a free slot."""
 
 
 class RateLimit:
@@ -21,7 +21,7 @@ class RateLimit:
     processes of the user on this machine. The tokens of a request are an estimate until its reply reports them.
 
     Args:
-        concurrency: most requests in flight at once.
+        concurrency: maximum number of requests in flight.
         requests_per_minute, tokens_per_minute: the provider's limits, prompt and reply tokens together; None: no limit.
         clock: monotonic time in seconds, the same for all processes of the machine.
     """
@@ -39,8 +39,9 @@ class RateLimit:
         self._state = AccountState()
 
     def shared(self, account: str | None) -> RateLimit:
-        """Return a limiter with these limits that counts all requests of `account` on this machine; this one itself if
-        `account` is None.
+        """Return a limiter with these limits that counts all requests of `account` on this machine.
+
+        Return this limiter if `account` is None.
 
         Raises:
             ConfigError: the folder that processes share cannot be written.
@@ -53,7 +54,7 @@ class RateLimit:
 
     @contextmanager
     def slot(self, wait: Callable[[float], None] = time.sleep) -> Iterator[None]:
-        """Occupy one of the `concurrency` slots for the duration of a `with` block, after waiting for it."""
+        """Occupy one of the `concurrency` slots for the duration of a `with` block; wait until one is free."""
         while (slot := self._state.acquire(self.concurrency)) is None:
             wait(POLL_S)
         try:
@@ -62,7 +63,7 @@ class RateLimit:
             self._state.release(slot)
 
     def start(self, tokens: int, wait: Callable[[float], None] = time.sleep) -> Callable[[int], None]:
-        """Wait until a request of about `tokens` may start; return a function to call with the real number of tokens.
+        """Wait until a request of about `tokens` may start; return a function that corrects the number of tokens.
 
         A request with more tokens than a minute allows starts once no other request is counted.
         """
@@ -73,5 +74,5 @@ class RateLimit:
             wait(delay)
 
     def hold(self, seconds: float) -> None:
-        """Start no request for `seconds`, after the server asked one to wait."""
+        """Start no request for the next `seconds`, because the server asked to wait."""
         self._state.hold(self._clock, seconds)

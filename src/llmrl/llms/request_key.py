@@ -1,4 +1,4 @@
-"""Address of a request: a hash of exactly what can change its answer."""
+"""Cache key of a request: a hash of exactly what can change its answer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.records import CHOSEN, ChatRequest, State
-from llmrl.llms.images import named
+from llmrl.llms.images import with_image_hashes
 
 
 def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
     """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, place and stream.
 
-    Fields that serve only readers (`purpose`, names of prompts) and settings of the transport (time-outs, limits,
-    prices) are left out.
+    Descriptive fields (`purpose`, names of prompts) and transport settings (time-outs, limits, prices) are left out.
 
     Args:
         identity: name, server and sampling parameters of the model, as JSON-compatible values.
@@ -28,7 +27,7 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int |
     """
     content = {
         "model": dict(identity),
-        "messages": named(request.messages),
+        "messages": with_image_hashes(request.messages),
         "schema": request.schema,
         "repeat": request.repeat,
         "stream": stream,
@@ -50,17 +49,17 @@ class RepeatCounter:
 
     def number(self, requests: Sequence[ChatRequest]) -> list[ChatRequest]:
         """Return `requests` with `repeat` raised by their earlier occurrences; those with a `place` stay unchanged."""
-        numbered = []
+        unique_requests = []
         for request in requests:
             if request.place:
-                numbered.append(request)
+                unique_requests.append(request)
                 continue
             # 60 bits of the address distinguish requests and fit a checkpoint's integers.
-            asked = {"model": request.model} if request.model != CHOSEN else {}
-            question = int(request_key(asked, request)[:15], 16)
-            numbered.append(replace(request, repeat=request.repeat + self._counts[question]))
+            identity = {"model": request.model} if request.model != CHOSEN else {}
+            question = int(request_key(identity, request)[:15], 16)
+            unique_requests.append(replace(request, repeat=request.repeat + self._counts[question]))
             self._counts[question] += 1
-        return numbered
+        return unique_requests
 
     def state_dict(self) -> State:
         return {

@@ -1,4 +1,4 @@
-"""Retries after transient failures: exponential backoff with jitter that honours Retry-After."""
+"""Retries after transient failures: exponential backoff with jitter that respects Retry-After."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _jitter = random.Random()
 
 
 class TransientError(LLMError):
-    """A failure that may pass: rate limit, outage, time-out, cut connection.
+    """Failure that may not recur: rate limit, outage, time-out, broken connection.
 
     Attributes:
         retry_after: seconds the server asked to wait, or None.
@@ -51,36 +51,36 @@ def parse_retry_after(value: str | None, now: datetime | None = None) -> float |
         if date.tzinfo is None:
             date = date.replace(tzinfo=UTC)
         seconds = (date - (now or datetime.now(UTC))).total_seconds()
-    # "nan" and "inf" parse as floats and are no waiting time.
+    # "nan" and "inf" parse as floats but are not waiting times.
     return max(0.0, seconds) if seconds < float("inf") else None
 
 
 class Retry:
-    """Policy of repeated attempts: their number, and the waits between them.
+    """Policy of repeated attempts: their number, and the delays between them.
 
-    Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(first_delay 2^n, longest_delay), and is at least what the
+    Wait n = 0, 1, ... is drawn uniformly from [1/2, 1] x min(initial_delay 2^n, max_delay), and is at least what the
     server asked for.
 
     Args:
         retries: further attempts after the first.
-        first_delay, longest_delay: bounds of the waits before jitter, in seconds.
-        longest_retry_after: longest wait, in seconds, that a server may ask for; a longer one (a daily quota) is an
-            error at once.
+        initial_delay, max_delay: bounds of the waits before jitter, in seconds.
+        max_retry_after: maximum wait, in seconds, that a server may ask for; a longer one (a daily quota) is an
+            immediate error.
     """
 
     def __init__(
         self,
         retries: NonNegativeInt = 5,
-        first_delay: NonNegativeFloat = 1.0,
-        longest_delay: NonNegativeFloat = 60.0,
-        longest_retry_after: NonNegativeFloat = 600.0,
+        initial_delay: NonNegativeFloat = 1.0,
+        max_delay: NonNegativeFloat = 60.0,
+        max_retry_after: NonNegativeFloat = 600.0,
     ) -> None:
-        self.retries, self.first_delay, self.longest_delay = retries, first_delay, longest_delay
-        self.longest_retry_after = longest_retry_after
+        self.retries, self.initial_delay, self.max_delay = retries, initial_delay, max_delay
+        self.max_retry_after = max_retry_after
 
     def delay(self, attempts: int) -> float:
         """Draw the seconds to wait after `attempts` >= 1 failed attempts."""
-        return min(self.first_delay * 2.0 ** (attempts - 1), self.longest_delay) * _jitter.uniform(0.5, 1.0)
+        return min(self.initial_delay * 2.0 ** (attempts - 1), self.max_delay) * _jitter.uniform(0.5, 1.0)
 
     def __call__(self, attempt: Callable[[], T], wait: Callable[[float], None]) -> tuple[T, int]:
         """Return the result of `attempt()` and the number of attempts; `wait(seconds)` is called between them.
@@ -95,10 +95,10 @@ class Retry:
                 if number > self.retries:
                     tries = "once" if self.retries == 0 else f"{number} times"
                     raise LLMError(f"{error} (tried {tries})") from None
-                asked = error.retry_after or 0.0
-                if asked > self.longest_retry_after:
-                    raise LLMError(f"{error} (the server asks to wait {asked:.0f} s)") from None
-                delay = max(self.delay(number), asked)
+                server_delay = error.retry_after or 0.0
+                if server_delay > self.max_retry_after:
+                    raise LLMError(f"{error} (the server asks to wait {server_delay:.0f} s)") from None
+                delay = max(self.delay(number), server_delay)
                 logger.warning("%s; attempt %d of %d in %.1f s", error, number + 1, self.retries + 1, delay)
                 wait(delay)
         raise AssertionError("unreachable: the loop returns or raises")

@@ -1,7 +1,7 @@
-"""The scripted reply to a question no rule knows: a valid one, drawn from the schema the reply must satisfy.
+"""Random replies of the scripted model to requests without a rule, drawn from the schema of the reply.
 
-Whoever asks for one of several actions or for a plan made of known skills gets a legal one, and the same one to the
-same question. It is no better than chance, as a stand-in for a player or planner without a rule of its own should be.
+A request for one of several actions, or for a plan of known skills, gets a legal one, and equal requests get equal
+replies. The replies are no better than chance.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 TEXT = "Drawn at random, by no rule."
-"""What every free text of a reply says."""
+"""Content of every free text of a reply."""
 
-LONGEST_LIST = 3
-"""Items of a list whose schema names no longest length."""
+MAX_LIST_LENGTH = 3
+"""Maximum length of a list whose schema has none."""
 
 _UNBOUNDED = (0.0, 1.0)
-"""Range of a number whose schema names no bounds."""
+"""Range of a number whose schema has no bounds."""
 
 
 def reply(schema: Mapping[str, Any], question: str) -> str:
-    """JSON that satisfies `schema`, drawn at random from a stream that `question` decides.
+    """Return JSON that satisfies `schema`, drawn from a random stream that `question` determines.
 
-    Understood is what pydantic writes for plain fields: objects, lists, enumerations, numbers with bounds, booleans,
-    texts, alternatives and references.
+    The schema may contain what pydantic writes for plain fields: objects, lists, enumerations, numbers with bounds,
+    booleans, texts, alternatives and references.
 
     Raises:
-        ValueError: the schema holds something else.
+        ValueError: the schema contains something else.
     """
     digest = hashlib.sha256(question.encode("utf-8", errors="replace")).digest()
     rng = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:8], "big")))
@@ -50,23 +50,23 @@ def _draw(schema: Mapping[str, Any], definitions: Mapping[str, Any], rng: np.ran
     if kind == "object":
         return {name: _draw(field, definitions, rng) for name, field in schema.get("properties", {}).items()}
     if kind == "array":
-        fewest = schema.get("minItems", 1)
-        most = schema.get("maxItems", max(fewest, LONGEST_LIST))
-        return [_draw(schema["items"], definitions, rng) for _ in range(rng.integers(fewest, most + 1))]
+        min_items = schema.get("minItems", 1)
+        max_items = schema.get("maxItems", max(min_items, MAX_LIST_LENGTH))
+        return [_draw(schema["items"], definitions, rng) for _ in range(rng.integers(min_items, max_items + 1))]
     if kind in ("integer", "number"):
         return _number(schema, kind, rng)
-    plain: dict[str | None, Callable[[], Any]] = {
+    simple_types: dict[str | None, Callable[[], Any]] = {
         "boolean": lambda: bool(rng.integers(2)),
         "string": lambda: TEXT,
         "null": lambda: None,
     }
-    if kind not in plain:
+    if kind not in simple_types:
         raise ValueError(f"no reply can be drawn from the schema {json.dumps(schema)[:200]}")
-    return plain[kind]()
+    return simple_types[kind]()
 
 
 def _number(schema: Mapping[str, Any], kind: str, rng: np.random.Generator) -> int | float:
-    """Inside the bounds; where one is missing, within 1 of the other."""
+    """Draw a number within the bounds. If one bound is missing, the number is within 1 of the other."""
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
     high = schema.get("maximum", schema.get("exclusiveMaximum"))
     if low is None and high is None:
@@ -77,5 +77,5 @@ def _number(schema: Mapping[str, Any], kind: str, rng: np.random.Generator) -> i
         first = int(np.ceil(low)) + ("exclusiveMinimum" in schema and float(low).is_integer())
         last = int(np.floor(high)) - ("exclusiveMaximum" in schema and float(high).is_integer())
         return int(rng.integers(first, last + 1))
-    # Away from the ends, which may be excluded.
+    # The bounds themselves may be excluded.
     return float(low + (high - low) * (0.05 + 0.9 * rng.random()))

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _VALUES = re.compile(r'"(?:[^"\\]|\\.)*"(?!\s*:)|[-+]?\d[\d.eE+-]*')
-"""Texts and numbers in JSON, without names of fields."""
+"""Texts and numbers in JSON, except names of fields."""
 
 Rule = Callable[[Sequence[Mapping[str, str]], int, Callable[[str], None]], str]
 """Function `reply(messages, seed, note)` of a module in `RULES`, from a conversation and a seed of the run to a reply.
@@ -42,24 +43,23 @@ RULES = {
     "search": "llmrl.principals.scripted_search",
     "teacher": "llmrl.teachers.scripted_planner",
     "check": "llmrl.llms.scripted",
-    "control": "llmrl.experiment.dictated_reply_checks",
 }
 """Purpose of a question (`ChatRequest.purpose`) -> module whose `reply` answers it, imported at the first question.
 
-These are names instead of imports, because the rules stand beside the prompts they read, in packages above this one.
+These are names instead of imports, because each module is in the package of its prompts, which imports this one.
 A question of any other purpose gets a random reply drawn from its schema (`schema_draw`).
 """
 
 
 class UnreadPromptError(LLMError):
-    """Error of a rule that does not find a part of a prompt; the text names that part."""
+    """Error of a rule that does not find a part of a prompt; its text names that part."""
 
 
-def needed(found: T | None, part: str) -> T:
-    """Return `found`; raise UnreadPromptError with the name of the `part` of the prompt if it is empty or None."""
-    if not found:
+def needed(match: T | None, part: str) -> T:
+    """Return `match`; raise UnreadPromptError with the name of the `part` of the prompt if it is empty or None."""
+    if not match:
         raise UnreadPromptError(part)
-    return found
+    return match
 
 
 def first_question(messages: Sequence[Mapping[str, str]]) -> str:
@@ -76,20 +76,35 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int, note: Callable[[str]
 REFUSAL = "I'm sorry, but I can't help with that request."
 
 
+@dataclass(frozen=True)
+class ScriptedSettings:
+    """Options of `ScriptedChat`; meanings, units and ranges are in `conf/llm/scripted.yaml`.
+
+    Attributes:
+        temperature: ignored; accepted so that experiments that set a temperature work with this model, too.
+    """
+
+    malformed: UnitInterval
+    out_of_range: UnitInterval
+    empty: UnitInterval
+    truncated: UnitInterval
+    refusal: UnitInterval
+    temperature: NonNegativeFloat | None
+    max_tokens: PositiveInt | None
+
+
 class ScriptedChat(Provider):
-    """Provider whose replies follow from simple rules; as a principal it draws at random from the run's seed.
+    """Provider whose replies follow simple rules; as a principal it draws at random from the run's seed.
 
-    Prompts and parsing are the same as with a real model, so runs test the machinery. They say nothing about the
-    abilities of language models, and the label in results says so.
+    Prompts and parsing are the same as with a real model, so runs test the software. They say nothing about the
+    abilities of language models, as the label in results states.
 
-    A share of the replies can be spoilt, to test the robustness of an experiment. The question, its repeat index and
-    the run's seed decide which ones.
+    A share of the replies can be corrupted, to test the robustness of an experiment. The question, its repeat index and
+    the run's seed determine the corrupted replies.
 
     Args:
-        seeds: seed tree of spoilt replies and of a principal's draws.
-        malformed, out_of_range, empty, truncated, refusal: shares of replies spoilt in that way, [0, 1].
-        temperature: ignored; accepted so that experiments that set a temperature work with this model, too.
-        max_tokens: longest reply in estimated tokens; longer replies are cut off. None: no limit.
+        settings: options.
+        seeds: seed tree of corrupted replies and of a principal's draws.
 
     Raises:
         ConfigError: the shares add up to more than 1.
@@ -99,29 +114,15 @@ class ScriptedChat(Provider):
     parallel = False
     remote = False
 
-    def __init__(
-        self,
-        seeds: Seeds,
-        malformed: UnitInterval = 0.0,
-        out_of_range: UnitInterval = 0.0,
-        empty: UnitInterval = 0.0,
-        truncated: UnitInterval = 0.0,
-        refusal: UnitInterval = 0.0,
-        temperature: NonNegativeFloat | None = None,
-        max_tokens: PositiveInt | None = None,
-    ) -> None:
-        super().__init__(max_tokens=max_tokens, input_price=0.0, output_price=0.0)
-        self._seeds = seeds.child("faults")
+    def __init__(self, settings: ScriptedSettings, seeds: Seeds) -> None:
+        super().__init__(max_tokens=settings.max_tokens, input_price=0.0, output_price=0.0)
+        self.settings, self._seeds = settings, seeds.child("faults")
         self._seed = seeds.integer("rule")
-        self._shares = {
-            "malformed": malformed,
-            "out_of_range": out_of_range,
-            "empty": empty,
-            "truncated": truncated,
-            "refusal": refusal,
-        }
+        self._shares: dict[str, float] = {name: getattr(settings, name) for name in _CORRUPTIONS}
         if sum(self._shares.values()) > 1 + 1e-9:
-            raise ConfigError(f"the shares of spoilt replies of llm=scripted add up to more than 1: {self._shares}")
+            raise ConfigError(
+                f"the shares of corrupted replies must add up to at most 1, got {self._shares}; decrease some of them"
+            )
         self._warned: set[str] = set()
 
     @property
@@ -131,87 +132,90 @@ class ScriptedChat(Provider):
 
     @property
     def sees(self) -> bool:
-        """True: images are accepted, and the rules ignore them."""
+        """True, because images are accepted; the rules ignore them."""
         return True
 
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Return the replies in order; raise LLMError for a question without a schema that no rule understands."""
+        """Return the replies in order; raise LLMError for a question without a schema that no rule can answer."""
         self._warn("llm=scripted replies by fixed rules: it is not a language model, and neither are its results")
         return [self._reply(request) for request in requests]
 
     def _reply(self, request: ChatRequest) -> ChatReply:
+        """Return the reply to a request, possibly corrupted or truncated."""
         text = self._answer(request)
         fault = self._fault(request)
-        text = _SPOIL[fault](text) if fault else text
+        text = _CORRUPTIONS[fault](text) if fault else text
         tokens = estimate_tokens(text)
-        cut = self.max_tokens is not None and tokens > self.max_tokens
-        if self.max_tokens is not None and cut:
+        exceeds_limit = self.max_tokens is not None and tokens > self.max_tokens
+        if self.max_tokens is not None and exceeds_limit:
             text = text[: len(text) * self.max_tokens // tokens]
-        # Estimates give an experiment's sums the right order of magnitude without a tokenizer.
+        # Estimated counts give totals of the right order of magnitude without a tokenizer.
         return ChatReply(
             text,
             prompt_tokens=self.count_tokens(request.messages),
             completion_tokens=estimate_tokens(text),
-            finish="length" if cut or fault == "truncated" else "stop",
+            finish="length" if exceeds_limit or fault == "truncated" else "stop",
         )
 
     def _answer(self, request: ChatRequest) -> str:
-        """Return a rule's reply, or else a draw from the schema with a warning."""
-        asked = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
+        """Return a rule's reply, or otherwise a random reply from the schema with a warning."""
+        subject = f"the prompt {request.prompt}" if request.prompt else f"a question of purpose {request.purpose!r}"
         if request.purpose in RULES:
             rule: Rule = importlib.import_module(RULES[request.purpose]).reply
             try:
-                return rule(request.messages, self._seed, lambda said: self._warn(f"llm=scripted, {asked}: {said}"))
+                return rule(
+                    request.messages, self._seed, lambda content: self._warn(f"llm=scripted, {subject}: {content}")
+                )
             except UnreadPromptError as part:
-                fault = f"llm=scripted does not find in {asked} what its rules read there: {part}"
+                fault = f"llm=scripted cannot find a part of {subject} that its rules need: {part}"
         else:
             fault = (
-                f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it knows {', '.join(RULES)}"
-                ", and questions whose reply has a schema"
+                f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it answers "
+                f"{', '.join(RULES)}, and questions whose reply has a schema"
             )
         if request.schema is None:
             raise LLMError(f"{fault}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
-        self._warn(f"{fault}. Its replies are drawn at random from the form asked for.")
-        # Repeats differ, as a model's would.
-        said = "\0".join(message["content"] for message in request.messages)
-        return schema_draw.reply(request.schema, f"{request.place}{request.repeat}\0{said}")
+        self._warn(f"{fault}. Its replies are drawn at random from the requested schema.")
+        # Repeated requests get different replies, as from a model.
+        content = "\0".join(message["content"] for message in request.messages)
+        return schema_draw.reply(request.schema, f"{request.place}{request.repeat}\0{content}")
 
-    def _warn(self, said: str) -> None:
-        """Log a warning once."""
-        if said not in self._warned:
-            self._warned.add(said)
-            logger.warning("%s", said)
+    def _warn(self, message: str) -> None:
+        """Log a warning, unless it was logged before."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
 
     def _fault(self, request: ChatRequest) -> str:
-        """Return the way in which this reply is spoilt; "" if it is not."""
+        """Return the kind of corruption of this reply; "" if it is not corrupted."""
         if not any(self._shares.values()):
             return ""
-        said = "\0".join(message["content"] for message in request.messages)
-        digest = hashlib.sha256(f"{request.place}{request.repeat}\0{said}".encode()).digest()
+        content = "\0".join(message["content"] for message in request.messages)
+        digest = hashlib.sha256(f"{request.place}{request.repeat}\0{content}".encode()).digest()
         draw = self._seeds.numpy(int.from_bytes(digest[:4], "big")).random()
-        for name, edge in zip(self._shares, np.cumsum(list(self._shares.values())), strict=True):
-            if draw < edge:
+        for name, threshold in zip(self._shares, np.cumsum(list(self._shares.values())), strict=True):
+            if draw < threshold:
                 return name
         return ""
 
 
 _VALUE = re.compile(r"(?<!\w\[)(?<![\w.])-?\d+(\.\d+)?(?=\s*[,;}\]\n$])")
-"""Number that stands alone, but no index (`params[3]`)."""
+"""Number that stands alone and is not an index (`params[3]`)."""
 
 
-def _out_of_range(text: str) -> str:
+def _exceed_bounds(text: str) -> str:
     """Replace every number x that stands alone by 1e5 x + sign(x) 1e5."""
 
-    def far(match: re.Match[str]) -> str:
+    def scale(match: re.Match[str]) -> str:
         value = float(match.group())
         return repr(value * 1e5 + math.copysign(1e5, value))
 
-    return _VALUE.sub(far, text)
+    return _VALUE.sub(scale, text)
 
 
-_SPOIL: dict[str, Callable[[str], str]] = {
+_CORRUPTIONS: dict[str, Callable[[str], str]] = {
     "malformed": lambda text: "Sure! Here is the form: " + _VALUES.sub("<...>", text),
-    "out_of_range": _out_of_range,
+    "out_of_range": _exceed_bounds,
     "empty": lambda text: "",
     "truncated": lambda text: text[: len(text) // 2],
     "refusal": lambda text: REFUSAL,

@@ -1,6 +1,6 @@
-"""Long values of the call log, each stored once: messages and schemas that many requests share.
+"""Long values of the call log that many requests share (messages and schemas), each stored once.
 
-A line `{"stored": <key>, "value": ...}` comes before the first call that refers to the value as `{"stored": <key>}`.
+A line `{"stored": <key>, "value": ...}` precedes the first call that refers to the value as `{"stored": <key>}`.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from llmrl.core.folder_files import open_file
 STORED = "stored"
 """Key of a reference, and of the line that holds the value."""
 LINE = f'{{"{STORED}"'.encode()
-"""Beginning of the lines that hold values."""
+"""Start of the lines that contain values."""
 
-_SHORTEST = 200
-"""Characters from which a value is stored apart."""
-_RECENT = 256
-"""Values that a reader keeps in memory."""
+_MIN_LENGTH = 200
+"""Minimum number of characters of a value that is stored in its own line."""
+_CACHE_SIZE = 256
+"""Number of values that a reader keeps in memory."""
 
 
 class ValueWriter:
-    """Replaces long values by references, and collects the lines that hold those values."""
+    """Writer that replaces long values by references and collects the lines with those values."""
 
     def __init__(self) -> None:
-        self._written: set[str] = set()
+        self._stored_keys: set[str] = set()
 
     def reference(self, value: Any, lines: list[dict[str, Any]]) -> Any:
         """Return a reference to `value`, or the value itself if it is short.
@@ -40,17 +40,17 @@ class ValueWriter:
             lines: lines to write before the reference; a line is added if the value was not written yet.
         """
         text = json.dumps(value, ensure_ascii=False)
-        if len(text) < _SHORTEST:
+        if len(text) < _MIN_LENGTH:
             return value
         key = hashlib.sha256(text.encode()).hexdigest()[:16]
-        if key not in self._written:
-            self._written.add(key)
+        if key not in self._stored_keys:
+            self._stored_keys.add(key)
             lines.append({STORED: key, "value": value})
         return {STORED: key}
 
 
 class ValueReader:
-    """Reads the stored values of the log at `path`.
+    """Reader of the stored values of the log at `path`.
 
     Args:
         path: the log. It may grow while it is read.
@@ -59,13 +59,13 @@ class ValueReader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._positions: dict[str, int] = {}
-        self._load = functools.lru_cache(_RECENT)(self._read)
+        self._load = functools.lru_cache(_CACHE_SIZE)(self._read)
 
     def add(self, line: bytes, position: int) -> bool:
-        """Take down where a line begins that holds a value; return whether `line` is one."""
+        """Record the position of a line that contains a value; return whether `line` is such a line."""
         if not line.startswith(LINE):
             return False
-        # One that a kill cut short has no references.
+        # A line that a kill truncated has no references.
         with contextlib.suppress(ValueError, RecursionError):
             self._positions[str(json.loads(line)[STORED])] = position
         return True
@@ -74,7 +74,7 @@ class ValueReader:
         """Return a call whose messages and schema are values instead of references."""
         changed = dict(call)
         if isinstance(messages := call.get("messages"), list):
-            changed["messages"] = [self._value(each) for each in messages]
+            changed["messages"] = [self._value(message) for message in messages]
         if "schema" in call:
             changed["schema"] = self._value(call["schema"])
         return changed

@@ -1,6 +1,6 @@
-"""Structured replies: the JSON schema that is requested, and the check of what comes back.
+"""Structured replies: the requested JSON schema, and the validation of the reply.
 
-A reply is data: it is parsed and checked, never executed. The parsers are in `llmrl.llms.reading`.
+A reply is data: it is parsed and validated, never executed. The parsers are in `llmrl.llms.reading`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,12 @@ import numpy as np
 from pydantic import BaseModel
 
 from llmrl.core.records import ChatReply
-from llmrl.llms.reading.reply_cleaning import cleaned
+from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.reply_cleaning import strip_control_characters
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-LONGEST_FAULT = 2000
-"""Most characters of the text that says why a reply is invalid."""
-
-
-class InvalidReply(Exception):  # noqa: N818  (a fact about a reply, not a fault of the program)
-    """Error of a reply that does not hold what was asked for. Its text tells the model what is wrong."""
-
-    def __init__(self, fault: str = "") -> None:
-        super().__init__(cleaned(fault)[:LONGEST_FAULT] or "invalid")
 
 
 def read(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
@@ -44,14 +35,14 @@ def read(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
     except InvalidReply:
         raise
     except Exception as error:
-        logger.warning("reading a reply raised %s: %.200s", type(error).__name__, cleaned(str(error)))
+        logger.warning("reading a reply raised %s: %.200s", type(error).__name__, strip_control_characters(str(error)))
         logger.debug("while reading a reply", exc_info=True)
         raise InvalidReply(f"the reply cannot be read ({type(error).__name__})") from error
 
 
 def as_json(value: Any) -> Any:
     """Convert the parsed value of a reply to JSON-compatible values for the call log."""
-    return json.loads(json.dumps(value, default=_plain))
+    return json.loads(json.dumps(value, default=_to_plain))
 
 
 def json_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -61,7 +52,8 @@ def json_schema(model: type[BaseModel]) -> dict[str, Any]:
     return schema
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
+    """Convert one object that JSON does not support."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, BaseModel):

@@ -1,4 +1,4 @@
-"""Structured questions: ask, check the reply, show the model its error, and count what stays invalid."""
+"""Questions with structured replies: send them, validate replies, request corrections, and count invalid replies."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
 from llmrl.core.model_protocols import ChatModel, CountsInvalidReplies
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
+from llmrl.core.state_fields import StateFields
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.reading.reply_cleaning import clean_reply
-from llmrl.llms.structured import InvalidReply, read
+from llmrl.llms.reply_cleaning import clean_reply
+from llmrl.llms.structured import read
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-Conversing = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
+Conversation = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
 """Generator that yields requests, is sent their replies, and returns an R."""
 
 QUOTED_REPLY = 4000
-"""Most characters of an invalid reply that are shown back to the model."""
+"""Maximum number of characters of an invalid reply that are shown back to the model."""
 
-LOUD = 10
+MAX_WARNINGS = 10
 """Number of invalid replies logged as warnings; further ones are logged at debug level. The call log has them all."""
 
 Messages = list[dict[str, str]]
@@ -78,15 +80,15 @@ class QueryStats:
         self.replies += 1
         self.invalid += not valid
         self.text = reply.text
-        self.prompt_tokens = _plus(self.prompt_tokens, reply.prompt_tokens)
-        self.completion_tokens = _plus(self.completion_tokens, reply.completion_tokens)
-        self.cost = _plus(self.cost, reply.cost)
+        self.prompt_tokens = _add(self.prompt_tokens, reply.prompt_tokens)
+        self.completion_tokens = _add(self.completion_tokens, reply.completion_tokens)
+        self.cost = _add(self.cost, reply.cost)
 
 
-class StructuredQuery(Generic[T]):
-    """Batch of questions to a chat model whose replies must have a form.
+class StructuredQuery(StateFields, Generic[T]):
+    """Batch of questions to a chat model whose replies must have a certain form.
 
-    An invalid reply is answered with its error, up to `repair_turns` times. If no reply to a question is valid its
+    An invalid reply is answered with its error, up to `repair_turns` times. If no reply to a question is valid, its
     value is None, and the caller decides what to do instead.
 
     Args:
@@ -94,14 +96,16 @@ class StructuredQuery(Generic[T]):
         purpose: name of the task, for the call log.
         parse: function from a reply to its value; raises InvalidReply with a text for the model. Any other exception
             makes a reply invalid, too.
-        repair: function from that text to the prompt that asks for another reply.
+        repair: function from that text to the prompt that requests another reply.
         schema: JSON schema for models with structured output; None: free text.
-        repair_turns: chances to correct an invalid reply.
+        repair_turns: maximum number of corrections of an invalid reply.
 
     Attributes:
-        unreached: indices of the last questions that have no value because a call failed for good.
-        asked: statistics of each of the last questions.
+        unreached: indices of the latest questions that have no value because a call failed permanently.
+        asked: statistics of each of the latest questions.
     """
+
+    _state_fields = ("counters",)
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class StructuredQuery(Generic[T]):
     def ask(
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> list[T | None]:
-        """Return the values of the replies in order, None for questions without a valid one.
+        """Return the values of the replies in order, None for questions without a valid reply.
 
         `parsers`, one for each question, replace `parse` if validity depends on the question.
 
@@ -129,84 +133,79 @@ class StructuredQuery(Generic[T]):
             LLMError: the model could not be reached, or the budget is exhausted.
             TooManyInvalid: too large a share of all the run's replies so far is invalid (`llm.max_invalid`).
         """
-        return conversed(self.asking(questions, parsers), self.llm.chat)
+        return run_conversation(self.asking(questions, parsers), self.llm.chat)
 
     def asking(
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
-    ) -> Conversing[list[T | None]]:
-        """Do as `ask` for callers that send requests themselves: yield requests, be sent replies, return values."""
+    ) -> Conversation[list[T | None]]:
+        """Do the same as `ask` as a generator that yields requests, receives their replies, and returns the values."""
         values: list[T | None] = [None] * len(questions)
         parsers = [self.parse] * len(questions) if parsers is None else parsers
         self.unreached = set()
         self.asked = [QueryStats() for _ in questions]
-        open_: dict[int, Messages] = {i: _messages(question) for i, question in enumerate(questions)}
+        pending: dict[int, Messages] = {i: _messages(question) for i, question in enumerate(questions)}
         for turn in range(self.repair_turns + 1):
-            requests = [self._request(questions[i], messages, parsers[i]) for i, messages in open_.items()]
+            requests = [self._request(questions[i], messages, parsers[i]) for i, messages in pending.items()]
             replies: Sequence[ChatReply] = (yield requests) if requests else []
-            for (i, messages), reply in zip(list(open_.items()), replies, strict=True):
+            for (i, messages), reply in zip(list(pending.items()), replies, strict=True):
                 try:
                     values[i] = _value(reply, parsers[i])
                     self.asked[i].add(reply, valid=True)
                 except InvalidReply as fault:
                     self.asked[i].add(reply, valid=False)
                     self.counters["invalid_replies"] += 1
-                    level = logging.WARNING if self.counters["invalid_replies"] <= LOUD else logging.DEBUG
+                    level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
                     model = _model(questions[i])
                     hint = " (llm.max_tokens limits replies, thoughts included)" if reply.cut else ""
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), fault, hint)
-                    said_so = _assistant(reply, self.llm.feeds_thoughts(model))
-                    open_[i] = [*messages, said_so, _user(self.repair(str(fault)).text)]
+                    previous_reply = _assistant(reply, self.llm.feeds_thoughts(model))
+                    pending[i] = [*messages, previous_reply, _user(self.repair(str(fault)).text)]
                     if reply.error:
                         self.unreached.add(i)
-                    # After a failed call there is no reply to correct; after a long one the window may be full.
-                    if reply.error or not self.llm.fits(open_[i], model):
-                        del open_[i]
+                    # A failed call has no reply to correct, and after a long reply the context window may be full.
+                    if reply.error or not self.llm.fits(pending[i], model):
+                        del pending[i]
                 else:
                     self.counters["repairs"] += turn > 0
-                    del open_[i]
+                    del pending[i]
         self.counters["fallbacks"] += sum(value is None for value in values)
-        # Checked after all turns: a model that always needs one repair has half of its replies invalid.
+        # Checked after all turns, because half of the replies are invalid if every question needs one repair.
         if isinstance(self.llm, CountsInvalidReplies):
             self.llm.check_understood()
         return values
 
     def fit(self, render: Callable[[int], Prompt], n: int) -> Prompt:
-        """Return the prompt with as much history as fits into the model's context window beside the longest reply.
+        """Return the prompt with as much history as the model's context window allows in addition to the longest reply.
 
-        `render(k)` returns the prompt with the k most valuable records of the history, 0 <= k <= n, as the caller
-        defines them.
+        `render(k)` returns the prompt with the k most valuable records of the history, 0 <= k <= n, as defined by the
+        caller.
 
         Raises:
             LLMError: not even the prompt without any history fits.
         """
         render = functools.cache(render)  # rendering long histories is slow
-        most = most_that_fit(lambda k: self.llm.fits([_user(render(k).text)]), n)
-        if most == n:
+        n_records = largest_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
+        if n_records == n:
             return render(n)
         self.counters["trimmed_prompts"] += 1
-        if most < 0:
+        if n_records < 0:
             raise LLMError(
-                f"the prompt {render(0).name} does not fit into the context window of {self.llm.label_of()} even "
-                "without any history; choose a model with a longer one, or a smaller llm.max_tokens"
+                f"the prompt {render(0).name} exceeds the context window of {self.llm.label_of()} even without any "
+                "history; choose a model with a larger one, or a smaller llm.max_tokens"
             )
-        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label_of(), most, n)
-        return render(most)
+        logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label_of(), n_records, n)
+        return render(n_records)
 
     def metrics(self) -> dict[str, float]:
         """Return llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts since the start of the run."""
         return {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
-    def state_dict(self) -> State:
-        return dict(self.counters)
-
-    def load_state_dict(self, state: State) -> None:
-        self.counters = dict(state)
-
     def _request(self, question: Prompt | Query, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
-        own = question.schema if isinstance(question, Query) else None
+        """Return the chat request of a question with its present messages."""
+        query_schema = question.schema if isinstance(question, Query) else None
         return ChatRequest(
             tuple(messages),
-            schema=self.schema if own is None else own,
+            schema=self.schema if query_schema is None else query_schema,
             purpose=self.purpose,
             prompt=question.name,
             prompt_hash=question.hash,
@@ -216,7 +215,7 @@ class StructuredQuery(Generic[T]):
         )
 
 
-def conversed(conversing: Conversing[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]) -> R:
+def run_conversation(conversing: Conversation[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]) -> R:
     """Run a conversation whose requests `chat` answers, batch by batch, and return its result."""
     try:
         requests = next(conversing)
@@ -227,7 +226,7 @@ def conversed(conversing: Conversing[R], chat: Callable[[Sequence[ChatRequest]],
         return value
 
 
-def most_that_fit(fits: Callable[[int], bool], n: int) -> int:
+def largest_fitting(fits: Callable[[int], bool], n: int) -> int:
     """Return the largest k in 0 to n with `fits(k)`, by bisection of the monotonic `fits`; -1 if there is none."""
     if fits(n):
         return n
@@ -246,11 +245,12 @@ def _messages(question: Prompt | Query) -> Messages:
     return list(question.messages) if isinstance(question, Query) else [_user(question.text)]
 
 
-def _plus(a: Any, b: Any) -> Any:
-    return None if a is None or b is None else a + b
+def _add(x: Any, y: Any) -> Any:
+    return None if x is None or y is None else x + y
 
 
 def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
+    """Parse a reply; raise InvalidReply also for a failed call."""
     if reply.error:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
@@ -266,8 +266,8 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _assistant(reply: ChatReply, thoughts: bool) -> dict[str, str]:
-    """Return a reply as a turn of the conversation, with its thoughts only if `thoughts`."""
+    """Return a reply as a turn of the conversation, with its thoughts only if `thoughts` is true."""
     # Some providers refuse an empty turn.
     text = clean_reply(reply.text).text[:QUOTED_REPLY].strip() or "(empty reply)"
-    thought = f"<think>\n{reply.thoughts[:QUOTED_REPLY]}\n</think>\n\n" if thoughts and reply.thoughts else ""
-    return {"role": "assistant", "content": thought + text}
+    reasoning = f"<think>\n{reply.thoughts[:QUOTED_REPLY]}\n</think>\n\n" if thoughts and reply.thoughts else ""
+    return {"role": "assistant", "content": reasoning + text}

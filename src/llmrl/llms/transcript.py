@@ -1,4 +1,4 @@
-"""What a chat model was asked and what it answered, as Markdown beside a run's metrics: the call log, for reading."""
+"""Transcript of a run's calls to chat models, as Markdown for the lines of its metrics."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from typing import Any
 
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import REPLY_COUNTS
-from llmrl.llms.call_log import FILE_NAME, JUDGED, address_of, as_record, with_verdict
+from llmrl.llms.call_log import FILE_NAME, JUDGED, as_record, verdict_key, with_verdict
 from llmrl.llms.images import IMAGES
 from llmrl.llms.stored_values import ValueReader
 
 CALLS = "llm/calls"
-"""Metric that marks the lines to which calls belong: those that tell the model's totals."""
+"""Metric of the lines that calls are assigned to, those with the model's totals."""
 
-MESSAGES = 4
-"""Most messages of a question that are shown, the last ones."""
-CHARACTERS = 8000
-"""Most characters of a message or reply that are shown: its beginning and its end."""
-LARGEST_BATCH = 10_000
-"""Calls that a verdict is looked for among."""
-COLUMNS = 120
-"""Width that lines are wrapped to: TensorBoard cuts what is wider than its card."""
-ALL_OF_FIRST = 128
-"""So many exchanges are all shown; then every second until there were twice as many, every fourth until there were four
-times as many, and so on. That is about 500 of 8,000."""
+MAX_MESSAGES = 4
+"""Maximum number of messages of a question that are shown, the last ones."""
+MAX_CHARACTERS = 8000
+"""Maximum number of characters of a message or reply that are shown, from its start and its end."""
+MAX_UNJUDGED = 10_000
+"""Maximum number of calls that are remembered until their verdicts follow."""
+LINE_WIDTH = 120
+"""Width of lines in characters; TensorBoard hides what is wider than its card."""
+N_ALL_SHOWN = 128
+"""Number of exchanges from the first on that are all shown.
+
+Then every second is shown up to twice this number, every fourth up to four times this number, and so on. For example,
+about 500 of 8,000 exchanges are shown.
+"""
 
 
 class Transcript:
-    """The newest call up to each line of metrics, as Markdown; None where no call was made since the line before.
+    """Markdown of the newest call up to each line of metrics; None if there was no call since the previous line.
 
-    To be asked once for each line, in their order. Lines and calls are brought together by their times, so a run that
-    goes on from a checkpoint gets the same texts for the lines it kept as when it wrote them.
+    It is called once for each line, in order. Calls are assigned to lines by time, so a run that is resumed from a
+    checkpoint gets the same texts for its earlier lines.
 
     Args:
-        folder: the run folder; there need not be a call log in it.
+        folder: the run folder; it need not contain a call log.
     """
 
     TAG = "llm/exchange"
@@ -46,12 +49,12 @@ class Transcript:
         self._path = folder / FILE_NAME
         self._position = 0
         self._values = ValueReader(self._path)
-        self._ahead: dict[str, Any] | None = None  # read already, and made after the line that was asked for last
+        self._next_call: dict[str, Any] | None = None  # next call, made after the time of the previous line
         self._unjudged: dict[tuple[str, str], dict[str, Any]] = {}
         self._exchanges = 0
 
     def __call__(self, line: Mapping[str, Any]) -> str | None:
-        """The Markdown for a line of `metrics.jsonl`."""
+        """Return the Markdown for a line of `metrics.jsonl`."""
         if CALLS not in line:
             return None
         newest, calls = None, 0
@@ -61,21 +64,21 @@ class Transcript:
             return None
         index, self._exchanges = self._exchanges, self._exchanges + 1
         stride = 1
-        while index >= ALL_OF_FIRST * stride:
+        while index >= N_ALL_SHOWN * stride:
             stride *= 2
         return markdown(newest, calls) if index % stride == 0 else None
 
     def _calls_until(self, unix: float) -> Iterator[dict[str, Any]]:
-        """The calls not asked for before that were made until the Unix time `unix`, oldest first."""
-        while self._ahead is None or self._ahead["time"] <= unix:
-            if self._ahead is not None:
-                yield self._ahead
-            self._ahead = self._read()
-            if self._ahead is None:
+        """Yield the calls until the Unix time `unix` that were not yielded before, oldest first."""
+        while self._next_call is None or self._next_call["time"] <= unix:
+            if self._next_call is not None:
+                yield self._next_call
+            self._next_call = self._read()
+            if self._next_call is None:
                 return
 
     def _read(self) -> dict[str, Any] | None:
-        """The next call of the log, if there is one by now; lines that a kill cut short are left out."""
+        """Return the next call of the log; None if there is none yet. Truncated lines are skipped."""
         if not self._path.exists():
             return None
         with open_file(self._path) as file:
@@ -90,56 +93,59 @@ class Transcript:
                 if call is None or not isinstance(call.get("time"), int | float):
                     continue
                 if JUDGED in call:
-                    if (judged := self._unjudged.pop(address_of(call), None)) is not None:
-                        judged |= with_verdict(judged, call)
-                elif "messages" in call:  # what attempts came to stands between the calls
-                    return self._waiting(self._values.resolve(call))
+                    if (pending := self._unjudged.pop(verdict_key(call), None)) is not None:
+                        pending |= with_verdict(pending, call)
+                elif "messages" in call:  # other lines describe attempts
+                    return self._remember(self._values.resolve(call))
         return None
 
-    def _waiting(self, call: dict[str, Any]) -> dict[str, Any]:
-        """A call whose verdict may follow; those of a batch do when all its replies are there."""
-        self._unjudged[address_of(call)] = call
-        if len(self._unjudged) > LARGEST_BATCH:
+    def _remember(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Remember a call whose verdict may follow, and return it. Verdicts of a batch follow after all its calls."""
+        self._unjudged[verdict_key(call)] = call
+        if len(self._unjudged) > MAX_UNJUDGED:
             del self._unjudged[next(iter(self._unjudged))]
         return call
 
 
-def markdown(call: Mapping[str, Any], of: int = 1) -> str:
-    """One call of the log; `of` is how many calls it is the last of.
+def markdown(call: Mapping[str, Any], n_calls: int = 1) -> str:
+    """Return the Markdown of one call of the log, the last one of `n_calls` calls.
 
-    All that a model or a prompt said stands in code blocks, where nothing is markup.
+    All texts of models and prompts are in code blocks, where nothing is markup.
     """
-    which = f", the last of {of} calls since the step before" if of > 1 else ""
-    facts = [f"asked for {_name(call.get('purpose'))} with the prompt {_name(call.get('prompt'))}{which}"]
+    position = f", the last of {n_calls} calls since the step before" if n_calls > 1 else ""
+    facts = [
+        f"asked for {_inline_code(call.get('purpose'))} with the prompt {_inline_code(call.get('prompt'))}{position}"
+    ]
     messages = call.get("messages") or []
-    left_out = len(messages) - MESSAGES
-    if left_out > 0:
-        facts.append(f"{left_out} earlier messages are left out here")
-    parts = [f"{_name(call.get('model'))} {'; '.join(facts)}."]
-    # The reply first: it is short, and TensorBoard shows the beginning.
+    n_omitted = len(messages) - MAX_MESSAGES
+    if n_omitted > 0:
+        facts.append(f"{n_omitted} earlier messages are left out here")
+    parts = [f"{_inline_code(call.get('model'))} {'; '.join(facts)}."]
+    # The reply comes first, because it is short and TensorBoard shows the start of a text.
     if "error" in call:
-        parts += ["**No reply:**", _block(str(call["error"]))]
+        parts += ["**No reply:**", _code_block(str(call["error"]))]
     else:
-        parts += [f"**Reply**{_what_it_took(call)}:", _block(str(call.get("reply")))]
+        parts += [f"**Reply**{_usage_text(call)}:", _code_block(str(call.get("reply")))]
         if call.get("valid"):
-            parts += ["**Understood as:**", _block(json.dumps(call.get("understood"), ensure_ascii=False))]
+            parts += ["**Understood as:**", _code_block(json.dumps(call.get("understood"), ensure_ascii=False))]
         elif call.get("fault"):
-            parts += ["**Not understood:**", _block(str(call["fault"]))]
+            parts += ["**Not understood:**", _code_block(str(call["fault"]))]
         if call.get("thoughts"):
-            parts += ["**Thought before:**", _block(str(call["thoughts"]))]
-    for message in messages[-MESSAGES:]:
-        parts += [f"**To it, as** {_name(message.get('role'))}:", _block(str(message.get("content")))]
+            parts += ["**Thought before:**", _code_block(str(call["thoughts"]))]
+    for message in messages[-MAX_MESSAGES:]:
+        parts += [f"**To it, as** {_inline_code(message.get('role'))}:", _code_block(str(message.get("content")))]
         if message.get(IMAGES):
-            parts.append(f"with the pictures {', '.join(_name(each) for each in message[IMAGES])}")
+            parts.append(f"with the pictures {', '.join(_inline_code(path) for path in message[IMAGES])}")
     return "\n\n".join(parts)
 
 
-def _what_it_took(call: Mapping[str, Any]) -> str:
+def _usage_text(call: Mapping[str, Any]) -> str:
+    """Return the validity, end reason, token counts and cost of a call in round brackets."""
     facts = []
     if call.get("valid") is not None:
         facts.append("valid" if call["valid"] else "**not valid**")
     if call.get("finish") not in (None, "", "stop"):
-        facts.append(f"ended by {_name(call['finish'])}")
+        facts.append(f"ended by {_inline_code(call['finish'])}")
     for name in REPLY_COUNTS:
         if call.get(name) is not None:
             facts.append(f"{call[name]:,} {name.replace('_', ' ')}")
@@ -150,37 +156,42 @@ def _what_it_took(call: Mapping[str, Any]) -> str:
     return f" ({', '.join(facts)})" if facts else ""
 
 
-def _block(text: str) -> str:
-    """A fenced code block; the fence is longer than any run of backticks inside."""
-    if len(text) > CHARACTERS:
-        half = CHARACTERS // 2
+def _code_block(text: str) -> str:
+    """Return a fenced code block. The fence is longer than any sequence of backticks inside."""
+    if len(text) > MAX_CHARACTERS:
+        half = MAX_CHARACTERS // 2
         note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
         text = f"{text[:half]}\n\n{note}\n\n{text[-half:]}"
-    text = "\n".join(_wrapped(line) for line in _encodable(text).splitlines())
-    longest = run = 0
+    text = "\n".join(_wrap(line) for line in _encodable(text).splitlines())
+    longest = length = 0
     for character in text:
-        run = run + 1 if character == "`" else 0
-        longest = max(longest, run)
+        length = length + 1 if character == "`" else 0
+        longest = max(longest, length)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
 
 
-def _wrapped(line: str) -> str:
-    """`line`, broken where it is wider than `COLUMNS`; what was indented stays indented."""
-    if len(line) <= COLUMNS:
+def _wrap(line: str) -> str:
+    """Return `line`, broken if it is wider than `LINE_WIDTH`, with the same indentation."""
+    if len(line) <= LINE_WIDTH:
         return line
-    indent = line[: len(line) - len(line.lstrip())][: COLUMNS // 2]
+    indent = line[: len(line) - len(line.lstrip())][: LINE_WIDTH // 2]
     return textwrap.fill(
-        line, COLUMNS, subsequent_indent=indent, replace_whitespace=False, break_on_hyphens=False, drop_whitespace=True
+        line,
+        LINE_WIDTH,
+        subsequent_indent=indent,
+        replace_whitespace=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
     )
 
 
-def _name(value: Any) -> str:
-    """A name as code in running text, without characters that could end it."""
+def _inline_code(value: Any) -> str:
+    """Return a name as inline code, without characters that could end it."""
     name = "".join(c if c.isalnum() or c in " -_./:()=,+" else "?" for c in str(value)).strip()
     return f"`{name or '?'}`"
 
 
 def _encodable(text: str) -> str:
-    """Lone surrogates, which JSON may contain and UTF-8 cannot, become question marks."""
+    """Replace lone surrogates, which JSON may contain but UTF-8 cannot encode, by question marks."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""What a run used of a language model: counted, and as it says at its end."""
+"""Totals of a run's use of language models, as metrics and for its summary."""
 
 from __future__ import annotations
 
@@ -6,23 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
-from llmrl.core.records import REPLY_COUNTS, ChatReply, State
+from llmrl.core.records import REPLY_COUNTS, ChatReply
+from llmrl.core.state_fields import StateFields
 
 TOTALS = (*REPLY_COUNTS, "cost")
 
-PICO = 1e12
+UNITS_PER_DOLLAR = 1e12
 
 UNDERSTOOD = ("llm_judged_replies", "llm_invalid_share")
-"""Entries of a summary that say how far a language model was understood."""
+"""Entries of a summary about the validity of a language model's replies."""
 UNANSWERED = "llm_calls_failed"
-"""Entry of the summary of a run (`llm.failures=fall_back`) in which no call was answered."""
+"""Entry of a summary if no call was answered in a run with `llm.failures=fall_back`."""
 
 
-class ReplyTotals:
-    """Sums over all replies of a run, wherever they came from. A sum that misses a number is unknown, and stays so.
+class ReplyTotals(StateFields):
+    """Sums over all replies of a run, paid or cached. A sum with an unknown summand is unknown from then on.
 
-    Costs are added up as whole numbers of 1e-12 dollars, so that the sum is the same in whatever order replies came.
+    Costs are added as integers in units of 1e-12 dollars, so that the sum does not depend on the order of replies.
     """
+
+    _state_fields = ("used", "unknown")
 
     def __init__(self) -> None:
         self.used = {"calls": 0.0, **dict.fromkeys(TOTALS, 0.0)}
@@ -35,42 +38,39 @@ class ReplyTotals:
             for name in TOTALS:
                 value = getattr(reply, name)
                 self.unknown[name] |= value is None
-                self.used[name] += round((value or 0.0) * PICO) if name == "cost" else value or 0.0
+                self.used[name] += round((value or 0.0) * UNITS_PER_DOLLAR) if name == "cost" else value or 0.0
 
     def metrics(self) -> dict[str, float]:
-        """llm/calls, llm/prompt_tokens, llm/cached_tokens and llm/cache_write_tokens (of these), llm/completion_tokens,
-        llm/reasoning_tokens (of these), llm/cost (USD); without those that are not known."""
-        told = self.used | {"cost": self.used["cost"] / PICO}
-        return {f"llm/{name}": told[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
+        """Return llm/calls and the totals of token counts and cost, without unknown ones.
 
-    def state_dict(self) -> State:
-        return {"used": dict(self.used), "unknown": dict(self.unknown)}
-
-    def load_state_dict(self, state: State) -> None:
-        self.used, self.unknown = dict(state["used"]), dict(state["unknown"])
+        These are llm/prompt_tokens, of them llm/cached_tokens and llm/cache_write_tokens, llm/completion_tokens, of
+        them llm/reasoning_tokens, and llm/cost (USD).
+        """
+        totals = self.used | {"cost": self.used["cost"] / UNITS_PER_DOLLAR}
+        return {f"llm/{name}": totals[name] for name in ("calls", *TOTALS) if not self.unknown.get(name)}
 
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
-    """Rows of the summary that say whose words the results rest on, and what they cost."""
+    """Return the entries of a run's summary about its language model, its usage, and its validity."""
     if llm is None:
         return {}
     totals = llm.metrics() if isinstance(llm, UsageMeter) else {}
     prompt, reply, cached = (totals.get(f"llm/{name}_tokens") for name in ("prompt", "completion", "cached"))
-    shown = {
+    summary = {
         "llm_calls": totals.get("llm/calls"),
         "llm_tokens": None if prompt is None or reply is None else prompt + reply,
-        # Of prompt tokens, those that the provider had kept.
+        # Share of prompt tokens that the provider had cached.
         "llm_cached_share": cached / prompt if cached is not None and prompt else None,
-        "llm_calls_paid": totals.get("spent/llm_calls"),
-        "llm_usd_paid": totals.get("spent/llm_cost"),
-        "llm_judged_replies": totals.get("llm/judged_replies"),
+        "llm_calls_paid": totals.get("usage/llm_calls"),
+        "llm_usd_paid": totals.get("usage/llm_cost"),
+        "llm_judged_replies": totals.get("llm/parsed_replies"),
         "llm_invalid_share": totals.get("llm/invalid_share"),
     }
-    if totals.get("spent/llm_unsettled_calls"):
-        # Nobody knows whether these were generated, and charged.
-        shown["llm_replies_lost"] = totals["spent/llm_unsettled_calls"]
-    if totals.get("spent/llm_unsettled_cost"):
-        shown["llm_usd_unsettled_at_most"] = totals["spent/llm_unsettled_cost"]
-    if totals.get("llm/calls") == 0 and totals.get("spent/llm_failed_calls"):
-        shown[UNANSWERED] = totals["spent/llm_failed_calls"]
-    return {"llm": llm.label, **{name: value for name, value in shown.items() if value is not None}}
+    if totals.get("usage/llm_unsettled_calls"):
+        # It is unknown whether these replies were generated and charged.
+        summary["llm_replies_lost"] = totals["usage/llm_unsettled_calls"]
+    if totals.get("usage/llm_unsettled_cost"):
+        summary["llm_usd_unsettled_at_most"] = totals["usage/llm_unsettled_cost"]
+    if totals.get("llm/calls") == 0 and totals.get("usage/llm_failed_calls"):
+        summary[UNANSWERED] = totals["usage/llm_failed_calls"]
+    return {"llm": llm.label, **{name: value for name, value in summary.items() if value is not None}}

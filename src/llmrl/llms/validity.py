@@ -1,4 +1,4 @@
-"""How many replies of a run could be read, and how many invalid ones end it."""
+"""Count of invalid replies of a run, and the limit that ends it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,44 @@ from dataclasses import dataclass
 from llmrl.core.errors import TooManyInvalid
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 
-QUOTED = 3
-"""Invalid replies that are quoted when they end a run, the last ones, and"""
-QUOTED_CHARACTERS = 200
-"""characters of each."""
+N_QUOTED = 3
+"""Number of invalid replies, the last ones, that are quoted when they end a run."""
+MAX_QUOTED_CHARACTERS = 200
+"""Maximum number of quoted characters of each of these replies."""
 
 
 def validity_warning(judged: float | None, share: float | None) -> str:
-    """What there is to say of results where a `share` of `judged` replies was invalid; "" where most were read."""
+    """Return a warning about results if more than half of `judged` replies were invalid; else ""."""
     if not judged or share is None or share <= 0.5:
         return ""
     if share == 1.0:
-        return f"NOTHING THE MODEL SAID WAS UNDERSTOOD: all of its {judged:,.0f} replies were invalid"
+        return f"NO REPLY OF THE MODEL WAS VALID: all of its {judged:,.0f} replies were invalid"
     return f"{share:.0%} of the model's {judged:,.0f} replies were invalid"
 
 
 @dataclass(frozen=True)
 class MaxInvalid:
-    """The share of invalid replies that ends a run.
+    """Limit on the share of invalid replies, beyond which a run ends.
 
     Attributes:
-        share: of all replies that must have a form, repairs included; more than this is too many.
-        after: replies before the share is looked at.
+        share: maximum share among all replies that must have a form, repairs included.
+        min_replies: number of replies from which on the share is checked.
     """
 
     share: UnitInterval = 0.5
-    after: PositiveInt = 10
+    min_replies: PositiveInt = 10
 
 
-class Validity:
-    """Counts a run's replies that must have a form, since its start, and the invalid ones among them."""
+class Validity(StateFields):
+    """Counter of a run's replies that must have a form, and of the invalid ones among them."""
+
+    _state_fields = ("judged", "invalid", "cut", "last")
 
     def __init__(self) -> None:
         self.judged, self.invalid, self.cut = 0, 0, 0
-        self.last: list[str] = []  # what is quoted of invalid replies, oldest first
+        self.last: list[str] = []  # quotations of invalid replies, oldest first
 
     def add(self, text: str, fault: str, cut: bool = False) -> None:
         """Count a reply.
@@ -55,40 +58,36 @@ class Validity:
         if fault:
             self.invalid += 1
             self.cut += cut
-            end = " ..." if len(text) > QUOTED_CHARACTERS else ""
-            # As Python would write it: nothing in it can move a terminal's cursor.
-            quoted = f"{text[:QUOTED_CHARACTERS]!r}{end}: {fault[:QUOTED_CHARACTERS]!r}"
-            self.last = [*self.last, quoted][-QUOTED:]
+            end = " ..." if len(text) > MAX_QUOTED_CHARACTERS else ""
+            # Quoted with `repr`, so that control characters cannot affect a terminal.
+            quotation = f"{text[:MAX_QUOTED_CHARACTERS]!r}{end}: {fault[:MAX_QUOTED_CHARACTERS]!r}"
+            self.last = [*self.last, quotation][-N_QUOTED:]
 
     def add_all(self, state: State) -> None:
-        """Count what another has counted, whose state this is."""
+        """Add the counts in the state of another counter."""
         self.judged += state["judged"]
         self.invalid += state["invalid"]
         self.cut += state["cut"]
 
     def check(self, label: str, limit: MaxInvalid | None) -> None:
-        """Raises TooManyInvalid if more replies of the model `label` were invalid than `limit` allows."""
-        if limit is None or self.judged < limit.after or self.invalid <= limit.share * self.judged:
+        """Raise TooManyInvalid if more replies of the model `label` were invalid than `limit` allows."""
+        if limit is None or self.judged < limit.min_replies or self.invalid <= limit.share * self.judged:
             return
-        quoted = "".join(f"\n  {text}" for text in self.last)
-        cut = f" {self.cut} were cut off: raise llm.max_tokens, which thoughts count toward." if self.cut else ""
+        quotations = "".join(f"\n  {text}" for text in self.last)
+        advice = f" {self.cut} were cut off: raise llm.max_tokens, which thoughts count toward." if self.cut else ""
         raise TooManyInvalid(
-            f"{self.invalid} of {self.judged} replies of {label} could not be read, more than llm.max_invalid.share="
-            f"{limit.share:g} allows. What was there before them is saved. Another model (llm=) or another prompt "
-            "(prompts=) may work; with llm.max_invalid=null, or a larger share, the same command goes on and puts "
-            f"fallbacks in their place.{cut} The last of them:{quoted}"
+            f"{self.invalid} of {self.judged} replies of {label} were invalid, more than llm.max_invalid.share="
+            f"{limit.share:g} allows. The run is saved; try another model (llm=) or prompt (prompts=), or run the same "
+            "command with a larger share or llm.max_invalid=null to replace invalid replies by fallbacks."
+            f"{advice} The last invalid replies:{quotations}"
         )
 
     def metrics(self) -> dict[str, float]:
-        """llm/judged_replies: those that had to have a form; llm/invalid_share: of these, the invalid ones. Counted
-        since the start of the run; nothing where there is none."""
+        """Return llm/parsed_replies and llm/invalid_share, counted since the start of the run.
+
+        The first is the number of replies that must have a form, the second the share of invalid ones among them.
+        Without such replies the result is empty.
+        """
         if not self.judged:
             return {}
-        return {"llm/judged_replies": float(self.judged), "llm/invalid_share": self.invalid / self.judged}
-
-    def state_dict(self) -> State:
-        return {"judged": self.judged, "invalid": self.invalid, "cut": self.cut, "last": list(self.last)}
-
-    def load_state_dict(self, state: State) -> None:
-        self.judged, self.invalid, self.cut = state["judged"], state["invalid"], state["cut"]
-        self.last = list(state["last"])
+        return {"llm/parsed_replies": float(self.judged), "llm/invalid_share": self.invalid / self.judged}

@@ -1,1 +1,1 @@
-"""The outer loops; which one runs follows from the parts."""
+"""Outer loops of runs; the parts of a run determine its loop."""

@@ -1,4 +1,4 @@
-"""What the adaptation rounds of a principal step show: returns, and objectives in the first and the last round."""
+"""Record of the adaptation rounds of a principal step: returns, and objectives in the first and the last round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import episode_welfare, summarize
 
 ROWS_PER_STEP = 50
-"""Adaptation rounds of one principal step that are logged at most; long adaptations are thinned evenly."""
+"""Maximum number of logged adaptation rounds of a principal step; longer adaptations are logged at even intervals."""
 
 
 class AdaptationRecord:
@@ -28,7 +28,7 @@ class AdaptationRecord:
         returns: metrics `adapt/first_return` and `adapt/last_return`.
         training: objective of each vector in the first and in the last round so far, [candidates][2]; empty where an
             episode is longer than a round.
-        validated: objective of each vector after earlier rounds, by number of rounds (`design.validate_at`).
+        validated: objective of each vector after earlier rounds, by number of rounds (`design.validation_rounds`).
     """
 
     def __init__(self, rounds: int, candidates: int, games: int, objective: Objective, spending_cost: float) -> None:
@@ -37,7 +37,7 @@ class AdaptationRecord:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything; a new step begins."""
+        """Clear the record for a new step."""
         self.returns: dict[str, float] = {}
         self.training: list[list[float]] = []
         self.validated: dict[int, list[float]] = {}
@@ -65,7 +65,7 @@ class AdaptationRecord:
         return first, last
 
     def validated_of(self, candidate: int) -> dict[int, float]:
-        """Return the objective of a vector after earlier rounds."""
+        """Return the objective of a vector after each earlier validation, by number of rounds."""
         return {rounds: values[candidate] for rounds, values in self.validated.items()}
 
     @property
@@ -75,12 +75,12 @@ class AdaptationRecord:
         return self.returns | after
 
     def _record_training(self, episodes: Sequence[Episode]) -> None:
-        parts = [[each for each in episodes if each.game // self.games == i] for i in range(self.candidates)]
+        parts = [[episode for episode in episodes if episode.game // self.games == i] for i in range(self.candidates)]
         if not all(parts):
             return
-        now = [float(episode_welfare(part, self.objective, self.spending_cost).mean()) for part in parts]
-        first = [pair[0] for pair in self.training] or now
-        self.training = [list(pair) for pair in zip(first, now, strict=True)]
+        objectives = [float(episode_welfare(part, self.objective, self.spending_cost).mean()) for part in parts]
+        first = [pair[0] for pair in self.training] or objectives
+        self.training = [list(pair) for pair in zip(first, objectives, strict=True)]
 
     def state_dict(self) -> State:
         return {

@@ -1,4 +1,4 @@
-"""Algorithms that learn in a loop of their own, under the budget of a policy search."""
+"""The loop of algorithms that bring their own training loop, under the budget of a policy search."""
 
 from __future__ import annotations
 
@@ -24,50 +24,49 @@ from llmrl.rollout.batched_evaluator import (
 )
 from llmrl.run.artifacts import RESULT_EPISODES
 
-EpisodeOver = Callable[[float, int], bool]
-"""Told the return and length of an episode; whether to go on."""
+EpisodeCallback = Callable[[float, int], bool]
+"""Function of the return and the length of a finished episode; it returns whether to continue."""
 
 
 @runtime_checkable
 class ExternallyTrained(Protocol):
-    """An agent that learns in a loop of its own."""
+    """Protocol of agents that learn in a training loop of their own."""
 
-    def fit(self, make: Callable[[], Any], episode_over: EpisodeOver, episodes: int) -> None:
-        """Train in environments of Gymnasium that `make` makes, until `episode_over` says that it is enough, which it
-        does after `episodes`."""
+    def fit(self, make: Callable[[], Any], episode_over: EpisodeCallback, episodes: int) -> None:
+        """Train in environments that `make` returns, until `episode_over` returns False (after `episodes` episodes)."""
         ...
 
     @property
     def controller(self) -> Controller:
-        """What it has learnt so far, acting deterministically, as a controller without parameters."""
+        """The learned policy so far, acting deterministically, as a controller without parameters."""
         ...
 
 
 @runtime_checkable
 class HasGymnasiumEnv(Protocol):
-    """An environment that can be had as Gymnasium's own."""
+    """Protocol of environments that can create environments of Gymnasium."""
 
     def single(self) -> Any:
-        """One more `gymnasium.Env` of this game."""
+        """Return a new `gymnasium.Env` of this game."""
         ...
 
 
 class BaselineLoop:
-    """Train for as many episodes as a policy search would have played; then measure as it is measured.
+    """Train for as many episodes as a policy search would play; then evaluate as such a search is evaluated.
 
-    What is logged are blocks of as many episodes as an iteration of the search has, by the mean of what the policy
-    returned while it explored. Its evaluation is without exploration, on the very episodes that the best proposal of a
-    search of the same seed is evaluated on.
+    Episodes are logged in blocks as large as an iteration of the search: the mean return of the exploring policy. The
+    evaluation is without exploration, on the same episodes as that of the best proposal of a search with the same seed.
 
-    Such an algorithm cannot be saved half-way. A run that was stopped begins anew, with the same numbers.
+    The training cannot be saved before it ends. A run that is stopped starts again from the beginning, with the same
+    numbers.
 
     Args:
-        parts: of the run; one agent.
-        settings: the budget, that of a search: `iterations` blocks of `candidates` x `episodes` episodes. `race` and
-            `race_rounds` mean nothing, as there is one policy and nothing to choose from.
+        parts: parts of the run, with one agent.
+        settings: budget of a search: `iterations` blocks of `candidates` x `episodes` episodes. `race` and
+            `race_rounds` have no effect, because there is only one policy.
 
     Raises:
-        ConfigError: parts that cannot work together, or a setting of searches only.
+        ConfigError: the parts cannot work together, or a setting applies to searches only.
     """
 
     def __init__(self, parts: LoopParts, settings: SearchSettings) -> None:
@@ -75,19 +74,20 @@ class BaselineLoop:
         assert isinstance(agent, ExternallyTrained)
         if not isinstance(env, HasGymnasiumEnv) or not isinstance(env, SupportsEvaluator):
             raise Incompatible(
-                Misfit.ONE_GAME, f"agent=sb3 trains on environments of Gymnasium, and env={env.spec.name} is none"
+                Misfit.ONE_GAME,
+                f"agent=sb3 cannot train on env={env.spec.name}, which is no environment of Gymnasium; choose env=gym",
             )
-        for name, asked in {
+        for name, is_set in {
             "episode_seeds": settings.episode_seeds != "fresh",
             "warmup": settings.warmup > 0,
             "warmup_episodes": settings.warmup_episodes is not None,
             "warmup_draw": settings.warmup_draw != "uniform",
             "extra_rollout": settings.extra_rollout,
-            "stop_at": settings.stop_at not in ("max", None),
+            "target_return": settings.target_return not in ("max", None),
         }.items():
-            if asked:
+            if is_set:
                 raise ConfigError(
-                    f"search.{name} is for principals; with agent=sb3 leave it as it is in conf/train.yaml"
+                    f"search.{name} has no effect with agent=sb3, which has no principal; remove this override"
                 )
         self.env, self.agent, self.seeds, self.cores = env, agent, parts.seeds, parts.cores
         self.blocks, self.block = settings.iterations, settings.candidates * settings.episodes
@@ -99,15 +99,15 @@ class BaselineLoop:
     def plan(self) -> list[tuple[str, str]]:
         return [
             ("  training", f"{self.blocks:,} blocks of {self.block:,} episodes"),
-            ("  learnt so far", self.evaluations.description),
+            ("  learned so far", self.evaluations.description),
             ("episodes", f"{self.blocks * self.block:,}"),
         ]
 
     def estimate(self) -> None:
-        """It asks nobody."""
+        """Return None: the loop makes no calls to a language model."""
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Returns the mean return of the trained policy on unseen seeds."""
+        """Train and evaluate; return the mean return of the trained policy on unseen seeds."""
         if run.restored is not None:
             self._restore(run.restored)
         if not self.trained:
@@ -128,27 +128,27 @@ class BaselineLoop:
         return metrics["search/incumbent_return"]
 
     def _train(self, run: RunContext, ask: Callable[[Request], Any]) -> None:
-        # Where a run that is stopped goes on from: the very beginning.
-        beginning = {**self.state_dict(), **run.mark()}
+        # A run that is stopped starts again from the beginning.
+        initial_state = {**self.state_dict(), **run.mark()}
         returns: list[float] = []
         lengths: list[int] = []
 
-        def over(value: float, length: int) -> bool:
+        def record_episode(episode_return: float, length: int) -> bool:
             if len(self.returns) == self.blocks:
                 return False
-            returns.append(value)
+            returns.append(episode_return)
             lengths.append(length)
             self.env_steps += length
             progress.advance(1)
             if len(returns) == self.block:
                 self._log(ask, returns, lengths)
                 progress.tell(self.returns[-1])
-                ask(SafePoint(0, lambda: beginning))
+                ask(SafePoint(0, lambda: initial_state))
             return len(self.returns) < self.blocks
 
         with run.progress(self.blocks * self.block, "episodes", "baseline") as progress:
             assert isinstance(self.env, HasGymnasiumEnv)
-            self.agent.fit(self.env.single, over, self.blocks * self.block)
+            self.agent.fit(self.env.single, record_episode, self.blocks * self.block)
 
     def _log(self, ask: Callable[[Request], Any], returns: list[float], lengths: list[int]) -> None:
         self.returns.append(float(np.mean(returns)))
@@ -177,7 +177,7 @@ class BaselineLoop:
         )
 
     def state_dict(self) -> State:
-        """What has been learnt and measured; in the middle of its training it cannot be saved."""
+        """Return the learned weights and the measurements; during training, they are those from before it."""
         assert isinstance(self.agent, Agent)
         return {
             "trained": self.trained,
@@ -194,7 +194,7 @@ class BaselineLoop:
 
 
 def _can_be_sent(controller: Controller) -> bool:
-    """Whether a worker process can be given it."""
+    """Return whether a controller can be pickled for a worker process."""
     try:
         pickle.dumps(controller)
     except (pickle.PicklingError, AttributeError, TypeError):

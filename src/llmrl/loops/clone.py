@@ -1,11 +1,11 @@
-"""An agent learns from what others did, and is then measured in the games themselves."""
+"""The loop of agents that imitate recorded episodes, with evaluations in the games."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from llmrl.algorithms.cloning import BehaviouralCloning
+from llmrl.algorithms.cloning import BehavioralCloning
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
@@ -23,48 +23,48 @@ from llmrl.run.artifacts import RESULT_EPISODES
 class Imitator(Protocol):
     """An agent that learns from recorded trajectories."""
 
-    def imitate(self, epochs: int) -> BehaviouralCloning:
-        """What there is to learn, in so many passes."""
+    def imitate(self, epochs: int) -> BehavioralCloning:
+        """Return the imitation of the agent's trajectories, with `epochs` passes over them."""
         ...
 
 
 @dataclass(frozen=True)
 class CloneSettings:
-    """How long an agent imitates, and when it is measured: the section `clone` of the config.
+    """Duration, logging and evaluation of imitation: the section `clone` of the config.
 
     Attributes:
         epochs: passes over the samples.
-        log_every: updates whose mean is a row of metrics.
-        measure_every: updates between measures on samples that are held out; 0: only at the end.
-        evaluate_every: updates between evaluations in the games; 0: only at the end.
-        evaluate_episodes: episodes of an evaluation (at least; all games play).
+        log_interval: number of updates that a logged row of metrics averages over.
+        validation_interval: updates between measurements on held-out samples; 0: only at the end.
+        evaluation_interval: updates between evaluations in the games; 0: only at the end.
+        evaluate_episodes: least number of episodes of an evaluation; all games play.
     """
 
     epochs: PositiveInt
-    log_every: PositiveInt
-    measure_every: NonNegativeInt
-    evaluate_every: NonNegativeInt
+    log_interval: PositiveInt
+    validation_interval: NonNegativeInt
+    evaluation_interval: NonNegativeInt
     evaluate_episodes: PositiveInt
 
 
 class CloneLoop:
-    """`principal=none` with an agent that imitates: epochs over recorded steps, with evaluations in the games.
+    """The loop of `principal=none` with an agent that imitates: epochs over recorded steps, with evaluations.
 
     Args:
-        parts: of the run; one agent. The evaluation after update i draws from `evaluation/i` of the seeds.
-        settings: how long, and when it is measured.
+        parts: parts of the run, with one agent. The evaluation after update i draws from `evaluation/i` of the seeds.
+        settings: duration, logging and evaluation.
 
     Raises:
-        ConfigError: the agent does not imitate, or its data cannot be used.
+        ConfigError: the agent does not imitate, or its trajectories cannot be used.
     """
 
     def __init__(self, parts: LoopParts, settings: CloneSettings) -> None:
         [agent] = parts.agents
         if not isinstance(agent, Imitator):
-            raise ConfigError(f"{type(agent).__name__} does not imitate; use agent=bc")
+            raise ConfigError(f"the clone loop needs an agent that imitates, not {type(agent).__name__}; use agent=bc")
         assert isinstance(agent, Agent)
         self.agent, self.env, self.seeds, self.settings = agent, parts.env, parts.seeds, settings
-        self.judged = parts.judged
+        self.welfare_measure = parts.welfare_measure
         self.collector = Collector(self.env, agent.policy, parts.device, observers=parts.observers)
         self.cloning = agent.imitate(settings.epochs)
         self.updates = 0
@@ -73,16 +73,15 @@ class CloneLoop:
     def plan(self) -> list[tuple[str, str]]:
         c = self.cloning
         return [
-            ("  lessons", f"{c.learnt:,} steps, {c.kept_back:,} held out"),
+            ("  lessons", f"{c.learned:,} steps, {c.kept_back:,} held out"),
             ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs"),
         ]
 
     def estimate(self) -> None:
-        """It asks nobody."""
+        """Return None: the loop makes no calls to a language model."""
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Learn, then evaluate; returns what a principal would be judged on, mean over episodes (by default the base
-        return of an agent)."""
+        """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
         self._restore(run)
         total = self.cloning.updates
         with run.progress(total, "updates", "clone", self.updates) as progress:
@@ -95,10 +94,15 @@ class CloneLoop:
         yield SafePoint(self.updates, self.state_dict, always=True)
         episodes = yield self._evaluation()
         self.collector.close()
-        final = {**self._held_out(), **summarize_evaluation(episodes, *self.judged)}
-        rows = [episode_row(episode, *self.judged) for episode in episodes]
-        about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
-        write_results(run.folder, rows, learned=True, about=about)
+        final = {**self._held_out(), **summarize_evaluation(episodes, *self.welfare_measure)}
+        rows = [episode_row(episode, *self.welfare_measure) for episode in episodes]
+        description = {
+            "env": self.env.spec.name,
+            "agent": self.agent.describe(),
+            "llm": run.status.llm,
+            "seed": run.seed,
+        }
+        write_results(run.folder, rows, learned=True, about=description)
         yield self._row("evaluation", final)
         run.summary = {
             "updates": self.updates,
@@ -113,25 +117,25 @@ class CloneLoop:
         return Evaluate(collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds)
 
     def state_dict(self) -> State:
-        """Everything a resumed run needs to go on exactly; the games begin anew for every evaluation."""
+        """Return everything that an exact resume needs; every evaluation starts new games."""
         return {"agents": [self.agent.state_dict()], "recent": list(self.recent)}
 
     def _log(self) -> Requests[None]:
-        """What is to be logged after the newest update, where it is the time."""
-        if self.updates % self.settings.log_every == 0 or self.updates == self.cloning.updates:
+        """Log metrics and measurements after an update, as often as the settings say."""
+        if self.updates % self.settings.log_interval == 0 or self.updates == self.cloning.updates:
             names = self.recent[0]
             metrics = {f"clone/{name}": sum(r[name] for r in self.recent) / len(self.recent) for name in names}
             metrics["clone/epoch"] = self.updates / self.cloning.updates_per_epoch
             self.recent = []
             yield self._row("update", metrics)
-        measured: dict[str, float] = {}
-        going_on = self.updates < self.cloning.updates
-        if going_on and self.settings.measure_every and self.updates % self.settings.measure_every == 0:
-            measured |= self._held_out()
-        if going_on and self.settings.evaluate_every and self.updates % self.settings.evaluate_every == 0:
-            measured |= summarize_evaluation((yield self._evaluation()), *self.judged)
-        if measured:
-            yield self._row("evaluation", measured)
+        measures: dict[str, float] = {}
+        unfinished = self.updates < self.cloning.updates
+        if unfinished and self.settings.validation_interval and self.updates % self.settings.validation_interval == 0:
+            measures |= self._held_out()
+        if unfinished and self.settings.evaluation_interval and self.updates % self.settings.evaluation_interval == 0:
+            measures |= summarize_evaluation((yield self._evaluation()), *self.welfare_measure)
+        if measures:
+            yield self._row("evaluation", measures)
 
     def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
         return Log(kind, "updates", metrics, {"updates": self.updates, "samples": self._samples()})
@@ -140,10 +144,10 @@ class CloneLoop:
         return {f"held_out/{name}": x for name, x in self.cloning.measure().items()}
 
     def _samples(self) -> int:
-        """Steps it was shown so far, each counted as often as it was."""
+        """Return the number of samples learned from so far; a sample counts once for each pass."""
         c = self.cloning
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
-        return epochs * c.learnt + min(updates * c.settings.batch_size, c.learnt)
+        return epochs * c.learned + min(updates * c.settings.batch_size, c.learned)
 
     def _restore(self, run: RunContext) -> None:
         self.updates = run.iteration

@@ -1,8 +1,9 @@
 """Requests of loops. A loop is a generator of these requests, and an executor (`llmrl.loops.executor`) answers each.
 
-The list is closed. A request has everything that its answer needs: the players and games, the seeds of random draws,
-and imposed values. So requests of several runs can be answered together, if their shapes are equal. The memory of a
-loop is its `state_dict`: a loop restored from the state of any `SafePoint` makes the same requests as the one before.
+The list is closed. A request contains everything that its answer needs: the players and games, the seeds of random
+draws, and imposed values. So requests of several runs can be answered together, if their shapes are equal. The memory
+of a loop is its `state_dict`: a loop restored from the state of any `SafePoint` makes the same requests as the original
+one.
 
 An exception in an answer is raised where the request was yielded, so `with` blocks there see it.
 """
@@ -24,7 +25,7 @@ from llmrl.core.run_context import Counter, Kind, RunContext
 from llmrl.core.seeding import Seeds
 
 if TYPE_CHECKING:
-    from llmrl.algorithms.cloning import BehaviouralCloning
+    from llmrl.algorithms.cloning import BehavioralCloning
     from llmrl.loops.independent_games import IndependentGames
     from llmrl.rollout.collector import Collector
 
@@ -54,7 +55,7 @@ class PlaySteps:
         collector: games of the run, with their players and observers.
         steps: number of steps of every game.
         actions: seeds of the generators that draw actions, one for each society, in the order of their games;
-            societies with equal seeds draw the same numbers. None: the generators of the previous request go on.
+            societies with equal seeds draw the same numbers. None: the generators of the previous request continue.
         learn: whether to keep what a learner needs.
         reward_jacobian: whether to keep the reward's Jacobian in the mechanism (`EnvSpec.has_reward_jacobian`).
         copy: whether the rollout is answered in memory of its own.
@@ -74,7 +75,7 @@ class PlaySteps:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayEpisode(PlaySteps):
-    """Reset all games and play an episode in each, or its first piece; answered as `PlaySteps`.
+    """Reset all games and play an episode, or its first steps, in each; answered as `PlaySteps`.
 
     The answer does not depend on what the games did before.
 
@@ -133,7 +134,7 @@ class Imitate:
         update: number of the update, from 0.
     """
 
-    cloning: BehaviouralCloning
+    cloning: BehavioralCloning
     update: int
 
 
@@ -178,8 +179,9 @@ class Chat:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Play without learning in freshly seeded games; answered by the episodes, the first of each game and round
-    (`evaluate_policy`). The games need a `Begin` before any other request plays them.
+    """Play without learning in freshly seeded games; answered by the first episode of each game and round.
+
+    See `evaluate_policy`. The games need a `Begin` before any other request plays them.
 
     Attributes:
         collector: games of the run, with their players.
@@ -280,8 +282,7 @@ Request = (
 
 
 class ExecutorSeat(Protocol):
-    """The place of one run at an executor that answers the requests of several runs in one process
-    (`llmrl.loops.batched_executor`)."""
+    """The seat of one run at an executor of several runs (`llmrl.loops.batched_executor`)."""
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request; called in the thread of the run, which waits for it.
@@ -296,7 +297,7 @@ class ExecutorSeat(Protocol):
         ...
 
     def apart(self) -> AbstractContextManager[None]:
-        """Return a context in which the run computes another run, which cannot be batched with those beside it."""
+        """Return a context in which the run computes another run, which cannot be batched with the others."""
         ...
 
     def leave(self) -> None:
@@ -314,7 +315,7 @@ class Loop(Protocol):
     """An outer loop, such as mechanism design, policy search, learning or play."""
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Continue from the state of `run` to the end of the budget; return the scalar that a sweeper optimises."""
+        """Continue from the state of `run` to the end of the budget; return the scalar that a sweeper optimizes."""
         ...
 
     def state_dict(self) -> State:
@@ -322,7 +323,7 @@ class Loop(Protocol):
         ...
 
     def plan(self) -> list[tuple[str, str]]:
-        """Return the planned size of the whole run: rows (what, how much)."""
+        """Return the planned size of the complete run as pairs of a name and an amount."""
         ...
 
     def estimate(self) -> CallEstimate | None:

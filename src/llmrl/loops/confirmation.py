@@ -52,7 +52,7 @@ class SuccessiveHalving:
         return slots
 
     def advance(self, value_of: Callable[[np.ndarray], float]) -> None:
-        """Finish the trial; where a new round begins, keep the better half. The last round drops no candidate.
+        """Finish the trial; at the end of a round but the last, keep the better half of the candidates.
 
         Args:
             value_of: function from a candidate, [d], to the mean of all its measurements.
@@ -80,7 +80,7 @@ class SuccessiveHalving:
 
     @classmethod
     def from_state(cls, state: State) -> SuccessiveHalving:
-        """Return the object that `state_dict` describes."""
+        """Return an object with the state that `state_dict` returned."""
         halving = cls(state["vectors"], state["steps"], state["slots"])
         halving.survivors, halving.counts = list(state["survivors"]), list(state["counts"])
         halving.step = state["step"]
@@ -88,8 +88,10 @@ class SuccessiveHalving:
 
 
 def n_candidates(steps: int, slots: int) -> int:
-    """Return how many candidates `steps` trials of `slots` measurements confirm: the rounded-up square root of the
-    number of measurements."""
+    """Return the number of candidates that `steps` trials of `slots` measurements confirm.
+
+    It is the rounded-up square root of the number of measurements.
+    """
     return math.ceil(math.sqrt(steps * slots))
 
 
@@ -140,7 +142,7 @@ class Confirmation:
 
     @classmethod
     def from_state(cls, state: State) -> Confirmation:
-        """Return the object that `state_dict` describes."""
+        """Return an object with the state that `state_dict` returned."""
         confirmation = cls({}, 0, 0)
         confirmation.halvings = {
             context: SuccessiveHalving.from_state(halving) for context, halving in state["halvings"]

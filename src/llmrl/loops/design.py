@@ -1,40 +1,28 @@
-"""Mechanism design: propose, adapt, validate, tell; confirm the leading candidates; evaluate the recommendation."""
+"""The loop of mechanism design: proposals, confirmation of the leading candidates, evaluation."""
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientProposer, MetaLearner
-from llmrl.core.records import Briefing, CallEstimate, State
-from llmrl.core.rollouts import Episode, Rollout
+from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls
+from llmrl.core.records import Briefing, CallEstimate
 from llmrl.core.run_context import ProgressDisplay, RunContext
-from llmrl.core.welfare_measures import Objective
 from llmrl.loops.adaptation_record import AdaptationRecord
-from llmrl.loops.compute_requests import Ask, Log, PlayEpisode, Requests, SafePoint
-from llmrl.loops.confirmation import Confirmation
-from llmrl.loops.design_plan import DesignPlan
+from llmrl.loops.compute_requests import Ask, Log, Requests
+from llmrl.loops.confirmation import Confirmation, SuccessiveHalving
+from llmrl.loops.design_progress import DesignProgress, DesignSchedule
 from llmrl.loops.design_results import DesignResults
-from llmrl.loops.design_settings import DesignSettings, checked_horizon, confirmation_steps, differentiable_agent
+from llmrl.loops.design_settings import DesignSettings, checked_horizon, confirmation_steps
 from llmrl.loops.design_trials import Trial
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
-from llmrl.loops.proposal_outcomes import (
-    Score,
-    draw_name,
-    proposal_metrics,
-    repetitions_of,
-    score,
-)
-from llmrl.loops.recommendation import (
-    ANYTIME_MEASUREMENTS,
-    Context,
-    RecommendationEvaluator,
-    is_anytime,
-    max_trials,
-)
+from llmrl.loops.measurement import Measurement
+from llmrl.loops.meta_gradient import make_meta_gradient
+from llmrl.loops.proposal_outcomes import Score, proposal_metrics, repetitions_of
+from llmrl.loops.recommendation import Context, RecommendationEvaluator
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
@@ -61,7 +49,7 @@ class DesignLoop:
     is its online performance. After the run the agents are those of the last proposal.
 
     A principal that learns from gradients gets one through the agents' updates of the step. The graph of such a step
-    cannot be saved, so a run that is killed within it begins the step anew, with the same numbers.
+    cannot be saved, so a run that is killed within it starts the step again, with the same numbers.
 
     A round draws random numbers only from the seed sub-tree of its trial and index, so a run that was killed continues
     bit for bit from any checkpoint on a deterministic engine, on the same type of machine with the same library builds.
@@ -78,401 +66,288 @@ class DesignLoop:
     def __init__(self, parts: LoopParts, settings: DesignSettings) -> None:
         env, principal = parts.env, parts.principal
         assert principal is not None
-        self.horizon = checked_horizon(env.spec, principal, settings)
+        horizon = checked_horizon(env.spec, principal, settings)
         self.env, self.agents, self.principal, self.seeds = env, parts.agents, principal, parts.seeds
         self.settings, self.meter = settings, parts.meter
-        self.steps, self.candidates = settings.steps, settings.candidates
-        self.confirm_steps = confirmation_steps(settings, len(env.spec.contexts))
-        # Agents that neither learn nor carry a state over play the same in the last round as in the first.
-        adapts = any(agent.learns or getattr(agent, "carried", ()) for agent in parts.agents)
-        self.adapt_rounds = settings.adapt_rounds if adapts else 0
-        self.earlier_validations = sorted({n for n in settings.validate_at or () if n < self.adapt_rounds})
-        self.reset_agents = settings.reset_agents
         consecutive = settings.society_seeds == "consecutive"
-        self.societies = Societies(env, self.agents, self.candidates, settings.replicates, consecutive)
-        self.validate_rounds = -(-settings.validate_episodes // self.societies.games)
-        self.objective: Objective = settings.objective or env.spec.objective
-        self.spending_cost = settings.spending_cost
-        self.differentiable = differentiable_agent(env, self.agents[0], principal, settings.adapt_rounds)
-        self.collector = Collector(env, self.societies.policy, parts.device, parts.kept, observers=parts.observers)
-        self.adaptation = Adaptation(self.collector, self.societies, self.horizon, settings.rollout_steps)
-        if self.adapt_rounds:
-            check_rollout_steps(self.agents, self.adaptation.pieces[0], self.societies.games)
+        self.societies = Societies(env, self.agents, settings.candidates, settings.replicates, consecutive)
+        games, replicates = self.societies.games, self.societies.replicates
+        # Agents that neither learn nor carry a state over play the same in the last round as in the first.
+        adapts = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
+        rounds, n_contexts = settings.adapt_rounds if adapts else 0, len(env.spec.contexts)
+        confirm_steps = confirmation_steps(settings, n_contexts)
+        self.schedule = DesignSchedule(settings, horizon, env.spec.n_envs, games, n_contexts, confirm_steps, rounds)
+        objective = settings.objective or env.spec.objective
+        meta_gradient = make_meta_gradient(env.spec, self.agents[0], principal, settings)
+        self.collector = Collector(
+            env, self.societies.policy, parts.device, parts.teacher_channels, observers=parts.observers
+        )
+        self.adaptation = Adaptation(self.collector, self.societies, horizon, settings.rollout_steps)
+        if rounds:
+            check_rollout_steps(self.agents, self.adaptation.pieces[0], games)
         self.find_references = parts.known if settings.references != 0 else lambda: None
-        self._brief({})
-        # The progress of the run, all of it in a checkpoint.
-        self.step = 0
-        self.round = 0
-        self.trial: Trial | None = None
-        games = self.societies.games * self.societies.several
-        self.record = AdaptationRecord(self.adapt_rounds, self.candidates, games, self.objective, self.spending_cost)
-        episodes = self.validate_rounds * self.societies.games
-        self.results = DesignResults(env.spec, episodes, self.societies.several)
         self.references: References | None = None
-        self.final_agents: list[State] = []  # after the last proposal, while candidates are confirmed and evaluated
-        self._anchor: tuple[int, Callable[[], State]] | None = None  # where a step with a graph would begin anew
+        self._brief({})
+        self.record = AdaptationRecord(
+            rounds, settings.candidates, games * replicates, objective, settings.spending_cost
+        )
+        self.results = DesignResults(env.spec, self.schedule.validate_episodes, replicates)
+        self.progress = DesignProgress(parts, self.schedule, self.record, self.results)
+        self.measurement = Measurement(env.spec, self.seeds, self.adaptation, self.progress, meta_gradient)
 
-    def _brief(self, without: Mapping[str | None, float]) -> None:
-        """Describe the run to a principal that reads."""
+    def _brief(self, baselines: Mapping[str | None, float]) -> None:
+        """Describe the run to a principal that accepts a briefing."""
         if isinstance(self.principal, AcceptsBriefing):
-            societies = self.settings.replicates
-            episodes = self.validate_rounds * self.societies.games * societies
+            settings, schedule = self.settings, self.schedule
             briefing = Briefing(
-                steps=self.proposal_steps,
-                adapt_rounds=self.adapt_rounds,
-                validate_episodes=episodes,
-                replicates=societies,
-                reset=self.reset_agents,
-                without=without,
-                games=self.societies.games,
-                updates=len(self.adaptation.pieces) if self.agents[0].learns else 0,
-                confirmations=self.confirm_steps * self.candidates,
+                steps=schedule.proposal_steps,
+                adapt_rounds=schedule.adapt_rounds,
+                validate_episodes=schedule.validate_episodes * settings.replicates,
+                replicates=settings.replicates,
+                reset=settings.reset_agents,
+                without=baselines,
+                games=schedule.games,
+                updates=self.updates_per_round,
+                confirmations=schedule.confirm_steps * settings.candidates,
                 pretraining=getattr(self.agents[0], "pretraining", None),
             )
             self.principal.brief(briefing)
 
     @property
-    def proposal_steps(self) -> int:
-        """Principal steps in which the principal proposes."""
-        return self.steps - self.confirm_steps
-
-    @property
-    def max_evaluation_trials(self) -> int:
-        """Trials of the final evaluation at most."""
-        settings = self.settings
-        recommendations = 1
-        if settings.anytime:
-            recommendations += sum(n < self.steps * self.candidates for n in ANYTIME_MEASUREMENTS)
-        each = max_trials(settings.evaluations, self.candidates, recommendations, settings.anytime)
-        return each * len(self.results.contexts)
+    def updates_per_round(self) -> int:
+        """Updates of a society in a round; 0 if agents do not learn."""
+        return len(self.adaptation.pieces) if self.agents[0].learns else 0
 
     @property
     def env_steps(self) -> int:
-        """Environment steps of the whole run at most, summed over games."""
-        return self.env_steps_of(self.steps, self.max_evaluation_trials)
-
-    def env_steps_of(self, steps: int, evaluation_trials: int, rounds: int = 0) -> int:
-        """Return the environment steps, summed over games, of principal steps, evaluation trials, and rounds of a
-        further trial."""
-        rounds += (steps + evaluation_trials) * (self.adapt_rounds + self.validate_rounds)
-        rounds += min(steps, self.proposal_steps) * len(self.earlier_validations) * self.validate_rounds
-        return rounds * self.horizon * self.env.spec.n_envs
-
-    @property
-    def env_steps_played(self) -> int:
-        """Environment steps so far."""
-        return self.env_steps_of(self.step, self.results.evaluation_trials, self.round)
+        """Maximum number of environment steps of the complete run, summed over games."""
+        return self.schedule.env_steps
 
     def plan(self) -> list[tuple[str, str]]:
-        return DesignPlan(
-            settings=self.settings,
-            confirm_steps=self.confirm_steps,
-            adapt_rounds=self.adapt_rounds,
-            earlier_validations=self.earlier_validations,
-            games=self.societies.games,
-            updates=len(self.adaptation.pieces),
-            validation_episodes=self.validate_rounds * self.societies.games,
-            learns=self.agents[0].learns,
-            objective=self.objective.name,
-            has_contexts=bool(self.env.spec.contexts),
-            evaluation_trials=self.max_evaluation_trials,
-            env_steps=self.env_steps,
-        ).rows()
+        return plan_rows(self.schedule, self.updates_per_round, self.record.objective.name)
 
     def estimate(self) -> CallEstimate | None:
         estimates: list[CallEstimate] = []
         if isinstance(self.principal, EstimatesCalls):
-            estimates.append(self.principal.estimate(self.proposal_steps, self.candidates))
-        rounds = self.env_steps // (self.horizon * self.env.spec.n_envs)
+            estimates.append(self.principal.estimate(self.schedule.proposal_steps, self.settings.candidates))
+        schedule = self.schedule
+        rounds = schedule.env_steps // (schedule.horizon * schedule.n_envs)
         estimates += [
-            agent.estimate(self.horizon, rounds * self.societies.games)
+            agent.estimate(schedule.horizon, rounds * schedule.games)
             for agent in self.agents
             if isinstance(agent, EstimatesCalls)
         ]
         return CallEstimate.total(estimates) if estimates else None
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Return the mean evaluated objective of the recommendations over contexts; the online performance if nothing
-        is evaluated."""
-        self._restore(run)
+        """Run the loop; return the mean evaluated objective of the recommendations over contexts.
+
+        If nothing is evaluated, it is the online performance.
+        """
+        progress = self.progress
+        if run.restored is not None:
+            progress.load_state_dict(run.restored)
         self.references = self.find_references()
         self._brief({} if self.references is None else self.references.without)
         if self.references and self.references.warning:
             log.warning("%s", self.references.warning)
         with (
-            run.progress(self.env_steps, "steps", "design", self.env_steps_played) as progress,
-            self.collector.observed(StepProgress(progress, self.env.spec.n_envs), GraceWatch(run, self._resumable)),
+            run.progress(self.env_steps, "steps", "design", progress.env_steps) as display,
+            self.collector.observed(StepProgress(display, self.env.spec.n_envs), GraceWatch(run, progress.resumable)),
         ):
-            while self.step < self.proposal_steps:
-                yield from self._propose(run, progress)
-            if not self.final_agents:
-                self.final_agents = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
-            yield from self._confirm(run)
+            while progress.step < self.schedule.proposal_steps:
+                yield from self._propose(run, display)
+            if not progress.final_agents:
+                progress.final_agents = [copy.deepcopy(agent.state_dict()) for agent in self.agents]
+            yield from confirm(run, self.measurement)
             self.results.recommend(self.principal)
-            yield from self._evaluate(run)
-            for agent, state in zip(self.agents, self.final_agents, strict=True):
-                agent.load_state_dict(copy.deepcopy(state))
-        yield SafePoint(*self._resumable(), always=True)
+            yield from evaluate(run, self.measurement, self.references)
+            progress.restore_final_agents()
+        yield progress.save_request(always=True)
         self.collector.close()
         return self._conclude(run)
 
-    def _propose(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
-        """Request vectors, measure them, tell the principal."""
-        context = self._context()
-        if self.trial is None:
-            with run.saved_if_refused(self._iteration(), self.state_dict):
-                vectors = yield Ask(self.principal, context, self.candidates)
-            self.trial = Trial("proposal", context, vectors, repetitions_of(vectors), self.step)
+    def _propose(self, run: RunContext, display: ProgressDisplay) -> Requests[None]:
+        """Request vectors, measure them, and tell the principal their outcomes."""
+        progress, context = self.progress, self._context()
+        if progress.trial is None:
+            with run.saved_if_refused(progress.iteration, progress.state_dict):
+                vectors = yield Ask(self.principal, context, self.settings.candidates)
+            progress.trial = Trial("proposal", context, vectors, repetitions_of(vectors), progress.step)
             self.record.clear()
-            if self.reset_agents:
+            if self.settings.reset_agents:
                 self.societies.reset()
-        if self.differentiable:
-            self._anchor = self._snapshot(run)
-        scores = yield from self._measure(run, self.trial)
-        yield self._tell(scores)
-        best = max((each.outcome for each in scores), key=lambda outcome: outcome.value)
-        assert self.env.spec.mechanism is not None
-        progress.tell(best.value, self.env.spec.mechanism.in_words(best.vector))
-        self.step, self.round, self.trial, self._anchor = self.step + 1, 0, None, None
-        if self.settings.anytime and is_anytime(self.results.history.measurements, self.candidates):
-            self.results.recommend(self.principal)
-        yield SafePoint(*self._resumable())
-
-    def _confirm(self, run: RunContext) -> Requests[None]:
-        """Measure the leading candidates of each context again."""
-        if not self.confirm_steps or self.results.evaluator is not None:
-            return
-        if self.results.confirmation is None:
-            most = self.confirm_steps * self.candidates
-            leading = {
-                context: self.results.ranking(self.principal, context)[:most] for context in self.results.contexts
-            }
-            self.results.confirmation = Confirmation(leading, self.confirm_steps, self.candidates)
-        while not self.results.confirmation.finished:
-            context = self.results.confirmation.context
-            halving = self.results.confirmation.halvings[context]
-            if self.trial is None:
-                members, draws = zip(*halving.trial, strict=True)
-                self.trial = Trial("confirmation", context, halving.vectors[list(members)], draws)
-                self._restore_start()
-            scores = yield from self._measure(run, self.trial)
-            self.results.history.add(self.step + 1, scores, self.trial.draws, confirmed=True)
-            if getattr(self.principal, "learns_from_others", False):
-                self.principal.tell([each.outcome for each in scores])
-            halving.advance(lambda vector, context=context: self.results.history.estimates.of(vector, context).value)  # type: ignore[misc]
-            self.step, self.round, self.trial = self.step + 1, 0, None
-            if self.settings.anytime and is_anytime(self.results.history.measurements, self.candidates):
-                self.results.recommend(self.principal)
-            values = [each.outcome.value for each in scores]
-            metrics = {"confirmation/objective": float(np.mean(values))}
-            metrics["confirmation/candidates"] = float(len(halving.survivors))
-            yield Log("confirmation", "measurements", metrics, self._counters())
-            yield SafePoint(*self._resumable())
-
-    def _evaluate(self, run: RunContext) -> Requests[None]:
-        """Evaluate the recommendations on random numbers of their own."""
-        if not self.settings.evaluations:
-            return
-        if self.results.evaluator is None:
-            ranges = (
-                {context: self._range(context) for context in self.results.contexts} if self.settings.anytime else None
-            )
-            self.results.evaluator = RecommendationEvaluator(
-                self.results.recommendations, self.settings.evaluations, self.candidates, ranges
-            )
-        while not self.results.evaluator.finished:
-            context, vectors, draws = self.results.evaluator.trial
-            if self.trial is None:
-                self.trial = Trial("evaluation", context, vectors, draws)
-                self._restore_start()
-            scores = yield from self._measure(run, self.trial)
-            societies = [np.array_split(each.outcome.values, self.societies.several) for each in scores]
-            values = [each.outcome.value for each in scores]
-            self.results.evaluator.add(societies, values, scores[0].outcome.standard_error)
-            self.round, self.trial = 0, None
-            yield SafePoint(*self._resumable())
-        for n in sorted(self.results.recommendations):
-            metrics = {f"recommendation/{name}": value for name, value in self.results.evaluator.summary(n).items()}
-            metrics |= self._recommended_values(n)
-            yield Log("recommendation", "measurements", metrics, {**self._counters(), "measurements": n})
-
-    def _measure(self, run: RunContext, trial: Trial) -> Requests[list[Score]]:
-        """Let societies adapt to the vectors of a trial, and score these."""
-        learner: MetaLearner | None = None
-        if self._needs_graph(trial):
-            assert self.differentiable and isinstance(self.principal, GradientProposer)
-            learner = self.differentiable.meta_learner(trial.vectors[0], self.principal.meta_settings)
-        is_proposal = trial.phase == "proposal"
-        while self.round < self.adapt_rounds:
-            if is_proposal and self.round in self.earlier_validations and self.round not in self.record.validated:
-                rollouts = yield from self._validate(trial)
-                self.record.validated[self.round] = [each.outcome.value for each in self._scores(trial, rollouts)]
-            # Games within an episode are not saved: a round that is given up between two updates begins anew.
-            pieces = self._anchor is None and self.agents[0].learns and len(self.adaptation.pieces) > 1
-            if pieces:
-                self._anchor = self._snapshot(run)
-            nodes = trial.nodes(self.seeds, "adapt", self.round)
-            episodes, losses = yield from self.adaptation.round(nodes, trial.vectors, trial.context, learner)
-            if pieces:
-                self._anchor = None
-            if is_proposal and (metrics := self.record.add(self.round, episodes, losses)) is not None:
-                counters = {
-                    "rounds": self.step * self.adapt_rounds + self.round + 1,
-                    "principal_steps": self.step,
-                    "env_steps": self.env_steps_of(self.step, 0, self.round + 1),
-                }
-                yield Log("adaptation", "rounds", metrics, counters)
-            self.round += 1
-            yield SafePoint(*self._resumable())
-        rollouts = yield from self._validate(trial)
-        scores = self._scores(trial, rollouts)
-        if is_proposal:
-            for i, each in enumerate(scores):
-                each.outcome.training = self.record.training_of(i)
-                if self.earlier_validations:
-                    each.validated = {**self.record.validated_of(i), self.adapt_rounds: each.outcome.value}
-        if learner is not None:
-            [each] = scores
-            each.outcome.gradient = learner.gradient(rollouts, self.objective, self.spending_cost, each.outcome)
-        return scores
-
-    def _needs_graph(self, trial: Trial) -> bool:
-        """Return whether the graph of a trial is needed for the gradient of its outcome."""
-        return self.differentiable is not None and trial.phase == "proposal"
-
-    def _validate(self, trial: Trial) -> Requests[list[Rollout]]:
-        """Play the validation episodes; changes nothing that a checkpoint holds."""
-        graph = self._needs_graph(trial)
-        rollouts = []
-        for i in range(self.validate_rounds):
-            nodes = trial.nodes(self.seeds, "validate", i)
-            # A gradient looks at all validation rounds together.
-            request: PlayEpisode = self.adaptation.episode(
-                self.horizon, nodes, trial.vectors, trial.context, learn=graph, reward_jacobian=graph, copy=graph
-            )
-            rollouts.append((yield request))
-        return rollouts
-
-    def _scores(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[Score]:
-        """Return the score of each slot of a trial."""
-        fixed = (self.env.spec, trial.context, self.objective, self.spending_cost, self.societies.several)
-        names = [
-            draw_name(trial.index + 1, draw) if trial.phase == "proposal" else f"{trial.phase} {trial.context} {draw}"
-            for draw in trial.draws
-        ]
-        parts = self.societies.under(rollouts)
-        return [
-            score(vector, part, *fixed, name) for vector, part, name in zip(trial.vectors, parts, names, strict=True)
-        ]
-
-    def _restore_start(self) -> None:
-        """Set the agents to the weights that adaptation starts from."""
-        if self.reset_agents:
-            self.societies.reset()
-            return
-        for agent, state in zip(self.agents, self.final_agents, strict=True):
-            agent.load_state_dict(copy.deepcopy(state))
-
-    def _range(self, context: Context) -> float:
-        """Return the range of the objective in a context, of reference measurements and estimates."""
-        name = None if context is None else self.env.spec.contexts[context]
-        scanned = 0.0 if self.references is None else self.references.range(name)
-        return max(scanned, self.results.history.objective_range(context))
-
-    def _recommended_values(self, n: int) -> dict[str, float]:
-        """Return the recommended values by name as metrics; empty with several contexts."""
-        mechanism = self.env.spec.mechanism
-        if mechanism is None or len(self.results.contexts) > 1:
-            return {}
-        [vector] = self.results.recommendations[n].values()
-        return {f"recommendation/{name}": float(x) for name, x in zip(mechanism.names, vector, strict=True)}
+        if self.measurement.meta_gradient is not None:
+            progress.set_anchor(run)
+        scores = yield from self.measurement.measure(run, progress.trial)
+        yield self._tell(scores, progress.trial)
+        best = max((score.outcome for score in scores), key=lambda outcome: outcome.value)
+        display.tell(best.value, self.results.mechanism.in_words(best.vector))
+        progress.finish_step()
+        yield progress.save_request()
 
     def _conclude(self, run: RunContext) -> float:
         """Set the summary of the run; return its result."""
-        last = max(1, self.proposal_steps // 5) * self.candidates
+        last = max(1, self.schedule.proposal_steps // 5) * self.settings.candidates
         summary, result = self.results.summary(last)
-        summary["principal_steps"] = self.step
-        summary["env_steps"] = self.env_steps_played
-        summary["evaluation_env_steps"] = self.env_steps_of(0, self.results.evaluation_trials)
+        summary["principal_steps"] = self.progress.step
+        summary["env_steps"] = self.progress.env_steps
+        summary["evaluation_env_steps"] = self.schedule.env_steps_of(0, self.results.evaluation_trials)
         if self.references is not None:
             evaluated = [row for row in summary["recommendations"] if row["evaluations"]]
             summary["references"] = self.references.summary(evaluated, self.results.history.proposals, last)
         run.summary = summary
         return result
 
-    def _tell(self, scores: Sequence[Score]) -> Log:
-        """Tell the principal; return the row to log."""
-        mechanism = self.env.spec.mechanism
-        assert mechanism is not None and self.trial is not None
-        metrics = self.principal.tell([each.outcome for each in scores])
+    def _tell(self, scores: Sequence[Score], trial: Trial) -> Log:
+        """Tell the principal the outcomes; return the row to log."""
+        history, step = self.results.history, self.progress.step + 1
+        metrics = self.principal.tell([score.outcome for score in scores])
         metrics |= {} if self.meter is None else self.meter.metrics()
-        metrics |= proposal_metrics(scores, mechanism)
-        episodes: list[Episode] = [episode for each in scores for episode in each.episodes]
-        metrics |= summarize(episodes, "validation")
+        metrics |= proposal_metrics(scores, self.results.mechanism)
+        metrics |= summarize([episode for score in scores for episode in score.episodes], "validation")
         metrics |= self.record.metrics
-        self.results.history.add(self.step + 1, scores, self.trial.draws)
-        metrics |= (
-            {} if self.references is None else self.references.metrics(self.results.history.proposals[-1]["context"])
-        )
+        history.add(step, scores, trial.draws)
+        metrics |= {} if self.references is None else self.references.metrics(history.proposals[-1]["context"])
         counters = {
-            "proposals": len(self.results.history.proposals),
-            "principal_steps": self.step + 1,
-            "env_steps": self.env_steps_of(self.step + 1, 0),
+            "proposals": len(history.proposals),
+            "principal_steps": step,
+            "env_steps": self.schedule.env_steps_of(step, 0),
         }
         return Log("proposal", "proposals", metrics, counters)
 
-    def _counters(self) -> dict[str, int]:
-        return {
-            "measurements": self.results.history.measurements,
-            "principal_steps": self.step,
-            "env_steps": self.env_steps_played,
-        }
-
     def _context(self) -> Context:
         """Return the context of this principal step, the same for all its episodes."""
-        n = len(self.env.spec.contexts)
+        n, step = self.schedule.n_contexts, self.progress.step
         if n and self.settings.contexts == "in_turn":
-            return self.step % n
-        return int(self.seeds.child("context").numpy(self.step).integers(n)) if n else None
+            return step % n
+        return int(self.seeds.child("context").numpy(step).integers(n)) if n else None
 
-    def _iteration(self) -> int:
-        """Return the index of the current place among those from which a run can be resumed."""
-        return (self.step + self.results.evaluation_trials) * (self.adapt_rounds + 1) + self.round
 
-    def _resumable(self) -> tuple[int, Callable[[], State]]:
-        """Return the place to go on from after an interruption now, and what makes its state."""
-        return self._anchor or (self._iteration(), self.state_dict)
-
-    def _snapshot(self, run: RunContext) -> tuple[int, Callable[[], State]]:
-        """Return the same with the state of this moment, whatever changes later."""
-        state = copy.deepcopy({**self.state_dict(), **run.mark()})
-        return self._iteration(), lambda: state
-
-    def state_dict(self) -> State:
-        """Return everything that a resumed run needs to continue exactly (on engines that can be seeded)."""
-        return {
-            "step": self.step,
-            "round": self.round,
-            "trial": None if self.trial is None else self.trial.state_dict(),
-            "record": self.record.state_dict(),
-            **self.results.state_dict(),
-            "final_agents": self.final_agents,
-            "agents": [agent.state_dict() for agent in self.agents],
-            "principal": self.principal.state_dict(),
-            "meter": None if self.meter is None else self.meter.state_dict(),
+def confirm(run: RunContext, measurement: Measurement) -> Requests[None]:
+    """Measure the leading candidates; tell a principal that learns from vectors of others, too."""
+    progress, schedule = measurement.progress, measurement.schedule
+    results, principal = progress.results, progress.principal
+    if not schedule.confirm_steps or results.evaluator is not None:
+        return
+    if results.confirmation is None:
+        slots = schedule.settings.candidates
+        max_candidates = schedule.confirm_steps * slots
+        leading = {context: results.ranking(principal, context)[:max_candidates] for context in results.contexts}
+        results.confirmation = Confirmation(leading, schedule.confirm_steps, slots)
+    while not results.confirmation.finished:
+        context = results.confirmation.context
+        halving = results.confirmation.halvings[context]
+        trial = progress.trial
+        if trial is None:
+            trial = _next_trial(halving, context)
+            measurement.begin(trial)
+        scores = yield from measurement.measure(run, trial)
+        results.history.add(progress.step + 1, scores, trial.draws, confirmed=True)
+        if getattr(principal, "learns_from_others", False):
+            principal.tell([score.outcome for score in scores])
+        halving.advance(lambda vector, context=context: results.history.estimates.of(vector, context).value)  # type: ignore[misc]
+        progress.finish_step()
+        metrics = {
+            "confirmation/objective": float(np.mean([score.outcome.value for score in scores])),
+            "confirmation/candidates": float(len(halving.survivors)),
         }
+        yield Log("confirmation", "measurements", metrics, progress.counters)
+        yield progress.save_request()
 
-    def _restore(self, run: RunContext) -> None:
-        if run.restored is None:
-            return
-        state = run.restored
-        self.step, self.round = state["step"], state["round"]
-        self.trial = None if state["trial"] is None else Trial.from_state(state["trial"])
-        self.record.load_state_dict(state["record"])
-        self.results.load_state_dict(state)
-        self.final_agents = state["final_agents"]
-        for agent, saved in zip(self.agents, state["agents"], strict=True):
-            agent.load_state_dict(saved)
-        self.principal.load_state_dict(state["principal"])
-        if self.meter is not None:
-            self.meter.load_state_dict(state["meter"])
+
+def _next_trial(halving: SuccessiveHalving, context: Context) -> Trial:
+    members, draws = zip(*halving.trial, strict=True)
+    return Trial("confirmation", context, halving.vectors[list(members)], draws)
+
+
+def evaluate(run: RunContext, measurement: Measurement, references: References | None) -> Requests[None]:
+    """Evaluate the recommendations; `references` are the results of reference runs, if there are any."""
+    progress, settings = measurement.progress, measurement.schedule.settings
+    results = progress.results
+    if not settings.evaluations:
+        return
+    if results.evaluator is None:
+        ranges = None
+        if settings.anytime:
+            ranges = {context: _range(context, results, references) for context in results.contexts}
+        results.evaluator = RecommendationEvaluator(
+            results.recommendations, settings.evaluations, settings.candidates, ranges
+        )
+    while not results.evaluator.finished:
+        trial = progress.trial
+        if trial is None:
+            trial = Trial("evaluation", *results.evaluator.trial)
+            measurement.begin(trial)
+        scores = yield from measurement.measure(run, trial)
+        societies = [np.array_split(score.outcome.values, measurement.societies.replicates) for score in scores]
+        values = [score.outcome.value for score in scores]
+        results.evaluator.add(societies, values, scores[0].outcome.standard_error)
+        progress.finish_trial()
+        yield progress.save_request()
+    for n in sorted(results.recommendations):
+        metrics = {f"recommendation/{name}": value for name, value in results.evaluator.summary(n).items()}
+        metrics |= _recommendation_values(n, results)
+        yield Log("recommendation", "measurements", metrics, {**progress.counters, "measurements": n})
+
+
+def _range(context: Context, results: DesignResults, references: References | None) -> float:
+    """Return the range of the objective in a context, over reference measurements and estimates."""
+    name = None if context is None else results.history.spec.contexts[context]
+    scanned = 0.0 if references is None else references.range(name)
+    return max(scanned, results.history.objective_range(context))
+
+
+def _recommendation_values(n: int, results: DesignResults) -> dict[str, float]:
+    """Return the recommended values by name as metrics; empty with several contexts."""
+    if len(results.contexts) > 1:
+        return {}
+    [vector] = results.recommendations[n].values()
+    return {f"recommendation/{name}": float(x) for name, x in zip(results.mechanism.names, vector, strict=True)}
+
+
+def plan_rows(schedule: DesignSchedule, updates: int, objective: str) -> list[tuple[str, str]]:
+    """Return the plan as pairs of a name and a text.
+
+    Args:
+        schedule: numbers of steps, rounds and trials.
+        updates: updates of a society in a round; 0: agents do not learn.
+        objective: name of the objective.
+    """
+    settings, candidates, n = schedule.settings, schedule.settings.candidates, schedule.settings.replicates
+    candidates_text = "" if candidates == 1 else f" of {candidates:,} candidates each"
+    cost = f" - {settings.spending_cost:g} x spending" if settings.spending_cost else ""
+    unit, replicates_text = ("a proposal", "") if n == 1 else ("a society", f", {n:,} societies a proposal")
+    confirm_text = (
+        f"; the last {schedule.confirm_steps:,} confirm the leading candidates" if schedule.confirm_steps else ""
+    )
+    rounds = ", ".join(f"{n:,}" for n in [*schedule.earlier_validations, schedule.adapt_rounds])
+    after = f", after {rounds} rounds" if schedule.earlier_validations else ""
+    return [
+        ("  principal steps", f"{settings.steps:,}{candidates_text}{replicates_text}{confirm_text}"),
+        ("  adaptation", _adaptation(schedule, updates, unit)),
+        ("  validation", f"{schedule.validate_episodes:,} episodes {unit}{after}"),
+        ("  objective", objective + cost),
+        ("  result", _result(schedule)),
+        ("environment steps", f"{'at most ' if settings.anytime else ''}{schedule.env_steps:,}"),
+    ]
+
+
+def _adaptation(schedule: DesignSchedule, updates: int, unit: str) -> str:
+    if schedule.adapt_rounds:
+        words = "one update" if updates == 1 else f"{updates:,} updates"
+        learning = f", {words} each" if updates else ""
+        return f"{schedule.adapt_rounds:,} rounds x {schedule.games} games {unit}{learning}"
+    return "none" if updates else "none: these agents do not learn, and carry nothing to the next episode"
+
+
+def _result(schedule: DesignSchedule) -> str:
+    settings = schedule.settings
+    if not settings.evaluations:
+        return "online performance; the recommendation is not evaluated (design.evaluations=0)"
+    trials = f"{schedule.max_evaluation_trials:,} trials, each as long as a principal step"
+    if settings.anytime:
+        return f"the recommendations after 1, 2, 5, ... measurements, evaluated in at most {trials}"
+    contexts = " of each context" if schedule.n_contexts else ""
+    evaluations = -(-settings.evaluations // settings.candidates) * settings.candidates
+    return f"the recommendation{contexts}, evaluated {evaluations:,} times in {trials}"

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.protocols import Proposer
+from llmrl.core.pooling import PooledEstimates
+from llmrl.core.protocols import Proposer, Recommender
 from llmrl.core.records import State
-from llmrl.core.spaces import EnvSpec
+from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.loops.confirmation import Confirmation
 from llmrl.loops.proposal_outcomes import DesignHistory
 from llmrl.loops.recommendation import Context, RecommendationEvaluator, VectorEvaluation
-from llmrl.loops.recommendation_rule import ranking, recommended
 from llmrl.run.artifacts import RESULT_EPISODES
 
 
@@ -72,10 +72,10 @@ class DesignResults:
             final = self.evaluator.summary(history.measurements)
             scores["recommendation"] = final["objective"]
             scores["recommendation_standard_error"] = final.get("standard_error")
-            episodes = [part for each in evaluations.values() for part in each.episodes]
+            episodes = [part for evaluation in evaluations.values() for part in evaluation.episodes]
         else:
-            played = [np.array_split(row["values"], self.societies) for row in history.proposals[-last:]]
-            episodes = [np.concatenate(society).tolist() for society in zip(*played, strict=True)]
+            society_returns = [np.array_split(row["values"], self.societies) for row in history.proposals[-last:]]
+            episodes = [np.concatenate(society).tolist() for society in zip(*society_returns, strict=True)]
         summary = {
             **scores,
             "online_performance": online,
@@ -90,17 +90,19 @@ class DesignResults:
         return summary, float(scores.get("recommendation", online))
 
     def recommended_rows(self) -> list[dict[str, Any]]:
-        """Return rows with `mechanism` and `context` of the vectors that the run recommends so far, best first.
+        """Return rows with the `mechanism` and `context` of each vector that the run recommends so far, best first.
 
         Before the end of the run these are the vectors with the highest mean of all measurements.
         """
         final = self.recommendations.get(self.history.measurements)
         if final is None:
-            leading = [each for context in self.contexts if (each := self.history.estimates.best(context)) is not None]
-            vectors = [(np.array(each.vector), _index(each.context)) for each in leading]
+            leading = [
+                estimate for context in self.contexts if (estimate := self.history.estimates.best(context)) is not None
+            ]
+            vectors = [(np.array(estimate.vector), _index(estimate.context)) for estimate in leading]
         else:
             vectors = [(vector, context) for context, vector in final.items()]
-        ranked = sorted(vectors, key=lambda each: self._rank(*each), reverse=True)
+        ranked = sorted(vectors, key=lambda pair: self._rank(*pair), reverse=True)
         return [self.history.describe(vector, context) for vector, context in ranked]
 
     def _evaluations(self) -> dict[Context, VectorEvaluation]:
@@ -111,7 +113,7 @@ class DesignResults:
         return self.evaluator.of(n)
 
     def _recommendations(self, evaluations: dict[Context, VectorEvaluation]) -> list[dict[str, Any]]:
-        """Return the rows of `recommendations`, one a context, best first."""
+        """Return the rows of `recommendations`, one for each context, best first."""
         rows = []
         estimates = self.history.estimates
         for context, vector in self.recommendations[self.history.measurements].items():
@@ -128,8 +130,10 @@ class DesignResults:
         return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
     def _rank(self, vector: np.ndarray, context: Context) -> tuple[bool, float]:
-        """Return the sort key of a recommendation: vectors that were proposed come before those of contexts without a
-        proposal, then the higher estimate."""
+        """Return the sort key of a recommendation, highest first.
+
+        Vectors that were proposed come before those of contexts without a proposal, then the higher estimate.
+        """
         return self.history.estimates.count(vector, context) > 0, self._value(vector, context)
 
     def _value(self, vector: np.ndarray, context: Context) -> float:
@@ -141,7 +145,7 @@ class DesignResults:
         return estimates.of(vector, context).value if estimates.count(vector, context) else -np.inf
 
     def state_dict(self) -> State:
-        """Return the results; `history` and `recommended` are read by evaluations of a run, too."""
+        """Return the results; evaluations of the run read `history` and `recommended`, too."""
         return {
             "history": self.history.proposals,
             "confirmations": self.history.confirmations,
@@ -166,3 +170,37 @@ class DesignResults:
 def _index(context: int | str | None) -> Context:
     assert not isinstance(context, str)
     return context
+
+
+def ranking(principal: Proposer, mechanism: ParameterSpace, estimates: PooledEstimates, context: Context) -> np.ndarray:
+    """Return the candidates of a context, best first and each once, [m, d] with m >= 1.
+
+    The candidates of the principal's own rule (`Recommender`) come first, then all measured vectors by the mean of
+    their measurements. If there are none, the only candidate is the neutral vector.
+    """
+    vectors = [estimate.vector for estimate in estimates.ranked(context)]
+    if isinstance(principal, Recommender):
+        leading = np.asarray(principal.recommend(context, max(1, len(vectors)), estimates), dtype=np.float64)
+        vectors = [*map(tuple, leading.tolist()), *vectors]
+    vectors = list(dict.fromkeys(vectors)) or [tuple(mechanism.neutral.tolist())]
+    return np.array(vectors, dtype=np.float64)
+
+
+def recommended(
+    candidates: np.ndarray, principal: Proposer, confirmation: Confirmation | None, context: Context
+) -> np.ndarray:
+    """Return the recommendation of a context, [d].
+
+    Before confirmation it is the first of `candidates`, the ranking by the principal's rule. After confirmation it is
+    one of the survivors: the first by the rule if the principal learned from the confirmations, otherwise the one with
+    the highest mean of all measurements.
+    """
+    survivors = None if confirmation is None else confirmation.survivors(context)
+    if survivors is None:
+        return np.array(candidates[0])
+    if getattr(principal, "learns_from_others", False):
+        allowed = {tuple(vector) for vector in survivors.tolist()}
+        for vector in candidates.tolist():
+            if tuple(vector) in allowed:
+                return np.array(vector)
+    return np.array(survivors[0])

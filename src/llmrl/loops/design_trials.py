@@ -1,4 +1,4 @@
-"""Trials of a design run: which vectors govern the societies, and the random numbers of each."""
+"""Trials of a design run: the vectors that govern the societies, and the random numbers of each."""
 
 from __future__ import annotations
 
@@ -60,5 +60,5 @@ class Trial:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Trial:
-        """Return the trial that `state_dict` describes."""
+        """Return a trial with the state that `state_dict` returned."""
         return cls(**state)

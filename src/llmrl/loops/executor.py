@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 _LONG = (Ask, Chat, Delegate, PlayIndependently)
 """Requests that may take long and cannot be batched: they wait for a language model, or call a library."""
-_OWN = (*_LONG, Log, SafePoint)
-"""Requests that each run answers itself, also if it has a seat at a shared executor."""
+_UNSHARED = (*_LONG, Log, SafePoint)
+"""Requests that the executor of each run answers, even if the run has a seat at a shared executor."""
 
 
 def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSeat | None = None) -> T:
@@ -53,38 +53,38 @@ def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSe
     Args:
         requests: loop, or a part of one.
         run: run for logging and saving; None for a part of a loop that does neither.
-        seat: place at an executor that answers the requests of several runs together; None: all are answered here.
+        seat: seat at an executor that answers the requests of several runs together; None: all are answered here.
 
     Raises:
         Exception: as raised by an answer, if the loop does not catch it.
     """
     executor = Executor(run, seat)
-    go_on, answer = requests.send, None
+    resume, answer = requests.send, None
     try:
         while True:
             try:
-                answer = executor.answer(go_on(answer))
-                go_on = requests.send
+                answer = executor.answer(resume(answer))
+                resume = requests.send
             except BaseException as error:
                 if inspect.getgeneratorstate(requests) == inspect.GEN_CLOSED:  # the loop itself has ended
                     if isinstance(error, StopIteration):
                         return error.value  # type: ignore[no-any-return]
                     raise
-                go_on, answer = requests.throw, error
+                resume, answer = requests.throw, error
     finally:
         requests.close()
         executor.close()
 
 
 def _call_object(request: Request) -> Any:
-    """Return the answer to a request that names an object and what to call of it."""
+    """Return the answer to a request that is one call of a method of an object."""
     match request:
         case Imitate():
             return request.cloning.update(request.update)
         case Ask():
             return request.principal.ask(request.context, request.n)
         case PlayIndependently():
-            return request.games.go_on()
+            return request.games.advance()
         case Chat():
             return request.model.chat(request.requests)
     return None
@@ -95,19 +95,19 @@ class Executor:
 
     Args:
         run: run for logging and saving; None: the loop does neither.
-        seat: place at an executor that answers the requests of several runs together; None: all are answered here.
+        seat: seat at an executor that answers the requests of several runs together; None: all are answered here.
     """
 
     def __init__(self, run: RunContext | None, seat: ExecutorSeat | None = None) -> None:
         self._run, self._seat = run, seat
-        self._generators: list[torch.Generator] = []  # that the last request to play drew actions with
+        self._generators: list[torch.Generator] = []  # of the actions of the last play request
         self._trainer: BatchedTrainer | None = None
         self._evaluators: dict[tuple[bool, int | None], Evaluator] = {}
 
     def answer(self, request: Request) -> Any:
-        """Return the answer to a request, as its class documents it."""
+        """Return the answer to a request, as documented by the class of the request."""
         if self._seat is not None:
-            if not isinstance(request, _OWN):
+            if not isinstance(request, _UNSHARED):
                 return self._seat.answer(request)
             if isinstance(request, _LONG):
                 with self._seat.away():
@@ -145,12 +145,15 @@ class Executor:
         draws = generators(request.minibatches)
         if request.stacked:
             self._trainer = BatchedTrainer.of(request.agents, self._trainer)
-            found = self._trainer.update(request.rollout, draws)
-            if (end := next((each for each in found if isinstance(each, Diverged)), None)) is not None:
-                raise end
-            return found
-        each = zip(request.agents, split(request.rollout, len(request.agents)), draws, strict=True)
-        return [agent.update(own, generator) for agent, own, generator in each]
+            updates = self._trainer.update(request.rollout, draws)
+            if (error := next((update for update in updates if isinstance(update, Diverged)), None)) is not None:
+                raise error
+            return updates
+        society_rollouts = split(request.rollout, len(request.agents))
+        return [
+            agent.update(rollout, generator)
+            for agent, rollout, generator in zip(request.agents, society_rollouts, draws, strict=True)
+        ]
 
     def _record(self, request: Log | SafePoint) -> None:
         assert self._run is not None

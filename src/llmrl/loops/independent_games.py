@@ -1,6 +1,6 @@
-"""Games whose player asks a language model; each game goes on as soon as it has its own replies.
+"""Games whose player asks a language model; each game continues as soon as it has its own replies.
 
-All state changes in the thread that calls `go_on`; other threads only wait for replies. The result of an episode is a
+All state changes in the thread that calls `advance`; other threads only wait for replies. The result of an episode is a
 function of its number and its replies, not of when the replies arrive.
 """
 
@@ -24,10 +24,10 @@ from llmrl.rollout.collector import Collector, camera
 
 
 class OneGame(VecEnv, Protocol):
-    """An environment with one game.
+    """Protocol of environments with one game.
 
     Attributes:
-        place: (i, n): a reset with a seed begins the same episode as game i of n would; (0, 1) by default.
+        place: (i, n): a reset with a seed starts the same episode as game i of n would; (0, 1) by default.
     """
 
     place: tuple[int, int]
@@ -35,10 +35,10 @@ class OneGame(VecEnv, Protocol):
 
 @runtime_checkable
 class Separable(Protocol):
-    """An environment whose games can be played separately.
+    """Protocol of environments whose games can be played separately.
 
-    Its `reset` takes a seed for each game (`VecEnv.reset`), or it is `PerGameSeeding`. Either way, a separate game that
-    gets this seed begins the same episode.
+    `reset` takes a seed for each game (`VecEnv.reset`), or the environment is `PerGameSeeding`. Either way, a separate
+    game with the same seed starts the same episode.
     """
 
     def one_game(self) -> OneGame:
@@ -48,7 +48,7 @@ class Separable(Protocol):
 
 @runtime_checkable
 class PerGameSeeding(Protocol):
-    """An environment whose games can each be given a seed, in addition to that of the reset."""
+    """Protocol of environments that accept a seed for each game, in addition to that of the reset."""
 
     def seed_games(self, seeds: np.ndarray) -> None:
         """Set the seeds of the games at the next reset, [n_envs] int64."""
@@ -66,7 +66,7 @@ def separable(env: object) -> bool:
 
 @runtime_checkable
 class AsksToPlay(Protocol):
-    """A policy that asks a language model for actions, and can leave sending the requests to its caller."""
+    """Protocol of policies that ask a language model for actions and let their caller send the requests."""
 
     llm: Any
     channels: tuple[str, ...]
@@ -97,8 +97,41 @@ O = TypeVar("O", bound=Observer)  # noqa: E741
 
 
 @dataclass(frozen=True)
+class EpisodePlan:
+    """Numbers and seeds of the episodes to play.
+
+    Attributes:
+        episodes: number of episodes.
+        seed_of: function from the number of an episode to its seed.
+        place_of: function from an episode to (i, n), if its seed is that of game i of n; None: each has its own seed.
+        carried: whether a player carries state from one episode to the next.
+    """
+
+    episodes: int
+    seed_of: Callable[[int], int]
+    place_of: Callable[[int], tuple[int, int]] | None = None
+    carried: bool = False
+
+
+@dataclass(frozen=True)
+class GameHooks(Generic[O]):
+    """Preparation and observers of the games.
+
+    Attributes:
+        prepare: function to call with each game before it begins, e.g. to set its mechanism.
+        observers: function that makes the observers of a game from their states (None: new ones); the attribute
+            `first_episode` of each is then set.
+        shared_observers: observers of all games, which see one game at a time.
+    """
+
+    prepare: Callable[[VecEnv], None] = lambda env: None
+    observers: Callable[[VecEnv, Sequence[State] | None], Sequence[O]] = lambda env, states: ()
+    shared_observers: Sequence[Observer] = ()
+
+
+@dataclass(frozen=True)
 class FinishedEpisode:
-    """A finished episode with its number, and what its player counted in it."""
+    """A finished episode with its number and the counts of its player (`AsksToPlay.counted`)."""
 
     number: int
     episode: Episode
@@ -112,26 +145,27 @@ class _Lane(Generic[O]):
     Attributes:
         number: index of the lane.
         episode: number of the episode in play; None: no more episodes are played here.
-        acting: the pending decision, and `before` the state of the player before it.
-        fetched: replies for the pending decision, which are counted when it is made.
+        acting: the pending decision; None: none is pending.
+        state_before: state of the player before the pending decision.
+        pending_replies: replies for the pending decision, which are counted when it is made.
         observers: observers of this lane only.
-        begun: state of the player before the episode, for games that cannot be restored.
+        episode_start: state of the player before the episode, for games that cannot be restored.
     """
 
     number: int
     env: OneGame
     policy: AsksToPlay
-    player: _Decided
+    player: _DecidedPolicy
     collector: Collector
     observers: Sequence[O]
     episode: int | None = None
     acting: Generator[Sequence[ChatRequest], Sequence[ChatReply], PolicyOutput] | None = None
-    before: State = field(default_factory=dict)
-    fetched: list[FetchedReplies] = field(default_factory=list)
-    begun: State = field(default_factory=dict)
+    state_before: State = field(default_factory=dict)
+    pending_replies: list[FetchedReplies] = field(default_factory=list)
+    episode_start: State = field(default_factory=dict)
 
 
-class _Decided:
+class _DecidedPolicy:
     """A policy that returns a decision made in advance."""
 
     def __init__(self, policy: AsksToPlay) -> None:
@@ -156,11 +190,12 @@ class _Decided:
 
 
 class IndependentGames(Generic[O]):
-    """A player of episodes 0 to `episodes` - 1, in as many parallel games as the environment has.
+    """A player of episodes 0 to `plan.episodes` - 1, in as many parallel games as the environment has.
 
-    When an episode of a game ends, its next one begins: the first that has not begun. If something is `carried` between
-    episodes of a game, it is the number of the old one plus the number of games. The agents of a society decide
-    simultaneously. So a game waits for the replies of all its agents, but not for those of other games.
+    When an episode of a game ends, the game starts the first episode that has not started. If a player carries state
+    from one episode to the next (`plan.carried`), the game starts the episode whose number is higher by the number of
+    games instead. The agents of a society decide simultaneously. So a game waits for the replies of all its agents, but
+    not for those of other games.
 
     On resume an episode continues from the state of its game, or from its beginning in games that cannot be restored.
 
@@ -168,13 +203,8 @@ class IndependentGames(Generic[O]):
         env: environment whose games are played, each as an environment of its own.
         policy: policy that plays; `add` collects the counts of its copies.
         device: torch device of the policy.
-        seeds: function from the number of an episode to its seed.
-        episodes: number of episodes to play.
-        carried: whether a player carries state from one episode to the next.
-        places: function from an episode to (i, n), if its seed is that of game i of n; None: each has its own seed.
-        prepare: function to call with each game before it begins, e.g. to set its mechanism.
-        watched: function that makes the observers of a game from their states (None: new); gets `first_episode` set.
-        others: observers of all games, which see one game at a time.
+        plan: numbers and seeds of the episodes to play.
+        hooks: preparation and observers of the games.
         state: `state_dict()` to resume from; None: a new start.
     """
 
@@ -183,65 +213,55 @@ class IndependentGames(Generic[O]):
         env: Separable,
         policy: AsksToPlay,
         device: str,
-        seeds: Callable[[int], int],
-        episodes: int,
-        carried: bool = False,
-        places: Callable[[int], tuple[int, int]] | None = None,
-        prepare: Callable[[VecEnv], None] = lambda env: None,
-        watched: Callable[[VecEnv, Sequence[State] | None], Sequence[O]] = lambda env, states: (),
-        others: Sequence[Observer] = (),
+        plan: EpisodePlan,
+        hooks: GameHooks[O],
         state: State | None = None,
     ) -> None:
         assert isinstance(policy.llm, ChatClient)
         self.client: ChatClient = policy.llm
-        self._seeds, self._places, self.episodes, self._carried = seeds, places, episodes, carried
+        self._plan = plan
         self._mail: Mailbox[_Lane[O]] = Mailbox(self.client)
         self._error: LLMError | None = None
-        self.n = min(env.spec.n_envs, episodes)  # type: ignore[attr-defined]
+        self.n = min(env.spec.n_envs, plan.episodes)  # type: ignore[attr-defined]
         self.steps = 0 if state is None else int(state["steps"])
         self._next = self.n if state is None else int(state["next"])
         self._restorable: bool = env.spec.deterministic  # type: ignore[attr-defined]
         self.lanes: list[_Lane[O]] = []
         try:
-            self._set_up(env, policy, device, prepare, watched, others, None if state is None else state["lanes"])
+            self._set_up(env, policy, device, hooks, None if state is None else state["lanes"])
         except BaseException:
             self.close()
             raise
 
     def _set_up(
-        self,
-        env: Separable,
-        policy: AsksToPlay,
-        device: str,
-        prepare: Callable[[VecEnv], None],
-        watched: Callable[[VecEnv, Sequence[State] | None], Sequence[O]],
-        others: Sequence[Observer],
-        standing: Sequence[State] | None,
+        self, env: Separable, policy: AsksToPlay, device: str, hooks: GameHooks[O], states: Sequence[State] | None
     ) -> None:
-        """Make the lanes, and begin or restore the game of each."""
+        """Make the lanes, and start or restore the game of each."""
         for i in range(self.n):
-            saved = None if standing is None else standing[i]
-            own, player = env.one_game(), policy.one_game()
-            prepare(own)
+            game_state = None if states is None else states[i]
+            game, player = env.one_game(), policy.one_game()
+            hooks.prepare(game)
             if isinstance(player, NeedsCamera):
-                player.camera = camera(own)
-            observers = watched(own, saved["observers"] if saved is not None and self._restorable else None)
-            decided = _Decided(player)
-            collector = Collector(own, decided, device, observers=[*observers, *others])
-            lane = _Lane(i, own, player, decided, collector, observers)
+                player.camera = camera(game)
+            observers = hooks.observers(
+                game, game_state["observers"] if game_state is not None and self._restorable else None
+            )
+            player_policy = _DecidedPolicy(player)
+            collector = Collector(game, player_policy, device, observers=[*observers, *hooks.shared_observers])
+            lane = _Lane(i, game, player, player_policy, collector, observers)
             self.lanes.append(lane)
-            if saved is None:
+            if game_state is None:
                 continue
-            player.load_state_dict(saved["policy"])
-            if saved["episode"] is None:
+            player.load_state_dict(game_state["policy"])
+            if game_state["episode"] is None:
                 continue
             if self._restorable:
-                lane.episode = saved["episode"]
+                lane.episode = game_state["episode"]
                 player.episodes = [lane.episode]
-                collector.load_state_dict(saved["collector"])
+                collector.load_state_dict(game_state["collector"])
             else:
-                self._begin(lane, saved["episode"])
-        if standing is None:
+                self._begin(lane, game_state["episode"])
+        if states is None:
             for lane in self.lanes:
                 self._begin(lane, lane.number)
 
@@ -251,19 +271,19 @@ class IndependentGames(Generic[O]):
         return separable(env) and isinstance(policy, AsksToPlay) and isinstance(policy.llm, ChatClient)
 
     @property
-    def going(self) -> bool:
-        """Whether an episode is still in play."""
+    def running(self) -> bool:
+        """True while an episode is in play."""
         return any(lane.episode is not None for lane in self.lanes)
 
     @property
-    def begun(self) -> set[int]:
-        """Numbers of all episodes that have begun."""
-        if not self._carried:
-            return set(range(min(self._next, self.episodes)))
-        last = [self.episodes - 1 if lane.episode is None else lane.episode for lane in self.lanes]
+    def started(self) -> set[int]:
+        """Numbers of all episodes that have started."""
+        if not self._plan.carried:
+            return set(range(min(self._next, self._plan.episodes)))
+        last = [self._plan.episodes - 1 if lane.episode is None else lane.episode for lane in self.lanes]
         return {k for lane, end in zip(self.lanes, last, strict=True) for k in range(lane.number, end + 1, self.n)}
 
-    def go_on(self) -> list[FinishedEpisode]:
+    def advance(self) -> list[FinishedEpisode]:
         """Advance each game that has its replies, or wait for a reply if none has; return the episodes that ended.
 
         Raises:
@@ -273,36 +293,38 @@ class IndependentGames(Generic[O]):
         if self._error is not None:
             raise self._error
         self.client.check_understood()
-        ended: list[FinishedEpisode] = []
+        episodes: list[FinishedEpisode] = []
         steps = self.steps
         try:
             for lane in self.lanes:
                 if lane.episode is not None and lane.acting is None:
-                    lane.before = lane.policy.state_dict()
+                    lane.state_before = lane.policy.state_dict()
                     lane.acting = lane.policy.acting(lane.collector.observation)
-                    self._think(lane, None, ended)
+                    self._think(lane, None, episodes)
             if self.steps == steps:
-                for lane, fetched in self._mail.receive():
-                    lane.fetched.append(fetched)
-                    self._think(lane, fetched, ended)
+                for lane, replies in self._mail.receive():
+                    lane.pending_replies.append(replies)
+                    self._think(lane, replies, episodes)
         except LLMError as error:
             self._mail.drain()
             if self.steps == steps:
                 raise
             # The episodes of games that advanced are returned first.
             self._error = error
-        return ended
+        return episodes
 
     def state_dict(self) -> State:
-        """Return the state of all games, before pending decisions; an episode of a game that cannot be restored counts
-        as not begun."""
+        """Return the state of all games, before pending decisions.
+
+        An episode of a game that cannot be restored counts as not started.
+        """
         return {
             "lanes": [
                 {
                     "episode": lane.episode,
-                    "policy": self._remembered(lane),
+                    "policy": self._player_state(lane),
                     "collector": lane.collector.state_dict(),
-                    "observers": [each.state_dict() for each in lane.observers],  # type: ignore[attr-defined]
+                    "observers": [observer.state_dict() for observer in lane.observers],  # type: ignore[attr-defined]
                 }
                 for lane in self.lanes
             ],
@@ -316,52 +338,54 @@ class IndependentGames(Generic[O]):
             if callable(close := getattr(lane.env, "close", None)):
                 close()
 
-    def _remembered(self, lane: _Lane[O]) -> State:
+    def _player_state(self, lane: _Lane[O]) -> State:
         """Return the state from which a lane's player would resume."""
         if not self._restorable:
-            return lane.begun
-        return lane.policy.state_dict() if lane.acting is None else lane.before
+            return lane.episode_start
+        return lane.policy.state_dict() if lane.acting is None else lane.state_before
 
     def _begin(self, lane: _Lane[O], episode: int) -> None:
-        if episode >= self.episodes:
+        if episode >= self._plan.episodes:
             lane.episode = None
             return
         lane.episode = episode
         lane.policy.episodes = [episode]
-        for each in lane.observers:
-            each.first_episode = episode  # type: ignore[attr-defined]
+        for observer in lane.observers:
+            observer.first_episode = episode  # type: ignore[attr-defined]
         if not self._restorable:
-            lane.begun = lane.policy.state_dict()
-        seed = self._seeds(episode)
-        if self._places is not None:
-            lane.env.place = self._places(episode)
+            lane.episode_start = lane.policy.state_dict()
+        seed = self._plan.seed_of(episode)
+        if self._plan.place_of is not None:
+            lane.env.place = self._plan.place_of(episode)
         elif isinstance(lane.env, PerGameSeeding):
             lane.env.seed_games(np.array([seed], dtype=np.int64))
         lane.collector.reset(seed, reseed=True)
 
-    def _think(self, lane: _Lane[O], fetched: FetchedReplies | None, ended: list[FinishedEpisode]) -> None:
-        """Advance a decision to its next requests, or to a step of the game."""
+    def _think(self, lane: _Lane[O], replies: FetchedReplies | None, episodes: list[FinishedEpisode]) -> None:
+        """Advance a decision until it sends requests or the game makes a step."""
         assert lane.acting is not None
         try:
-            requests = next(lane.acting) if fetched is None else lane.acting.send(self.client.replies(fetched))
+            requests = next(lane.acting) if replies is None else lane.acting.send(self.client.replies(replies))
         except StopIteration as decision:
-            self._act(lane, decision.value, ended)
+            self._act(lane, decision.value, episodes)
         else:
             self._mail.send(lane, requests)
 
-    def _act(self, lane: _Lane[O], decision: PolicyOutput, ended: list[FinishedEpisode]) -> None:
-        for fetched in lane.fetched:
-            self.client.count(fetched)
-        lane.fetched, lane.acting, lane.before = [], None, {}
+    def _act(self, lane: _Lane[O], decision: PolicyOutput, episodes: list[FinishedEpisode]) -> None:
+        for replies in lane.pending_replies:
+            self.client.count(replies)
+        lane.pending_replies, lane.acting, lane.state_before = [], None, {}
         lane.player.decision = decision
-        [generator] = generators([0])  # such a player draws no random numbers
-        found = lane.collector.collect(1, generator, learn=False, restart=False).episodes
+        [generator] = generators([0])  # the player draws no random numbers
+        lane_episodes = lane.collector.collect(1, generator, learn=False, restart=False).episodes
         self.steps += 1
-        if not found:
+        if not lane_episodes:
             return
         assert lane.episode is not None
-        [episode] = found
-        ended.append(FinishedEpisode(lane.episode, replace(episode, game=lane.episode % self.n), lane.policy.counted()))
-        following = lane.episode + self.n if self._carried else self._next
+        [episode] = lane_episodes
+        episodes.append(
+            FinishedEpisode(lane.episode, replace(episode, game=lane.episode % self.n), lane.policy.counted())
+        )
+        following = lane.episode + self.n if self._plan.carried else self._next
         self._next = max(self._next, following + 1)
         self._begin(lane, following)

@@ -1,11 +1,10 @@
-"""Agents alone: rollout, update, evaluate. Also how agents are pre-trained for a principal's study."""
+"""The loop of learning agents without a principal: rollouts, updates and evaluations."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from llmrl.analysis.probes import draw_probes
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -24,54 +23,57 @@ from llmrl.run.artifacts import RESULT_EPISODES
 
 @dataclass(frozen=True)
 class LearnSettings:
-    """How long agents learn, and what is logged of it: the section `learn` of the config.
+    """Budget, logging and evaluation of learning: the section `learn` of the config.
 
     Attributes:
-        env_steps: environment steps (summed over games) to train for; rounded up to whole rollouts.
-        rollout_steps: steps of every game per update; None is the horizon, i.e. whole episodes.
-        evaluate_every: updates between evaluations; 0 evaluates only at the end.
-        evaluate_episodes: episodes per evaluation (at least; all games play).
-        trajectories_every: every so many updates, the rollout it learned from is kept as arrays (`run.trajectories`);
-            0 keeps none.
-        probes: fixed prompts whose action probabilities are logged: name of a list that is shipped, or a file; None:
+        env_steps: environment steps (summed over games) to train for; rounded up to complete rollouts.
+        rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes.
+        evaluation_interval: updates between evaluations; 0: only at the end.
+        evaluate_episodes: least number of episodes of an evaluation; all games play.
+        trajectory_interval: updates between rollouts whose steps are stored as arrays (`run.trajectories`); 0: none.
+        probes: fixed prompts whose action probabilities are logged: name of a list of the package, or a file; None:
             there are none.
-        probe_every: updates between two looks at them.
-        mechanism: values imposed on the games (`MechanismSampler`): a vector for all, or phases; None leaves the
+        probe_interval: updates between measurements of the probes.
+        mechanism: values imposed on the games (`MechanismSampler`): a vector for all, or phases; None: the
             environment's own.
     """
 
     env_steps: PositiveInt
     rollout_steps: PositiveInt | None
-    evaluate_every: NonNegativeInt
+    evaluation_interval: NonNegativeInt
     evaluate_episodes: PositiveInt
-    trajectories_every: NonNegativeInt = 0
+    trajectory_interval: NonNegativeInt = 0
     probes: str | None = None
-    probe_every: PositiveInt = 1
+    probe_interval: PositiveInt = 1
     mechanism: list[float] | list[Phase] | None = None
 
 
 class LearnLoop:
-    """`principal=none`: improve the agents for a budget of environment steps.
+    """The loop of `principal=none` with agents that learn for a budget of environment steps.
 
     Args:
-        parts: of the run; one agent. Iteration i draws only from the sub-tree `iteration/i` of the seeds, so a resumed
-            run continues exactly.
-        settings: how long, and what is logged.
+        parts: parts of the run, with one agent. Iteration i draws only from the sub-tree `iteration/i` of the seeds, so
+            a resumed run continues exactly.
+        settings: budget, logging and evaluation.
     """
 
     def __init__(self, parts: LoopParts, settings: LearnSettings) -> None:
         [self.agent] = parts.agents
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
-        self.judged = parts.judged
-        wanted = settings.mechanism
-        self.imposed = None if wanted is None else MechanismSampler(self.env, wanted, self.seeds.child("mechanism"))
-        begin = None if self.imposed is None else self.imposed.begin
-        self.collector = Collector(self.env, self.agent.policy, parts.device, parts.kept, begin, parts.observers)
+        self.welfare_measure = parts.welfare_measure
+        mechanism = settings.mechanism
+        self.mechanism_sampler = (
+            None if mechanism is None else MechanismSampler(self.env, mechanism, self.seeds.child("mechanism"))
+        )
+        begin = None if self.mechanism_sampler is None else self.mechanism_sampler.begin
+        self.collector = Collector(
+            self.env, self.agent.policy, parts.device, parts.teacher_channels, begin, parts.observers
+        )
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
-        every = settings.trajectories_every
-        self.trajectories = RolloutWriter(self.env, every) if every else None
+        interval = settings.trajectory_interval
+        self.trajectories = RolloutWriter(self.env, interval) if interval else None
         self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = 0
 
@@ -83,11 +85,10 @@ class LearnLoop:
         ]
 
     def estimate(self) -> None:
-        """Which calls an agent or a teacher makes depends on what happens in the games."""
+        """Return None: the number of calls of an agent or a teacher depends on the games."""
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Train, then evaluate; returns what a principal would be judged on, mean over episodes (by default the
-        base return of an agent)."""
+        """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
         yield from self._restore(run)
         games = self.env.spec.n_envs
         per_update = self.rollout_steps * games
@@ -102,19 +103,26 @@ class LearnLoop:
         ):
             while self.iteration < self.updates:
                 yield from self._update(run, progress)
-                yield from self._look()
+                yield from self._probe_and_evaluate()
                 yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
-        for each in writers:
-            each.close()
+        for writer in writers:
+            writer.close()
         episodes = yield from self._evaluate()
         self.collector.close()
-        final = summarize_evaluation(episodes, *self.judged)
-        rows = [episode_row(episode, *self.judged) for episode in episodes]
-        about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
-        write_results(run.folder, rows, learned=True, about=about)
+        final = summarize_evaluation(episodes, *self.welfare_measure)
+        rows = [episode_row(episode, *self.welfare_measure) for episode in episodes]
+        description = {
+            "env": self.env.spec.name,
+            "agent": self.agent.describe(),
+            "llm": run.status.llm,
+            "seed": run.seed,
+        }
+        write_results(run.folder, rows, learned=True, about=description)
         yield self._row("evaluation", final)
         if self.probes is not None:
+            from llmrl.analysis.probes import draw_probes
+
             draw_probes(run.folder)
         run.summary = {
             "updates": self.iteration,
@@ -125,39 +133,39 @@ class LearnLoop:
         return final["evaluation/objective"]
 
     def _update(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
-        """One rollout, and what is learned from it."""
+        """Play a rollout and update the agents from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
         with self._saved(run):
             rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)
             [metrics] = yield Update(agents=[self.agent], rollout=rollout, minibatches=minibatches, stacked=False)
         self.iteration += 1
-        # Which episodes end in a rollout depends on their lengths: curves are made of those written down.
-        metrics |= summarize(rollout.episodes, "ended")
+        # Which episodes end in a rollout depends on their lengths, so curves use the file of training episodes instead.
+        metrics |= summarize(rollout.episodes, "episode")
         metrics |= {} if self.meter is None else self.meter.metrics()
         yield self._row("update", metrics)
         if rollout.episodes:
-            progress.tell(metrics["ended/return"])
+            progress.tell(metrics["episode/return"])
 
-    def _look(self) -> Requests[None]:
-        """Ask probes, and evaluate, where it is the time."""
-        if self.probes is not None and self.iteration % self.settings.probe_every == 0:
+    def _probe_and_evaluate(self) -> Requests[None]:
+        """Measure the probes and evaluate the agents, if they are due."""
+        if self.probes is not None and self.iteration % self.settings.probe_interval == 0:
             yield self._row("probe", self.probes.metrics())
-        every = self.settings.evaluate_every
-        if every and self.iteration % every == 0 and self.iteration < self.updates:
+        interval = self.settings.evaluation_interval
+        if interval and self.iteration % interval == 0 and self.iteration < self.updates:
             episodes = yield from self._evaluate()
-            yield self._row("evaluation", summarize_evaluation(episodes, *self.judged))
+            yield self._row("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
             self.episodes.begin_anew(self.iteration * self.rollout_steps)
 
     def _evaluate(self) -> Requests[list[Episode]]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
-        training = None if self.imposed is None else self.imposed.evaluate(seeds.child("mechanism"))
+        training = None if self.mechanism_sampler is None else self.mechanism_sampler.evaluate(seeds.child("mechanism"))
         episodes: list[Episode] = yield Evaluate(
             collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds, watched=False
         )
-        if self.imposed is not None and training is not None:
-            self.imposed.resume(training)
+        if self.mechanism_sampler is not None and training is not None:
+            self.mechanism_sampler.resume(training)
         yield Begin(self.collector, seeds.integer("after"))
         return episodes
 
@@ -166,39 +174,39 @@ class LearnLoop:
         return Log(kind, "env_steps", metrics, {"env_steps": env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:
-        """Everything a resumed run needs to go on exactly (on engines that can be restored)."""
+        """Return everything that an exact resume needs (on engines that can be restored)."""
         return {
             "agents": [self.agent.state_dict()],
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
             "episodes": self.episodes.state_dict(),
             **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
-            **({} if self.imposed is None else {"mechanism": self.imposed.state_dict()}),
+            **({} if self.mechanism_sampler is None else {"mechanism": self.mechanism_sampler.state_dict()}),
         }
 
     def _saved(self, run: RunContext) -> AbstractContextManager[None]:
-        """Keeps the work so far if a language model, where one is used, cannot be reached."""
+        """Return a context that saves the run if a language model, where one is used, refuses to reply."""
         if self.meter is None:
             return nullcontext()
         return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
     def _restore(self, run: RunContext) -> Requests[None]:
         self.iteration, state, spec = run.iteration, run.restored, self.env.spec
-        if self.imposed is not None and state is not None:
-            # Before new episodes begin, for games that cannot be restored; once more below for those that are.
-            self.imposed.load_state_dict(state["mechanism"])
-        stood = None if state is None else state["collector"]
-        yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=stood)
+        if self.mechanism_sampler is not None and state is not None:
+            # Before new episodes start, for games that cannot be restored; below again, for those that can.
+            self.mechanism_sampler.load_state_dict(state["mechanism"])
+        games_state = None if state is None else state["collector"]
+        yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=games_state)
         self.episodes = TrainingEpisodeWriter(spec, run.folder, None if state is None else state["episodes"])
         if self.trajectories is not None:
-            before = None if state is None else state.get("trajectories")
-            self.trajectories.open(run.folder, run.iteration, before)
+            trajectories_state = None if state is None else state.get("trajectories")
+            self.trajectories.open(run.folder, run.iteration, trajectories_state)
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
         if not spec.deterministic:
             self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored
-        elif self.imposed is not None:
-            self.imposed.load_state_dict(state["mechanism"])
+        elif self.mechanism_sampler is not None:
+            self.mechanism_sampler.load_state_dict(state["mechanism"])
         if self.meter is not None:
             self.meter.load_state_dict(state["meter"])

@@ -1,4 +1,4 @@
-"""The parts of a run, which every loop gets beside its settings."""
+"""The parts of a run, which every loop gets in addition to its settings."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_rollout_steps(agents: Sequence[Agent], steps: int, games: int) -> None
     Raises:
         ConfigError: a minibatch has more samples.
     """
-    if steps < (needed := min_rollout_steps(agents, games)):
+    if steps < (min_steps := min_rollout_steps(agents, games)):
         raise ConfigError(
-            f"agent.ppo.drop_last=true leaves nothing to learn from: an update has {steps} steps of {games} games for "
-            f"each society, and a minibatch (agent.ppo.minibatch_size) has the samples of {needed} steps; use more "
-            "games or steps, smaller minibatches or agent.ppo.drop_last=false"
+            f"agent.ppo.drop_last=true drops all samples: an update has {steps} steps of {games} games for each "
+            f"society, and a minibatch (agent.ppo.minibatch_size) needs {min_steps} steps. Use more games or steps, "
+            "smaller minibatches or agent.ppo.drop_last=false"
         )
 
 
@@ -68,11 +68,11 @@ class LoopParts:
     known: Callable[[], References | None] = lambda: None
 
     @property
-    def judged(self) -> tuple[Objective, float]:
+    def welfare_measure(self) -> tuple[Objective, float]:
         """Welfare measure of a society, and the cost of spending."""
         return self.objective or self.env.spec.objective, self.spending_cost
 
     @property
-    def kept(self) -> Sequence[str]:
+    def teacher_channels(self) -> Sequence[str]:
         """Observation channels that rollouts hold for the teacher."""
         return () if self.teacher is None else self.teacher.channels

@@ -1,4 +1,4 @@
-"""A mechanism's values while agents learn: those that will govern them later, or many, to learn to react to them."""
+"""Mechanism vectors that are imposed on games while agents learn: a fixed one, or samples from boxes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.core.state_fields import StateFields
 
 
 @dataclass(frozen=True)
 class Box:
-    """Vectors drawn evenly between two bounds.
+    """Vectors that are drawn uniformly between two bounds.
 
     Args:
         low, high: bounds of each value, [d].
-        weight: how often vectors are drawn from this box, beside others of its mixture.
-        equal: all values are the same number, drawn between the first bounds (a flat tax).
+        weight: relative frequency of this box in its mixture.
+        equal: whether all values are the same number, drawn between the first bounds (a flat tax).
     """
 
     low: list[float]
@@ -34,53 +35,56 @@ class Box:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training with one distribution of vectors.
+    """A part of training with one distribution of vectors.
 
     Args:
         mixture: boxes, one of which is chosen for each vector.
-        episodes: of each game, that the phase lasts; None: to the end (and only the last phase).
+        episodes: length of the phase in episodes of each game; None: until the end (last phase only).
     """
 
     mixture: Annotated[list[Box], MinLen(1)]
     episodes: PositiveInt | None = None
 
 
-class MechanismSampler:
-    """Sets the mechanism of each game when one of its episodes begins.
+class MechanismSampler(StateFields):
+    """Sets the mechanism of each game at the start of each of its episodes.
 
-    A vector is drawn at an address of its own (game, episode), so it does not depend on the other games.
+    The seed of a vector depends on the game and the episode only, so a vector does not depend on the other games.
 
     Args:
-        env: with a mechanism.
-        wanted: the same vector [d] for all episodes, or phases.
-        seeds: of the vectors.
+        env: environment with a mechanism.
+        mechanism: the same vector [d] for all episodes, or phases.
+        seeds: seed node of the vectors.
 
     Attributes:
-        episodes: that have begun in each game since `restart`, [n_envs].
+        episodes: number of episodes that have started in each game, [n_envs].
 
     Raises:
-        ConfigError: the environment has no mechanism, a bound or value is outside the mechanism's, or phases have no
-            order.
+        ConfigError: the environment has no mechanism, a bound or value is outside the mechanism's bounds, or phases
+            have no order.
     """
 
-    def __init__(self, env: VecEnv, wanted: Sequence[float] | Sequence[Phase], seeds: Seeds) -> None:
+    _state_fields = ("episodes", "values")
+
+    def __init__(self, env: VecEnv, mechanism: Sequence[float] | Sequence[Phase], seeds: Seeds) -> None:
         space = env.spec.mechanism
         if space is None:
             raise ConfigError(
-                f"learn.mechanism is for environments with a mechanism, and env={env.spec.name} has none as configured"
+                f"learn.mechanism needs an environment with a mechanism, and env={env.spec.name} has none as "
+                "configured. Choose another one, or set learn.mechanism=null"
             )
-        numbers = [x for x in wanted if isinstance(x, int | float)]
+        numbers = [x for x in mechanism if isinstance(x, int | float)]
         if numbers:
             box = Box([float(x) for x in numbers], [float(x) for x in numbers])
             self.phases = [Phase([box])]
         else:
-            self.phases = [phase for phase in wanted if isinstance(phase, Phase)]
+            self.phases = [phase for phase in mechanism if isinstance(phase, Phase)]
         if not self.phases or any(phase.episodes is None for phase in self.phases[:-1]):
-            raise ConfigError("learn.mechanism: every phase but the last needs its episodes, and there must be one")
+            raise ConfigError("learn.mechanism needs at least one phase, and `episodes` in every phase but the last")
         for box in (box for phase in self.phases for box in phase.mixture):
             space.check([box.low, box.high])
             if any(low > high for low, high in zip(box.low, box.high, strict=True)):
-                raise ConfigError(f"learn.mechanism: low={box.low} is above high={box.high}")
+                raise ConfigError(f"learn.mechanism: low={box.low} exceeds high={box.high}; swap them")
         self.env, self.space = env, space
         self._training = self._seeds = seeds
         self._last = False
@@ -88,7 +92,7 @@ class MechanismSampler:
         self.values = np.tile(space.low, (env.spec.n_envs, 1))
 
     def begin(self, games: np.ndarray) -> None:
-        """Impose new vectors in the games where `games` [n_envs] is true; to be called before they are reset."""
+        """Impose new vectors on the games where `games` [n_envs] is true; call it before they are reset."""
         for game in np.flatnonzero(games).tolist():
             episode = int(self.episodes[game])
             self.values[game] = self._draw(self._phase(episode), self._seeds.child(game).numpy(episode))
@@ -96,29 +100,22 @@ class MechanismSampler:
         self.env.set_mechanism(self.values)
 
     def evaluate(self, seeds: Seeds) -> State:
-        """Draw from the last phase at other addresses from now on, as if no game had begun; returns what `resume`
-        takes."""
-        before = self.state_dict()
+        """Draw from the last phase with other seeds, as if no game had started; return the state for `resume`."""
+        previous_state = self.state_dict()
         self._seeds, self._last, self.episodes = seeds, True, np.zeros_like(self.episodes)
-        return before
+        return previous_state
 
     def resume(self, before: State) -> None:
-        """Go on with training after `evaluate`."""
+        """Restore the state of training that `evaluate` returned."""
         self._seeds, self._last = self._training, False
         self.load_state_dict(before)
 
-    def state_dict(self) -> State:
-        return {"episodes": self.episodes.copy(), "values": self.values.copy()}
-
-    def load_state_dict(self, state: State) -> None:
-        self.episodes, self.values = np.array(state["episodes"]), np.array(state["values"])
-
     def _phase(self, episode: int) -> Phase:
-        begins = 0
+        end = 0
         for phase in self.phases[:-1]:
             assert phase.episodes is not None
-            begins += phase.episodes
-            if episode < begins and not self._last:
+            end += phase.episodes
+            if episode < end and not self._last:
                 return phase
         return self.phases[-1]
 

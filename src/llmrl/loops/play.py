@@ -1,4 +1,4 @@
-"""Play of agents that do not learn: their episodes are measured, recorded and filmed."""
+"""The loop of agents that do not learn: their episodes are measured, recorded and filmed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
 from llmrl.loops.compute_requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
-from llmrl.loops.independent_games import IndependentGames, PerGameSeeding, separable
+from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames, PerGameSeeding, separable
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
@@ -37,8 +37,8 @@ class PlaySettings:
         records: number of first episodes whose steps are recorded; None: all if the player reads texts (a language
             model), else those with a video.
         fps: frames per second of videos.
-        trajectories: whether all steps are kept as arrays (`run.trajectories`).
-        greedy: whether the most probable action is taken, if the agent knows it.
+        trajectories: whether all steps are stored as arrays (`run.trajectories`).
+        greedy: whether the most probable action is taken, if the agent provides it.
     """
 
     episodes: PositiveInt
@@ -52,41 +52,42 @@ class PlaySettings:
 class PlayLoop:
     """The loop of `principal=none` with an agent that does not learn: play a number of episodes.
 
-    `env.n_envs` games are played at once. With a language model as the player, each game goes on when it has its
+    `env.n_envs` games are played at once. With a language model as the player, each game continues when it has its
     replies (`IndependentGames`), if games can be played separately and the user has no observers. Otherwise episodes
-    are played in waves; the last wave only plays those missing. Episode k starts from a seed that depends on the run's
-    seed and k only, if the environment takes a seed for each game. So all agents play the same games.
+    are played in waves of `env.n_envs`; the last wave plays the remaining ones. Episode k starts from a seed that
+    depends on the run's seed and k only, if the environment takes a seed for each game. So all agents play the same
+    games.
 
     Args:
         parts: parts of the run, with one agent. Episode k starts from `episode/k` of the seeds; step i of the run
             draws from `step/i`.
-        settings: number of episodes, and what is kept of them.
+        settings: number of episodes, videos and records.
 
     Raises:
-        ConfigError: the agent is a function of parameters, and it was given none.
+        ConfigError: the agent is a function of parameters, and no parameters are set.
     """
 
     def __init__(self, parts: LoopParts, settings: PlaySettings) -> None:
         [self.agent] = parts.agents
-        if not getattr(self.agent, "given", True):
+        if not getattr(self.agent, "has_parameters", True):
             raise Incompatible(
                 Misfit.ABSENT,
-                "the agent plays by numbers that a principal proposes, and principal=none proposes none: choose "
+                "the agent needs parameters from a principal, and principal=none proposes none. Choose "
                 "principal=cmaes, cem, random or llm to search them, or principal=fixed principal.values=[...]",
             )
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
-        self.judged, self.device = parts.judged, parts.device
+        self.welfare_measure, self.device = parts.welfare_measure, parts.device
         policy, self.observers = self.agent.policy, parts.observers
         self.played = PlayedEpisodes(self.env.spec) if settings.trajectories else None
-        self.trajectories: TrajectoryWriter | None = None  # of waves
+        self.trajectories: TrajectoryWriter | None = None  # writer of episodes that are played in waves
         self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
         self.episodes = settings.episodes
         recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.records = recorded if settings.records is None else settings.records
-        self.apart = IndependentGames.fit(self.env, policy) and not parts.observers
+        self.independent = IndependentGames.fit(self.env, policy) and not parts.observers
         self.games: IndependentGames[EpisodeLogger | TrajectoryWriter] | None = None
-        self._over: dict[int, Any] = {}  # what was counted in episodes that are over, if earlier ones are not
-        self._counted_episodes = 0
+        self._pending_counts: dict[int, Any] = {}  # counts of finished episodes that follow an unfinished one
+        self._n_counted = 0
         self.wave = self.steps = self.env_steps = 0
         self._in_wave = False
         self._anchor: tuple[int, Callable[[], State]] | None = None
@@ -101,10 +102,10 @@ class PlayLoop:
         rows = [("  episodes", f"{self.episodes:,}, {min(games, self.episodes)} at once")]
         if horizon is not None:
             return [*rows, ("environment steps", f"at most {self.episodes * horizon:,}")]
-        why = "nothing is known to end an episode" if self.env.spec.endless else "only the game knows when it ends"
-        rows.append(("environment steps", f"unknown, as env.horizon=null: {why}"))
+        reason = "episodes may never end" if self.env.spec.endless else "the game decides when an episode ends"
+        rows.append(("environment steps", f"unknown, because env.horizon=null and {reason}"))
         if isinstance(self.agent, EstimatesCalls):
-            rows.append(("LLM calls", "unknown, as many as there are decisions; llm.budget limits them"))
+            rows.append(("LLM calls", "unknown, one or more for each decision; llm.budget limits them"))
         return rows
 
     def estimate(self) -> CallEstimate | None:
@@ -118,8 +119,8 @@ class PlayLoop:
         """Play; return the mean objective of the episodes (by default an agent's base return)."""
         yield from self._restore(run)
         run.metrics.attach_pictures(FILM, EpisodeVideos(self.files))
-        if self.apart:
-            yield from self._play_apart(run)
+        if self.independent:
+            yield from self._play_independently(run)
             return self._finish(run)
         assert self.log is not None
         writers = [self.log, *([] if self.trajectories is None else [self.trajectories])]
@@ -140,22 +141,22 @@ class PlayLoop:
                 self._anchor = None
                 yield SafePoint(self.steps, self.state_dict)
         yield SafePoint(self.steps, self.state_dict, always=True)
-        for each in writers:
-            each.close()
+        for writer in writers:
+            writer.close()
         self.collector.close()
         return self._finish(run)
 
-    def _play_apart(self, run: RunContext) -> Requests[None]:
+    def _play_independently(self, run: RunContext) -> Requests[None]:
         """Play the games independently of each other."""
         with run.progress(self.episodes, "episodes", "play", self._done) as progress:
-            games = self._separated(run, [EpisodeProgress(progress)])
+            games = self._make_games(run, [EpisodeProgress(progress)])
             try:
-                while games.going:
+                while games.running:
                     with self._saved(run):
-                        ended = yield PlayIndependently(games)
+                        episodes = yield PlayIndependently(games)
                     self.steps = games.steps
-                    for each in ended:
-                        self._over[each.number] = each.counted
+                    for episode in episodes:
+                        self._pending_counts[episode.number] = episode.counted
                     yield from self._count_episodes()
                     yield SafePoint(self.steps, self.state_dict)
             finally:
@@ -165,38 +166,34 @@ class PlayLoop:
         if self.played is not None:
             self.played.close()
 
-    def _separated(self, run: RunContext, others: Sequence[Observer]) -> IndependentGames[Any]:
+    def _make_games(self, run: RunContext, observers: Sequence[Observer]) -> IndependentGames[Any]:
         """Return the independent games, new or in their restored state."""
-        episodes = self.seeds.child("episode")
         writers: list[TrajectoryWriter] = []
 
-        def watching(env: VecEnv, states: Sequence[State] | None) -> list[EpisodeLogger | TrajectoryWriter]:
-            logger, *written = [None] if states is None else states
-            watched = EpisodeLogger(env, self.files, logger, self._how, *self.judged)
+        def observe(env: VecEnv, states: Sequence[State] | None) -> list[EpisodeLogger | TrajectoryWriter]:
+            logger, *writer_states = [None] if states is None else states
+            episode_logger = EpisodeLogger(env, self.files, logger, self._log_settings, *self.welfare_measure)
             if self.played is None:
-                return [watched]
-            writers.append(self._writer(env, *written))
-            return [watched, writers[-1]]
+                return [episode_logger]
+            writers.append(self._writer(env, *writer_states))
+            return [episode_logger, writers[-1]]
 
         self.games = IndependentGames(
             self.env,  # type: ignore[arg-type]
             self.agent.policy,  # type: ignore[arg-type]
             self.device,
-            episodes.integer,
-            self.episodes,
-            carried=bool(self._carried),
-            watched=watching,
-            others=others,
-            state=self._standing,
+            EpisodePlan(self.episodes, self.seeds.child("episode").integer, carried=bool(self._carried)),
+            GameHooks(observers=observe, shared_observers=observers),
+            self._games_state,
         )
-        if self._standing is not None:
+        if self._games_state is not None:
             for lane in self.games.lanes:
-                for each in lane.observers:
-                    if isinstance(each, EpisodeLogger) and lane.episode is not None:
-                        each.look()
+                for observer in lane.observers:
+                    if isinstance(observer, EpisodeLogger) and lane.episode is not None:
+                        observer.look()
         if self.played is not None:
-            going = {number for writer in writers for number in writer.going}
-            self.played.open(run.folder, self._kept(run), self.games.begun - going)
+            unfinished = {number for writer in writers for number in writer.going}
+            self.played.open(run.folder, self._trajectories_state(run), self.games.started - unfinished)
         return self.games
 
     def _writer(self, env: VecEnv, state: State | None = None) -> TrajectoryWriter:
@@ -208,28 +205,30 @@ class PlayLoop:
         return writer
 
     @staticmethod
-    def _kept(run: RunContext) -> State | None:
+    def _trajectories_state(run: RunContext) -> State | None:
         """Return the restored state of the trajectories; None without one."""
-        kept: State | None = None if run.restored is None else run.restored.get("trajectories")
-        return kept
+        trajectories_state: State | None = None if run.restored is None else run.restored.get("trajectories")
+        return trajectories_state
 
     def _count_episodes(self) -> Requests[None]:
-        """Count finished episodes in order, and log as often as waves would; so rows do not depend on the order of
-        replies."""
-        while self._counted_episodes in self._over:
-            self.agent.policy.add(self._over.pop(self._counted_episodes))  # type: ignore[attr-defined]
-            self._counted_episodes += 1
-            k = self._counted_episodes
+        """Count finished episodes in order, and log after as many episodes as waves have.
+
+        So the logged rows do not depend on the order of replies.
+        """
+        while self._n_counted in self._pending_counts:
+            self.agent.policy.add(self._pending_counts.pop(self._n_counted))  # type: ignore[attr-defined]
+            self._n_counted += 1
+            k = self._n_counted
             if k % self.env.spec.n_envs and k < self.episodes:
                 continue
             rows = self.files.finished[:k]
             self.env_steps = sum(int(row["length"]) for row in rows)
             # The model's totals depend on the order of replies, except costs and times, which vary anyway.
             totals = {} if self.meter is None else self.meter.metrics()
-            known = {
-                name: x for name, x in totals.items() if k == self.episodes or name.startswith(("spent/", "time/"))
+            reproducible = {
+                name: x for name, x in totals.items() if k == self.episodes or name.startswith(("usage/", "time/"))
             }
-            metrics = {**evaluation_metrics(rows), **self._counted(), **known}
+            metrics = {**evaluation_metrics(rows), **self._player_metrics(), **reproducible}
             yield Log("episode", "episodes", metrics, {"episodes": k, "env_steps": self.env_steps})
 
     def state_dict(self) -> State:
@@ -241,16 +240,16 @@ class PlayLoop:
             "files": self.files.state_dict(),
             "log": None if self.log is None else self.log.state_dict(),
             "games": None if self.games is None else self.games.state_dict(),
-            "over": [[k, counted] for k, counted in self._over.items()],
-            "counted_episodes": self._counted_episodes,
-            **({} if self.played is None else {"trajectories": self._written()}),
+            "over": [[k, counts] for k, counts in self._pending_counts.items()],
+            "counted_episodes": self._n_counted,
+            **({} if self.played is None else {"trajectories": self._trajectories_state_dict()}),
             "wave": self.wave,
             "steps": self.steps,
             "env_steps": self.env_steps,
             "in_wave": self._in_wave and self.env.spec.deterministic,
         }
 
-    def _written(self) -> State:
+    def _trajectories_state_dict(self) -> State:
         """Return the state of the trajectories; independent games hold that of their own writers."""
         assert self.played is not None
         waves = {} if self.trajectories is None else self.trajectories.state_dict()
@@ -275,12 +274,12 @@ class PlayLoop:
             self._anchor = self.steps, lambda: state
         first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
         episodes = self.seeds.child("episode")
-        own = [episodes.integer(first + i) for i in range(n)]
+        game_seeds = [episodes.integer(first + i) for i in range(n)]
         seed: int | Sequence[int] = self.seeds.child("wave").integer(self.wave)
         if isinstance(self.env, PerGameSeeding):
-            self.env.seed_games(np.array(own, dtype=np.int64))
+            self.env.seed_games(np.array(game_seeds, dtype=np.int64))
         elif separable(self.env):
-            seed = own
+            seed = game_seeds
         assert self.log is not None
         self.log.first_episode = first
         if hasattr(self.agent.policy, "episodes"):
@@ -313,34 +312,39 @@ class PlayLoop:
         """Return means over the episodes so far, and the counts of the player and of the model's client."""
         return {
             **evaluation_metrics(self.files.finished),
-            **self._counted(),
+            **self._player_metrics(),
             **({} if self.meter is None else self.meter.metrics()),
         }
 
     @property
-    def _learned(self) -> bool:
-        """Whether the run's episodes share what was learned: trained weights, or plans that were drawn once."""
+    def _shares_learning(self) -> bool:
+        """True if the run's episodes share something learned: trained weights, or plans that were drawn once."""
         return bool(getattr(self.agent, "shares_learning", False))
 
     @property
     def _carried(self) -> tuple[str, ...]:
-        """Names of what the agent carries from one episode to the next."""
-        carried: tuple[str, ...] = getattr(self.agent, "carried", ())
-        return carried
+        """Names of states that the agent carries from one episode to the next."""
+        names: tuple[str, ...] = getattr(self.agent, "carried", ())
+        return names
 
-    def _counted(self) -> dict[str, float]:
+    def _player_metrics(self) -> dict[str, float]:
         """Return the player's own counts; empty for most players."""
-        counted: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
-        return counted
+        metrics: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
+        return metrics
 
     def _finish(self, run: RunContext) -> float:
         rows = self.files.finished
-        found = evaluation_metrics(rows)
-        about = {"env": self.env.spec.name, "agent": self.agent.describe(), "llm": run.status.llm, "seed": run.seed}
-        write_results(run.folder, rows, learned=self._learned, about=about, carried=self._carried)
-        run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **found, **self._counted()}
+        metrics = evaluation_metrics(rows)
+        description = {
+            "env": self.env.spec.name,
+            "agent": self.agent.describe(),
+            "llm": run.status.llm,
+            "seed": run.seed,
+        }
+        write_results(run.folder, rows, learned=self._shares_learning, about=description, carried=self._carried)
+        run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._player_metrics()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
-        return found["evaluation/objective"]
+        return metrics["evaluation/objective"]
 
     def _saved(self, run: RunContext) -> AbstractContextManager[None]:
         """Return a context that saves the work so far if a language model is used and cannot be reached."""
@@ -354,22 +358,24 @@ class PlayLoop:
 
     def _restore(self, run: RunContext) -> Requests[None]:
         state = run.restored
-        self._how = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
-        self._standing: State | None = None if state is None else state["games"]
+        self._log_settings = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
+        self._games_state: State | None = None if state is None else state["games"]
         if state is not None:
-            self._go_on_as_begun(state)
+            self._restore_way_of_playing(state)
         self.files = EpisodeFiles(run.folder, None if state is None else self._files_of(state))
         self.log: EpisodeLogger | None = None
-        if not self.apart:
+        if not self.independent:
             self.log = EpisodeLogger(
-                self.env, self.files, None if state is None else state["log"], self._how, *self.judged
+                self.env, self.files, None if state is None else state["log"], self._log_settings, *self.welfare_measure
             )
             if self.played is not None:
-                kept = self._kept(run)
-                self.trajectories = self._writer(self.env, kept)
+                trajectories_state = self._trajectories_state(run)
+                self.trajectories = self._writer(self.env, trajectories_state)
                 waves = 0 if state is None else state["wave"] + state["in_wave"]
-                begun = waves * self.env.spec.n_envs if kept is None else self.trajectories.first_episode
-                self.played.open(run.folder, kept, set(range(begun)) - self.trajectories.going)
+                n_episodes = (
+                    waves * self.env.spec.n_envs if trajectories_state is None else self.trajectories.first_episode
+                )
+                self.played.open(run.folder, trajectories_state, set(range(n_episodes)) - self.trajectories.going)
         if state is None:
             return
         self.agent.load_state_dict(state["agents"][0])
@@ -377,8 +383,8 @@ class PlayLoop:
             self.meter.load_state_dict(state["meter"])
         self.wave, self.steps, self.env_steps = state["wave"], state["steps"], state["env_steps"]
         self._in_wave = state["in_wave"]
-        self._over = {int(k): counted for k, counted in state["over"]}
-        self._counted_episodes = int(state["counted_episodes"])
+        self._pending_counts = {int(k): counts for k, counts in state["over"]}
+        self._n_counted = int(state["counted_episodes"])
         if self._in_wave:
             assert self.log is not None
             if hasattr(self.agent.policy, "episodes"):
@@ -387,25 +393,26 @@ class PlayLoop:
             yield Begin(self.collector, state=state["collector"])
             self.log.look()
 
-    def _go_on_as_begun(self, state: State) -> None:
-        """Keep playing in waves or independently, as the run has so far; observers, which are not part of the
-        experiment, must not change that.
+    def _restore_way_of_playing(self, state: State) -> None:
+        """Continue to play in waves or independently, as the run has so far.
+
+        Observers are not part of the experiment, so they must not change the way of playing.
 
         Raises:
             ConfigError: the games are independent, and there are observers.
         """
-        apart = state["games"] is not None
-        if apart and self.observers:
+        independent = state["games"] is not None
+        if independent and self.observers:
             raise ConfigError(
-                "the games of this run go on by themselves, where observers cannot watch, and it was begun so: run it "
-                "without observers, or anew with rerun=true"
+                "this run plays its games independently of each other, which observers cannot follow. Continue it "
+                "without observers, or start it again with rerun=true"
             )
-        self.apart = apart and IndependentGames.fit(self.env, self.agent.policy)
+        self.independent = independent and IndependentGames.fit(self.env, self.agent.policy)
 
     def _files_of(self, state: State) -> State:
-        """Return the state of the episodes' files, without those of unfinished episodes that begin anew."""
+        """Return the state of the episodes' files, without those of unfinished episodes that start again."""
         files: State = state["files"]
-        if not self.apart or self.env.spec.deterministic:
+        if not self.independent or self.env.spec.deterministic:
             return files
-        over = {episode for episode, *_ in files["waiting"]}
-        return {**files, "open": [where for where in files["open"] if where[0] in over]}
+        waiting = {episode for episode, *_ in files["waiting"]}
+        return {**files, "open": [location for location in files["open"] if location[0] in waiting]}

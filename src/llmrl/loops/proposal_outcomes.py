@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.pooling import PooledEstimates, key_of
 from llmrl.core.records import Outcome
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import judged, measures
+from llmrl.statistics.estimators import standard_error_of_mean
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Score:
         outcome: outcome for the proposer.
         episodes: validation episodes.
         societies: objective of each society.
-        validated: objective by number of adaptation rounds, with the last round; empty without `design.validate_at`.
+        validated: objective by number of adaptation rounds, with the last; empty without `design.validation_rounds`.
     """
 
     outcome: Outcome
@@ -44,19 +44,29 @@ def score(
     societies: int = 1,
     draw: str | None = None,
 ) -> Score:
-    """Score `vector` by the episodes that ended in `rollouts`, all played under it; `draw` names their random numbers.
+    """Return the score of `vector` from the episodes that ended in `rollouts`, all played under it.
 
     Rollouts of several societies come society by society, as many of each. Then the value is the mean over societies,
-    each weighing the same, and its standard error is that of a mean of as many numbers: societies that learn under one
-    proposal differ by more than chance among the episodes of any one of them.
+    each with equal weight, and its standard error is that of a mean over societies: societies that learn under one
+    proposal differ by more than the episodes of any one of them.
+
+    Args:
+        vector: mechanism vector, [d].
+        rollouts: validation rollouts.
+        spec: specification of the environment.
+        context: context index; None without contexts.
+        objective: welfare measure of a society.
+        spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
+        societies: number of societies.
+        draw: name of the random numbers (`Outcome.draw`).
     """
-    each_of = len(rollouts) // societies
-    starts = range(0, len(rollouts), each_of)
-    played = [[episode for r in rollouts[i : i + each_of] for episode in r.episodes] for i in starts]
-    episodes = [episode for each in played for episode in each]
-    found = measures(episodes, objective)
-    values = judged(found, objective, spending_cost)
-    ends = np.cumsum([len(each) for each in played])
+    group_size = len(rollouts) // societies
+    starts = range(0, len(rollouts), group_size)
+    groups = [[episode for r in rollouts[i : i + group_size] for episode in r.episodes] for i in starts]
+    episodes = [episode for group in groups for episode in group]
+    welfare = measures(episodes, objective)
+    values = judged(welfare, objective, spending_cost)
+    ends = np.cumsum([len(group) for group in groups])
     means = np.array([part.mean() for part in np.split(values, ends[:-1])])
     outcome = Outcome(
         vector=vector,
@@ -68,7 +78,7 @@ def score(
         net_returns=np.mean([episode.returns for episode in episodes], axis=0),
         trajectories={n: np.mean([r.info[n].mean(1) for r in rollouts], axis=0) for n in spec.told},
         summaries={n: float(np.mean([e.summaries[n] for e in episodes])) for n in spec.told},
-        welfare={name: float(x.mean()) for name, x in found.items()},
+        welfare={name: float(x.mean()) for name, x in welfare.items()},
         units=societies,
         draw=draw,
     )
@@ -76,13 +86,15 @@ def score(
 
 
 def proposal_metrics(scores: Sequence[Score], mechanism: ParameterSpace) -> dict[str, float]:
-    """`principal/objective` (and that of each society, where there are several) and `welfare/...`, means over the
-    proposals of a step, and the numbers of its best."""
-    outcomes = [each.outcome for each in scores]
+    """Return the metrics of the proposals of a step: means over proposals, and the vector of the best one.
+
+    They are `principal/objective` (also of each society, if there are several) and `welfare/...`.
+    """
+    outcomes = [proposal.outcome for proposal in scores]
     best = max(outcomes, key=lambda outcome: outcome.value)
     metrics = {f"principal/{name}": float(x) for name, x in zip(mechanism.names, best.vector, strict=True)}
     metrics["principal/objective"] = float(np.mean([outcome.value for outcome in outcomes]))
-    by_society = np.mean([each.societies for each in scores], axis=0)
+    by_society = np.mean([proposal.societies for proposal in scores], axis=0)
     if len(by_society) > 1:
         metrics |= {f"principal/objective_society_{i}": float(x) for i, x in enumerate(by_society)}
     for name in best.welfare:
@@ -118,34 +130,40 @@ class DesignHistory:
         return len(self.proposals) + len(self.confirmations)
 
     def add(self, step: int, scores: Sequence[Score], repetitions: Sequence[int], confirmed: bool = False) -> None:
-        """Record the scores of a step, counted from 1.
+        """Record the scores of a step.
 
         Args:
+            step: number of the step, from 1.
+            scores: score of each candidate.
             repetitions: for each score, how many earlier candidates of the step have the same vector.
             confirmed: whether the step confirms candidates.
         """
-        for i, (each, repetition) in enumerate(zip(scores, repetitions, strict=True)):
-            outcome = each.outcome
+        for i, (proposal, repetition) in enumerate(zip(scores, repetitions, strict=True)):
+            outcome = proposal.outcome
             row = {
                 "step": step,
                 "candidate": i,
                 "objective": outcome.value,
                 "standard_error": outcome.standard_error,
                 "values": outcome.values.tolist(),
-                **({"societies": each.societies} if len(each.societies) > 1 else {}),
+                **({"societies": proposal.societies} if len(proposal.societies) > 1 else {}),
                 **({"repetition": repetition} if repetition and not confirmed else {}),
-                **({"validated": {str(n): value for n, value in each.validated.items()}} if each.validated else {}),
+                **(
+                    {"validated": {str(n): value for n, value in proposal.validated.items()}}
+                    if proposal.validated
+                    else {}
+                ),
                 "mechanism": self._mechanism(outcome.vector),
                 "context": None if outcome.context is None else self.spec.contexts[outcome.context],
             }
             self._restore(row, confirmed)
 
     def restore(self, proposals: Sequence[dict[str, Any]], confirmations: Sequence[dict[str, Any]]) -> None:
-        """Restore rows, which are plain data."""
+        """Append rows of `history` and of `confirmations` from a saved state."""
         for row in proposals:
-            self._restore(row, confirmed=False)
+            self._restore(row, is_confirmation=False)
         for row in confirmations:
-            self._restore(row, confirmed=True)
+            self._restore(row, is_confirmation=True)
 
     def describe(self, vector: Sequence[float] | np.ndarray, context: int | None) -> dict[str, Any]:
         """Return the fields `mechanism` and `context` of a vector's rows."""
@@ -154,15 +172,15 @@ class DesignHistory:
 
     def objective_range(self, context: int | None) -> float:
         """Return the range of the estimates of a context; 0 without estimates."""
-        values = [each.value for each in self.estimates.ranked(context)]
+        values = [estimate.value for estimate in self.estimates.ranked(context)]
         return max(values) - min(values) if values else 0.0
 
-    def _restore(self, row: dict[str, Any], confirmed: bool) -> None:
-        (self.confirmations if confirmed else self.proposals).append(row)
+    def _restore(self, row: dict[str, Any], is_confirmation: bool) -> None:
+        (self.confirmations if is_confirmation else self.proposals).append(row)
         units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
         context = None if row["context"] is None else self.spec.contexts.index(row["context"])
         # Confirmations draw random numbers of their own.
-        draw = None if confirmed else draw_name(row["step"], row.get("repetition", 0))
+        draw = None if is_confirmation else draw_name(row["step"], row.get("repetition", 0))
         numbers = (row["objective"], row["standard_error"], units, units * self.episodes)
         self.estimates.add(vector, *numbers, context, draw)
 
@@ -177,7 +195,7 @@ def draw_name(step: int, repetition: int) -> str:
 
 
 def repetitions_of(vectors: np.ndarray) -> list[int]:
-    """Return, for each row of [n, d], how many earlier rows are equal to it.
+    """Return, for each vector of [n, d], how many earlier vectors are equal to it.
 
     >>> repetitions_of(np.array([[0.0], [1.0], [0.0], [0.0]]))
     [0, 0, 1, 2]

@@ -1,4 +1,4 @@
-"""Measuring the best few vectors of a policy search again before one is named."""
+"""Race: repeated measurements of the best vectors of a policy search before one is chosen."""
 
 from __future__ import annotations
 
@@ -7,95 +7,111 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error, standard_error_of_mean
 from llmrl.core.records import State
+from llmrl.statistics.estimators import standard_error, standard_error_of_mean
 
-CLEARLY = 3.0
-"""Standard errors of the paired difference by which a contestant must be behind the leader to be dropped."""
-FEWEST = 3
-"""Pairs below which no standard error is trusted to drop anybody: chance leaves too few to be near their mean."""
+MIN_ERRORS_BEHIND = 3.0
+"""A contestant is dropped if its paired difference to the leader exceeds this number of standard errors."""
+MIN_PAIRS = 3
+"""Minimum number of pairs to drop a contestant; the standard error of fewer pairs is not reliable."""
 
 
 class Race:
-    """Rounds of fresh measurements of a few contestants, of which the clearly worse are dropped.
+    """Rounds of fresh measurements of a few contestants; clearly worse contestants are dropped.
 
-    The highest of many noisy estimates is the highest by luck as well (the winner's curse). So the best few are
-    measured anew, all of a round with the same random numbers, and nothing of what made them contestants counts.
-    Compared are paired differences to the leader, the highest mean so far (a race as in Maron & Moore 1997, "The racing
-    algorithm", with normal bounds in place of Hoeffding's). The winner is the last one left, or the highest mean after
-    all rounds. That mean is the highest of several, too: what a winner is worth is measured once more, by the caller.
+    The highest of many noisy estimates is partly the highest by luck (the winner's curse). So the best few vectors are
+    measured again, all of a round with the same random numbers; earlier measurements do not count. Contestants are
+    compared by paired differences to the leader, which has the highest mean so far (a race as in Maron & Moore 1997,
+    "The racing algorithm", with normal bounds in place of Hoeffding's). The winner is the last remaining contestant, or
+    the one with the highest mean after all rounds. This mean is biased as well, as the highest of several, so the
+    caller evaluates the winner once more.
 
     Args:
-        vectors: contestants, [k, d], the most promising first, which of equals wins.
-        rounds: at most.
+        vectors: contestants, [k, d], the most promising first; the first of equal ones wins.
+        rounds: maximum number of rounds.
 
     Attributes:
-        left: indices of those that are still in it, in the order of `vectors`.
-        round: rounds that are over.
+        remaining: indices of the remaining contestants, in the order of `vectors`.
+        round: number of finished rounds.
         values: fresh measurements of each contestant, [k] lists of independent numbers.
     """
 
     def __init__(self, vectors: np.ndarray, rounds: int) -> None:
         self.vectors, self.rounds = np.asarray(vectors, dtype=np.float64), rounds
-        self.left = list(range(len(self.vectors)))
+        self.remaining = list(range(len(self.vectors)))
         self.round = 0
-        self.values: list[list[float]] = [[] for _ in self.left]
+        self.values: list[list[float]] = [[] for _ in self.remaining]
 
     @property
-    def over(self) -> bool:
-        return len(self.left) == 1 or self.round >= self.rounds
+    def finished(self) -> bool:
+        return len(self.remaining) == 1 or self.round >= self.rounds
 
     @property
     def leader(self) -> int:
-        """Index of the highest mean of those left; the winner's, when the race is over."""
+        """Index of the remaining contestant with the highest mean; after the race, of the winner."""
         if not self.round:
-            return self.left[0]
-        return max(self.left, key=lambda i: (float(np.mean(self.values[i])), -i))
+            return self.remaining[0]
+        return max(self.remaining, key=lambda i: (float(np.mean(self.values[i])), -i))
 
     def tell(self, values: Sequence[np.ndarray]) -> None:
-        """A round's measurements of those left, in order, [m] each, entry by entry with the same random numbers."""
-        for i, own in zip(self.left, values, strict=True):
-            self.values[i] += np.asarray(own, dtype=np.float64).tolist()
+        """Add a round of measurements, and drop contestants that are clearly behind the leader.
+
+        Args:
+            values: measurements of each remaining contestant, in order, [m] each; equal positions have the same random
+                numbers.
+        """
+        for i, measurements in zip(self.remaining, values, strict=True):
+            self.values[i] += np.asarray(measurements, dtype=np.float64).tolist()
         self.round += 1
         leader = self.leader
-        self.left = [i for i in self.left if i == leader or not self._clearly_behind(i, leader)]
+        self.remaining = [i for i in self.remaining if i == leader or not self._clearly_behind(i, leader)]
 
     def metrics(self, name: str) -> dict[str, float]:
-        """race/left, contestants; race/<name>, fresh mean of the leader; race/standard_error of that."""
+        """Return the metrics of the race after a round.
+
+        They are `race/remaining`, the number of remaining contestants; `race/<name>`, the leader's mean of fresh
+        measurements; and `race/standard_error`, its standard error.
+        """
         error = standard_error_of_mean(np.array(self.values[self.leader]))
-        found = {"race/left": float(len(self.left)), f"race/{name}": float(np.mean(self.values[self.leader]))}
-        return found | ({} if error is None else {"race/standard_error": error})
+        metrics = {
+            "race/remaining": float(len(self.remaining)),
+            f"race/{name}": float(np.mean(self.values[self.leader])),
+        }
+        return metrics | ({} if error is None else {"race/standard_error": error})
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """Of each contestant: vector, fresh mean as `name`, its standard_error, how many independent numbers these are
-        of, and whether it was still in the race at its end. Empty where there was nothing to choose from."""
+        """Return a row for each measured contestant; none if there was only one contestant.
+
+        Keys: `vector`; its mean of fresh measurements under `name`; `standard_error`; `measured`, the number of
+        measurements; `remaining`, whether the contestant remained until the end.
+        """
         return [
             {
                 "vector": vector.tolist(),
-                name: float(np.mean(own)),
-                "standard_error": standard_error_of_mean(np.array(own)),
-                "measured": len(own),
-                "left": i in self.left,
+                name: float(np.mean(measurements)),
+                "standard_error": standard_error_of_mean(np.array(measurements)),
+                "measured": len(measurements),
+                "remaining": i in self.remaining,
             }
-            for i, (vector, own) in enumerate(zip(self.vectors, self.values, strict=True))
-            if own
+            for i, (vector, measurements) in enumerate(zip(self.vectors, self.values, strict=True))
+            if measurements
         ]
 
     def state_dict(self) -> State:
         return {
             "vectors": self.vectors.copy(),
-            "left": list(self.left),
+            "remaining": list(self.remaining),
             "round": self.round,
-            "values": [list(own) for own in self.values],
+            "values": [list(measurements) for measurements in self.values],
         }
 
     @classmethod
     def from_state(cls, state: State, rounds: int) -> Race:
         race = cls(state["vectors"], rounds)
-        race.left, race.round = list(state["left"]), state["round"]
-        race.values = [list(own) for own in state["values"]]
+        race.remaining, race.round = list(state["remaining"]), state["round"]
+        race.values = [list(measurements) for measurements in state["values"]]
         return race
 
     def _clearly_behind(self, i: int, leader: int) -> bool:
-        behind = np.array(self.values[leader]) - np.array(self.values[i])
-        return len(behind) >= FEWEST and float(behind.mean()) > CLEARLY * float(standard_error(behind))
+        gaps = np.array(self.values[leader]) - np.array(self.values[i])
+        return len(gaps) >= MIN_PAIRS and float(gaps.mean()) > MIN_ERRORS_BEHIND * float(standard_error(gaps))

@@ -1,4 +1,4 @@
-"""Evaluation of a principal's recommendations on random numbers that neither the principal nor its choice has seen."""
+"""Evaluation of a principal's recommendations on random numbers that are used for nothing else."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.pooling import Key, key_of
 from llmrl.core.records import State
+from llmrl.statistics.estimators import standard_error_of_mean
 
 ANYTIME_MEASUREMENTS = (1, 2, 5, 10, 20, 40, 80, 120)
 """Numbers of measurements after which recommendations are recorded if `design.anytime` is set."""
 MAX_EVALUATIONS = 16
-"""Evaluations of a vector at most if `design.anytime` is set."""
+"""Maximum number of evaluations of a vector if `design.anytime` is set."""
 PRECISION = 0.03
 """Standard error, as a fraction of the objective's range, at which evaluations end if `design.anytime` is set."""
 
@@ -115,8 +115,11 @@ class RecommendationEvaluator:
         }
 
     def summary(self, n: int) -> dict[str, float]:
-        """Return objective (mean over contexts), standard_error (if known) and evaluations (fewest of a context) of the
-        recommendations after n measurements."""
+        """Return the summary of the recommendations after n measurements.
+
+        Keys: `objective`, the mean over contexts; `standard_error`, if it is known; `evaluations`, the smallest number
+        of a context.
+        """
         evaluations = list(self.of(n).values())
         errors = [evaluation.standard_error for evaluation in evaluations]
         summary = {
@@ -130,7 +133,7 @@ class RecommendationEvaluator:
 
     @property
     def _next(self) -> tuple[Context, Key] | None:
-        """Context and vector that are evaluated next; None if all are."""
+        """Context and vector of the next evaluation; None if all are complete."""
         return next((pair for pair in self._evaluations if not self._is_complete(pair)), None)
 
     def _is_complete(self, pair: tuple[Context, Key]) -> bool:
@@ -154,14 +157,20 @@ class RecommendationEvaluator:
             "ranges": None if self.ranges is None else list(self.ranges.items()),
             "trials": self.trials,
             "evaluations": [
-                [context, list(key), list(each.values), [list(part) for part in each.episodes], each.single_error]
-                for (context, key), each in self._evaluations.items()
+                [
+                    context,
+                    list(key),
+                    list(evaluation.values),
+                    [list(part) for part in evaluation.episodes],
+                    evaluation.single_error,
+                ]
+                for (context, key), evaluation in self._evaluations.items()
             ],
         }
 
     @classmethod
     def from_state(cls, state: State) -> RecommendationEvaluator:
-        """Return the object that `state_dict` describes."""
+        """Return an object with the state that `state_dict` returned."""
         recommendations = {n: dict(vectors) for n, vectors in state["recommendations"]}
         ranges = None if state["ranges"] is None else dict(state["ranges"])
         evaluator = cls(recommendations, state["minimum"], state["slots"], ranges)
@@ -172,16 +181,16 @@ class RecommendationEvaluator:
 
 
 def max_trials(evaluations: int, slots: int, recommendations: int, anytime: bool) -> int:
-    """Return the trials that evaluate some recommendations of one context at most.
+    """Return the maximum number of trials that evaluate some recommendations of one context.
 
     Args:
         evaluations: evaluations of each recommendation, >= 0.
         slots: evaluations of a trial.
         recommendations: number of different recommendations.
-        anytime: whether evaluations go on for precision, up to `MAX_EVALUATIONS`.
+        anytime: whether evaluations continue until they are precise enough, up to `MAX_EVALUATIONS`.
     """
-    each = max(evaluations, MAX_EVALUATIONS) if anytime and evaluations else evaluations
-    return -(-each // slots) * recommendations
+    n_evaluations = max(evaluations, MAX_EVALUATIONS) if anytime and evaluations else evaluations
+    return -(-n_evaluations // slots) * recommendations
 
 
 def is_anytime(measurements: int, candidates: int) -> bool:

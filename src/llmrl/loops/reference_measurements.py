@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.statistics import Variance, analysis_of_variance, standard_error_of_mean
 from llmrl.core.pooling import PooledEstimates
+from llmrl.statistics.estimators import Variance, analysis_of_variance, standard_error_of_mean
 
 LEVEL = 0.05
-"""Significance level of the F test whether an objective responds to the mechanism."""
-SURE = 3.0
+"""Significance level of the F test of whether an objective responds to the mechanism."""
+SIGNIFICANT_ERRORS = 3.0
 """Number of standard errors above which a difference counts as more than noise."""
 
 Rows = Sequence[Mapping[str, Any]]
@@ -22,7 +22,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Measured:
+class VectorMeasurements:
     """The measurements of one vector.
 
     Attributes:
@@ -51,15 +51,17 @@ class Situation:
     """
 
     context: str | None
-    no_mechanism: Measured
-    untrained: Measured | None
-    scan: list[Measured]
+    no_mechanism: VectorMeasurements
+    untrained: VectorMeasurements | None
+    scan: list[VectorMeasurements]
 
     @property
-    def best(self) -> Measured | None:
-        """Measurements of the vector with the highest mean, which is biased upwards, because the means are noisy; None
-        if the scan has the neutral vector only."""
-        return max(self.scan, key=lambda each: each.value) if len(self.scan) > 1 else None
+    def best(self) -> VectorMeasurements | None:
+        """Measurements of the vector with the highest mean; None if the scan has the neutral vector only.
+
+        The highest mean is biased upward, because the means are noisy.
+        """
+        return max(self.scan, key=lambda measurement: measurement.value) if len(self.scan) > 1 else None
 
 
 @dataclass(frozen=True)
@@ -77,18 +79,22 @@ class References:
 
     @classmethod
     def of(cls, scan: Rows, untrained: Rows) -> References:
-        """Create the references from the histories of two runs; that of the scan begins with the neutral vector, that
-        of untrained agents may be empty."""
-        lines: dict[str | None, list[Measured]] = {}
+        """Create the references from the histories of two runs.
+
+        Args:
+            scan: history of the scan, which begins with the neutral vector.
+            untrained: history of untrained agents; may be empty.
+        """
+        lines: dict[str | None, list[VectorMeasurements]] = {}
         strata = []
         for context, rows in _by_context(scan).items():
             groups: dict[tuple[float, ...], list[Mapping[str, Any]]] = {}
             for row in rows:
                 groups.setdefault(tuple(row["mechanism"].values()), []).append(row)
-            lines[context] = [_measured(own) for own in groups.values()]
-            strata.append([np.array([row["objective"] for row in own]) for own in groups.values()])
-        before = {context: _measured(rows) for context, rows in _by_context(untrained).items()}
-        situations = [Situation(context, found[0], before.get(context), found) for context, found in lines.items()]
+            lines[context] = [_pool_measurements(group) for group in groups.values()]
+            strata.append([np.array([row["objective"] for row in group]) for group in groups.values()])
+        baselines = {context: _pool_measurements(rows) for context, rows in _by_context(untrained).items()}
+        situations = [Situation(context, line[0], baselines.get(context), line) for context, line in lines.items()]
         varied = any(len(groups) > 1 for groups in strata)
         return cls(situations, analysis_of_variance(strata) if varied else None)
 
@@ -100,34 +106,36 @@ class References:
     @property
     def without(self) -> dict[str | None, float]:
         """Objective of the neutral vector by context."""
-        return {each.context: each.no_mechanism.value for each in self.situations}
+        return {situation.context: situation.no_mechanism.value for situation in self.situations}
 
     @property
     def responds(self) -> bool | None:
-        """Whether the objective differs significantly between the vectors of the scan; None if unknown."""
+        """True if the objective differs significantly between the vectors of the scan; None if unknown."""
         return None if self.variance is None or self.variance.p is None else self.variance.p < LEVEL
 
     def range(self, context: str | None) -> float:
         """Return the range of the scan's means in a context."""
-        values = [each.value for each in self._own(context).scan]
+        values = [measurement.value for measurement in self._situation(context).scan]
         return max(values) - min(values)
 
     def metrics(self, context: str | None) -> dict[str, float]:
         """Return the reference lines of a context as metrics, for comparison with curves of the objective."""
-        own = self._own(context)
-        lines = {"no_mechanism": own.no_mechanism, "untrained": own.untrained, "scan_best": own.best}
+        situation = self._situation(context)
+        lines = {"no_mechanism": situation.no_mechanism, "untrained": situation.untrained, "scan_best": situation.best}
         return {f"reference/{name}": line.value for name, line in lines.items() if line is not None}
 
-    def summary(self, named: Rows, history: Rows, last: int) -> dict[str, Any]:
+    def summary(self, recommendations: Rows, history: Rows, last: int) -> dict[str, Any]:
         """Return the reference lines for `summary.json`, and the results of the run relative to them.
 
         Args:
-            named: evaluated recommendation of each context.
+            recommendations: evaluated recommendation of each context.
             history: history of the run.
             last: number of proposals in the last fifth of its steps.
         """
         return {
-            "contexts": [self._beside(each, named, history, last) for each in self.situations],
+            "contexts": [
+                self._context_summary(situation, recommendations, history, last) for situation in self.situations
+            ],
             "spread": None if self.variance is None else self.variance.spread,
             "noise": self.noise,
             "p": None if self.variance is None else self.variance.p,
@@ -136,23 +144,23 @@ class References:
             "learned": self._learned(history, last),
         }
 
-    def _beside(self, own: Situation, named: Rows, history: Rows, last: int) -> dict[str, Any]:
-        """Return the lines of a context, and the run's results in it; None where the run has none."""
-        told = asdict(own) | {"scan_best": None if own.best is None else asdict(own.best)}
-        told |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
-        ended = [row for row in history[-last:] if row["context"] == own.context]
-        if ended:
-            error = self._error(ended) if len(ended) > 1 else ended[0]["standard_error"]
-            told["last_proposals"] = {"value": _mean(ended), "standard_error": error, "proposals": len(ended)}
-        for best in named:
-            if best["context"] == own.context:
+    def _context_summary(self, situation: Situation, recommendations: Rows, history: Rows, last: int) -> dict[str, Any]:
+        """Return the reference lines of a context and the run's results in it; None for results it lacks."""
+        line = asdict(situation) | {"scan_best": None if situation.best is None else asdict(situation.best)}
+        line |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
+        last_rows = [row for row in history[-last:] if row["context"] == situation.context]
+        if last_rows:
+            error = self._error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
+            line["last_proposals"] = {"value": _mean(last_rows), "standard_error": error, "proposals": len(last_rows)}
+        for best in recommendations:
+            if best["context"] == situation.context:
                 value, error = best["objective"], best["standard_error"]
-                told["recommendation"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
-                told["gain"] = {"value": value - own.no_mechanism.value} | self._of_gain(best, history)
-        return told
+                line["recommendation"] = {"mechanism": best["mechanism"], "value": value, "standard_error": error}
+                line["gain"] = {"value": value - situation.no_mechanism.value} | self._gain_summary(best, history)
+        return line
 
-    def _of_gain(self, best: Mapping[str, Any], history: Rows) -> dict[str, Any]:
-        """Return the standard error of the best proposal's gain over no mechanism, and whether the gain exceeds noise.
+    def _gain_summary(self, best: Mapping[str, Any], history: Rows) -> dict[str, Any]:
+        """Return the standard error of the best proposal's gain over no mechanism, and whether it exceeds noise.
 
         A few measurements of one vector, or the episodes of one society, estimate their variance poorly. So both means
         get the noise of the scan's measurements; the best proposal's own standard error is used if it is larger.
@@ -160,26 +168,32 @@ class References:
         noise = self.noise
         if noise is None:
             return {"standard_error": None, "beyond_noise": None}
-        one = self._of_one(history) / math.sqrt(best["evaluations"])
-        error = math.hypot(noise, max(one, best["standard_error"] or 0.0))
-        value = best["objective"] - self._own(best["context"]).no_mechanism.value
-        return {"standard_error": error, "beyond_noise": value > SURE * error}
+        single_error = self._measurement_error(history) / math.sqrt(best["evaluations"])
+        error = math.hypot(noise, max(single_error, best["standard_error"] or 0.0))
+        value = best["objective"] - self._situation(best["context"]).no_mechanism.value
+        return {"standard_error": error, "beyond_noise": value > SIGNIFICANT_ERRORS * error}
 
     def _learned(self, history: Rows, last: int) -> bool | None:
-        """Return whether the last proposals are better than as many first ones, or than the scan's mean. None: this is
-        unknown, or only one vector was tried in each context."""
-        tried = {(row["context"], *row["mechanism"].values()) for row in history}
-        if self.noise is None or len(history) < 2 * last or len(tried) == len(_by_context(history)):
+        """Return whether the last proposals are better than the first ones, or than the scan's mean.
+
+        None: this is unknown, or only one vector was tried in each context.
+        """
+        vectors = {(row["context"], *row["mechanism"].values()) for row in history}
+        if self.noise is None or len(history) < 2 * last or len(vectors) == len(_by_context(history)):
             return None
         gains = []
         for row in history:
-            scan = np.mean([each.value for each in self._own(row["context"]).scan])
+            scan = np.mean([measurement.value for measurement in self._situation(row["context"]).scan])
             gains.append({**row, "objective": row["objective"] - float(scan)})
-        first, ended = gains[:last], gains[-last:]
-        errors = [max(self._error(rows), self._of_one(history) / math.sqrt(last)) for rows in (first, ended)]
-        return bool(_mean(ended) > SURE * errors[1] or _mean(ended) - _mean(first) > SURE * math.hypot(*errors))
+        first_gains, last_gains = gains[:last], gains[-last:]
+        measurement_error = self._measurement_error(history) / math.sqrt(last)
+        errors = [max(self._error(rows), measurement_error) for rows in (first_gains, last_gains)]
+        return bool(
+            _mean(last_gains) > SIGNIFICANT_ERRORS * errors[1]
+            or _mean(last_gains) - _mean(first_gains) > SIGNIFICANT_ERRORS * math.hypot(*errors)
+        )
 
-    def _of_one(self, history: Rows) -> float:
+    def _measurement_error(self, history: Rows) -> float:
         """Return the standard error of one measurement of a run, from the noise of the scan."""
         societies = len(history[0].get("societies", [0]))
         return (self.noise or 0.0) * math.sqrt(self.situations[0].scan[0].measurements / societies)
@@ -187,19 +201,19 @@ class References:
     def _error(self, rows: Rows) -> float:
         return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
 
-    def _own(self, context: str | None) -> Situation:
-        return next(each for each in self.situations if each.context == context)
+    def _situation(self, context: str | None) -> Situation:
+        return next(situation for situation in self.situations if situation.context == context)
 
     @property
     def warning(self) -> str | None:
-        """Warning that the objective does not respond, a sentence without a full stop; None without one."""
+        """Warning that the objective does not respond, a sentence without a full stop; None if it does."""
         if self.responds is not False or self.variance is None:
             return None
         noise, p = self.variance.noise, self.variance.p
         return (
-            "this objective does not respond to the mechanism, as far as a coarse scan tells: between its "
-            f"{len(self.situations[0].scan)} vectors it differs by {self.variance.spread:.3g} (sd), and the noise of "
-            f"each is {noise:.3g} (F test, p = {p:.2g})"
+            "in a coarse scan, the objective does not respond to the mechanism: its standard deviation between "
+            f"{len(self.situations[0].scan)} vectors is {self.variance.spread:.3g}, and the noise of each is "
+            f"{noise:.3g} (F test, p = {p:.2g})"
         )
 
 
@@ -208,17 +222,17 @@ def _mean(rows: Rows) -> float:
 
 
 def _by_context(rows: Rows) -> dict[str | None, list[Mapping[str, Any]]]:
-    found: dict[str | None, list[Mapping[str, Any]]] = {}
+    groups: dict[str | None, list[Mapping[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["context"], []).append(row)
-    return found
+        groups.setdefault(row["context"], []).append(row)
+    return groups
 
 
-def _measured(rows: Rows) -> Measured:
-    """Return all measurements of one vector in one context as one."""
+def _pool_measurements(rows: Rows) -> VectorMeasurements:
+    """Return the pooled measurements of one vector in one context."""
     pool, vector = PooledEstimates(), list(rows[0]["mechanism"].values())
     for row in rows:
         pool.add(vector, row["objective"], row["standard_error"], 1, len(row["values"]))
-    found = pool.of(vector)
-    told = (found.value, found.standard_error, found.measurements, found.episodes)
-    return Measured(dict(rows[0]["mechanism"]), *told)
+    estimate = pool.of(vector)
+    fields = (estimate.value, estimate.standard_error, estimate.measurements, estimate.episodes)
+    return VectorMeasurements(dict(rows[0]["mechanism"]), *fields)

@@ -1,4 +1,4 @@
-"""The time that loops take on this machine, from a few steps or episodes."""
+"""Estimates of the time that loops take on this machine, from a few timed steps or episodes."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from llmrl.rollout.collector import Collector
 STEPS = 50
 """Timed steps of every game, if an update can learn from so few."""
 _WARM_UP_STEPS = 5
-"""Steps before them, in which libraries prepare themselves."""
+"""Steps before the timed ones, in which libraries initialize themselves."""
 _EPISODES = 4
 """Timed episodes of policy search."""
 
 
 def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
-    """Return the environment steps a second, summed over games, of adapting societies; agents have learned a little
-    then.
+    """Return the environment steps per second, summed over games, of societies that adapt.
 
-    Updates on a few steps stand for those of a whole round, as their cost grows with the steps.
+    The agents have learned a little afterward. Updates on a few steps stand for those of a full round, because their
+    cost is proportional to the steps.
     """
     spec, societies = adaptation.collector.spec, adaptation.societies
     assert spec.mechanism is not None
     vectors = np.stack([spec.mechanism.neutral] * societies.candidates)
     nodes = [seeds] * societies.candidates
 
-    needed = min_rollout_steps(societies.agents, societies.games)
+    min_steps = min_rollout_steps(societies.agents, societies.games)
 
-    def rehearsal(steps: int) -> Requests[float]:
+    def time_round(steps: int) -> Requests[float]:
         start = time.perf_counter()
         rollout = yield adaptation.episode(steps, nodes, vectors, None, learn=societies.agents[0].learns)
         if societies.agents[0].learns:
             yield societies.learn(rollout, nodes)
         return time.perf_counter() - start
 
-    serve(rehearsal(max(_WARM_UP_STEPS, needed)))
-    steps = max(STEPS, needed)
-    return steps * spec.n_envs / serve(rehearsal(steps))
+    serve(time_round(max(_WARM_UP_STEPS, min_steps)))
+    steps = max(STEPS, min_steps)
+    return steps * spec.n_envs / serve(time_round(steps))
 
 
 def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
     """Return the seconds of a run of a loop other than mechanism design, without replies of language models.
 
-    None: it cannot be measured. Games of a search and of play are taken to last as long as the horizon. The state of
-    `loop` is changed: a loop that was timed cannot be run.
+    The result is None if the time cannot be measured. Games of a search and of play are assumed to last as long as the
+    horizon. The state of `loop` is changed: a loop that was timed cannot be run.
 
     Args:
         loop: loop that has not started.
@@ -78,7 +78,9 @@ def _estimate_learning(loop: LearnLoop, seeds: Seeds) -> float:
     seconds = learning / steps * loop.rollout_steps * loop.updates
     if spec.horizon is not None:
         playing = serve(_timed_steps(loop.collector, STEPS, seeds, 0))
-        evaluations = 1 + (max(0, loop.updates - 1) // settings.evaluate_every if settings.evaluate_every else 0)
+        evaluations = 1 + (
+            max(0, loop.updates - 1) // settings.evaluation_interval if settings.evaluation_interval else 0
+        )
         waves = -(-settings.evaluate_episodes // spec.n_envs)
         seconds += playing / STEPS * spec.horizon * waves * evaluations
     return seconds
@@ -93,22 +95,22 @@ def _estimate_search(loop: SearchLoop) -> float | None:
     def play() -> Requests[float]:
         yield loop.evaluation_request(vectors, seeds)  # starts the workers
         start = time.perf_counter()
-        found = yield loop.evaluation_request(vectors, seeds)
-        return (time.perf_counter() - start) / float(found.lengths.sum())
+        batch = yield loop.evaluation_request(vectors, seeds)
+        return (time.perf_counter() - start) / float(batch.lengths.sum())
 
     episodes = loop.total_episodes + loop.evaluations.episodes
     return serve(play()) * episodes * loop.env.spec.horizon
 
 
 def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, agent: Any = None) -> Requests[float]:
-    """Play, and let `agent` learn if given; return the seconds of `steps` steps of every game.
+    """Play, and update `agent` if given; return the seconds of `steps` steps of every game.
 
     Args:
         collector: collector of the loop.
         steps: number of timed steps.
         seeds: seed node.
-        warm_up: number of steps before them.
-        agent: agent that learns from the steps; None: nobody learns.
+        warm_up: number of steps before the timed ones.
+        agent: agent that learns from the steps; None: no agent learns.
     """
     yield Begin(collector, seeds.integer("games"))
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Policy search: propose parameters of a policy, play episodes with them, tell, and measure the best few again."""
+"""The loop of policy search: proposals of policy parameters, episodes with them, and a race of the best few."""
 
 from __future__ import annotations
 
@@ -32,39 +32,42 @@ from llmrl.run.proposals import ProposalLog, read_proposals
 
 @runtime_checkable
 class SearchListener(Protocol):
-    """A proposer that wants to know what the loop is going to do."""
+    """Protocol of proposers that are told the budget of the loop."""
 
     def on_search_start(self, iterations: int, episodes: int, common: bool = False) -> None: ...
 
 
 @runtime_checkable
 class ReplacesFailed(Protocol):
-    """A proposer that may propose numbers with which nothing can be played."""
+    """Protocol of proposers that may propose numbers with which no episode can be played."""
 
     def replacement_for(self, vectors: np.ndarray, failed: np.ndarray) -> np.ndarray:
-        """What to try, [n, d], for the `vectors` [n, d] it was asked for if those that `failed` [n] returned no
-        numbers."""
+        """Return vectors to try instead, [n, d].
+
+        Args:
+            vectors: proposed vectors, [n, d].
+            failed: whether an episode of each vector returned no finite number, [n].
+        """
         ...
 
 
 class SearchLoop:
-    """Ask for some vectors, play `episodes` with each, all of them at once, tell what they returned.
+    """The loop of policy search: ask for vectors, play `episodes` episodes with each, tell their returns.
 
-    What is known of a vector is the mean over all its episodes, however often it was proposed (`PooledEstimates`). The
-    best proposal so far is the one of which that is highest, and luck has helped it: the more are compared, the more.
-    So in the end the best few are measured again, in a `Race` on fresh seeds, whose winner is what the search has
-    found. What that is worth is measured once more, on seeds that decide nothing. The agent keeps it, to be played and
-    filmed.
+    All episodes of an iteration are played at once. The estimate of a vector is the mean over all its episodes, however
+    often it was proposed (`PooledEstimates`). The highest estimate is biased upward, and more so the more vectors are
+    compared. So at the end the best few are measured again, in a `Race` on fresh seeds, and its winner is the result of
+    the search. The winner is evaluated on seeds that are used for nothing else, and becomes the agent's parameters.
 
     An iteration draws random numbers only from the seed sub-tree of its index, so a run that was killed continues bit
     for bit.
 
     Args:
-        parts: of the run; a principal, and one agent, which plays a controller.
-        settings: how long, and by what vectors are judged.
+        parts: parts of the run; a principal, and one agent, which plays a controller.
+        settings: budget and measurements of vectors.
 
     Raises:
-        ConfigError: parts that cannot work together.
+        ConfigError: the parts cannot work together.
     """
 
     def __init__(self, parts: LoopParts, settings: SearchSettings) -> None:
@@ -73,8 +76,8 @@ class SearchLoop:
         if not isinstance(parts.env, SupportsEvaluator):
             raise Incompatible(
                 Misfit.ONE_GAME,
-                f"policy search plays whole episodes of environments of Gymnasium, and env={parts.env.spec.name} is "
-                "none; choose another env, or agent=ppo",
+                f"policy search needs an environment of Gymnasium, and env={parts.env.spec.name} is none; choose "
+                "another env, or agent=ppo",
             )
         if settings.candidates > 1 and not principal.parallel:
             raise ConfigError(
@@ -91,7 +94,7 @@ class SearchLoop:
         self.cores, self.meter, self.settings = parts.cores, parts.meter, settings
         self.iterations, self.candidates, self.episodes = settings.iterations, settings.candidates, settings.episodes
         self.warmup, self.warmup_episodes = settings.warmup, settings.warmup_episodes or settings.episodes
-        # Drawn at once, so that a draw that cannot be is refused before anything is played.
+        # Drawn here, so that an invalid draw raises an error before anything is played.
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         self.evaluations = settings.schedule
@@ -104,24 +107,26 @@ class SearchLoop:
         self.solved = False  # whether `stop_level` was reached and confirmed
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
-        self.played = {"episodes": 0, "env_steps": 0}
+        self.counters = {"episodes": 0, "env_steps": 0}
         self.race: Race | None = None
-        # What `proposals.jsonl` says; read back from there.
+        # Restored from `proposals.jsonl`, not from checkpoints.
         self.pool = PooledEstimates(settings.episodes)
         self.highest = -np.inf
 
     @property
     def race_episodes(self) -> int:
-        """Of the race, if nobody is dropped before its end."""
+        """Episodes of the race, if no contestant is dropped before its end."""
         return self.settings.race * self.settings.race_rounds * self.episodes
 
     @property
     def total_episodes(self) -> int:
-        """Most episodes of the whole search, confirmations and race included; those that evaluate what it found are not
-        among them."""
-        each = self.candidates * self.episodes + self.settings.extra_rollout
-        each += 0 if self.stop_level is None else self.episodes
-        return self.warmup * self.warmup_episodes + self.iterations * each + self.race_episodes
+        """Maximum number of episodes of the complete search, with confirmations and race.
+
+        The final evaluation is not included.
+        """
+        n_episodes = self.candidates * self.episodes + self.settings.extra_rollout
+        n_episodes += 0 if self.stop_level is None else self.episodes
+        return self.warmup * self.warmup_episodes + self.iterations * n_episodes + self.race_episodes
 
     @property
     def _may_end_early(self) -> bool:
@@ -129,21 +134,21 @@ class SearchLoop:
 
     @property
     def proposals(self) -> int:
-        """Vectors tried so far, the random ones at the start included."""
+        """Number of vectors tried so far, with the random ones at the start."""
         return (self.warmup if self.warm else 0) + self.iteration * self.candidates
 
     def plan(self) -> list[tuple[str, str]]:
-        several = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
-        warm = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
-        longest = "" if self.env.spec.horizon is None else f", of at most {self.env.spec.horizon:,} steps each"
+        proposals_text = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
+        warmup_text = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
+        length_text = "" if self.env.spec.horizon is None else f", of at most {self.env.spec.horizon:,} steps each"
         return [
-            ("  iterations", f"{self.iterations:,}{several}"),
+            ("  iterations", f"{self.iterations:,}{proposals_text}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
-            ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warm}"),
+            ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warmup_text}"),
             *([] if self.stop_level is None else [("  ends", f"at a confirmed mean return of {self.stop_level:g}")]),
-            ("  race", self._told_of_race()),
+            ("  race", self._describe_race()),
             ("  best so far", self.evaluations.description),
-            ("episodes", f"{'at most ' if self._may_end_early else ''}{self.total_episodes:,}{longest}"),
+            ("episodes", f"{'at most ' if self._may_end_early else ''}{self.total_episodes:,}{length_text}"),
         ]
 
     def estimate(self) -> CallEstimate | None:
@@ -152,11 +157,11 @@ class SearchLoop:
         return self.principal.estimate(self.iterations, self.candidates, self.warmup)
 
     def requests(self, run: RunContext) -> Requests[float]:
-        """Returns the mean return of the best proposal on unseen seeds."""
+        """Search; return the mean return of the best proposal on unseen seeds."""
         self.log = ProposalLog(run.folder, None if run.restored is None else run.restored["proposals"])
         self._restore(run)
         try:
-            with run.progress(self.total_episodes, "episodes", "search", self.played["episodes"]) as progress:
+            with run.progress(self.total_episodes, "episodes", "search", self.counters["episodes"]) as progress:
                 if not self.warm:
                     yield from self._warm_up(progress)
                 while self.iteration < self.iterations and not self.solved:
@@ -173,95 +178,97 @@ class SearchLoop:
         return metrics["search/incumbent_return"]
 
     def _warm_up(self, progress: ProgressDisplay) -> Requests[None]:
-        found = yield self.evaluation_request(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
-        self._check(self.warmup_vectors, found)
-        self._count(found)
-        metrics = self._tell(self.warmup_vectors, found, [{}] * self.warmup)
+        batch = yield self.evaluation_request(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
+        self._check(self.warmup_vectors, batch)
+        self._count(batch)
+        metrics = self._tell(self.warmup_vectors, batch, [{}] * self.warmup)
         self.warm = True
         yield self._row("proposal", metrics)
-        progress.update(self.played["episodes"])
+        progress.update(self.counters["episodes"])
         yield SafePoint(0, self.state_dict)
 
     def _iterate(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
-        """Ask for vectors, play them, tell."""
+        """Ask for vectors, play episodes with them, and tell the principal."""
         with nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict):
-            asked = yield Ask(self.principal, None, self.candidates)
+            proposals = yield Ask(self.principal, None, self.candidates)
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
-        vectors, found = yield from self._try(self.space.rounded(asked, clip=False), seeds)
+        vectors, batch = yield from self._try(self.space.rounded(proposals, clip=False), seeds)
         if self.settings.extra_rollout:
             self._count((yield self.evaluation_request(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
         self.iteration += 1
-        metrics = self._tell(vectors, found, _notes(self.principal, len(vectors)))
-        self.returns.append(float(found.returns.mean()))
+        metrics = self._tell(vectors, batch, _notes(self.principal, len(vectors)))
+        self.returns.append(float(batch.returns.mean()))
         best = self._best()
         self.agent.set_parameters(np.array(best.vector))
         self.best_returns.append(best.value)
         metrics["search/best_return"] = best.value
         yield self._row("proposal", metrics)
-        means = found.returns.mean(1)
+        means = batch.returns.mean(1)
         progress.tell(float(means.max()), self.space.in_words(vectors[means.argmax()]))
         if self.stop_level is not None and float(means.max()) >= self.stop_level:
             yield from self._confirm(vectors[means.argmax()], self.stop_level)
         if self.evaluations.due(self.iteration):
             yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
-        progress.update(self.played["episodes"])
+        progress.update(self.counters["episodes"])
         yield SafePoint(self.iteration, self.state_dict)
 
     def _confirm(self, vector: np.ndarray, level: float) -> Requests[None]:
-        """Play as many fresh episodes of a vector; the search is solved if their mean return reaches `level`, too."""
+        """Play fresh episodes of a vector; the search is solved if their mean return reaches `level`, too."""
         vectors = vector[None]
-        found = yield self.evaluation_request(vectors, self._seeds_of(f"confirmation {self.iteration}", self.episodes))
-        self._check(vectors, found)
-        self._count(found)
-        self.solved = float(found.returns.mean()) >= level
+        batch = yield self.evaluation_request(vectors, self._seeds_of(f"confirmation {self.iteration}", self.episodes))
+        self._check(vectors, batch)
+        self._count(batch)
+        self.solved = float(batch.returns.mean()) >= level
 
     def _measure_again(self, progress: ProgressDisplay) -> Requests[None]:
-        """Measure the best few again on seeds of their own, and let the agent keep the winner."""
+        """Race the best few vectors on fresh seeds; set the agent's parameters to the winner."""
         if self.race is None:
-            first = self.pool.ranked()[: self.settings.race]
-            self.race = Race(np.array([each.vector for each in first]), self.settings.race_rounds)
-        while not self.race.over:
-            vectors = self.race.vectors[self.race.left]
-            found = yield self.evaluation_request(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
-            self._check(vectors, found)
-            self._count(found)
-            self.race.tell(list(found.returns))
+            leading = self.pool.ranked()[: self.settings.race]
+            self.race = Race(np.array([candidate.vector for candidate in leading]), self.settings.race_rounds)
+        while not self.race.finished:
+            vectors = self.race.vectors[self.race.remaining]
+            batch = yield self.evaluation_request(vectors, self._seeds_of(f"race {self.race.round}", self.episodes))
+            self._check(vectors, batch)
+            self._count(batch)
+            self.race.tell(list(batch.returns))
             yield self._row("race", self.race.metrics("return"))
-            progress.update(self.played["episodes"])
+            progress.update(self.counters["episodes"])
             yield SafePoint(self._place, self.state_dict)
         self.agent.set_parameters(np.array(self._best().vector))
 
     @property
     def _place(self) -> int:
-        """Iterations and rounds of the race that are over."""
+        """Number of finished iterations and rounds of the race."""
         return self.iteration + (0 if self.race is None else self.race.round)
 
-    def _told_of_race(self) -> str:
-        """What it comes to, in words for a plan."""
+    def _describe_race(self) -> str:
+        """Return a description of the race for the plan."""
         if not self.settings.race:
-            return "none: the best proposal is named by what the search measured"
-        each = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
-        return f"of the best {self.settings.race:,}, at most {each}"
+            return "none: the search's measurements decide"
+        rounds_text = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
+        return f"of the best {self.settings.race:,}, at most {rounds_text}"
 
     def _try(self, vectors: np.ndarray, seeds: np.ndarray) -> Requests[tuple[np.ndarray, EvaluationBatch]]:
-        """Episodes of `vectors`, and which vectors these are in the end: a principal that can err may have others in
-        place of those that return no numbers. Episodes of the latter are not counted.
+        """Play episodes of `vectors`; return the vectors that were played in the end, and their episodes.
+
+        A principal that may propose invalid vectors can replace those that return no finite number. Episodes of the
+        replaced ones are not counted.
 
         Raises:
-            ConfigError: a return is no number.
+            ConfigError: a return is not finite.
         """
-        traced = getattr(self.principal, "episode_steps", 0)
-        found = yield self.evaluation_request(vectors, seeds, traced)
-        failed = ~np.isfinite(found.returns).all(1)
-        if failed.any() and isinstance(self.principal, ReplacesFailed):
-            vectors = self.space.rounded(self.principal.replacement_for(vectors, failed), clip=False)
-            found = yield self.evaluation_request(vectors, seeds, traced)
-        self._check(vectors, found)
-        self._count(found)
-        return vectors, found
+        trace_steps = getattr(self.principal, "episode_steps", 0)
+        batch = yield self.evaluation_request(vectors, seeds, trace_steps)
+        is_invalid = ~np.isfinite(batch.returns).all(1)
+        if is_invalid.any() and isinstance(self.principal, ReplacesFailed):
+            vectors = self.space.rounded(self.principal.replacement_for(vectors, is_invalid), clip=False)
+            batch = yield self.evaluation_request(vectors, seeds, trace_steps)
+        self._check(vectors, batch)
+        self._count(batch)
+        return vectors, batch
 
     def evaluation_request(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
-        """Return the request of an episode of each vector [q, d] from each of `seeds` [k]."""
+        """Return the request of an episode of each vector, [q, d], under each of `seeds`, [k]."""
         return EvaluateController(
             env=self.env,
             controller=self.agent.controller,
@@ -271,22 +278,22 @@ class SearchLoop:
             traced=traced,
         )
 
-    def _check(self, vectors: np.ndarray, found: EvaluationBatch) -> None:
-        failed = ~np.isfinite(found.returns).all(1)
-        if failed.any():
+    def _check(self, vectors: np.ndarray, batch: EvaluationBatch) -> None:
+        is_invalid = ~np.isfinite(batch.returns).all(1)
+        if is_invalid.any():
             raise ConfigError(
-                f"an episode of env={self.env.spec.name} returned no finite number under the parameters "
-                f"{vectors[failed][0].tolist()}; smaller ones (agent.bound) or agent.clip_actions=true may help"
+                f"an episode of env={self.env.spec.name} has no finite return under the parameters "
+                f"{vectors[is_invalid][0].tolist()}; try a smaller agent.bound or agent.clip_actions=true"
             )
 
-    def _count(self, found: EvaluationBatch) -> None:
-        self.played["episodes"] += found.returns.size
-        self.played["env_steps"] += int(found.lengths.sum())
+    def _count(self, batch: EvaluationBatch) -> None:
+        self.counters["episodes"] += batch.returns.size
+        self.counters["env_steps"] += int(batch.lengths.sum())
 
-    def _tell(self, vectors: np.ndarray, found: EvaluationBatch, notes: Sequence[dict[str, Any]]) -> dict[str, float]:
-        """Tell the principal, write the proposals down, with `notes` on them; metrics of this iteration."""
+    def _tell(self, vectors: np.ndarray, batch: EvaluationBatch, notes: Sequence[dict[str, Any]]) -> dict[str, float]:
+        """Tell the principal, write the proposals with `notes`, and return the metrics of this iteration."""
         iteration = self.iteration if self.warm else 0
-        outcomes = [outcome_of(vector, found, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
+        outcomes = [outcome_of(vector, batch, i, self._draw(iteration)) for i, vector in enumerate(vectors)]
         metrics = self.principal.tell(outcomes) | ({} if self.meter is None else self.meter.metrics())
         for i, outcome in enumerate(outcomes):
             line = {
@@ -309,21 +316,21 @@ class SearchLoop:
         return metrics
 
     def _note(self, line: Mapping[str, Any]) -> None:
-        """Take in a line of `proposals.jsonl`."""
+        """Add a line of `proposals.jsonl` to the estimates."""
         n, draw = len(line["returns"]), self._draw(line["iteration"])
         self.pool.add(line["vector"], line["return"], line["standard_error"], n, n, draw=draw)
         if n >= self.episodes:
             self.highest = max(self.highest, line["return"])
 
     def _draw(self, iteration: int) -> str:
-        """Name of the seeds of an iteration's episodes; number 0 is the warm-up."""
+        """Return the name of the seeds of an iteration's episodes; number 0 is the warm-up."""
         if not iteration:
             return "warmup episodes"
         return "common" if self.settings.episode_seeds == "common" else f"iteration {iteration - 1}"
 
     def _best(self) -> Estimate:
-        """What the search says of the best proposal so far: the race's winner, once that is over."""
-        if self.race is not None and self.race.over:
+        """Return the estimate of the best proposal so far; after the race, of its winner."""
+        if self.race is not None and self.race.finished:
             return self.pool.of(self.race.vectors[self.race.leader])
         best = self.pool.best()
         assert best is not None
@@ -331,11 +338,11 @@ class SearchLoop:
 
     def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
         x: Counter = "episodes" if kind == "race" else "proposals"
-        counters = {"proposals": self.proposals, "iterations": self.iteration, **self.played}
+        counters = {"proposals": self.proposals, "iterations": self.iteration, **self.counters}
         return Log(kind, x, metrics, counters)
 
     def _evaluation(self) -> EvaluateController:
-        """The best proposal so far on seeds that are used for nothing else, the same ones every time."""
+        """Return the request that evaluates the best proposal so far, always on the same unseen seeds."""
         vector = np.array([self._best().vector])
         seeds = evaluation_seeds(self.seeds, self.evaluations.episodes)
         return self.evaluation_request(vector, seeds)
@@ -344,7 +351,7 @@ class SearchLoop:
         return episode_seeds(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
-        best, measured = self._best(), [] if self.race is None else self.race.rows("return")
+        best, race_rows = self._best(), [] if self.race is None else self.race.rows("return")
         return {
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": self.best_returns[-1],
@@ -354,8 +361,8 @@ class SearchLoop:
             "iterations": self.iteration,
             **({} if self.stop_level is None else {"solved": self.solved}),
             "proposals": self.proposals,
-            **self.played,
-            "race_episodes": sum(row["measured"] for row in measured),
+            **self.counters,
+            "race_episodes": sum(row["measured"] for row in race_rows),
             "best": {
                 "return": best.value,
                 "standard_error": best.standard_error,
@@ -364,11 +371,11 @@ class SearchLoop:
                 "iteration": max(0, best.first - self.warmup) // self.candidates + (best.first >= self.warmup),
                 "vector": list(best.vector),
             },
-            "race": measured,
+            "race": race_rows,
         }
 
     def state_dict(self) -> State:
-        """Everything a resumed run needs to go on exactly."""
+        """Return everything that an exact resume needs."""
         assert isinstance(self.agent, Agent)
         return {
             "iteration": self.iteration,
@@ -376,7 +383,7 @@ class SearchLoop:
             "solved": self.solved,
             "returns": list(self.returns),
             "best_returns": list(self.best_returns),
-            "played": dict(self.played),
+            "played": dict(self.counters),
             "race": None if self.race is None else self.race.state_dict(),
             "proposals": self.log.position(),
             "agents": [self.agent.state_dict()],
@@ -385,14 +392,14 @@ class SearchLoop:
         }
 
     def _restore(self, run: RunContext) -> None:
-        """Go back to where `run` stands; `proposals.jsonl` has been cut to its length there."""
+        """Restore the state of `run`; `proposals.jsonl` has been cut to its length at that state."""
         state = run.restored
         if state is None:
             return
         assert isinstance(self.agent, Agent)
         self.iteration, self.warm, self.solved = state["iteration"], state["warm"], state["solved"]
         self.returns, self.best_returns = list(state["returns"]), list(state["best_returns"])
-        self.played = dict(state["played"])
+        self.counters = dict(state["played"])
         if state["race"] is not None:
             self.race = Race.from_state(state["race"], self.settings.race_rounds)
         self.agent.load_state_dict(state["agents"][0])
@@ -404,7 +411,7 @@ class SearchLoop:
 
 
 def _notes(principal: Proposer, n: int) -> list[dict[str, Any]]:
-    """What `proposals.jsonl` says of where each of `n` proposals came from, where a principal tells."""
+    """Return what `proposals.jsonl` adds about the origin of each of `n` proposals: reasons and fallbacks."""
     reasons = [*getattr(principal, "reasons", []), *[""] * n]
     fallbacks = [*getattr(principal, "fallbacks", []), *[False] * n]
     return [

@@ -1,4 +1,4 @@
-"""The societies of a design run: whose the games are, what each draws, and how they adapt to a mechanism."""
+"""Societies of a design run: their games, their random numbers, and their adaptation to a mechanism."""
 
 from __future__ import annotations
 
@@ -16,79 +16,86 @@ from llmrl.rollout.collector import Collector
 
 
 class Societies:
-    """`candidates` x `several` societies, each in an equal share of the games.
+    """`candidates` x `replicates` societies, each with an equal share of the games.
 
-    They are laid out proposal by proposal, and under each proposal society by society: agent c * several + s, and the
-    games of that place, are society s under proposal c. Society s has the initial weights and draws the numbers of
-    replicate s of the run (`Seeds.replicates`), under every proposal. So proposals are compared on the same societies
-    with the same numbers.
+    They are ordered by proposal, and for each proposal by society: agent c * replicates + s, and the games at that
+    index, are society s under proposal c. Society s has the initial weights and draws the random numbers of replicate s
+    of the run (`Seeds.replicates`), under every proposal. So proposals are compared on the same societies with the same
+    numbers.
 
     Args:
-        env: with `candidates` x `several` x `games` games.
-        agents: in the order above.
-        candidates: proposals tried at once.
-        several: societies that each governs.
-        consecutive: replicates are the runs of the seeds that follow (for tests).
+        env: environment with `candidates` x `replicates` x `games` games.
+        agents: agents in the order above.
+        candidates: number of proposals tried at once.
+        replicates: number of societies under each proposal.
+        consecutive: whether replicates are the runs of the following seeds (for tests).
 
     Attributes:
-        games: of each society.
-        policy: of all of them.
+        games: number of games of each society.
+        policy: policy of all societies.
 
     Raises:
-        ConfigError: the games cannot be divided so.
+        ConfigError: the games cannot be divided equally.
     """
 
     def __init__(
-        self, env: VecEnv, agents: Sequence[Agent], candidates: int, several: int, consecutive: bool = False
+        self, env: VecEnv, agents: Sequence[Agent], candidates: int, replicates: int, consecutive: bool = False
     ) -> None:
-        self.agents, self.candidates, self.several = agents, candidates, several
+        self.agents, self.candidates, self.replicates = agents, candidates, replicates
         self._consecutive = consecutive
         self.games = env.spec.games_per_group(len(agents))
-        if several == 1:  # else the seeds of a reset say which games are alike
+        if replicates == 1:  # otherwise equal seeds in a reset pair the games
             env.pair_games(candidates)
         policies = [agent.policy for agent in agents]
         self.policy = partitioned(policies, self.games)
 
     def reset(self) -> None:
-        """Original weights; what a reset does not touch (an optimizer that is kept) becomes that of the society under
-        the first proposal."""
+        """Reset all agents to their original weights.
+
+        A state that a reset does not change (a kept optimizer) is copied from the society under the first proposal.
+        """
         for agent in self.agents:
             agent.reset()
-        for i in range(self.several, len(self.agents)):
-            self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.several].state_dict()))
+        for i in range(self.replicates, len(self.agents)):
+            self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
 
-    def imposed(self, vectors: np.ndarray) -> np.ndarray:
-        """Proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""
-        return np.repeat(vectors, self.several * self.games, axis=0)
+    def game_mechanisms(self, vectors: np.ndarray) -> np.ndarray:
+        """Return proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""
+        return np.repeat(vectors, self.replicates * self.games, axis=0)
 
     def game_seeds(self, nodes: Sequence[Seeds]) -> int | list[int]:
         """Return the seed of `VecEnv.reset`, or one for each society, at the seed node of each proposal."""
-        if self.several == 1 and _is_common(nodes):
+        if self.replicates == 1 and _is_common(nodes):
             return nodes[0].integer("env")
         return self._integers(nodes, "env")
 
     def action_seeds(self, nodes: Sequence[Seeds]) -> list[int]:
         """Return the seeds of the generators of actions; a single one is shared by all societies."""
-        if self.several == 1 and _is_common(nodes):
+        if self.replicates == 1 and _is_common(nodes):
             return [nodes[0].integer("actions")]
         return self._integers(nodes, "actions")
 
     def learn(self, rollout: Rollout, nodes: Sequence[Seeds]) -> Update:
-        """Request an update of every society on its games, with minibatches drawn at the seed node of its proposal."""
+        """Return the request of an update of every society on its games.
+
+        Minibatches are drawn at the seed node of the society's proposal.
+        """
         minibatches = self._integers(nodes, "minibatches")
         return Update(agents=self.agents, rollout=rollout, minibatches=minibatches, stacked=True)
 
-    def under(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
-        """Of each proposal: what its first society saw in all rollouts, then its second, and so on."""
+    def split_by_proposal(self, rollouts: Sequence[Rollout]) -> list[list[Rollout]]:
+        """Return the rollouts of each proposal: all of its first society, then of its second, and so on."""
         parts = [split(rollout, len(self.agents)) for rollout in rollouts]
-        own = [[part[i] for part in parts] for i in range(len(self.agents))]
-        starts = range(0, len(own), self.several)
-        return [[rollout for each in own[i : i + self.several] for rollout in each] for i in starts]
+        agent_rollouts = [[part[i] for part in parts] for i in range(len(self.agents))]
+        starts = range(0, len(agent_rollouts), self.replicates)
+        return [[rollout for group in agent_rollouts[i : i + self.replicates] for rollout in group] for i in starts]
 
     def _integers(self, nodes: Sequence[Seeds], name: str) -> list[int]:
-        """Return the seed `name` of every society, [candidates x several], in the order of the agents."""
+        """Return the seed `name` of every society, [candidates x replicates], in the order of the agents."""
         return [
-            replicate.integer(name) for node in nodes for replicate in node.replicates(self.several, self._consecutive)
+            replicate.integer(name)
+            for node in nodes
+            for replicate in node.replicates(self.replicates, self._consecutive)
         ]
 
 
@@ -101,10 +108,10 @@ class Adaptation:
     """Rounds in which all societies play and learn under a principal's proposals.
 
     Args:
-        collector: plays the societies' policy in all their games.
-        societies: whose games these are.
+        collector: collector that plays the societies' policy in all their games.
+        societies: societies of the games.
         horizon: steps of an episode.
-        rollout_steps: steps of every game before each update, which divide an episode; None: a whole episode.
+        rollout_steps: steps of every game before each update, which divide an episode; None: a full episode.
 
     Attributes:
         pieces: steps of each piece of an episode that is followed by an update.
@@ -122,14 +129,15 @@ class Adaptation:
     ) -> Requests[tuple[list[Episode], list[dict[str, float]]]]:
         """Play an episode in every game, and update every society after each piece of it.
 
-        Agents that do not learn play whole episodes and are not updated.
+        Agents that do not learn play full episodes and are not updated.
 
         Args:
             nodes: seed node of each proposal for the round: its games, its actions and its minibatches. Proposals with
                 the same object draw the same random numbers.
             vectors: proposals that govern the societies, [candidates, d].
-            context: of all games; None where there are none.
-            learner: updates in the societies' place and keeps how the updates depend on the mechanism.
+            context: context index of all games; None without contexts.
+            learner: meta-learner that makes the updates and tracks how they depend on the mechanism; None: ordinary
+                updates.
 
         Returns:
             The episodes, and the metrics of all updates.
@@ -147,7 +155,7 @@ class Adaptation:
                     collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian
                 )
             episodes += rollout.episodes
-            pieces = nodes if i == 0 else derived(nodes, "piece", i)
+            pieces = nodes if i == 0 else derive_nodes(nodes, "piece", i)
             if learner is not None:
                 minibatches = pieces[0].integer("minibatches")
                 losses.append((yield DifferentiableUpdate(learner=learner, rollout=rollout, minibatches=minibatches)))
@@ -158,19 +166,19 @@ class Adaptation:
     def episode(
         self, steps: int, nodes: Sequence[Seeds], vectors: np.ndarray, context: int | None, **fields: bool
     ) -> PlayEpisode:
-        """Request `steps` steps of a new episode in every game; `fields` are further fields of the request."""
+        """Return the request of `steps` steps of a new episode in every game; `fields` are its other fields."""
         return PlayEpisode(
             collector=self.collector,
             steps=steps,
             seed=self.societies.game_seeds(nodes),
             actions=self.societies.action_seeds(nodes),
-            mechanism=self.societies.imposed(vectors),
+            mechanism=self.societies.game_mechanisms(vectors),
             context=context,
             **fields,
         )
 
 
-def derived(nodes: Sequence[Seeds], name: str, index: int) -> list[Seeds]:
+def derive_nodes(nodes: Sequence[Seeds], name: str, index: int) -> list[Seeds]:
     """Return the child `name`/`index` of each node; equal objects stay equal objects."""
     children = {id(node): node.child(name).child(index) for node in nodes}
     return [children[id(node)] for node in nodes]

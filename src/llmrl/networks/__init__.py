@@ -1,1 +1,1 @@
-"""Network pieces that actor-critics are assembled from."""
+"""Network modules from which actor-critics are composed."""

@@ -1,6 +1,6 @@
-"""Actor-critics: a core that turns channels into features, and linear (or deeper) heads on top.
+"""Actor-critics: a core that maps channels to features, and linear or deeper heads.
 
-What the actor puts out describes a distribution of actions (`action_distributions`): logits, or Gaussians.
+The actor's outputs parameterize a distribution of actions (`action_distributions`): logits, or Gaussians.
 
 The published society studies freeze the core. All inputs of the heads are therefore in `features`, and a rollout of a
 frozen core stores features instead of observations.
@@ -17,13 +17,14 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.action_distributions import Numbers, distribution
+from llmrl.networks.action_distributions import NumericActions, distribution
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
 from llmrl.networks.grid_cores import MAP_CHANNELS, GridCore, PlanesCore
-from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, Activation, initialise, mlp
+from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, Activation, initialize, mlp
 from llmrl.networks.recurrent_layer import RecurrentLayer
 from llmrl.networks.running_moments import RunningNormalizer
 
@@ -35,11 +36,11 @@ JOINT = "joint"
 """Channel with the numbers that all agents of a game observe, added by the policy for a central critic."""
 MISSION = "mission"
 """Channel with the words of an instruction as indices into a vocabulary, read by `film` cores only."""
-UNREAD = ("text", "prompt", "state", "action_mask", MISSION, "expert")
+NON_NUMERIC = ("text", "prompt", "state", "action_mask", MISSION, "expert")
 """Channels that networks do not read as numeric input."""
 
-PIECE = 2**15
-"""Most map cells in one forward pass of a core on the CPU without gradients."""
+MAX_CELLS = 2**15
+"""Maximum number of map cells in one forward pass of a core on the CPU without gradients."""
 
 Critic = Literal["own", "separate", "central"]
 CoreType = Literal["auto", "mlp", "planes", "film"]
@@ -59,8 +60,8 @@ class NetworkSettings:
         observation_channels: names of the channels read; None: all numeric ones.
         memory: units of each LSTM layer; None: no memory.
         memory_layers: number of LSTM layers.
-        critic: `own`: a head on the actor's features; `separate`: a network of its own, with the hidden widths of the
-            core, that reads what the actor reads; `central`: one that reads the observations of all agents of a game
+        critic: `own`: a head on the actor's features; `separate`: a separate network with the hidden widths of the core
+            and the actor's inputs; `central`: a separate network that reads the observations of all agents of a game
             (Yu et al. 2022, arXiv 2103.01955).
         core: `auto`; `mlp`: a map or image is flattened like any other channel; `planes`: one linear layer on binary
             facts about a map's cells; `film`: convolutions over a map, modulated by the words of `mission`.
@@ -68,44 +69,44 @@ class NetworkSettings:
         film: architecture of a `film` core; None: its defaults.
         map_channels: output channels of the convolutions over a map.
         map_stride: stride of the first convolution over a map.
-        planes: names of the facts that a `planes` core reads; None: all that the map has.
-        join: where numbers enter beside an image or a map: at the `heads`, or before the last layer of the `core`.
+        planes: names of the planes (binary facts) that a `planes` core reads; None: all planes of the map.
+        join: where numbers are added to an image or a map: at the `heads`, or before the last layer of the `core`.
         activation: nonlinearity of MLP layers, in core and heads; convolutions have ReLUs.
         initial_std: initial standard deviation of real-valued actions, in units of half their range, > 0.
-        state_dependent_std: whether the actor puts these deviations out; otherwise they are parameters.
+        state_dependent_std: whether these deviations are outputs of the actor; otherwise they are parameters.
         squash_actions: whether real-valued actions are the tanh of a Gaussian.
-        normalize_observations: whether numbers are normalised by their running moments (`RunningNormalizer`).
+        normalize_observations: whether numbers are normalized by their running moments (`RunningNormalizer`).
     """
 
-    features: int | None = None
-    core_hidden: Sequence[int] = ()
-    head_hidden: Sequence[int] = ()
+    features: PositiveInt | None = None
+    core_hidden: Sequence[PositiveInt] = ()
+    head_hidden: Sequence[PositiveInt] = ()
     observation_channels: Sequence[str] | None = None
-    memory: int | None = None
-    memory_layers: int = 1
+    memory: PositiveInt | None = None
+    memory_layers: PositiveInt = 1
     critic: Critic = "own"
     core: CoreType = "auto"
     encoding: Encoding = "onehot"
     film: FilmSettings | None = None
-    map_channels: Sequence[int] = MAP_CHANNELS
-    map_stride: int = 1
+    map_channels: Sequence[PositiveInt] = MAP_CHANNELS
+    map_stride: PositiveInt = 1
     planes: Sequence[str] | None = None
     join: Join = "heads"
     activation: Activation = "relu"
-    initial_std: float = 1.0
+    initial_std: PositiveFloat = 1.0
     state_dependent_std: bool = False
     squash_actions: bool = False
     normalize_observations: bool = False
 
 
 class ActorCritic(nn.Module):
-    """One network: channels [batch, ...] -> features [batch, F] -> outputs [batch, n_outputs] and value [batch].
+    """Network from channels [batch, ...] to features [batch, F], outputs [batch, n_outputs] and value [batch].
 
     The outputs are the parameters of `distribution`: logits of actions, or means and standard deviations of numbers.
 
-    A core reads an image or map (a channel of three axes) if there is one. All other channels then join at the heads,
-    as in the published society agents, or before the core's last layer. Otherwise an MLP core reads all channels,
-    flattened. An optional memory sits between core and heads.
+    A core reads an image or map (a channel of three axes) if there is one. All other channels are then concatenated to
+    the inputs of the heads, as in the published society agents, or to those of the core's last layer. Otherwise an MLP
+    core reads all channels, flattened. An optional memory sits between core and heads.
 
     Args:
         spec: spec of the environment.
@@ -113,16 +114,18 @@ class ActorCritic(nn.Module):
         settings: architecture of the network.
 
     Attributes:
-        distribution: distribution of actions that the outputs describe.
-        normalizer, joint_normalizer: normalisation of the numbers of an agent, and of a central critic; None: none.
+        distribution: distribution of actions that the outputs parameterize.
+        normalizer, joint_normalizer: normalizers of the numbers of an agent, and of a central critic; None: no
+            normalizer.
         image, words: names of the map or image and of the instruction that the core reads; None: it reads none.
-        joined: names of all other channels read, without `player`.
+        vector_channels: names of all other channels that are read, without `player`.
         mechanism_columns: columns of the features that hold the mechanism's values unchanged; None: there are none.
         joint_columns: columns of a central critic's channel `joint` that hold them, agent by agent.
 
     Raises:
         ConfigError: the settings do not fit the environment or each other, e.g. two channels with three axes, a
-            critic of its own with an image or map, or a `film` core without a map of codes or a mission.
+            separate
+            critic with an image or map, or a `film` core without a map of codes or a mission.
     """
 
     def __init__(self, spec: EnvSpec, generator: torch.Generator, settings: NetworkSettings) -> None:
@@ -130,23 +133,23 @@ class ActorCritic(nn.Module):
         s = settings
         self.distribution = distribution(spec, s.squash_actions)
         if s.core == "film":
-            _check_instructed(spec, s.observation_channels)
-        chosen = readable(spec, s.observation_channels)
-        spatial = [name for name in chosen if s.core != "mlp" and len(spec.observation[name].shape) == 3]
-        _check_channels(spec, s, chosen, spatial)
+            _check_mission(spec, s.observation_channels)
+        channel_names = readable_channels(spec, s.observation_channels)
+        spatial = [name for name in channel_names if s.core != "mlp" and len(spec.observation[name].shape) == 3]
+        _check_channels(spec, s, channel_names, spatial)
         self.image = spatial[0] if spatial else None
-        self.joined = tuple(name for name in chosen if name not in spatial)
+        self.vector_channels = tuple(name for name in channel_names if name not in spatial)
         self.words = MISSION if s.core == "film" else None
         # With a single agent the index carries no information.
-        self.vectors = (*self.joined, PLAYER) if spec.n_players > 1 else self.joined
+        self.vectors = (*self.vector_channels, PLAYER) if spec.n_players > 1 else self.vector_channels
         self.join, self.central, self.separate = s.join, s.critic == "central", s.critic == "separate"
-        widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.joined}
-        seen = sum(widths.values())
-        width = seen + (spec.n_players if PLAYER in self.vectors else 0)
-        own = slice(0, 0)
+        widths = {name: int(torch.Size(spec.observation[name].shape).numel()) for name in self.vector_channels}
+        vector_width = sum(widths.values())
+        width = vector_width + (spec.n_players if PLAYER in self.vectors else 0)
+        mechanism_slice = slice(0, 0)
         if MECHANISM in widths:
-            start = sum(widths[name] for name in self.joined[: self.joined.index(MECHANISM)])
-            own = slice(start, start + widths[MECHANISM])
+            start = sum(widths[name] for name in self.vector_channels[: self.vector_channels.index(MECHANISM)])
+            mechanism_slice = slice(start, start + widths[MECHANISM])
         self.mechanism_columns: slice | None = None
         self.core: nn.Module
         if self.image is None:
@@ -154,39 +157,43 @@ class ActorCritic(nn.Module):
             self.core = mlp([width, *s.core_hidden, self.n_features], generator, s.activation)
         else:
             self.core, self.n_features = _spatial_core(spec, self.image, width, generator, s)
-            shown = spec.observation[self.image]
-            # A film core may use batch normalisation, and images gain nothing from pieces.
-            whole = s.core == "film" or self.image == "pixels"
-            self._piece = 0 if whole else max(1, PIECE // (shown.shape[0] * shown.shape[1]))
+            image_channel = spec.observation[self.image]
+            # A film core may use batch normalization, and splitting images does not make them faster.
+            single_pass = s.core == "film" or self.image == "pixels"
+            self._piece = 0 if single_pass else max(1, MAX_CELLS // (image_channel.shape[0] * image_channel.shape[1]))
             if s.join == "heads":
                 if MECHANISM in widths:
-                    self.mechanism_columns = slice(self.n_features + own.start, self.n_features + own.stop)
+                    self.mechanism_columns = slice(
+                        self.n_features + mechanism_slice.start, self.n_features + mechanism_slice.stop
+                    )
                 self.n_features += width
         self.memory = (
             None if s.memory is None else RecurrentLayer(self.n_features, s.memory, s.memory_layers, generator)
         )
         head = [self.n_features if s.memory is None else s.memory, *s.head_hidden]
-        n_std = self.distribution.n_real if isinstance(self.distribution, Numbers) else 0
+        n_std = self.distribution.n_real if isinstance(self.distribution, NumericActions) else 0
         n_outputs = self.distribution.n_outputs - (0 if s.state_dependent_std else n_std)
         last = nn.Linear(head[-1], n_outputs)
-        self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialise(last, POLICY_GAIN, generator))
+        self.actor = nn.Sequential(*mlp(head, generator, s.activation), initialize(last, POLICY_GAIN, generator))
         log_std = math.log(s.initial_std)
         if n_std and s.state_dependent_std:
             with torch.no_grad():
                 last.bias[-n_std:] = log_std
         self.std: LogStd | None = LogStd(n_std, log_std) if n_std and not s.state_dependent_std else None
         self.joint_columns: list[int] = []
-        n_joint = spec.n_agents * seen + spec.n_players
+        n_joint = spec.n_agents * vector_width + spec.n_players
         if self.central:
             self.joint_columns = [
-                agent * seen + i for agent in range(spec.n_agents) for i in range(own.start, own.stop)
+                agent * vector_width + i
+                for agent in range(spec.n_agents)
+                for i in range(mechanism_slice.start, mechanism_slice.stop)
             ]
         if s.critic != "own":
             head = [n_joint if self.central else width, *s.core_hidden, self.n_features, *s.head_hidden]
         self.normalizer = RunningNormalizer((width,)) if s.normalize_observations and width else None
         self.joint_normalizer = RunningNormalizer((n_joint,)) if s.normalize_observations and self.central else None
-        hidden = mlp(head, generator, s.activation)
-        self.critic = nn.Sequential(*hidden, initialise(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
+        layers = mlp(head, generator, s.activation)
+        self.critic = nn.Sequential(*layers, initialize(nn.Linear(head[-1], 1), VALUE_GAIN, generator))
 
     def forward(self, samples: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return outputs [batch, n_outputs] and values [batch] of `samples["features"]`, if given, else of channels.
@@ -215,27 +222,31 @@ class ActorCritic(nn.Module):
 
         On the CPU, large batches of maps without gradients are split into pieces whose one-hots fit into its cache.
         """
-        seen = inputs[0]
-        assert seen is not None
-        if not self._piece or seen.device.type != "cpu" or torch.is_grad_enabled():
+        image = inputs[0]
+        assert image is not None
+        if not self._piece or image.device.type != "cpu" or torch.is_grad_enabled():
             return self.core(*inputs)  # type: ignore[no-any-return]
-        batch = seen.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
+        batch = image.dim() - 4  # the axis of samples: stacked networks have theirs in front of it
         # The piece size must not depend on the number of stacked networks: a product's shape decides its rounding.
-        n, piece = seen.shape[batch], self._piece
+        n, piece = image.shape[batch], self._piece
         if n <= piece:
             return self.core(*inputs)  # type: ignore[no-any-return]
         split = [[None] * -(-n // piece) if x is None else torch.split(x, piece, batch) for x in inputs]
-        return torch.cat([self.core(*own) for own in zip(*split, strict=True)], batch)
+        return torch.cat([self.core(*piece_inputs) for piece_inputs in zip(*split, strict=True)], batch)
 
     def outputs(self, features: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         """Return the parameters of `distribution`, [..., n_outputs], for inputs of the heads, [..., F].
 
-        Those of illegal actions are at the dtype's minimum."""
+        The logits of illegal actions are at the dtype's minimum.
+        """
         outputs = self.actor(features)
         return categorical.mask_logits(outputs if self.std is None else self.std(outputs), mask)
 
     def value(self, features: torch.Tensor, channels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return values [batch] for inputs of the heads, [batch, F]; a critic of its own reads `channels` instead."""
+        """Return values [batch] for inputs of the heads, [batch, F].
+
+        A separate or central critic reads `channels` instead.
+        """
         if self.central:
             joint = self._flat([channels[JOINT], channels[PLAYER]])
             assert joint is not None
@@ -248,24 +259,26 @@ class ActorCritic(nn.Module):
 
     @property
     def normalizes(self) -> bool:
-        """Whether observations are normalised by running moments (`see`)."""
+        """True if observations are normalized by running moments (`update_normalizers`)."""
         return self.normalizer is not None or self.joint_normalizer is not None
 
-    def see(self, samples: dict[str, torch.Tensor]) -> None:
-        """Take in the samples [n, ...] of an update, by which later ones are normalised."""
+    def update_normalizers(self, samples: dict[str, torch.Tensor]) -> None:
+        """Update the running moments with the samples [n, ...] of an update."""
         if self.normalizer is not None:
-            self.normalizer.see(self._flat([samples[name] for name in self.vectors]))  # type: ignore[arg-type]
+            self.normalizer.update(self._flat([samples[name] for name in self.vectors]))  # type: ignore[arg-type]
         if self.joint_normalizer is not None:
-            self.joint_normalizer.see(self._flat([samples[JOINT], samples[PLAYER]]))  # type: ignore[arg-type]
+            self.joint_normalizer.update(self._flat([samples[JOINT], samples[PLAYER]]))  # type: ignore[arg-type]
 
     def _core_width(self) -> int:
-        """Return the inputs of the core's first layer; a stacked layer has as many as fill whole cache lines."""
-        first = next(self.core.parameters(), None)
-        return 0 if first is None else first.shape[-1]
+        """Return the number of inputs of the core's first layer; stacked layers are padded to whole cache lines."""
+        weight = next(self.core.parameters(), None)
+        return 0 if weight is None else weight.shape[-1]
 
     def _numbers(self, channels: dict[str, torch.Tensor], width: int = 0) -> torch.Tensor | None:
-        """Return all numbers beside an image or map, [batch, n], normalised if asked; None if there are none. Zeros
-        follow if n < `width`, but not with a normalizer."""
+        """Return all numbers except those of an image or map, [batch, n]; None if there are none.
+
+        They are normalized if there is a normalizer; otherwise they are padded with zeros if n < `width`.
+        """
         channel_list = [channels[name] for name in self.vectors]
         if self.normalizer is None:
             return self._flat(channel_list, width)
@@ -273,10 +286,12 @@ class ActorCritic(nn.Module):
         return None if flat is None else self.normalizer(flat)
 
     def _flat(self, channels: Sequence[torch.Tensor], width: int = 0) -> torch.Tensor | None:
-        """Concatenate channels [batch, ...] to [batch, n]; None if there are none. Stacked networks
-        (`algorithms/societies/stacked_networks.py`) have batches of two axes, as their weights have one more.
+        """Concatenate channels [batch, ...] to [batch, n]; None if there are none.
 
-        If n < `width`, zeros follow, and the numbers are converted, joined and padded in one pass over memory.
+        Stacked networks (`algorithms/societies/stacked_networks.py`) have batches of two axes, as their weights have
+        one more.
+
+        If n < `width`, zeros follow, and the numbers are converted, concatenated and padded in one pass over memory.
         """
         if not channels:
             return None
@@ -294,7 +309,7 @@ class ActorCritic(nn.Module):
 
 
 class LogStd(nn.Module):
-    """Logarithms of standard deviations as parameters, which are appended to outputs [..., n], as [..., n + n_std].
+    """Logarithms of standard deviations as parameters; outputs [..., n] become [..., n + n_std].
 
     Args:
         n_std: number of deviations.
@@ -309,97 +324,104 @@ class LogStd(nn.Module):
         return torch.cat([outputs, self.weight.expand(*outputs.shape[:-1], -1)], dim=-1)
 
 
-def readable(spec: EnvSpec, observation_channels: Sequence[str] | None) -> tuple[str, ...]:
+def readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | None) -> tuple[str, ...]:
     """Return the channels that a network reads as numbers: `observation_channels`, or (None) every numeric one.
 
     Raises:
         ConfigError: one of `observation_channels` is no numeric channel, or no channel is left.
     """
-    offered = [name for name in spec.observation if name not in UNREAD]
-    if not offered:
+    available = [name for name in spec.observation if name not in NON_NUMERIC]
+    if not available:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"agent=ppo reads pixels or numbers, but env={spec.name} offers only {sorted(spec.observation)}",
+            f"agent=ppo needs pixels or numbers, but env={spec.name} has only {', '.join(sorted(spec.observation))}; "
+            "use an agent that reads text",
         )
-    if unknown := [name for name in observation_channels or () if name not in offered]:
+    if unknown := [name for name in observation_channels or () if name not in available]:
         raise ConfigError(
-            f"agent.observation_channels: env={spec.name} offers no channel {unknown[0]!r}, but {', '.join(offered)}"
+            f"agent.observation_channels: env={spec.name} has no numeric channel {unknown[0]!r}; "
+            f"available: {', '.join(available)}"
         )
-    chosen = tuple(name for name in offered if observation_channels is None or name in observation_channels)
-    if not chosen:
-        raise ConfigError(f"agent.observation_channels is empty; env={spec.name} offers {', '.join(offered)}")
-    return chosen
+    channels = tuple(name for name in available if observation_channels is None or name in observation_channels)
+    if not channels:
+        raise ConfigError(f"agent.observation_channels is empty; choose from {', '.join(available)}")
+    return channels
 
 
-def _check_instructed(spec: EnvSpec, reads: Sequence[str] | None) -> None:
-    """Raise ConfigError unless there is a mission, and among `observation_channels` (None: all) a map of codes."""
+def _check_mission(spec: EnvSpec, observation_channels: Sequence[str] | None) -> None:
+    """Raise an error unless there are a mission and, among `observation_channels` (None: all), a map of codes."""
     maps = [name for name, channel in spec.observation.items() if channel.codes and len(channel.shape) == 3]
     if not maps or MISSION not in spec.observation:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"agent.core=film looks at a map of codes as the words of a mission say, and env={spec.name} offers only "
-            f"{', '.join(sorted(spec.observation))}; use env=babyai_text, or agent=ppo",
+            f"agent.core=film needs a map of codes and the channel {MISSION!r}, but env={spec.name} has only "
+            f"{', '.join(sorted(spec.observation))}; use env=babyai_text or agent=ppo",
         )
-    if reads is not None and not set(reads) & set(maps):
+    if observation_channels is not None and not set(observation_channels) & set(maps):
         raise ConfigError(
-            f"agent.core=film looks at a map, and agent.observation_channels={list(reads)} names none; add {maps[0]!r}"
+            f"agent.core=film needs a map, but agent.observation_channels={list(observation_channels)} contains none; "
+            f"add {maps[0]!r}"
         )
 
 
 def _spatial_core(
     spec: EnvSpec, image: str, width: int, generator: torch.Generator, settings: NetworkSettings
 ) -> tuple[nn.Module, int]:
-    """Return the core for the map or image `image` and the width of its output; `width` numbers may join it.
+    """Return the core for the map or image `image` and the width of its output.
+
+    `width` is the number of numbers that may be added before its last layer.
 
     Raises:
-        ConfigError: numbers are to join at a last layer that the core does not have.
+        ConfigError: numbers would be added before a last layer that the core does not have.
     """
     s, channel = settings, spec.observation[image]
-    joined = width if s.join == "core" else 0
+    vector_width = width if s.join == "core" else 0
     codes = channel.codes if s.encoding == "onehot" else ()
     if s.core == "planes":
         features = s.features or 64
-        return PlanesCore(channel.shape, _planes(spec, image, s.planes), features, generator, joined), features
+        return PlanesCore(channel.shape, _planes(spec, image, s.planes), features, generator, vector_width), features
     if image == "pixels":
         features = s.features or 512
-        return PixelCore(channel.shape, features, generator, joined), features
+        return PixelCore(channel.shape, features, generator, vector_width), features
     if s.core == "film":
         [n_words] = spec.observation[MISSION].codes
         film = FilmCore(channel.shape, codes, n_words, s.features or 32, s.film or FilmSettings(), generator)
         return film, film.n_features
-    if joined and s.features is None:
-        raise ConfigError("agent.join=core needs a last layer of the core: set agent.features, e.g. 64")
-    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, joined, s.map_stride)
+    if vector_width and s.features is None:
+        raise ConfigError("agent.join=core needs a last layer of the core; set agent.features, e.g. 64")
+    grid = GridCore(channel.shape, s.features, generator, codes, s.map_channels, vector_width, s.map_stride)
     return grid, grid.n_features
 
 
-def _planes(spec: EnvSpec, name: str, wanted: Sequence[str] | None) -> list[tuple[int, int, int]]:
-    """Return the facts about cells of the map `name` that a `planes` core reads: `wanted`, or all if None.
+def _planes(spec: EnvSpec, name: str, selection: Sequence[str] | None) -> list[tuple[int, int, int]]:
+    """Return the planes of the map `name` that a `planes` core reads: `selection`, or all if None.
+
+    A plane is a binary fact about each cell.
 
     Raises:
-        ConfigError: the map has no such fact or names none, or `wanted` is empty.
+        ConfigError: the map has no such plane or no planes at all, or `selection` is empty.
     """
-    offered = spec.observation[name].planes
-    if not offered:
-        having = [other for other, channel in spec.observation.items() if channel.planes]
-        lacks = f"agent.core=planes: the channel {name!r} of env={spec.name} names no facts about its cells"
-        if having:
-            raise ConfigError(f"{lacks}; use agent.observation_channels=[{having[0]}]")
-        raise Incompatible(Misfit.INTERFACE, f"{lacks}; use agent.core=auto")
-    if unknown := [plane for plane in wanted or () if plane not in offered]:
-        raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}, but {', '.join(offered)}")
-    if wanted is not None and not wanted:
-        raise ConfigError(f"agent.planes is empty; {name!r} offers {', '.join(offered)}")
-    return [offered[plane] for plane in (offered if wanted is None else wanted)]
+    available = spec.observation[name].planes
+    if not available:
+        alternatives = [other for other, channel in spec.observation.items() if channel.planes]
+        problem = f"agent.core=planes needs a map with planes, but the channel {name!r} of env={spec.name} has none"
+        if alternatives:
+            raise ConfigError(f"{problem}; use agent.observation_channels=[{alternatives[0]}]")
+        raise Incompatible(Misfit.INTERFACE, f"{problem}; use agent.core=auto")
+    if unknown := [plane for plane in selection or () if plane not in available]:
+        raise ConfigError(f"agent.planes: {name!r} has no plane {unknown[0]!r}; available: {', '.join(available)}")
+    if selection is not None and not selection:
+        raise ConfigError(f"agent.planes is empty; choose from {', '.join(available)}")
+    return [available[plane] for plane in (available if selection is None else selection)]
 
 
-def _check_channels(spec: EnvSpec, settings: NetworkSettings, chosen: Sequence[str], spatial: Sequence[str]) -> None:
-    """Refuse settings that do not fit the channels that a network reads.
+def _check_channels(spec: EnvSpec, settings: NetworkSettings, channels: Sequence[str], spatial: Sequence[str]) -> None:
+    """Raise an error if the settings do not fit the channels that a network reads.
 
     Args:
         spec: spec of the environment.
         settings: architecture of the network.
-        chosen: names of all channels read.
+        channels: names of all channels read.
         spatial: names of those that are an image or a map.
 
     Raises:
@@ -407,17 +429,18 @@ def _check_channels(spec: EnvSpec, settings: NetworkSettings, chosen: Sequence[s
     """
     if len(spatial) > 1:
         raise ConfigError(
-            f"one network reads one picture or map, and env={spec.name} offers {' and '.join(spatial)}; choose "
-            f"with agent.observation_channels, e.g. agent.observation_channels=[{spatial[0]}]"
+            f"a network reads one image or map, but env={spec.name} has {' and '.join(spatial)}; choose one with "
+            f"agent.observation_channels, e.g. agent.observation_channels=[{spatial[0]}]"
         )
     if settings.join == "core" and spatial and settings.core == "film":
-        raise ConfigError("agent.join=core: a film core has no last layer to join at; use agent.join=heads")
+        raise ConfigError("agent.join=core needs a last layer, but agent.core=film has none; use agent.join=heads")
     if settings.core == "planes" and not spatial:
         raise Incompatible(
-            Misfit.INTERFACE, f"agent.core=planes looks at a map, and env={spec.name} offers {', '.join(chosen)}"
+            Misfit.INTERFACE,
+            f"agent.core=planes needs a map, but env={spec.name} has {', '.join(channels)}; use agent.core=auto",
         )
     if settings.critic != "own" and spatial:
         raise ConfigError(
-            f"agent.critic={settings.critic} reads numbers, and {spatial[0]!r} of env={spec.name} is a picture or a "
-            "map; use agent.critic=own"
+            f"agent.critic={settings.critic} reads numbers, but {spatial[0]!r} of env={spec.name} is an image or map; "
+            "use agent.critic=own"
         )

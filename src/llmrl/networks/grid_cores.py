@@ -1,7 +1,7 @@
 """Cores for small maps whose cells hold a few integer codes.
 
-A cell has one of `prod(codes)` kinds, few enough to number. One-hots are therefore rows of a table that is looked up
-once for each cell.
+A cell has one of `prod(codes)` kinds, few enough to enumerate. One-hots are therefore looked up in a table, once for
+each cell.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 from llmrl.core.errors import ConfigError
-from llmrl.networks.mlp import HIDDEN_GAIN, concatenated, initialise
+from llmrl.networks.mlp import HIDDEN_GAIN, append_inputs, initialize
 
 MAP_CHANNELS = (16, 32, 64)
 """Output channels of the 3x3 convolutions that keep a map's size, as published for students."""
 KERNEL = 3
 """Kernel size of convolutions over a map, in cells."""
-LARGEST_TABLE = 2**20
-"""Most numbers in a table of kinds of cells; beyond it, one-hots are computed cell by cell."""
+MAX_TABLE_SIZE = 2**20
+"""Maximum size of a table of cell kinds; beyond it, one-hots are computed cell by cell."""
 
 
 class OneHots(nn.Module):
@@ -31,8 +31,8 @@ class OneHots(nn.Module):
 
     Attributes:
         n_entries: width of the output; 0 if codes stay unchanged.
-        n_kinds: number of different rows of the output; 0 if there are too many for a table.
-        table: [n_kinds + 1, n_entries], a row for each kind, then a row of zeros.
+        n_kinds: number of distinct outputs; 0 if there are too many for a table.
+        table: [n_kinds + 1, n_entries], the encoding of each kind, then zeros.
     """
 
     first_code: torch.Tensor
@@ -41,23 +41,23 @@ class OneHots(nn.Module):
 
     def __init__(self, codes: Sequence[int]) -> None:
         super().__init__()
-        # Code c of number i becomes entry first_code[i] + c of one long one-hot.
-        first = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
-        self.register_buffer("first_code", first, persistent=False)
+        # Code c of number i becomes element first_code[i] + c of one long one-hot.
+        offsets = torch.tensor([sum(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
+        self.register_buffer("first_code", offsets, persistent=False)
         self.n_entries = sum(codes)
         n_kinds = math.prod(codes) if codes else 0
-        self.n_kinds = n_kinds if (n_kinds + 1) * self.n_entries <= LARGEST_TABLE else 0
+        self.n_kinds = n_kinds if (n_kinds + 1) * self.n_entries <= MAX_TABLE_SIZE else 0
         radix = torch.tensor([math.prod(codes[:i]) for i in range(len(codes))], dtype=torch.int64)
         self.register_buffer("radix", radix, persistent=False)
         table = torch.zeros(self.n_kinds + 1, self.n_entries)
         if self.n_kinds:
             digits = torch.arange(n_kinds)[:, None] // radix % torch.tensor(codes)
-            table[:-1].scatter_(1, digits + first, 1.0)
+            table[:-1].scatter_(1, digits + offsets, 1.0)
         self.register_buffer("table", table, persistent=False)
 
     def kinds(self, codes: torch.Tensor) -> torch.Tensor:
         """Return the index into `table` of each cell, [...] int32."""
-        # float32 holds these numbers exactly, and multiplies much faster than integers do.
+        # float32 holds these numbers exactly and multiplies much faster than integers.
         numbers = codes.reshape(-1, codes.shape[-1]).to(torch.float32)
         return torch.mv(numbers, self.radix.to(torch.float32)).to(torch.int32).view(codes.shape[:-1])
 
@@ -71,7 +71,7 @@ class OneHots(nn.Module):
 
 
 class StridedConvolution(nn.Module):
-    """Strided 3x3 convolution of the cells' one-hots, padded so that it reaches all cells, and ReLU.
+    """Strided 3x3 convolution of the cells' one-hots, padded so that it covers all cells, and ReLU.
 
     Codes [batch, width, height, k] become [batch * width' * height', channels]. The cells under each kernel position
     are looked up in a table of one-hots and multiplied with the weights in one matrix product.
@@ -87,41 +87,41 @@ class StridedConvolution(nn.Module):
         size: width' and height'.
 
     Raises:
-        ConfigError: `stride` is above 3 and would leave out cells.
+        ConfigError: `stride` is above 3 and would skip cells.
     """
 
-    under: torch.Tensor
+    cell_indices: torch.Tensor
 
     def __init__(
         self, shape: tuple[int, ...], codes: Sequence[int], channels: int, stride: int, generator: torch.Generator
     ) -> None:
         super().__init__()
         if stride > KERNEL:
-            raise ConfigError(f"agent.map_stride={stride} would leave cells of a map unseen; use 1, 2 or 3")
+            raise ConfigError(f"agent.map_stride={stride} would skip cells of the map; use 1, 2 or 3")
         *sides, k = shape
         self.codes = OneHots(codes)
         self.size = tuple(max(0, -(-(n - KERNEL + 1) // stride)) + 1 for n in sides)
-        # Cells under the kernel, position by position; cells outside the map have the number after the last cell.
+        # Indices of the cells under each kernel position; cells outside the map have the index after the last cell.
         outside = math.prod(sides)
-        ends = [(places - 1) * stride + KERNEL - 1 - n for places, n in zip(self.size, sides, strict=True)]
+        ends = [(positions - 1) * stride + KERNEL - 1 - n for positions, n in zip(self.size, sides, strict=True)]
         numbers = torch.arange(outside).view(sides)
         padded = nn.functional.pad(numbers, (1, ends[1], 1, ends[0]), value=outside)
-        under = padded.unfold(0, KERNEL, stride).unfold(1, KERNEL, stride)
-        self.register_buffer("under", under.flatten(), persistent=False)
+        windows = padded.unfold(0, KERNEL, stride).unfold(1, KERNEL, stride)
+        self.register_buffer("cell_indices", windows.flatten(), persistent=False)
         layer = nn.Linear(KERNEL**2 * (self.codes.n_entries or k), channels)
-        self.linear = nn.Sequential(initialise(layer, HIDDEN_GAIN, generator), nn.ReLU())
+        self.linear = nn.Sequential(initialize(layer, HIDDEN_GAIN, generator), nn.ReLU())
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        batch = codes.dim() - 3  # axes in front of the map: one, or two of stacked networks
-        one_hots = self.codes
-        if one_hots.n_kinds:
-            kinds = nn.functional.pad(one_hots.kinds(codes).flatten(batch), (0, 1), value=one_hots.n_kinds)
-            cells = nn.functional.embedding(kinds.index_select(batch, self.under), one_hots.table)
+        batch = codes.dim() - 3  # number of axes before the map: one, or two for stacked networks
+        encoder = self.codes
+        if encoder.n_kinds:
+            kinds = nn.functional.pad(encoder.kinds(codes).flatten(batch), (0, 1), value=encoder.n_kinds)
+            cells = nn.functional.embedding(kinds.index_select(batch, self.cell_indices), encoder.table)
         else:
-            rows = nn.functional.pad(one_hots(codes).flatten(batch, batch + 1), (0, 0, 0, 1))
-            cells = rows.index_select(batch, self.under)
-        places = cells.view(*cells.shape[: batch - 1], -1, KERNEL**2 * cells.shape[-1])
-        return self.linear(places.to(self.linear[0].weight.dtype))  # type: ignore[arg-type, no-any-return]
+            rows = nn.functional.pad(encoder(codes).flatten(batch, batch + 1), (0, 0, 0, 1))
+            cells = rows.index_select(batch, self.cell_indices)
+        windows = cells.view(*cells.shape[: batch - 1], -1, KERNEL**2 * cells.shape[-1])
+        return self.linear(windows.to(self.linear[0].weight.dtype))  # type: ignore[arg-type, no-any-return]
 
     def extra_repr(self) -> str:
         return f"size={self.size}"
@@ -141,7 +141,7 @@ class GridCore(nn.Module):
         codes: number of codes of each of the n_codes numbers, for one-hots as input; empty: the codes are input as
             numbers (as published), so that a key, 5, lies between a door, 4, and a ball, 6.
         hidden: output channels of each convolution.
-        joined: width of further inputs of the linear layer; only with `features`.
+        n_additional: width of additional inputs of the linear layer; only with `features`.
         stride: stride of the first convolution, 1 to 3.
 
     Attributes:
@@ -155,7 +155,7 @@ class GridCore(nn.Module):
         generator: torch.Generator,
         codes: Sequence[int] = (),
         hidden: Sequence[int] = MAP_CHANNELS,
-        joined: int = 0,
+        n_additional: int = 0,
         stride: int = 1,
     ) -> None:
         super().__init__()
@@ -170,29 +170,29 @@ class GridCore(nn.Module):
             width, height = self.first.size
             channels, hidden = hidden[0], hidden[1:]
         for n_out in hidden:
-            layers += [initialise(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
+            layers += [initialize(nn.Conv2d(channels, n_out, KERNEL, padding=1), HIDDEN_GAIN, generator), nn.ReLU()]
             channels = n_out
         self.convolutions = nn.Sequential(*layers)
         self._size = (width, height)
         flat = channels * height * width
         self.linear: nn.Module = nn.Identity()
         if features is not None:
-            layer = initialise(nn.Linear(flat + joined, features), HIDDEN_GAIN, generator)
+            layer = initialize(nn.Linear(flat + n_additional, features), HIDDEN_GAIN, generator)
             self.linear = nn.Sequential(layer, nn.ReLU())
         self.n_features = features or flat
 
-    def forward(self, codes: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, codes: torch.Tensor, additional: torch.Tensor | None = None) -> torch.Tensor:
         leading, map_ = codes.shape[:-3], self.first(codes)
         if len(self.convolutions):
             map_ = map_.view(*leading, *self._size, -1).movedim(-1, -3)
             map_ = self.convolutions(map_.to(self.convolutions[0].weight.dtype))
-        return self.linear(concatenated(map_.reshape(*leading, -1), joined))  # type: ignore[no-any-return]
+        return self.linear(append_inputs(map_.reshape(*leading, -1), additional))  # type: ignore[no-any-return]
 
 
 class PlanesCore(nn.Module):
     """Core of binary facts about each cell of a map, and one linear layer with ReLU.
 
-    It maps [batch, width, height, n_codes] uint8 to [batch, features] and is the cheapest core for a map, without
+    It maps [batch, width, height, n_codes] uint8 to [batch, features] and is the fastest core for a map, without
     convolutions and without one-hots of irrelevant codes.
 
     Args:
@@ -200,7 +200,7 @@ class PlanesCore(nn.Module):
         planes: facts (k, low, high): number k of a cell is between two codes, inclusive (`Channel.planes`).
         features: width of the output.
         generator: random numbers of the initial weights.
-        joined: width of further inputs of the linear layer.
+        n_additional: width of additional inputs of the linear layer.
     """
 
     def __init__(
@@ -209,26 +209,26 @@ class PlanesCore(nn.Module):
         planes: Sequence[tuple[int, int, int]],
         features: int,
         generator: torch.Generator,
-        joined: int = 0,
+        n_additional: int = 0,
     ) -> None:
         super().__init__()
         width, height, _ = shape
         self.planes = tuple(planes)
-        layer = initialise(nn.Linear(len(planes) * width * height + joined, features), HIDDEN_GAIN, generator)
+        layer = initialize(nn.Linear(len(planes) * width * height + n_additional, features), HIDDEN_GAIN, generator)
         self.linear = nn.Sequential(layer, nn.ReLU())
 
-    def forward(self, codes: torch.Tensor, joined: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, codes: torch.Tensor, additional: torch.Tensor | None = None) -> torch.Tensor:
         numbers = codes.flatten(-3, -2).unbind(-1)
         facts = [
             numbers[k] == low if low == high else (numbers[k] >= low) & (numbers[k] <= high)
             for k, low, high in self.planes
         ]
         weight: torch.Tensor = self.linear[0].weight  # type: ignore[assignment]
-        if joined is None and (missing := weight.shape[-1] - len(facts) * facts[0].shape[-1]):
-            facts.append(facts[0].new_zeros((*facts[0].shape[:-1], missing)))  # stacked weights are wider
+        if additional is None and (n_padding := weight.shape[-1] - len(facts) * facts[0].shape[-1]):
+            facts.append(facts[0].new_zeros((*facts[0].shape[:-1], n_padding)))  # stacked weights are wider
         # Bytes are converted six times as fast as booleans.
         flat = torch.cat(facts, dim=-1).view(torch.uint8).to(weight.dtype)
-        return self.linear(concatenated(flat, joined))  # type: ignore[no-any-return]
+        return self.linear(append_inputs(flat, additional))  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"planes={self.planes}"

@@ -1,4 +1,4 @@
-"""What a network gave for a text, given again for as long as somebody promises that the network stays as it is."""
+"""Cache of a network's outputs by its inputs, valid while the network stays unchanged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Rows = tuple[torch.Tensor, ...]
 
 
 class Memo(Generic[Key]):
-    """Computes each different key once inside of `unchanged`, and anew at every call outside of it.
+    """Cache that computes each distinct key once within `unchanged`, and at every call outside of it.
 
-    Nothing is kept from one span of `unchanged` to the next: a run that goes on from a checkpoint then batches its
-    inputs as the uninterrupted run did. That weights are the same is promised and not looked up, since the counters
-    that torch keeps of writes miss fused optimisers and `parameter.data`.
+    Nothing is cached from one `unchanged` block to the next: a run that resumes from a checkpoint then batches its
+    inputs like an uninterrupted run. The caller guarantees that weights stay unchanged; torch's version counters miss
+    writes by fused optimizers and through `parameter.data`.
 
     Args:
-        compute: different keys [n] -> tensors, each [n, ...].
+        compute: function from distinct keys [n] to tensors, each [n, ...].
     """
 
     def __init__(self, compute: Callable[[Sequence[Key]], Rows]) -> None:
@@ -29,12 +29,12 @@ class Memo(Generic[Key]):
 
     @property
     def open(self) -> bool:
-        """Whether this is inside of `unchanged`."""
+        """True while an `unchanged` block is active."""
         return self._rows is not None
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """While it lasts, equal keys give equal outputs; a span inside of another is part of that."""
+        """Cache outputs within the `with` block; a nested block is part of the outer one."""
         if self.open:
             yield
             return
@@ -45,8 +45,8 @@ class Memo(Generic[Key]):
             self._rows = None
 
     def __call__(self, keys: Sequence[Key]) -> Rows:
-        """The outputs for keys [n], at least one, each [n, ...]."""
-        known = {} if self._rows is None else self._rows
-        if new := [key for key in dict.fromkeys(keys) if key not in known]:
-            known.update(zip(new, zip(*self._compute(new), strict=True), strict=True))
-        return tuple(torch.stack(column) for column in zip(*(known[key] for key in keys), strict=True))
+        """Return the outputs for keys [n], at least one, each [n, ...]."""
+        outputs = {} if self._rows is None else self._rows
+        if new_keys := [key for key in dict.fromkeys(keys) if key not in outputs]:
+            outputs.update(zip(new_keys, zip(*self._compute(new_keys), strict=True), strict=True))
+        return tuple(torch.stack(column) for column in zip(*(outputs[key] for key in keys), strict=True))

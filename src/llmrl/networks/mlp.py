@@ -1,5 +1,7 @@
-"""Layers with the usual initialisation of PPO (orthogonal weights, zero biases), and principals' small networks of such
-layers, which make several choices at once from one vector of observations."""
+"""Layers with the usual initialization of PPO (orthogonal weights, zero biases), and networks of principals.
+
+The networks of principals map one vector of observations to several simultaneous choices.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 from torch import nn
 
 HIDDEN_GAIN = math.sqrt(2.0)
-"""Orthogonal gain before a ReLU, and before a tanh."""
+"""Orthogonal gain before a ReLU or a tanh."""
 POLICY_GAIN = 0.01
 """Orthogonal gain of the policy's last layer, small so that the initial policy is close to uniform."""
 VALUE_GAIN = 1.0
@@ -21,8 +23,8 @@ Activation = Literal["relu", "tanh"]
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 
-def initialise(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
-    """Initialise `layer` with orthogonal weights of `gain`, drawn from `generator`, and zero bias; return it."""
+def initialize(layer: nn.Linear | nn.Conv2d, gain: float, generator: torch.Generator) -> nn.Module:
+    """Initialize `layer` with orthogonal weights of `gain`, drawn from `generator`, and zero bias; return it."""
     nn.init.orthogonal_(layer.weight, gain, generator=generator)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
@@ -33,18 +35,23 @@ def mlp(sizes: Sequence[int], generator: torch.Generator, activation: Activation
     """Return Linear + activation for every consecutive pair of `sizes`: [batch, sizes[0]] -> [batch, sizes[-1]]."""
     layers: list[nn.Module] = []
     for n_in, n_out in itertools.pairwise(sizes):
-        layers += [initialise(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), ACTIVATIONS[activation]()]
+        layers += [initialize(nn.Linear(n_in, n_out), HIDDEN_GAIN, generator), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers)
 
 
-def concatenated(features: torch.Tensor, joined: torch.Tensor | None) -> torch.Tensor:
-    """Return features [..., F] followed by `joined` [..., n], as [..., F + n]; `joined` None: features alone."""
-    return features if joined is None else torch.cat([features, joined], dim=-1)
+def append_inputs(features: torch.Tensor, additional: torch.Tensor | None) -> torch.Tensor:
+    """Return features [..., F] followed by `additional` [..., n], as [..., F + n].
+
+    If `additional` is None, return the features.
+    """
+    return features if additional is None else torch.cat([features, additional], dim=-1)
 
 
 class IndependentHeads(nn.Module):
-    """Network from observations [batch, n_in] to logits [batch, n_heads, n_choices] of independent choices and a value
-    [batch]."""
+    """Network from observations [batch, n_in] to logits of independent choices and a value.
+
+    The logits are [batch, n_heads, n_choices], the value is [batch].
+    """
 
     def __init__(
         self, n_in: int, hidden: Sequence[int], n_heads: int, n_choices: int, generator: torch.Generator
@@ -52,8 +59,8 @@ class IndependentHeads(nn.Module):
         super().__init__()
         sizes = [n_in, *hidden]
         self.trunk = mlp(sizes, generator)
-        self.actor = initialise(nn.Linear(sizes[-1], n_heads * n_choices), POLICY_GAIN, generator)
-        self.critic = initialise(nn.Linear(sizes[-1], 1), VALUE_GAIN, generator)
+        self.actor = initialize(nn.Linear(sizes[-1], n_heads * n_choices), POLICY_GAIN, generator)
+        self.critic = initialize(nn.Linear(sizes[-1], 1), VALUE_GAIN, generator)
         self.shape = (n_heads, n_choices)
 
     def forward(self, observed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +71,7 @@ class IndependentHeads(nn.Module):
 class BoxHead(nn.Module):
     """Network from observations [n_in] to a point [d] between `low` and `high`: low + (high - low) sigmoid(MLP).
 
-    The last layer's weights are initially so small that every point is close to the middle.
+    The initial weights of the last layer are so small that every point is close to the center.
     """
 
     low: torch.Tensor
@@ -76,7 +83,7 @@ class BoxHead(nn.Module):
         super().__init__()
         sizes = [n_in, *hidden]
         self.layers = nn.Sequential(
-            mlp(sizes, generator), initialise(nn.Linear(sizes[-1], len(low)), POLICY_GAIN, generator)
+            mlp(sizes, generator), initialize(nn.Linear(sizes[-1], len(low)), POLICY_GAIN, generator)
         )
         self.register_buffer("low", low, persistent=False)
         self.register_buffer("high", high, persistent=False)

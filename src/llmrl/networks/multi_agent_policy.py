@@ -1,4 +1,4 @@
-"""The policy of all agents of a game."""
+"""Policy of all agents of a game."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llmrl.networks.actor_critic import JOINT, PLAYER, ActorCritic
 
 
 class SocietyPolicy(nn.Module):
-    """Policy of one `ActorCritic` shared by all agents of a game, or of one for each agent.
+    """Policy with one `ActorCritic` shared by all agents of a game, or with one for each agent.
 
     Attributes:
         members: the networks, one or `n_agents`.
         channels: names of the observation channels read.
         core_frozen: whether cores get no gradient and `act` returns their features for reuse.
         recurrent: whether the networks have a memory.
-        distribution: distribution of actions that the networks' outputs describe.
+        distribution: distribution of actions that the networks' outputs parameterize.
     """
 
     identity: torch.Tensor
@@ -31,11 +31,12 @@ class SocietyPolicy(nn.Module):
         self.members = nn.ModuleList(members)
         self.n_agents = spec.n_agents
         self.core_frozen = core_frozen
-        first = members[0]
-        self.distribution: ActionDistribution = first.distribution
-        self.recurrent, self._central, self._joined = first.memory is not None, first.central, first.joined
-        read = {first.image, first.words, *first.joined, "action_mask"}
-        self.channels = tuple(name for name in spec.observation if name in read)
+        network = members[0]
+        self.distribution: ActionDistribution = network.distribution
+        self.recurrent, self._central = network.memory is not None, network.central
+        self._vector_channels = network.vector_channels
+        channel_names = {network.image, network.words, *network.vector_channels, "action_mask"}
+        self.channels = tuple(name for name in spec.observation if name in channel_names)
         if core_frozen:
             for member in members:
                 member.core.requires_grad_(False)
@@ -56,20 +57,20 @@ class SocietyPolicy(nn.Module):
     def extended(self, observation: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Add the channels `player` and, for central critics, `joint` to an observation [n, n_agents, ...]."""
         n = next(iter(observation.values())).shape[0]
-        added = {PLAYER: self.identity.unsqueeze(0).expand(n, -1, -1)}
+        additional = {PLAYER: self.identity.unsqueeze(0).expand(n, -1, -1)}
         if self._central:
             dtype = self.identity.dtype
-            seen = torch.cat([observation[name].flatten(2).to(dtype) for name in self._joined], dim=2)
-            added[JOINT] = seen.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
-        return {**observation, **added}
+            joint = torch.cat([observation[name].flatten(2).to(dtype) for name in self._vector_channels], dim=2)
+            additional[JOINT] = joint.flatten(1).unsqueeze(1).expand(-1, self.n_agents, -1)
+        return {**observation, **additional}
 
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return state values [n_envs, n_agents], without drawing actions."""
         channels = self.extended(observation)
-        found = _joined([self._play(*pair, channels, state)[1] for pair in self.groups()])
-        assert found is not None
-        return found
+        values = _concatenate([self._play(*pair, channels, state)[1] for pair in self.groups()])
+        assert values is not None
+        return values
 
     @torch.inference_mode()
     def act(
@@ -81,12 +82,12 @@ class SocietyPolicy(nn.Module):
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents], or take the most probable ones if `greedy`.
 
-        Return them with log-probabilities, values, logits (of choices), entropies, memory and, of a frozen core,
-        features. These are inference tensors: clone what autograd is to use.
+        The output contains log-probabilities, values, logits (of discrete actions), entropies, memory and, of a frozen
+        core, features. These are inference tensors; clone them before use in autograd.
         """
         channels = self.extended(observation)
-        played = [self._play(*pair, channels, state) for pair in self.groups()]
-        outputs, value, features, after = (_joined(parts) for parts in zip(*played, strict=True))
+        parts_by_network = [self._play(*pair, channels, state) for pair in self.groups()]
+        outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*parts_by_network, strict=True))
         assert outputs is not None
         action = self.distribution.mode(outputs) if greedy else sample(self.distribution, outputs, generator)
         log_prob, entropy = self.distribution.log_prob_entropy(outputs, action)
@@ -95,7 +96,7 @@ class SocietyPolicy(nn.Module):
             log_prob=log_prob,
             value=value,
             features=features if self.core_frozen else None,
-            state=after,
+            state=next_state,
             logits=outputs if self.distribution.logits else None,
             entropy=entropy,
         )
@@ -103,24 +104,27 @@ class SocietyPolicy(nn.Module):
     def _play(
         self, network: ActorCritic, agents: slice, channels: dict[str, torch.Tensor], state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return outputs [n_envs, k, n_outputs], values [n_envs, k], features [n_envs, k, F] and next memory
-        [n_envs, k, state_size] (None without one) of the k agents of a network."""
-        own = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
-        shape = own[PLAYER].shape[:2]
-        flat = {name: x.flatten(0, 1) for name, x in own.items()}
+        """Return the outputs of a network for its k agents.
+
+        The tensors are outputs [n_envs, k, n_outputs], values [n_envs, k], features [n_envs, k, F] and the next memory
+        [n_envs, k, state_size] (None without a memory).
+        """
+        member_channels = channels if len(self.members) == 1 else {name: x[:, agents] for name, x in channels.items()}
+        shape = member_channels[PLAYER].shape[:2]
+        flat = {name: x.flatten(0, 1) for name, x in member_channels.items()}
         features = network.encode(flat)
-        taken, after = features, None
+        latent, next_state = features, None
         if network.memory is not None:
-            before = None if state is None else state[:, agents].flatten(0, 1)
-            taken, after = network.memory.step(features, before)
-        results = (network.outputs(taken, flat.get("action_mask")), network.value(taken, flat), features)
+            flat_state = None if state is None else state[:, agents].flatten(0, 1)
+            latent, next_state = network.memory.step(features, flat_state)
+        results = (network.outputs(latent, flat.get("action_mask")), network.value(latent, flat), features)
         outputs, values, features = (x.reshape(*shape, *x.shape[1:]) for x in results)
-        return outputs, values, features, None if after is None else after.reshape(*shape, -1)
+        return outputs, values, features, None if next_state is None else next_state.reshape(*shape, -1)
 
 
-def _joined(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
-    """Concatenate along the axis of agents; None if nothing is given."""
-    given = [x for x in parts if x is not None]
-    if len(given) < 2:
-        return given[0] if given else None
-    return torch.cat(given, dim=1)
+def _concatenate(parts: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Concatenate along the axis of agents; None if all parts are None."""
+    tensors = [x for x in parts if x is not None]
+    if len(tensors) < 2:
+        return tensors[0] if tensors else None
+    return torch.cat(tensors, dim=1)

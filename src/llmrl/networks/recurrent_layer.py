@@ -8,7 +8,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 
 class RecurrentLayer(nn.Module):
-    """LSTM between core and heads. Its state is one row of numbers per agent, zeros at the start of an episode.
+    """LSTM between core and heads. Its state is one vector per agent, zeros at the start of an episode.
 
     Args:
         n_in: width of the input.
@@ -27,13 +27,13 @@ class RecurrentLayer(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Numbers in a row of the state: hidden and cell values of all layers."""
+        """Length of the state vector: hidden and cell values of all layers."""
         return 2 * self.layers * self.units
 
     def step(self, features: torch.Tensor, state: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Map features [batch, n_in] and state [batch, state_size] (None: zeros) to output [batch, units] and state."""
-        output, after = self.lstm(features.unsqueeze(0), self._split(state))
-        return output.squeeze(0), self._joined(after)
+        output, next_state = self.lstm(features.unsqueeze(0), self._split(state))
+        return output.squeeze(0), self._merge(next_state)
 
     def unroll(self, features: torch.Tensor, lengths: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Return outputs [n, units] of concatenated sequences.
@@ -53,5 +53,5 @@ class RecurrentLayer(nn.Module):
         pair = state.reshape(-1, 2, self.layers, self.units).permute(1, 2, 0, 3).contiguous()
         return pair[0], pair[1]
 
-    def _joined(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def _merge(self, pair: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         return torch.stack(pair).permute(2, 0, 1, 3).flatten(1)

@@ -1,20 +1,20 @@
-"""Mean and standard deviation of all numbers seen so far, and the normalisation of observations by them."""
+"""Running mean and standard deviation of samples, and the normalization of observations by them."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
-SMALLEST = 1e-8
-"""Standard deviations up to this count as zero."""
-FURTHEST = 10.0
-"""Normalised numbers are clipped to this many standard deviations."""
+MIN_DEVIATION = 1e-8
+"""Standard deviations up to this are treated as zero."""
+MAX_DEVIATIONS = 10.0
+"""Number of standard deviations to which normalized numbers are clipped."""
 
 
 class RunningMoments(nn.Module):
-    """Mean and (population) standard deviation of all samples seen, for each of some numbers.
+    """Mean and (population) standard deviation of all samples so far, elementwise.
 
-    They are kept in float64 and in buffers, so they belong to a network's weights.
+    They are float64 buffers, so they are saved with a network's weights.
 
     Args:
         shape: shape of a sample.
@@ -32,32 +32,32 @@ class RunningMoments(nn.Module):
 
     @property
     def deviation(self) -> torch.Tensor:
-        """Standard deviation of each number; 1 as long as it is (almost) zero."""
+        """Standard deviation of each element; 1 as long as it is (almost) zero."""
         deviation = (self.squares / self.count.clamp_min(1)).sqrt()
-        return torch.where(deviation > SMALLEST, deviation, 1.0)
+        return torch.where(deviation > MIN_DEVIATION, deviation, 1.0)
 
     @torch.no_grad()
-    def see(self, samples: torch.Tensor) -> None:
-        """Take in samples [n, *shape], n >= 1 (Chan, Golub & LeVeque 1983: moments of two merged samples)."""
-        seen = samples.double()
-        n, mean = len(seen), seen.mean(0)
-        squares = (seen - mean).square().sum(0)
+    def update(self, samples: torch.Tensor) -> None:
+        """Add samples [n, *shape], n >= 1 (Chan, Golub & LeVeque 1983: moments of two merged samples)."""
+        batch = samples.double()
+        n, mean = len(batch), batch.mean(0)
+        squares = (batch - mean).square().sum(0)
         total, shift = self.count + n, mean - self.mean
         self.squares += squares + shift.square() * self.count * n / total
         self.mean += shift * n / total
         self.count += n
 
-    def normalized(self, x: torch.Tensor) -> torch.Tensor:
-        """Return numbers [..., *shape] less their mean, divided by their deviation."""
+    def normalize(self, x: torch.Tensor) -> torch.Tensor:
+        """Subtract the mean from `x` [..., *shape] and divide by the standard deviation."""
         return (x - self.mean.to(x.dtype)) / self.deviation.to(x.dtype)
 
-    def restored(self, x: torch.Tensor) -> torch.Tensor:
-        """Invert `normalized`."""
+    def denormalize(self, x: torch.Tensor) -> torch.Tensor:
+        """Invert `normalize`."""
         return x * self.deviation.to(x.dtype) + self.mean.to(x.dtype)
 
 
 class RunningNormalizer(RunningMoments):
-    """Normalisation of the numbers that a network reads, [..., n]; before it has seen any they only are clipped."""
+    """Normalizer of a network's numeric inputs, [..., n]; before the first update it only clips them."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.normalized(x).clamp(-FURTHEST, FURTHEST)
+        return self.normalize(x).clamp(-MAX_DEVIATIONS, MAX_DEVIATIONS)

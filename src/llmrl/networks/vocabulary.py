@@ -1,4 +1,4 @@
-"""Vocabulary of networks that read words: each word is numbered at its first occurrence."""
+"""Vocabulary of networks that read words: each word gets its number at its first occurrence."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ _WORD = re.compile(r"[^\W\d_]+|\d+")
 
 
 class Vocabulary:
-    """Table of at most `size` numbers: 0 is padding, 1 an unknown word, and the others are words in the order of their
-    first occurrence. A word is a run of letters or of digits, in lower case.
+    """Table of at most `size` words with their numbers.
+
+    Number 0 is padding, 1 an unknown word; the others are words in the order of their first occurrence. A word is a
+    sequence of letters or of digits, in lower case.
 
     Attributes:
-        kept: number of words that `forget` keeps.
+        kept: number of words that `forget` retains.
     """
 
     def __init__(self, size: int) -> None:
         if not 3 <= size <= np.iinfo(np.int16).max:
-            raise ValueError(f"size={size}: 3 to {np.iinfo(np.int16).max} are possible")
+            raise ValueError(f"size={size} must be from 3 to {np.iinfo(np.int16).max}")
         self.size = size
         self.kept = 0
         self._numbers: dict[str, int] = {}
@@ -37,22 +39,22 @@ class Vocabulary:
         A text without words is one unknown word. New words are added if `learn` and the table has room, else unknown.
         """
         numbers = self._numbers
-        found = []
+        word_ids = []
         for word in _WORD.findall(text.lower()):
             number = numbers.get(word)
             if number is None:
                 number = UNKNOWN
                 if learn and len(numbers) + 2 < self.size:
                     number = numbers[word] = len(numbers) + 2
-            found.append(number)
-        return np.array(found or [UNKNOWN], dtype=np.int16).tobytes()
+            word_ids.append(number)
+        return np.array(word_ids or [UNKNOWN], dtype=np.int16).tobytes()
 
     def keep(self) -> None:
-        """Let `forget` keep all words known now."""
+        """Mark all present words, so that `forget` retains them."""
         self.kept = len(self._numbers)
 
     def forget(self) -> None:
-        """Return to the state after the last `keep`, without the words added since."""
+        """Remove the words added since the last `keep`."""
         self._numbers = dict(list(self._numbers.items())[: self.kept])
 
     def state_dict(self) -> list[str]:
@@ -64,9 +66,11 @@ class Vocabulary:
         self.keep()
 
 
-def padded(rows: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Decode n results of `Vocabulary.read`: words [n, longest] int64, with `PADDING` at the end, and lengths [n]
-    int64."""
+def pad_texts(rows: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Decode n results of `Vocabulary.read` to padded words and lengths.
+
+    Words are [n, longest] int64 with `PADDING` at the end; lengths are [n] int64.
+    """
     arrays = [np.frombuffer(row, dtype=np.int16) for row in rows]
     lengths = np.array([len(array) for array in arrays])
     words = np.full((len(arrays), lengths.max()), PADDING, dtype=np.int64)

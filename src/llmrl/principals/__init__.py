@@ -1,1 +1,1 @@
-"""Ask/tell proposers that set an environment's mechanism."""
+"""Principals: ask/tell proposers that set an environment's mechanism."""

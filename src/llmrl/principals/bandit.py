@@ -1,24 +1,25 @@
-"""Base of the bandits: arms and, for each context, the number and mean of every arm's payoffs."""
+"""Base class of bandits, with the number and mean of every arm's payoffs in each context."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from llmrl.core.records import Outcome, State
+from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
 from llmrl.principals.grid import Arms
 
 
-class BanditPrincipal(ABC):
+class BanditPrincipal(StateFields, ABC):
     """Base of the tabular bandits; a subclass chooses an arm in `_select`.
 
     The candidates of a step are chosen one after the other and may be the same arm, which is then measured several
-    times. Its recommendation is the incumbent unless a subclass has a rule of its own
-    (`llmrl.core.protocols.Recommender`).
+    times. The recommendation is the incumbent unless a subclass overrides it (`llmrl.core.protocols.Recommender`).
 
     Attributes:
         counts: plays of each arm, [contexts or 1, arms] int64.
@@ -29,6 +30,8 @@ class BanditPrincipal(ABC):
         seeds: seed tree; choices are drawn from its stream `principal`.
         grid: the arms.
     """
+
+    _state_fields: ClassVar[tuple[str, ...]] = ("counts", "means", "rng")
 
     parallel = True
 
@@ -55,38 +58,32 @@ class BanditPrincipal(ABC):
         yet.
         """
 
-    def _learn(self, row: int, arm: int, payoff: float) -> None:  # noqa: B027  (a hook, not a duty)
+    def _learn(self, row: int, arm: int, payoff: float) -> None:
         """Update further statistics of a subclass; called before counts and means are updated."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        row, chosen = self.space.row(context), list[int]()
+        row, arms = self.space.row(context), list[int]()
         pending = np.zeros(self.grid.n_arms, dtype=np.int64)
         for _ in range(n):
-            chosen.append(self._select(row, pending))
-            pending[chosen[-1]] += 1
-        return np.stack([self.grid.vector(arm) for arm in chosen])
+            arms.append(self._select(row, pending))
+            pending[arms[-1]] += 1
+        return np.stack([self.grid.vector(arm) for arm in arms])
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Update counts and means; return principal/arms_played (number of arms played in the last outcome's context)
-        and principal/best_mean (highest mean payoff of an arm in it)."""
+        """Update counts and means; return metrics of the last outcome's context.
+
+        They are principal/arms_played (number of arms played) and principal/best_mean (highest mean payoff of an arm).
+        """
         for outcome in outcomes:
             row, arm = self.space.row(outcome.context), self.grid.arm(outcome.vector)
             self._learn(row, arm, outcome.value)
             self.counts[row, arm] += 1
             self.means[row, arm] += (outcome.value - self.means[row, arm]) / self.counts[row, arm]
-        played = self.counts[row] > 0
+        has_plays = self.counts[row] > 0
         return {
-            "principal/arms_played": float(played.sum()),
-            "principal/best_mean": float(self.means[row, played].max()),
+            "principal/arms_played": float(has_plays.sum()),
+            "principal/best_mean": float(self.means[row, has_plays].max()),
         }
-
-    def state_dict(self) -> State:
-        return {"counts": self.counts.copy(), "means": self.means.copy(), "rng": self.rng.bit_generator.state}
-
-    def load_state_dict(self, state: State) -> None:
-        self.counts = np.array(state["counts"])
-        self.means = np.array(state["means"])
-        self.rng.bit_generator.state = state["rng"]
 
     def _random_arm(self) -> int:
         """Return a uniformly random arm."""

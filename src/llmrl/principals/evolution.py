@@ -1,5 +1,8 @@
-"""What the generational searches share: candidates handed out one by one or many at once, updates a whole population
-at a time, a search of its own in every context, and a state that is what was told."""
+"""Base of generational searches.
+
+Candidates are proposed one by one or in batches, updates use a whole population, and every context has its own search.
+The state consists of the outcomes.
+"""
 
 from __future__ import annotations
 
@@ -20,33 +23,33 @@ Population = Annotated[int, Ge(4)]
 
 
 class Search(Protocol):
-    """A distribution over the unit cube that moves to where values are high.
+    """Distribution over the unit cube that moves towards high values.
 
     Attributes:
-        population: candidates of the generation under way.
+        population: number of candidates in the current generation.
     """
 
     population: int
 
     def sample(self, seed: int) -> np.ndarray:
-        """A candidate, [d]; depends on the generations it was updated with and the seed alone."""
+        """Return a candidate, [d], which depends only on the seed and on the generations of earlier updates."""
         ...
 
     def update(self, vectors: np.ndarray, values: np.ndarray) -> None:
-        """Learn a generation: vectors [population, d] and their values [population], higher is better."""
+        """Update with a generation: vectors [population, d] and their values [population], higher is better."""
         ...
 
 
 @dataclass
 class _Context:
-    """The search in one context.
+    """Search in one context.
 
     Attributes:
-        at_once: proposals of the first `ask`; 0 before it.
-        asked: candidates handed out.
-        pending: those of the last `ask` as they were drawn, [n, d] in the unit cube.
-        vectors, values: all that was told, in order; vectors in the unit cube.
-        used: how many of them the search has been updated with.
+        at_once: number of proposals in the first `ask`; 0 before it.
+        asked: number of candidates proposed.
+        pending: unrounded candidates of the last `ask`, [n, d] in the unit cube.
+        vectors, values: all outcomes in order; vectors in the unit cube.
+        used: number of outcomes that the search was updated with.
     """
 
     at_once: int = 0
@@ -61,17 +64,17 @@ class _Context:
 
 
 class EvolutionPrincipal(ABC):
-    """Base of the generational searches; a subclass says in `_start` which one.
+    """Base of the generational searches; a subclass creates its search in `_start`.
 
-    A generation is over when as many candidates were told as the population has, and what is told beyond that counts
-    towards the next. A population is therefore a multiple of the number of proposals that are tried at once: all its
+    A generation is complete when as many outcomes exist as the population has candidates; further outcomes count
+    towards the next generation. A population is therefore a multiple of the number of proposals per step: all its
     candidates then come from one distribution, and none is wasted.
 
-    What a search learns of a candidate is where it was drawn, also where it was rounded before it was tried: else a
-    search of whole numbers would take the distance between two of them for its own spread.
+    A search is updated with the unrounded candidates. Otherwise a search of integers would mistake the distance between
+    two of them for its own spread.
 
-    A candidate's random numbers are addressed by its place among those asked in its context, so the state is what was
-    told: a restored search learns it again, generation by generation.
+    The random numbers of a candidate are determined by its index in its context, so the state consists of the outcomes
+    only; a restored search is updated with them again, generation by generation.
     """
 
     parallel = True
@@ -81,44 +84,49 @@ class EvolutionPrincipal(ABC):
         self.contexts = [_Context() for _ in range(space.n_rows)]
 
     @abstractmethod
-    def _start(self, row: int, at_once: int) -> Search:
-        """A new search for a context, whose populations are multiples of `at_once`."""
+    def _start(self, row: int, batch_size: int) -> Search:
+        """Return a new search for a context, whose populations are multiples of `batch_size`."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
-        own = self.contexts[row]
-        if own.search is None:
-            own.at_once, own.search = n, self._start(row, n)
+        search_context = self.contexts[row]
+        if search_context.search is None:
+            search_context.at_once, search_context.search = n, self._start(row, n)
         seeds = self.seeds.child(row).child("candidate")
-        unit = np.stack([own.search.sample(seeds.integer(own.asked + i)) for i in range(n)])
-        own.asked += n
-        own.pending = unit
+        unit = np.stack([search_context.search.sample(seeds.integer(search_context.asked + i)) for i in range(n)])
+        search_context.asked += n
+        search_context.pending = unit
         return from_unit(self.space, unit)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Metrics, of the context: generation (updates made), spread (standard deviation of the candidates of the last
-        whole generation, as a share of the range, mean over numbers; from the second generation on)."""
-        own = self.contexts[self.space.row(outcomes[0].context)]
-        told = np.array([outcome.vector for outcome in outcomes])
-        # What was not asked for last stands for itself.
-        asked = len(told) == len(own.pending) and np.array_equal(told, from_unit(self.space, own.pending))
-        own.vectors += list(own.pending if asked else to_unit(self.space, told))
-        own.values += [outcome.value for outcome in outcomes]
-        _learn(own)
-        metrics = {"principal/generation": float(own.generations)}
-        return metrics | ({"principal/spread": own.spread} if own.generations else {})
+        """Add outcomes and return metrics of the context.
+
+        They are generation (number of updates) and, from the second generation on, spread (standard deviation of the
+        candidates of the last complete generation, as a share of the range, mean over numbers).
+        """
+        search_context = self.contexts[self.space.row(outcomes[0].context)]
+        vectors = np.array([outcome.vector for outcome in outcomes])
+        # Outcomes of vectors from elsewhere have no unrounded candidate.
+        is_pending = len(vectors) == len(search_context.pending) and np.array_equal(
+            vectors, from_unit(self.space, search_context.pending)
+        )
+        search_context.vectors += list(search_context.pending if is_pending else to_unit(self.space, vectors))
+        search_context.values += [outcome.value for outcome in outcomes]
+        _learn(search_context)
+        metrics = {"principal/generation": float(search_context.generations)}
+        return metrics | ({"principal/spread": search_context.spread} if search_context.generations else {})
 
     def state_dict(self) -> State:
         return {
             "contexts": [
                 {
-                    "at_once": own.at_once,
-                    "asked": own.asked,
-                    "pending": own.pending.copy(),
-                    "vectors": np.array(own.vectors).reshape(-1, self.space.dim),
-                    "values": np.array(own.values),
+                    "at_once": search_context.at_once,
+                    "asked": search_context.asked,
+                    "pending": search_context.pending.copy(),
+                    "vectors": np.array(search_context.vectors).reshape(-1, self.space.dim),
+                    "values": np.array(search_context.values),
                 }
-                for own in self.contexts
+                for search_context in self.contexts
             ]
         }
 
@@ -126,23 +134,27 @@ class EvolutionPrincipal(ABC):
         self.contexts = []
         for row, saved in enumerate(state["contexts"]):
             pending, values = np.array(saved["pending"]), saved["values"].tolist()
-            own = _Context(saved["at_once"], saved["asked"], pending, list(saved["vectors"]), values)
-            if own.at_once:
-                own.search = self._start(row, own.at_once)
-                _learn(own)
-            self.contexts.append(own)
+            search_context = _Context(saved["at_once"], saved["asked"], pending, list(saved["vectors"]), values)
+            if search_context.at_once:
+                search_context.search = self._start(row, search_context.at_once)
+                _learn(search_context)
+            self.contexts.append(search_context)
 
 
-def whole(population: int, at_once: int) -> int:
-    """`population`, rounded up to a multiple of `at_once`."""
-    return -(-population // at_once) * at_once
+def round_up(population: int, multiple: int) -> int:
+    """Return `population` rounded up to a multiple of `multiple`."""
+    return -(-population // multiple) * multiple
 
 
-def _learn(own: _Context) -> None:
-    """Update the search with the generations that are complete."""
-    assert own.search is not None
-    while len(own.values) - own.used >= own.search.population:
-        part = slice(own.used, own.used + own.search.population)
-        vectors = np.array(own.vectors[part])
-        own.used, own.generations, own.spread = part.stop, own.generations + 1, float(vectors.std(0).mean())
-        own.search.update(vectors, np.array(own.values[part]))
+def _learn(search_context: _Context) -> None:
+    """Update the search with the complete generations."""
+    assert search_context.search is not None
+    while len(search_context.values) - search_context.used >= search_context.search.population:
+        generation = slice(search_context.used, search_context.used + search_context.search.population)
+        vectors = np.array(search_context.vectors[generation])
+        search_context.used, search_context.generations, search_context.spread = (
+            generation.stop,
+            search_context.generations + 1,
+            float(vectors.std(0).mean()),
+        )
+        search_context.search.update(vectors, np.array(search_context.values[generation]))

@@ -1,4 +1,4 @@
-"""Principals that propose what they were given: one vector for each context, or a list of them."""
+"""Principals that propose given vectors: one for each context, or a list."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from annotated_types import MinLen
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
-from llmrl.core.records import Outcome, State
+from llmrl.core.records import Outcome
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
 
 
-class FixedPrincipal:
-    """Proposes constant values, learns nothing.
+class FixedPrincipal(StateFields):
+    """Principal that proposes constant values and learns nothing.
 
     Args:
-        space: what is proposed.
-        values: one number a parameter; None sets every number to its lower bound (no tax, no payment).
+        space: parameter space of the proposals.
+        values: one number per parameter; None sets every number to its lower bound (no tax, no payment).
         contexts: a list like `values` for each context, in the order of `space.contexts`; instead of `values`.
 
     Raises:
-        ConfigError: a wrong count of numbers or lists, a number out of bounds or with more decimals than it may have,
-            or both `values` and `contexts` given.
+        ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or both
+            `values`
+            and `contexts` given.
     """
 
     parallel = True
@@ -36,7 +38,7 @@ class FixedPrincipal:
     ) -> None:
         self.space = space
         if values is not None and contexts is not None:
-            raise ConfigError("principal=fixed takes values, or contexts, not both")
+            raise ConfigError("principal=fixed has both principal.values and principal.contexts; give only one of them")
         if contexts is not None:
             if len(contexts) != len(space.contexts):
                 raise ConfigError(
@@ -59,28 +61,26 @@ class FixedPrincipal:
         """Return the vector of a context, [1, d]; [0, d] for n = 0."""
         return np.array(self.table[self.space.row(context)][None][:n])
 
-    def state_dict(self) -> State:
-        """Empty: everything is in the configuration."""
-        return {}
 
-    def load_state_dict(self, state: State) -> None:
-        """Nothing to restore."""
+class ListedPrincipal(StateFields):
+    """Principal that proposes the vectors of a list in order, cyclically, and learns nothing.
 
-
-class ListedPrincipal:
-    """Proposes the vectors of a list in their order, and begins again at its end; learns nothing.
-
-    With as many candidates a step as there are vectors, all are tried side by side in one batch.
+    With as many candidates per step as there are vectors, all are tried in one batch.
 
     Args:
-        space: what is proposed.
-        vectors: what to try, [n, d].
-        grid: instead of `vectors`, the values of each number, [d] lists: all their combinations, the last number first.
+        space: parameter space of the proposals.
+        vectors: vectors to propose, [n, d].
+        grid: instead of `vectors`, the values of each number, d lists; all their combinations are proposed, with the
+            last
+            number changing fastest.
 
     Raises:
-        ConfigError: a wrong count of numbers or lists, a number out of bounds or with more decimals than it may have,
-            or not one of `vectors` and `grid`.
+        ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or not exactly
+            one
+            of `vectors` and `grid`.
     """
+
+    _state_fields = ("asked",)
 
     parallel = True
     learns_from_others = True
@@ -92,27 +92,21 @@ class ListedPrincipal:
         grid: list[Annotated[list[float], MinLen(1)]] | None = None,
     ) -> None:
         if (vectors is None) == (grid is None):
-            raise ConfigError("principal=listed takes principal.vectors, or principal.grid: one of them")
+            raise ConfigError("principal=listed needs either principal.vectors or principal.grid")
         if grid is not None:
             if len(grid) != space.dim:
                 raise ConfigError(
                     f"principal.grid needs a list of values for each of the {space.dim} numbers of {space.name} "
                     f"({', '.join(space.names)}), got {len(grid)} lists"
                 )
-            vectors = [list(each) for each in itertools.product(*grid)]
+            vectors = [list(vector) for vector in itertools.product(*grid)]
         self.vectors = space.exact(space.check(vectors), "principal.vectors")
         self.asked = 0
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
-        places = (self.asked + np.arange(n)) % len(self.vectors)
+        indices = (self.asked + np.arange(n)) % len(self.vectors)
         self.asked += n
-        return self.vectors[places].copy()
+        return self.vectors[indices].copy()
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}
-
-    def state_dict(self) -> State:
-        return {"asked": self.asked}
-
-    def load_state_dict(self, state: State) -> None:
-        self.asked = state["asked"]

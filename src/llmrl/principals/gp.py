@@ -1,4 +1,4 @@
-"""Bayesian optimisation with a Gaussian process."""
+"""Bayesian optimization with a Gaussian process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import PositiveFloat, PositiveInt
-from llmrl.core.records import Outcome, State
+from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
 from llmrl.core.threads import exclusive
 from llmrl.core.unit_cube import from_unit, to_unit
 
@@ -23,40 +24,44 @@ if TYPE_CHECKING:
     from botorch.models.gp_regression import SingleTaskGP
     from gpytorch.kernels import Kernel
 
-SAMPLES = 128
-"""Joint posterior draws an acquisition value is averaged over (quasi-random)."""
-STARTS, RAW_STARTS, ASCENT_STEPS = 4, 128, 50
-"""Ascents of the acquisition function a proposal, the points their starts are chosen from, and their length."""
+N_POSTERIOR_SAMPLES = 128
+"""Number of joint posterior draws (quasi-random) over which acquisition values are averaged."""
+N_RESTARTS, N_RAW_SAMPLES, MAX_ITERATIONS = 4, 128, 50
+"""For each proposal: ascents of the acquisition function, points from which their starts are chosen, and steps."""
 
-FIT = {"ftol": 1e-6}
+FIT_OPTIONS = {"ftol": 1e-6}
 """Relative change of the model's log posterior density at which its ascent ends."""
 
 
-class GaussianProcessPrincipal:
-    """Fits a Gaussian process to all outcomes and proposes what promises most, maximising.
+class GaussianProcessPrincipal(StateFields):
+    """Principal that fits a Gaussian process to all outcomes and maximizes an acquisition function.
 
-    The model is refitted at every `ask`, so nothing but the data is carried along: constant mean, a squared exponential
-    kernel with a length scale a number, and noise of the same size everywhere, all by maximum a posteriori with the
-    dimension-scaled prior of Hvarfner et al. 2024 (arXiv 2402.02229), which holds in tens of dimensions. Numbers are
-    scaled to the unit cube, values standardised. The kernel of the numbers is multiplied by one of the contexts, 1 for
-    the same and exp(-1 / l^2), with l learned, for different ones (Krause & Ong 2011, Contextual Gaussian Process
-    Bandit Optimization, section 5), so contexts inform each other as far as they are alike.
+    The model is refitted at every `ask`, so the state consists of the data only. It has a constant mean, a squared
+    exponential kernel with one length scale per number, and homoscedastic noise, all by maximum a posteriori with the
+    dimension-scaled prior of Hvarfner et al. 2024 (arXiv 2402.02229), which works in tens of dimensions. Numbers are
+    scaled to the unit cube, values standardized. The kernel of the numbers is multiplied by a kernel of the contexts, 1
+    for equal and exp(-1 / l^2) for different contexts, with l learned (Krause & Ong 2011, Contextual Gaussian Process
+    Bandit Optimization, section 5), so similar contexts inform each other.
 
-    Proposals that are tried at once are chosen one after another, each with those before it taken into account
-    (Wilson et al. 2018, Maximizing acquisition functions for Bayesian optimization, section 3.2).
+    The proposals of a step are chosen one after another, each given the previous ones (Wilson et al. 2018, Maximizing
+    acquisition functions for Bayesian optimization, section 3.2).
 
     Args:
-        space, seeds: what is proposed, and the source of randomness.
-        initial: outcomes, over all contexts, before the first model; until then points of a scrambled Sobol sequence,
-            one sequence a context. None is 2 (d + 1), at most 10.
+        space: parameter space of the proposals.
+        seeds: seed tree.
+        initial: number of outcomes, over all contexts, before the first model; until then points of a scrambled Sobol
+            sequence are proposed, one sequence per context. None is 2 (d + 1), at most 10.
         acquisition: `log_noisy_ei` is the expected improvement over the unknown best mean of the vectors tried in the
             context (Letham et al. 2019), in logarithms (Ament et al. 2023, arXiv 2310.20708); `ucb` is the upper
-            confidence bound mean + sqrt(beta) std (Srinivas et al. 2010).
-        beta: of `ucb`.
+            confidence
+            bound mean + sqrt(beta) std (Srinivas et al. 2010).
+        beta: coefficient of `ucb`.
 
     Raises:
         ConfigError: BoTorch is missing.
     """
+
+    _state_fields = ("asked", "rows", "vectors", "values", "facts")
 
     parallel = True
     learns_from_others = True
@@ -80,20 +85,23 @@ class GaussianProcessPrincipal:
         self.rows: list[int] = []
         self.vectors: list[np.ndarray] = []  # in the unit cube
         self.values: list[float] = []
-        self.facts: dict[str, float] = {}  # what the model of the last `ask` said, logged when its outcomes are told
+        self.facts: dict[str, float] = {}  # predictions of the last `ask`, logged with its outcomes
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         if len(self.values) < self.initial:
-            unit, self.facts = self._space_filling(row, n), {}
+            unit, self.facts = self._sobol_points(row, n), {}
         else:
-            unit, self.facts = self._promising(row, n)
+            unit, self.facts = self._maximize_acquisition(row, n)
         self.asked[row] += n
         return from_unit(self.space, unit)
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Metrics, once there is a model: predicted (its mean for the vectors, before they were tried), noise (its
-        standard deviation of an outcome), both in units of the objective."""
+        """Add outcomes and, once there is a model, return its metrics.
+
+        They are predicted_objective (posterior mean of the vectors before they were tried) and noise (standard
+        deviation of an outcome), both in units of the objective.
+        """
         for outcome in outcomes:
             self.rows.append(self.space.row(outcome.context))
             self.vectors.append(to_unit(self.space, outcome.vector))
@@ -111,27 +119,14 @@ class GaussianProcessPrincipal:
             n: largest number of vectors, >= 1.
             estimates: pooled measurements so far.
         """
-        vectors = np.array([each.vector for each in estimates.ranked(context)]).reshape(-1, self.space.dim)
+        vectors = np.array([estimate.vector for estimate in estimates.ranked(context)]).reshape(-1, self.space.dim)
         if len(vectors) and len(self.values) >= self.initial:
             # Stable, so that equal means keep the order of the estimates.
             vectors = vectors[np.argsort(-self._posterior_means(self.space.row(context), vectors), kind="stable")]
         return vectors[:n]
 
-    def state_dict(self) -> State:
-        return {
-            "asked": list(self.asked),
-            "rows": list(self.rows),
-            "vectors": np.array(self.vectors).reshape(-1, self.space.dim),
-            "values": np.array(self.values),
-            "facts": dict(self.facts),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self.asked, self.rows, self.facts = list(state["asked"]), list(state["rows"]), dict(state["facts"])
-        self.vectors, self.values = list(state["vectors"]), state["values"].tolist()
-
-    def _space_filling(self, row: int, n: int) -> np.ndarray:
-        """The next points of the context's sequence, [n, d]."""
+    def _sobol_points(self, row: int, n: int) -> np.ndarray:
+        """Return the next points of the context's sequence, [n, d]."""
         import torch
         from torch.quasirandom import SobolEngine
 
@@ -141,41 +136,41 @@ class GaussianProcessPrincipal:
         points: np.ndarray = engine.draw(n, dtype=torch.float64).numpy()
         return points
 
-    def _promising(self, row: int, n: int) -> tuple[np.ndarray, dict[str, float]]:
-        """What maximises the acquisition function, [n, d], and facts to log."""
+    def _maximize_acquisition(self, row: int, n: int) -> tuple[np.ndarray, dict[str, float]]:
+        """Return the maximizers of the acquisition function, [n, d], and values to log."""
         import torch
         from botorch.exceptions.warnings import BotorchWarning
         from botorch.optim.optimize import optimize_acqf
         from botorch.utils.sampling import manual_seed
 
         seed = self.seeds.child("step").child(row).integer(self.asked[row])
-        given = {self.space.dim + i: float(i == row) for i in range(len(self.space.contexts))}
-        # BoTorch draws from torch's global stream, which `manual_seed` gives back as it was. Its warnings are of
-        # ascents that end early where the acquisition function is flat to rounding: nothing is lost.
+        context_features = {self.space.dim + i: float(i == row) for i in range(len(self.space.contexts))}
+        # BoTorch draws from torch's global stream, which `manual_seed` restores. Its warnings concern ascents that end
+        # early where the acquisition function is flat up to rounding, which does no harm.
         with exclusive(), manual_seed(seed), warnings.catch_warnings():
             warnings.simplefilter("ignore", BotorchWarning)
             warnings.simplefilter("ignore", RuntimeWarning)
             model = self._fit()
-            box = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(given))
-            found, _ = optimize_acqf(
+            box = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.space.dim + len(context_features))
+            candidate, _ = optimize_acqf(
                 self._acquisition(model, row, seed),
                 box,
                 q=n,
-                num_restarts=STARTS,
-                raw_samples=RAW_STARTS,
-                fixed_features=given or None,
+                num_restarts=N_RESTARTS,
+                raw_samples=N_RAW_SAMPLES,
+                fixed_features=context_features or None,
                 sequential=True,
-                options={"maxiter": ASCENT_STEPS},
+                options={"maxiter": MAX_ITERATIONS},
                 retry_on_optimization_warning=False,
             )
             with torch.no_grad():
                 predicted, noise = (
-                    float(model.posterior(found).mean.mean()),
+                    float(model.posterior(candidate).mean.mean()),
                     float(model.likelihood.noise.mean().sqrt()),
                 )
         mean, scale = self._scale()
-        facts = {"predicted": mean + scale * predicted, "noise": scale * noise}
-        return found[:, : self.space.dim].numpy(), facts
+        facts = {"predicted_objective": mean + scale * predicted, "noise": scale * noise}
+        return candidate[:, : self.space.dim].numpy(), facts
 
     def _posterior_means(self, row: int, vectors: np.ndarray) -> np.ndarray:
         """Return the standardized posterior means, [n], of vectors [n, d] in a context."""
@@ -184,7 +179,7 @@ class GaussianProcessPrincipal:
 
         seed = self.seeds.child("recommendation").integer(row)
         units = list(to_unit(self.space, vectors))
-        # A fit that fails is repeated from random parameters, drawn from torch's global stream.
+        # A failed fit is repeated from random parameters, drawn from torch's global stream.
         with exclusive(), manual_seed(seed), torch.no_grad():
             with torch.enable_grad():
                 model = self._fit()
@@ -192,7 +187,10 @@ class GaussianProcessPrincipal:
         return means
 
     def _kernel(self) -> Kernel:
-        """A length scale for each number, and one that all contexts share: it is known for a context never seen."""
+        """Return a kernel with a length scale for each number and one shared by all contexts.
+
+        The latter also applies to contexts without outcomes.
+        """
         from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
         from gpytorch.kernels import RBFKernel
         from gpytorch.priors import LogNormalPrior
@@ -206,10 +204,10 @@ class GaussianProcessPrincipal:
         return numbers * RBFKernel(active_dims=list(range(d, d + n_contexts)), lengthscale_prior=prior)
 
     def _scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of the values told; 1 for the latter where they are all the same."""
+        """Return mean and standard deviation of the observed values; the latter is 1 if all are equal."""
         values = np.array(self.values)
-        spread = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        return float(values.mean()), spread if spread > 1e-12 * np.abs(values).max() else 1.0
+        std = float(values.std(ddof=1)) if len(values) > 1 else 0.0
+        return float(values.mean()), std if std > 1e-12 * np.abs(values).max() else 1.0
 
     def _inputs(self, rows: list[int], units: list[np.ndarray]) -> torch.Tensor:
         """Return n points [d] of the unit cube and their contexts as inputs of the model, [n, d + contexts]."""
@@ -224,13 +222,13 @@ class GaussianProcessPrincipal:
         from botorch.models.gp_regression import SingleTaskGP
         from gpytorch.mlls import ExactMarginalLogLikelihood
 
-        # Standardised here, not by the model: BoTorch's tolerances are absolute, in the units of its posterior.
+        # Standardized here, not by the model: BoTorch's tolerances are absolute, in the units of its posterior.
         mean, scale = self._scale()
         values = torch.tensor((np.array(self.values) - mean) / scale)[:, None]
         model = SingleTaskGP(
             self._inputs(self.rows, self.vectors), values, covar_module=self._kernel(), outcome_transform=None
         )
-        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": FIT})
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), optimizer_kwargs={"options": FIT_OPTIONS})
         return model
 
     def _acquisition(self, model: SingleTaskGP, row: int, seed: int) -> AcquisitionFunction:
@@ -239,13 +237,13 @@ class GaussianProcessPrincipal:
         from botorch.acquisition.monte_carlo import qUpperConfidenceBound
         from botorch.sampling.normal import SobolQMCNormalSampler
 
-        sampler = SobolQMCNormalSampler(torch.Size([SAMPLES]), seed=seed)
+        sampler = SobolQMCNormalSampler(torch.Size([N_POSTERIOR_SAMPLES]), seed=seed)
         if self.acquisition == "ucb":
             return qUpperConfidenceBound(model, self.beta, sampler)
-        # What was tried in the other contexts is no rival here, unless nothing was tried in this one.
-        tried = self._inputs(self.rows, self.vectors)
-        own = tried[torch.tensor(self.rows) == row]
-        if not len(own):
-            own = tried.clone()
-            own[:, self.space.dim :] = torch.eye(len(self.space.contexts), dtype=torch.float64)[row]
-        return qLogNoisyExpectedImprovement(model, own, sampler, prune_baseline=True)
+        # The baseline is the vectors tried in this context; if there are none, those of all contexts.
+        inputs = self._inputs(self.rows, self.vectors)
+        baseline = inputs[torch.tensor(self.rows) == row]
+        if not len(baseline):
+            baseline = inputs.clone()
+            baseline[:, self.space.dim :] = torch.eye(len(self.space.contexts), dtype=torch.float64)[row]
+        return qLogNoisyExpectedImprovement(model, baseline, sampler, prune_baseline=True)

@@ -1,4 +1,4 @@
-"""Vectors of a space as the arms of a bandit: the points of a grid, or a list that fits a short run."""
+"""Vectors of a space as arms of a bandit: the points of a grid, or a list that fits a short run."""
 
 from __future__ import annotations
 
@@ -12,59 +12,59 @@ from llmrl.core.spaces import ParameterSpace
 from llmrl.core.unit_cube import counts, from_unit
 
 FINE = {3: 21, 5: 6}
-"""Points a number by dimension in the published epsilon-greedy principal, 9261 and 7776 arms: the most by default."""
+"""Points per number by dimension in the published epsilon-greedy principal (9261 and 7776 arms); default maximum."""
 COARSE = {3: 11, 5: 3}
-"""The same of the published UCB and Thompson principals: 1331 and 243 arms."""
+"""Points per number by dimension in the published UCB and Thompson principals (1331 and 243 arms)."""
 
 PLAYS = 3
-"""Least number of measurements per arm, on average, that the default arms of a run leave."""
+"""Minimum number of measurements per arm, on average, with the default arms of a run."""
 
-MOST_ARMS = 4_000_000
-"""Largest grid that is accepted: its tables of counts and means take 64 MB a context."""
+MAX_ARMS = 4_000_000
+"""Maximum number of arms of a grid; the tables of counts and means then take 64 MB per context."""
 
 
 class Arms(Protocol):
-    """Finitely many vectors of a space with indices 0 .. n_arms - 1."""
+    """Finite set of vectors of a space, with indices 0 .. n_arms - 1."""
 
     n_arms: int
 
     def vector(self, arm: int) -> np.ndarray:
-        """The values of an arm, [d]."""
+        """Return the values of an arm, [d]."""
 
     def arm(self, vector: np.ndarray) -> int:
-        """The arm at `vector`; raises ValueError for one that is none."""
+        """Return the index of `vector`; raise ValueError if it is no arm."""
 
 
 class ListedArms:
-    """Arms that are the rows of `vectors`, [n_arms, d]."""
+    """Arms given by the rows of `vectors`, [n_arms, d]."""
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors, self.n_arms = vectors, len(vectors)
 
     def vector(self, arm: int) -> np.ndarray:
-        """The values of an arm, [d]."""
+        """Return the values of an arm, [d]."""
         return np.array(self.vectors[arm])
 
     def arm(self, vector: np.ndarray) -> int:
-        """The arm at `vector`.
+        """Return the index of `vector`.
 
         Raises:
             ValueError: `vector` is not listed.
         """
-        found = np.flatnonzero((self.vectors == vector).all(axis=1))
-        if not len(found):
+        matches = np.flatnonzero((self.vectors == vector).all(axis=1))
+        if not len(matches):
             raise ValueError(f"{np.asarray(vector).tolist()} is none of the {self.n_arms} listed arms")
-        return int(found[0])
+        return int(matches[0])
 
 
 class ActionGrid:
     """Arms 0 .. points^d - 1 of an evenly spaced grid over the box of a space, both bounds included.
 
-    An arm's digits in base `points` are its coordinates, the first the most significant: arm 1 differs from arm 0 in
-    the last coordinate. The grid itself is never held in memory. Numbers are rounded as the space asks.
+    The digits of an arm's index in base `points` are its coordinates, the first the most significant: arm 1 differs
+    from arm 0 in the last coordinate. The grid itself is not stored. Numbers are rounded to the decimals of the space.
 
     Raises:
-        ConfigError: fewer than 2 points, more than a number has values, or more arms than a table can hold.
+        ConfigError: fewer than 2 points, more points than a number has values, or more arms than a table can hold.
     """
 
     def __init__(self, space: ParameterSpace, points: int) -> None:
@@ -73,37 +73,38 @@ class ActionGrid:
         self.n_arms: int = points**space.dim
         if points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
-        if self.n_arms > MOST_ARMS:
-            most = largest_points(space.dim, MOST_ARMS)
-            fewer = f"set principal.points to {most} or less, or " if most >= 2 else ""
+        if self.n_arms > MAX_ARMS:
+            max_points = largest_points(space.dim, MAX_ARMS)
+            hint = f"set principal.points to {max_points} or less, or " if max_points >= 2 else ""
             raise ConfigError(
-                f"principal.points={points} gives {self.n_arms:,} arms for the {space.dim} numbers of {space.name}; at "
-                f"most {MOST_ARMS:,} fit a table: {fewer}choose a principal without a grid (cem, cmaes, gp, llm)"
+                f"principal.points={points} results in {self.n_arms:,} arms for the {space.dim} numbers of "
+                f"{space.name}, "
+                f"more than {MAX_ARMS:,}; {hint}choose a principal without a grid (cem, cmaes, gp, llm)"
             )
-        fewest = counts(space).min()
-        if points > fewest:
+        min_values = counts(space).min()
+        if points > min_values:
             raise ConfigError(
-                f"principal.points={points}: a number of {space.name} has only {fewest:g} values; set principal.points "
-                f"to {fewest:g} or less"
+                f"principal.points={points}: a number of {space.name} has only {min_values:g} values; "
+                f"set principal.points to {min_values:g} or less"
             )
 
     def vector(self, arm: int) -> np.ndarray:
-        """The values of an arm, [d]."""
+        """Return the values of an arm, [d]."""
         digits = np.array(np.unravel_index(arm, self.shape), dtype=np.float64)
         low, high = self.space.low, self.space.high
-        # Weighted so that the last point is the upper bound itself, not a rounding error beside it.
+        # With these weights the last point is exactly the upper bound, without rounding errors.
         weight = digits / (self.points - 1)
         return self.space.rounded(low * (1.0 - weight) + high * weight)
 
     def arm(self, vector: np.ndarray) -> int:
-        """The arm at `vector`.
+        """Return the index of `vector`.
 
         Raises:
             ValueError: `vector` is not a point of the grid.
         """
         low, high = self.space.low, self.space.high
-        exact = (np.asarray(vector, dtype=np.float64) - low) / (high - low) * (self.points - 1)
-        digits = np.clip(np.rint(exact), 0, self.points - 1).astype(np.int64)
+        positions = (np.asarray(vector, dtype=np.float64) - low) / (high - low) * (self.points - 1)
+        digits = np.clip(np.rint(positions), 0, self.points - 1).astype(np.int64)
         arm = int(np.ravel_multi_index(tuple(digits), self.shape))
         if np.any(np.abs(self.vector(arm) - vector) > 1e-6 * (high - low)):
             raise ValueError(f"{np.asarray(vector).tolist()} is not on the grid of {self.points} points a number")
@@ -111,12 +112,12 @@ class ActionGrid:
 
 
 def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
-    """The published number of points for the space's dimension.
+    """Return the published number of points for the space's dimension.
 
-    For a dimension that was not published: as many as give no more arms than the largest published grid, at most 101.
-    Of whole numbers that have k values each: k, as what is between two of them says nothing of either.
+    For other dimensions: the largest number that gives no more arms than the largest published grid, at most 101. For
+    integers with k values each: k, since all values are tried.
     """
-    if _whole(space):
+    if _all_integers(space):
         return int(counts(space)[0])
     if space.dim in published:
         return published[space.dim]
@@ -125,19 +126,19 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
 
 
 def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
-    """Return the most points, from 2 to `default_points`, whose grid leaves `PLAYS` measurements per arm.
+    """Return the largest number of points, from 2 to `default_points`, that leaves `PLAYS` measurements per arm.
+
+    Integers have all their values, so `fitting_arms` lists them where these give too many arms.
 
     Args:
         space: parameter space of the proposals.
         published: points per number by dimension.
         proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
-
-    Integers have all their values, so `fitting_arms` lists them where these give too many arms.
     """
-    most = default_points(space, published)
-    if proposals is None or _whole(space):
-        return most
-    return max(2, min(most, largest_points(space.dim, proposals // space.n_rows // PLAYS)))
+    max_points = default_points(space, published)
+    if proposals is None or _all_integers(space):
+        return max_points
+    return max(2, min(max_points, largest_points(space.dim, proposals // space.n_rows // PLAYS)))
 
 
 def fitting_arms(
@@ -161,13 +162,13 @@ def fitting_arms(
     """
     if points is not None:
         return ActionGrid(space, points)
-    fitting = fitting_points(space, published, proposals)
+    n_points = fitting_points(space, published, proposals)
     if proposals is not None:
-        each = proposals // space.n_rows
-        if fitting**space.dim > each // PLAYS or (fitting < 3 and not _whole(space)):
-            n_arms = min(each // PLAYS, max(2 * (space.dim + 1), each // (2 * PLAYS)))
+        budget = proposals // space.n_rows
+        if n_points**space.dim > budget // PLAYS or (n_points < 3 and not _all_integers(space)):
+            n_arms = min(budget // PLAYS, max(2 * (space.dim + 1), budget // (2 * PLAYS)))
             return ListedArms(listed_vectors(space, max(2, n_arms)))
-    return ActionGrid(space, fitting)
+    return ActionGrid(space, n_points)
 
 
 def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:
@@ -190,30 +191,30 @@ def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:
         scan = space.rounded(np.array([space.neutral, (space.low + space.high) / 2, space.high]))
     if space.dim > SobolEngine.MAXDIM:
         raise ConfigError(
-            f"{space.name} has {space.dim:,} numbers, and arms can be listed for at most {SobolEngine.MAXDIM:,}; "
+            f"{space.name} has {space.dim:,} numbers, but arms can be listed for at most {SobolEngine.MAXDIM:,}; "
             "choose a principal without arms (cem, cmaes, gp, llm)"
         )
-    found = dict.fromkeys(tuple(vector) for vector in scan.tolist())
+    vectors = dict.fromkeys(tuple(vector) for vector in scan.tolist())
     sequence: Any = SobolEngine(space.dim)  # type: ignore[no-untyped-call]
     sequence.fast_forward(1)  # the first point is the lower bounds
     size = float(counts(space).prod())
     # Rounding may map many points to one vector.
     for _ in range(100 * n):
-        if len(found) >= min(n, size):
+        if len(vectors) >= min(n, size):
             break
         point = sequence.draw(1, dtype=torch.float64)[0].numpy()
-        found[tuple(from_unit(space, point).tolist())] = None
-    return np.array(list(found)[:n])
+        vectors[tuple(from_unit(space, point).tolist())] = None
+    return np.array(list(vectors)[:n])
 
 
-def _whole(space: ParameterSpace) -> bool:
-    """Whether its numbers are whole, with equally many values each."""
+def _all_integers(space: ParameterSpace) -> bool:
+    """Return whether all numbers of the space are integers with equally many values each."""
     values = counts(space)
     return all(p.decimals == 0 for p in space.parameters) and bool((values == values[0]).all())
 
 
 def largest_points(dim: int, arms: int) -> int:
-    """The largest n with n^dim <= arms."""
+    """Return the largest n with n^dim <= arms."""
     n = int(arms ** (1.0 / dim)) + 1
     while n**dim > arms:
         n -= 1

@@ -1,4 +1,4 @@
-"""A language model sets the numbers of a mechanism."""
+"""Principal whose language model sets the numbers of a mechanism."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import Briefing
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.llms.prompts import Prompt, PromptFamily
-from llmrl.llms.reading.vector_parser import VectorParser
+from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
-from llmrl.principals.history import FEWEST_UNITS, Record
-from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
+from llmrl.principals.history import MIN_UNITS, Record
+from llmrl.principals.llm_principal import LLMPrincipal
+from llmrl.principals.llm_settings import LLMSettings
 
 FAMILY = "principal"
 FOLDER = Path(__file__).with_name("prompts")
-REPEATED = 30
-"""Most proposals that are listed as tried more than once."""
+MAX_REPEATED = 30
+"""Maximum number of proposals that are listed as tried more than once."""
 
 
 class LLMMechanismPrincipal(LLMPrincipal):
-    """Tells the game, the numbers, the payoff and what was tried so far in words; a prompt of its own for each game.
+    """Principal that describes game, numbers, payoff and earlier proposals in a prompt specific to the game.
 
-    After the LLM principal of "Large Legislative Models" (arXiv 2410.08345), whose prompts were not released; these are
-    our own.
+    It follows the LLM principal of "Large Legislative Models" (arXiv 2410.08345), whose prompts were not released;
+    these are our own.
 
     Args:
-        spec: the environment, which has a mechanism.
+        spec: spec of the environment, which has a mechanism.
         llm: the chat model.
-        settings: how it is asked; `prompt` is one of `prompts/`, None takes the environment's own, or `generic`.
+        settings: settings of the questions; `prompt` is one of `prompts/`, None is the environment's own, or `generic`.
+        prompt_folder: folder of a user's own prompts; None: there is none.
 
     Raises:
         ConfigError: no mechanism, no such prompt.
@@ -41,15 +43,15 @@ class LLMMechanismPrincipal(LLMPrincipal):
 
     purpose = FAMILY
 
-    def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings) -> None:
-        self.prompts = PromptFamily(FAMILY, FOLDER, settings.prompt_folder)
+    def __init__(self, spec: EnvSpec, llm: ChatModel, settings: LLMSettings, prompt_folder: Path | None = None) -> None:
+        self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
         self.prompt = self._prompt_name(spec, settings.prompt)
         self.reply_model = numbers_model(spec.proposals)
         self.briefing: Briefing | None = None
         super().__init__(spec, spec.proposals, llm, settings)
 
     def brief(self, briefing: Briefing) -> None:
-        """Take in what is known of the run."""
+        """Store the facts about the run."""
         self.briefing = briefing
 
     def schema(self, n: int) -> dict[str, Any] | None:
@@ -96,27 +98,29 @@ class LLMMechanismPrincipal(LLMPrincipal):
             self.space.names,
             n,
             [(p.low, p.high) for p in parameters],
-            turn=self.history.generations + 1,
-            proposal=proposal,
-            context=context,
-            contexts=self.spec.contexts,
-            tried=[record["vector"] for record in self.history.records],
+            VectorQuestion(
+                turn=self.history.generations + 1,
+                proposal=proposal,
+                context=context,
+                contexts=self.spec.contexts,
+                tried=[record["vector"] for record in self.history.records],
+            ),
         )
 
     def repair(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
 
     def _line(self, record: Record) -> Record:
-        """A record as the history template takes it."""
-        # Where payoffs add up over agents, it does not matter to them who collects.
+        """Return a record in the form of the history template."""
+        # For payoffs that are sums over agents, the distribution among agents is irrelevant.
         additive, returns = self.spec.objective.step is not None, record["returns"]
         line = {
             **record,
             "values": list(zip(self.space.names, record["vector"], strict=True)),
             "curves": list(record["curves"].items()),
-            # What a line does not name was 0: most numbers of most lines.
+            # Zeros are omitted, which are most numbers of most lines.
             "summaries": [(name, value) for name, value in record["summaries"].items() if value],
-            "standard_error": record["standard_error"] if record["units"] >= FEWEST_UNITS else None,
+            "standard_error": record["standard_error"] if record["units"] >= MIN_UNITS else None,
             "usual": self.briefing is not None and record["episodes"] == self.briefing.validate_episodes,
             "range": additive,
             "returns": [min(returns), max(returns)] if additive and returns else returns,
@@ -125,31 +129,32 @@ class LLMMechanismPrincipal(LLMPrincipal):
         return line if self.settings.observations else {**line, "curves": [], "summaries": [], "returns": []}
 
     def _repeated(self, context: str | None) -> list[Record]:
-        """What was tried more than once: of many the best, oldest first."""
-        found = self.history.repeated(self.shown.history, self.shown.contexts, context)
-        return self.history.trim(found, "best", min(len(found), REPEATED))
+        """Return proposals that were tried more than once; if there are many, the best, oldest first."""
+        records = self.history.repeated(self.shown.history, self.shown.contexts, context)
+        return self.history.trim(records, "best", min(len(records), MAX_REPEATED))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:
-        known = self.prompts.names
+        available = self.prompts.names
         if prompt is None:
-            return spec.name if spec.name in known else "generic"
-        if prompt not in known:
+            return spec.name if spec.name in available else "generic"
+        if prompt not in available:
             raise ConfigError(
-                f"principal.prompt={prompt} does not exist; there are {', '.join(known)}, or null for env's own"
+                f"principal.prompt={prompt} does not exist; use {', '.join(available)}, or null for that of the "
+                "environment"
             )
         return prompt
 
 
 def numbers_model(mechanism: ParameterSpace) -> type[BaseModel]:
-    """Reasoning first, so that a model thinks before it decides; then the numbers under their names.
+    """Return the reply model: reasoning first, so that a model thinks before it decides, then numbers by name.
 
     Bounds are not in the schema, as not every provider accepts them there; the mechanism checks them.
     """
     if "reasoning" in mechanism.names:
         raise ConfigError(
-            f"{mechanism.name}: principal=llm keeps the name 'reasoning' for itself; rename that parameter"
+            f"{mechanism.name}: the parameter name 'reasoning' is reserved by principal=llm; rename the parameter"
         )
-    # A name may be no Python identifier, so it is an alias.
+    # Names need not be Python identifiers, so they are aliases.
     numbers: dict[str, Any] = {
         f"number_{i}": (float, Field(alias=p.name, strict=True, allow_inf_nan=False, description=p.description))
         for i, p in enumerate(mechanism.parameters)

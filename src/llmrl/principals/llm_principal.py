@@ -7,72 +7,80 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from pydantic import BaseModel, Field
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.pooling import key_of
 from llmrl.core.records import CallEstimate, ChatReply, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
+from llmrl.core.state_fields import StateFields
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
 from llmrl.llms.structured_query import Query, StructuredQuery
-from llmrl.principals.history import Contexts, History, Policy, Record
-from llmrl.principals.reply_formats import ParsedReply
+from llmrl.principals.history import History, Record
+from llmrl.principals.llm_settings import LLMSettings
 
-logger = logging.getLogger(__name__)
+Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
-OutOfRange = Literal["reask", "clamp", "accept"]
-Fallback = Literal["best", "last", "stop"]
 
-REPLY_TOKENS = 150
-"""Tokens of a typical reply, three sentences and up to ten numbers, in estimates of cost."""
-NUMBER_TOKENS = 4
-"""Tokens of each further number in estimates of cost."""
-NOT_ITS_OWN = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
-MOVED = "numbers of your reply were outside their ranges and were put at the nearest end"
-SAMPLE = 16
-"""Proposals, the first ones, by which the tokens of a row of the history are estimated."""
-FEWEST_ROWS = 16
-"""Rows of the history that a question shows at least, whatever `history_tokens` is."""
-TOLD = 8
-"""Most numbers out of bounds that an error message lists."""
+class OneProposal(BaseModel):
+    """The reply to a question for one vector."""
+
+    reasoning: str = ""
+    params: list[Finite]
+
+
+class SeveralProposals(BaseModel):
+    """The reply to a question for several vectors at once."""
+
+    reasoning: str = ""
+    proposals: list[list[Finite]]
 
 
 @dataclass(frozen=True)
-class LLMSettings:
-    """Settings of the questions; each field is an argument of `llm_principal`, which documents it."""
+class ParsedReply:
+    """Content of a reply.
 
-    prompt_folder: Path | None
-    prompt: str | None
-    history: Policy
-    window: int
-    newest: int
-    contexts: Contexts
-    measurements: Literal["pooled", "separate"]
-    observations: bool
-    repair_turns: int
-    fallback: Fallback
-    out_of_range: OutOfRange
-    duplicates: Literal["reask", "accept"]
-    step_size: float | None
-    optimum: float | None
-    sliding_history: bool
-    history_tokens: int | None
+    Attributes:
+        vectors: the proposals, [n, d].
+        reasoning: the model's reasons.
+        moved: count of numbers that were clipped to their bounds.
+    """
+
+    vectors: np.ndarray
+    reasoning: str = ""
+    moved: int = 0
 
 
-class LLMPrincipal(ABC):
+logger = logging.getLogger(__name__)
+
+REPLY_TOKENS = 150
+"""Number of tokens of a typical reply, three sentences and up to ten numbers, in estimates of cost."""
+NUMBER_TOKENS = 4
+"""Number of tokens of each further number in estimates of cost."""
+FALLBACK_NOTE = "not a proposal of yours: no reply of yours could be read, and this was tried in its place"
+CLIPPED_NOTE = "numbers of your reply were outside their ranges and were put at the nearest end"
+SAMPLE_SIZE = 16
+"""Number of first proposals from which the tokens per record of the history are estimated."""
+MIN_ROWS = 16
+"""Minimum number of records that a question shows, for any `history_tokens`."""
+MAX_FAULTS = 8
+"""Maximum count of numbers out of bounds that an error message lists."""
+
+
+class LLMPrincipal(StateFields, ABC):
     """Principal that asks a chat model for the next vector, given the parameters, the objective and earlier proposals.
 
     Each step is one conversation. A reply must hold all numbers. An invalid one is shown back with its error, up to
     `repair_turns` times; then `fallback` decides, and it is counted. Several proposals of a step are requested in as
-    many simultaneous questions, each with the number of its proposal; or, with `one_prompt_per_batch`, in one question
+    many simultaneous questions, each with the number of its proposal; or, with `joint_prompt`, in one question
     whose reply holds all of them.
 
     If the whole history does not fit into the model's context window, the question holds the records that
@@ -86,16 +94,18 @@ class LLMPrincipal(ABC):
 
     Attributes:
         purpose: purpose of the questions in the call log.
-        one_prompt_per_batch: whether one question asks for all proposals of a step.
+        joint_prompt: whether one question asks for all proposals of a step.
         reasons: the model's reasons for each vector of the last `ask`; "" where it gave none.
         fallbacks: whether each vector of the last `ask` is a fallback (no valid reply, or numbers that were unusable).
         iteration: number of steps asked so far.
     """
 
+    _state_fields: ClassVar[tuple[str, ...]] = ("history", "asker", "iteration", "counters", "notes")
+
     parallel = True
     learns_from_others = True
     purpose: str
-    one_prompt_per_batch = False
+    joint_prompt = False
 
     def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
         self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
@@ -130,8 +140,10 @@ class LLMPrincipal(ABC):
 
     @abstractmethod
     def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> VectorParser:
-        """Return the parser of replies with `n` vectors, for number `proposal` of the step's questions if there are
-        several."""
+        """Return the parser of replies with `n` vectors.
+
+        `proposal` is the number of the question if the step has several.
+        """
 
     @abstractmethod
     def repair(self, fault: str) -> Prompt:
@@ -140,48 +152,55 @@ class LLMPrincipal(ABC):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        self.in_reply = n if self.one_prompt_per_batch else 1
+        self.in_reply = n if self.joint_prompt else 1
         self.asker.schema = self.schema(self.in_reply)
-        places = range(1, n // self.in_reply + 1)
-        asked = [self.asked(self.in_reply, name, k if len(places) > 1 else None) for k in places]
-        questions = [self.question(name, k, n) for k in places]
-        readings = self.asker.ask(questions, [self._parser(each) for each in asked])
+        numbers = range(1, n // self.in_reply + 1)
+        parsers = [self.asked(self.in_reply, name, k if len(numbers) > 1 else None) for k in numbers]
+        questions = [self.question(name, k, n) for k in numbers]
+        readings = self.asker.ask(questions, [self._parser(parser) for parser in parsers])
         self.answered(questions)
-        answers = [self._valid(reading, name, k) for k, reading in enumerate(readings, 1)]
+        answers = [self._or_fallback(reading, name, k) for k, reading in enumerate(readings, 1)]
         vectors = np.concatenate([answer.vectors for answer in answers])
         self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
         self.fallbacks = [reading is None for reading in readings for _ in range(self.in_reply)]
-        moved = [answer.moved > 0 for answer in answers for _ in answer.vectors]
-        self.notes = [NOT_ITS_OWN if f else MOVED if m else "" for f, m in zip(self.fallbacks, moved, strict=True)]
+        moves = [answer.moved > 0 for answer in answers for _ in answer.vectors]
+        self.notes = [
+            FALLBACK_NOTE if f else CLIPPED_NOTE if m else "" for f, m in zip(self.fallbacks, moves, strict=True)
+        ]
         self.counters["moved_numbers"] += sum(answer.moved for answer in answers)
-        seen = set(self.tried)
+        keys = set(self.tried)
         for vector in vectors:
-            self.counters["repeated_proposals"] += key_of(vector) in seen
-            seen.add(key_of(vector))
+            self.counters["repeated_proposals"] += key_of(vector) in keys
+            keys.add(key_of(vector))
         self.iteration += 1
         return vectors
 
-    def answered(self, questions: Sequence[Prompt | Query]) -> None:  # noqa: B027 (most need none)
-        """Process the questions of the last `ask`, a hook of subclasses; their statistics are in `asker.asked`."""
+    def answered(self, questions: Sequence[Prompt | Query]) -> None:
+        """Process the questions of the last `ask`; a hook of subclasses. Their statistics are in `asker.asked`."""
 
-    def _valid(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
+    def _or_fallback(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
         """Return `reading`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
         if reading is not None:
             return reading
-        place = (self.history.generations + 1, question)
+        position = (self.history.generations + 1, question)
         if self.settings.fallback == "stop":
             raise LLMError(
-                f"no valid reply for step {place[0]}, question {question}, in {self.settings.repair_turns + 1} turns, "
-                "and principal.fallback=stop ends the run; set principal.fallback=best to go on"
+                f"no valid reply for step {position[0]}, question {question}, in {self.settings.repair_turns + 1} "
+                "turns; "
+                "principal.fallback=stop ends the run then, use principal.fallback=best to continue"
             )
         vector = self.propose_again(context)
-        logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *place, vector.tolist())
+        logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *position, vector.tolist())
         return ParsedReply(np.tile(vector, (self.in_reply, 1)))
 
     def propose_again(self, context: str | None) -> np.ndarray:
         """Return the fallback vector [d]: the last or the best of the context, else the middle of the bounds."""
-        own = self.history.in_context(context)
-        best = np.array(own[-1]["vector"]) if self.settings.fallback == "last" and own else self.history.best(context)
+        records = self.history.in_context(context)
+        best = (
+            np.array(records[-1]["vector"])
+            if self.settings.fallback == "last" and records
+            else self.history.best(context)
+        )
         return self.space.rounded((self.space.low + self.space.high) / 2) if best is None else best
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
@@ -196,14 +215,16 @@ class LLMPrincipal(ABC):
         return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
-        """Estimate the calls of `steps` steps of `n` proposals from rendered prompts; `known` outcomes are told before
-        the first step."""
+        """Estimate the calls of `steps` steps of `n` proposals from rendered prompts.
+
+        `known` outcomes are added before the first step.
+        """
         future = copy.copy(self)
         future.history, future.tried, future.iteration = self._empty_history(), set(), 0
         future.asker = self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
-        # Between these moments the prompt grows almost linearly.
+        # Between these steps the prompt grows almost linearly.
         moments = sorted({0, 1, *(steps * i // 8 for i in range(9))} & set(range(steps)))
         context = self.spec.contexts[0] if self.spec.contexts else None
         tokens = []
@@ -212,7 +233,7 @@ class LLMPrincipal(ABC):
                 future.history.add([future.history.typical(self.space, future.iteration)] * n)
                 future.iteration += 1
             tokens.append(estimate_tokens(shown_text(future.question(context, n, n))))
-        calls = steps if self.one_prompt_per_batch else steps * n
+        calls = steps if self.joint_prompt else steps * n
         prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
         reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
         return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
@@ -223,89 +244,80 @@ class LLMPrincipal(ABC):
         history.typical_steps = self.history.typical_steps
         return history
 
-    def state_dict(self) -> State:
-        return {
-            "history": self.history.state_dict(),
-            "asker": self.asker.state_dict(),
-            "iteration": self.iteration,
-            "counters": dict(self.counters),
-            "notes": list(self.notes),
-        }
-
     def load_state_dict(self, state: State) -> None:
-        self.history.load_state_dict(state["history"])
-        self.asker.load_state_dict(state["asker"])
-        self.iteration, self.counters = state["iteration"], self.counters | state["counters"]
-        self.notes = list(state["notes"])
+        super().load_state_dict(state)
         self.tried = {key_of(record["vector"]) for record in self.history.records}
 
     def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Query:
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
-        self.shown = self._bounded(context)
+        self.shown = self._history_settings(context)
         selected = self.select(context)
         return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
 
     def select(self, context: str | None) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""
-        chosen = self.shown
-        return self.history.select(chosen.history, chosen.window, chosen.contexts, context, chosen.newest)
+        settings = self.shown
+        return self.history.select(settings.history, settings.window, settings.contexts, context, settings.n_recent)
 
-    def _bounded(self, context: str | None) -> LLMSettings:
+    def _history_settings(self, context: str | None) -> LLMSettings:
         """Return the settings of the history in the next question.
 
         If all proposals would take more than `history_tokens` tokens, the best and the newest are shown instead, as
-        many as the tokens allow. Their number does not depend on later proposals, so that most questions begin as the
+        many as the tokens allow. Their number does not depend on later proposals, so that most questions start like the
         one before.
         """
-        chosen, records = self.settings, self.history.records
-        if chosen.history != "all" or chosen.history_tokens is None or len(records) < FEWEST_ROWS:
-            return chosen
-        if self._row_tokens is None or len(records) <= SAMPLE:
-            sample = [record | {"measured": [record["index"]]} for record in records[:SAMPLE]]
-            self.shown = chosen
-            whole, without = (estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0))
-            self._row_tokens = max(1.0, (whole - without) / len(sample))
-        contexts = 1 if chosen.contexts == "own" else max(1, len(self.history.contexts))
-        most = max(FEWEST_ROWS, int(chosen.history_tokens / self._row_tokens) // contexts)
-        if max(len(self.history.in_context(name)) for name in self.history.contexts) <= most:
-            return chosen
-        # The newest grow to less than twice as many before they are cut.
-        return replace(chosen, history="best_and_last", window=most // 2, newest=most // 4)
+        settings, records = self.settings, self.history.records
+        if settings.history != "all" or settings.history_tokens is None or len(records) < MIN_ROWS:
+            return settings
+        if self._row_tokens is None or len(records) <= SAMPLE_SIZE:
+            sample = [record | {"measured": [record["index"]]} for record in records[:SAMPLE_SIZE]]
+            self.shown = settings
+            full_tokens, base_tokens = (
+                estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0)
+            )
+            self._row_tokens = max(1.0, (full_tokens - base_tokens) / len(sample))
+        contexts = 1 if settings.contexts == "own" else max(1, len(self.history.contexts))
+        max_rows = max(MIN_ROWS, int(settings.history_tokens / self._row_tokens) // contexts)
+        if max(len(self.history.in_context(name)) for name in self.history.contexts) <= max_rows:
+            return settings
+        # The window of the newest grows to less than twice its size before it is cut.
+        return replace(settings, history="best_and_last", window=max_rows // 2, n_recent=max_rows // 4)
 
     def _render(
         self, context: str | None, selected: list[Record], n: int, proposal: int = 1, proposals: int = 1
     ) -> Prompt:
         """Render the question with `n` of the `selected` records."""
-        shown = self.history.trim(selected, self.shown.history, n)
-        return self.render(context, proposal, proposals, shown, self._selection(context, selected, n))
+        records = self.history.trim(selected, self.shown.history, n)
+        return self.render(context, proposal, proposals, records, self._selection(context, selected, n))
 
     def _selection(self, context: str | None, selected: list[Record], n: int) -> str | None:
-        """Return a sentence about the records left out if `n` of the `selected` ones are shown; None: none are."""
-        chosen = self.shown
-        own = chosen.contexts == "own" and bool(self.spec.contexts)
-        made = len(self.history.records)
-        named = [context] if own else self.history.contexts
-        available = sum(len(self.history.rows(name, chosen.history)) for name in named)
-        here = " of this context" if own else ""
+        """Return a sentence about the records omitted if `n` of the `selected` ones are shown; None if none are."""
+        settings = self.shown
+        is_separate = settings.contexts == "own" and bool(self.spec.contexts)
+        n_records = len(self.history.records)
+        contexts = [context] if is_separate else self.history.contexts
+        available = sum(len(self.history.rows(name, settings.history)) for name in contexts)
+        scope = " of this context" if is_separate else ""
         if n < len(selected):
-            which = {"best": "the best", "last": "the newest"}.get(chosen.history, "the best and the newest")
-            return f"There is room for {n} of the {available} proposals{here}: {which} of them are shown."
+            subset = {"best": "the best", "last": "the newest"}.get(settings.history, "the best and the newest")
+            return f"There is room for {n} of the {available} proposals{scope}: {subset} of them are shown."
         if n < available:
-            each = here or (" of each context" if self.spec.contexts else "")
-            least = "" if chosen.sliding_history else "at least "
-            if chosen.history == "chain":
-                return f"Shown are the proposals{each} that were better than all before them, and the newest."
-            if chosen.history == "best_and_last":
-                best = f"{chosen.window} best of the others"
+            context_scope = scope or (" of each context" if self.spec.contexts else "")
+            minimum = "" if settings.sliding_history else "at least "
+            if settings.history == "chain":
+                return f"Shown are the proposals{context_scope} that were better than all before them, and the newest."
+            if settings.history == "best_and_last":
+                best = f"{settings.window} best of the others"
                 summary = "" if self.settings.history == "best_and_last" else self._summary()
-                return f"Shown are {least}the {chosen.newest} newest proposals{each} and the {best}.{summary}"
-            if chosen.history == "last":
-                return f"Shown are {least}the {chosen.window} newest proposals{each}."
-            return f"Shown are the {chosen.window} best proposals{each}."
-        if not available and made:
+                recent = f"{settings.n_recent} newest proposals{context_scope}"
+                return f"Shown are {minimum}the {recent} and the {best}.{summary}"
+            if settings.history == "last":
+                return f"Shown are {minimum}the {settings.window} newest proposals{context_scope}."
+            return f"Shown are the {settings.window} best proposals{context_scope}."
+        if not available and n_records:
             return "None of them was made in this context, so none is shown."
-        elsewhere = own and len(self.history.in_context(context)) < made
-        return f"Shown are the proposals{here}." if elsewhere else None
+        is_partial = is_separate and len(self.history.in_context(context)) < n_records
+        return f"Shown are the proposals{scope}." if is_partial else None
 
     def _summary(self) -> str:
         """Return a sentence about the payoffs of all proposals, of which not all are shown."""
@@ -335,19 +347,20 @@ class LLMPrincipal(ABC):
 
         Raises:
             InvalidReply: the reply holds no vectors; or, depending on the settings, a number is out of bounds or a
-                vector was tried before.
+                vector was
+                tried before.
         """
-        found = parse_answer(text, asked or self.asked(self.in_reply), cut)
-        if self.refuses(found.answer):
+        answer = parse_answer(text, asked or self.asked(self.in_reply), cut)
+        if self.refuses(answer.answer):
             try:
-                self.space.check(found.answer)
+                self.space.check(answer.answer)
             except ConfigError as error:
-                raise InvalidReply(first_faults(str(error))) from None
-        vectors = self.space.rounded(found.answer, clip=self.settings.out_of_range != "accept")
+                raise InvalidReply(shorten_faults(str(error))) from None
+        vectors = self.space.rounded(answer.answer, clip=self.settings.out_of_range != "accept")
         if self.settings.duplicates == "reask":
             self._check_fresh(vectors)
-        moved = self.space.outside(found.answer).sum() if self.settings.out_of_range == "clamp" else 0
-        return ParsedReply(vectors, found.reasons, int(moved))
+        n_moves = self.space.outside(answer.answer).sum() if self.settings.out_of_range == "clamp" else 0
+        return ParsedReply(vectors, answer.reasons, int(n_moves))
 
     def refuses(self, vectors: np.ndarray) -> bool:
         """Return whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
@@ -355,20 +368,20 @@ class LLMPrincipal(ABC):
         return self.settings.out_of_range != "clamp" and bool(outside.any())
 
     def _check_fresh(self, vectors: np.ndarray) -> None:
-        seen = set(self.tried)
+        keys = set(self.tried)
         for i, vector in enumerate(vectors):
-            if key_of(vector) in seen:
-                which = "these numbers were" if len(vectors) == 1 else f"list {i + 1} was"
-                raise InvalidReply(f"{which} proposed already: propose something that was not tried")
-            seen.add(key_of(vector))
+            if key_of(vector) in keys:
+                subject = "these numbers were" if len(vectors) == 1 else f"list {i + 1} was"
+                raise InvalidReply(f"{subject} proposed already: propose something that was not tried")
+            keys.add(key_of(vector))
 
     def _new_asker(self) -> StructuredQuery[ParsedReply]:
         return StructuredQuery(
             self.llm, self.purpose, self._parser(None), self.repair, self.schema(1), self.settings.repair_turns
         )
 
-    def _parser(self, asked: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
-        return lambda reply: self.read(reply.text, reply.cut, asked)
+    def _parser(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
+        return lambda reply: self.read(reply.text, reply.cut, parser)
 
 
 def shown_text(question: Prompt | Query) -> str:
@@ -378,8 +391,8 @@ def shown_text(question: Prompt | Query) -> str:
     return "\n".join(str(message["content"]) for message in question.messages)
 
 
-def first_faults(faults: str) -> str:
-    """Return the first `TOLD` of several faults that semicolons separate, and the number of further ones."""
-    listed = faults.split("; ")
-    more = f"; and {len(listed) - TOLD} more" if len(listed) > TOLD else ""
-    return "; ".join(listed[:TOLD]) + more
+def shorten_faults(faults: str) -> str:
+    """Return the first `MAX_FAULTS` faults of a list separated by semicolons, and the number of further ones."""
+    parts = faults.split("; ")
+    more = f"; and {len(parts) - MAX_FAULTS} more" if len(parts) > MAX_FAULTS else ""
+    return "; ".join(parts[:MAX_FAULTS]) + more

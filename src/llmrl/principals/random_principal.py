@@ -1,4 +1,4 @@
-"""Principal that proposes uniformly random vectors, the baseline of all others."""
+"""Principal that proposes uniformly random vectors, the baseline for all others."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import Outcome, State
+from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit
 from llmrl.principals.grid import ActionGrid
 
 
-class RandomPrincipal:
+class RandomPrincipal(StateFields):
     """Principal that proposes uniformly at random and learns nothing.
 
     Args:
@@ -22,6 +23,8 @@ class RandomPrincipal:
         seeds: seed tree; proposals are drawn from its stream `principal`.
         points: values per number, evenly spaced including both bounds, >= 2; None: the whole range.
     """
+
+    _state_fields = ("rng",)
 
     parallel = True
     learns_from_others = True
@@ -38,9 +41,3 @@ class RandomPrincipal:
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}
-
-    def state_dict(self) -> State:
-        return {"rng": self.rng.bit_generator.state}
-
-    def load_state_dict(self, state: State) -> None:
-        self.rng.bit_generator.state = state["rng"]

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import Outcome, State
+from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
+from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit
 
 
-class SobolPrincipal:
+class SobolPrincipal(StateFields):
     """Principal that proposes a scrambled Sobol sequence, one sequence per context, and learns nothing.
 
     The points fill the box more evenly than random ones. Scrambling makes each point uniformly distributed (Owen 1998,
@@ -28,6 +29,8 @@ class SobolPrincipal:
         ConfigError: the space has more dimensions than there are direction numbers.
     """
 
+    _state_fields = ("counts",)
+
     parallel = True
     learns_from_others = True
 
@@ -36,8 +39,8 @@ class SobolPrincipal:
 
         if space.dim > Sobol.MAXDIM:
             raise ConfigError(
-                f"principal=sobol proposes at most {Sobol.MAXDIM:,} numbers, and {space.name} has {space.dim:,}; "
-                "choose principal=random"
+                f"principal=sobol supports at most {Sobol.MAXDIM:,} numbers, but {space.name} has {space.dim:,}; "
+                "use principal=random"
             )
         self.space, self.seeds = space, seeds.child("principal")
         self.counts = [0] * space.n_rows
@@ -57,9 +60,3 @@ class SobolPrincipal:
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         return {}
-
-    def state_dict(self) -> State:
-        return {"counts": list(self.counts)}
-
-    def load_state_dict(self, state: State) -> None:
-        self.counts = list(state["counts"])

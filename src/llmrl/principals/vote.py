@@ -1,9 +1,11 @@
-"""Principal `principal=vote`: the citizens put numbers to the vote, and what wins holds for one generation."""
+"""Principal `principal=vote`, whose citizens vote on the numbers that apply for one generation."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,97 +16,108 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.pooling import PooledEstimates
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
-from llmrl.core.records import Briefing, CallEstimate, ChatReply, Outcome, State
+from llmrl.core.records import Briefing, CallEstimate, ChatReply, Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.state_fields import StateFields
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply, json_schema
+from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
+from llmrl.llms.reading.choice_parser import RECONSIDERATION, ChoiceParser
+from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated
+from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
+from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
-from llmrl.principals.ballots import BallotParser, approved, counted, vote_schema
 from llmrl.principals.llm_mechanism import numbers_model
 
 logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).with_name("prompts")
 REPLY_TOKENS = 70
-"""Approximate tokens of a vote or a nomination."""
+"""Approximate number of tokens of a vote or a nomination."""
 Nominate = Literal["citizens", "random"]
 VoteRule = Literal["plurality", "approval"]
 
 
-class VotePrincipal:
-    """Citizens, each a language model that knows what it got so far, nominate vectors and vote on them.
+@dataclass(frozen=True)
+class VoteSettings:
+    """Options of `VotePrincipal`; meanings, units and ranges are in `conf/principal/vote.yaml`."""
 
-    On the ballot are the vector of the last generation (at first: no intervention) and the nominations, in an order
-    that the seed draws anew for each vote. A tie is won by the vector of the last generation if it is among the
-    winners, else by the first of them on the ballot. A citizen that gives no valid vote abstains.
+    nominate: Nominate
+    nominations: PositiveInt
+    rule: VoteRule
+    voters: PositiveInt | None
+    memory: PositiveInt
+    repair_turns: NonNegativeInt
+
+
+class VotePrincipal(StateFields):
+    """Principal whose citizens, each a language model with its own returns, nominate vectors and vote on them.
+
+    The ballot has the vector of the last generation (at first: no intervention) and the nominations, in an order that
+    the seed determines for each vote. In a tie, the vector of the last generation wins if it is among the winners, else
+    the first of them on the ballot. A citizen without a valid vote abstains.
 
     Args:
+        settings: options.
         spec: spec of the environment, with a mechanism.
         llm: the chat model of all citizens.
-        seeds: stream of random nominations, of who nominates, and of the order of ballots.
-        prompt_folder: the user's own prompts, `principal/_ballot.j2` and others in it; None: there are none.
-        nominate: who nominates: `citizens` the model speaks for, or chance (`random`, uniform within the bounds).
-        nominations: number of nominations for each vote.
-        rule: `plurality` (one vote each) or `approval` (any number of options each).
-        voters: number of citizens who vote, the first ones; None: all.
-        memory: number of last generations that a citizen is told.
-        repair_turns: chances to correct an invalid reply.
+        seeds: seed tree of random nominations, of the choice of nominators, and of the order of ballots.
+        prompt_folder: folder of a user's own prompts, such as `principal/_ballot.j2`; None: there is none.
 
     Raises:
         ConfigError: no chat model, no mechanism, or more nominators or voters than citizens.
     """
 
+    _state_fields = ("records", "votes", "last", "totals", "nominator", "voter")
+
     parallel = False
 
     def __init__(
         self,
+        settings: VoteSettings,
         spec: EnvSpec,
         llm: ChatModel | None,
         seeds: Seeds,
         prompt_folder: Path | None = None,
-        nominate: Nominate = "citizens",
-        nominations: PositiveInt = 3,
-        rule: VoteRule = "plurality",
-        voters: PositiveInt | None = None,
-        memory: PositiveInt = 20,
-        repair_turns: NonNegativeInt = 1,
     ) -> None:
         if llm is None:
-            raise ConfigError("principal=vote needs a chat model that speaks for the citizens; choose one with llm=")
-        for name, n in (("voters", voters or 1), ("nominations", nominations if nominate == "citizens" else 1)):
+            raise ConfigError(
+                "principal=vote needs a chat model for the citizens, but llm=none is set; choose one with llm="
+            )
+        n_nominations = settings.nominations if settings.nominate == "citizens" else 1
+        for name, n in (("voters", settings.voters or 1), ("nominations", n_nominations)):
             if n > spec.n_agents:
-                raise ConfigError(f"principal.{name}={n}: env={spec.name} has only {spec.n_agents} agents")
+                raise ConfigError(
+                    f"principal.{name}={n} exceeds the {spec.n_agents} agents of env={spec.name}; use at most that"
+                )
         if spec.facts.get("budget_balanced") is False:
             logger.warning(
-                "nobody pays for the incentives of env=%s, so that citizens who vote for their own good vote for the "
-                "highest; with budget_balanced=true all pay for them in equal shares",
+                "the incentives of env=%s cost the citizens nothing, so selfish citizens vote for the highest; with "
+                "budget_balanced=true all citizens pay for them in equal shares",
                 spec.name,
             )
         self.spec, self.space, self.llm, self.seeds = spec, spec.proposals, llm, seeds
-        self.nominate, self.nominations, self.rule = nominate, nominations, rule
-        self.voters, self.memory, self.repair_turns = voters or spec.n_agents, memory, repair_turns
+        self.settings, self.voters = settings, settings.voters or spec.n_agents
         self.prompts = PromptFamily("principal", FOLDER, prompt_folder)
         self.briefing: Briefing | None = None
         self.records: list[dict[str, Any]] = []
         self.votes = 0
         self.last: dict[str, float] = {}
-        self.totals = {"abstentions": 0, "kept": 0}
+        self.totals = {"abstentions": 0, "unchanged": 0}
         self.nominator: StructuredQuery[np.ndarray] = StructuredQuery(
             llm,
             "nomination",
             self._nomination,
             self._repair_nomination,
             json_schema(numbers_model(self.space)),
-            repair_turns,
+            settings.repair_turns,
         )
         self.voter = self._vote_query(["option_1"])
-        # Render every prompt once, so that faults in prompts are found before the run.
-        self._ballot(0, None, self._named([self.space.neutral]))
-        self._nominated(0, None)
+        # Render every prompt once, so that errors in prompts are found before the run.
+        self._ballot(0, None, self._build_options([self.space.neutral]))
+        self._nomination_prompt(0, None)
         self.voter.repair("-")
         self.nominator.repair("-")
 
@@ -115,38 +128,40 @@ class VotePrincipal:
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        own = self.seeds.child("vote").child(self.votes)
-        holds = self._holding(name)
-        found = [holds, *self._nominees(own, name)]
-        ballot = np.array(list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(found)).tolist())))
-        ballot = ballot[own.numpy("order").permutation(len(ballot))]
-        if len(ballot) == 1:  # what holds is all there is, so nobody is asked
-            self.totals["kept"] += 1
+        vote_seeds = self.seeds.child("vote").child(self.votes)
+        present = self._status_quo(name)
+        candidates = [present, *self._nominees(vote_seeds, name)]
+        ballot = np.array(
+            list(dict.fromkeys(tuple(vector) for vector in self.space.rounded(np.array(candidates)).tolist()))
+        )
+        ballot = ballot[vote_seeds.numpy("order").permutation(len(ballot))]
+        if len(ballot) == 1:  # only the present vector is on the ballot, so there is no vote
+            self.totals["unchanged"] += 1
             self.last = {"vote/options": 1.0, "vote/winner_share": 1.0, "vote/turnout": 0.0}
             self.votes += 1
             return ballot
-        options = self._named(list(ballot), holds)
+        options = self._build_options(list(ballot), present)
         voter = self._vote_query([option["name"] for option in options])
         voter.load_state_dict(self.voter.state_dict())
         self.voter = voter
         votes = voter.ask([self._ballot(agent, name, options) for agent in range(self.voters)])
-        tally = counted(votes, len(ballot))
+        tally = count_votes(votes, len(ballot))
         winners = np.flatnonzero(tally == tally.max())
-        kept = [i for i in winners.tolist() if np.array_equal(ballot[i], self.space.rounded(holds[None])[0])]
-        winner = kept[0] if kept else int(winners[0])
-        abstained = sum(vote is None for vote in votes)
-        self.totals["abstentions"] += abstained
-        self.totals["kept"] += bool(kept)
+        status_quo = [i for i in winners.tolist() if np.array_equal(ballot[i], self.space.rounded(present[None])[0])]
+        winner = status_quo[0] if status_quo else int(winners[0])
+        n_abstentions = sum(vote is None for vote in votes)
+        self.totals["abstentions"] += n_abstentions
+        self.totals["unchanged"] += bool(status_quo)
         self.last = {
             "vote/options": float(len(ballot)),
-            "vote/winner_share": float(tally[winner] / max(self.voters - abstained, 1)),
-            "vote/turnout": 1 - abstained / self.voters,
+            "vote/winner_share": float(tally[winner] / max(self.voters - n_abstentions, 1)),
+            "vote/turnout": 1 - n_abstentions / self.voters,
         }
         self.votes += 1
         return ballot[[winner]]
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
-        """Store what each citizen got; return the counts of votes and of the model's replies."""
+        """Store the returns of each citizen; return the counts of votes and of the model's replies."""
         for outcome in outcomes:
             self.records.append(
                 {
@@ -156,95 +171,83 @@ class VotePrincipal:
                     "returns": [float(x) for x in outcome.net_returns],
                 }
             )
-        asked = {name: x + self.nominator.metrics()[name] for name, x in self.voter.metrics().items()}
-        return asked | self.last | {f"vote/{name}": float(n) for name, n in self.totals.items()}
+        call_metrics = {name: x + self.nominator.metrics()[name] for name, x in self.voter.metrics().items()}
+        return call_metrics | self.last | {f"vote/{name}": float(n) for name, n in self.totals.items()}
 
     def recommend(self, context: int | None, n: int, estimates: PooledEstimates) -> np.ndarray:
-        """Return the vector that was elected last in a context, [1, d]; [0, d] before the first vote."""
+        """Return the vector of the last vote in a context, [1, d]; [0, d] before the first vote."""
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
         elected = [record["vector"] for record in self.records if record["context"] == name]
-        first = [np.array(vector) for vector in elected[-1:]]
-        return np.array(first[:n], dtype=np.float64).reshape(-1, self.space.dim)
+        vectors = [np.array(vector) for vector in elected[-1:]]
+        return np.array(vectors[:n], dtype=np.float64).reshape(-1, self.space.dim)
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """Return the estimate for `steps` votes, from rendered prompts with half of the final memory."""
         vector = self.space.neutral
-        middle = min(self.memory, (steps + known) // 2)
+        n_records = min(self.settings.memory, (steps + known) // 2)
         row = {"generation": 1, "context": None, "vector": vector.tolist(), "returns": [0.0] * self.spec.n_agents}
-        before, self.records = self.records, [row] * middle
-        options = self._named([vector] * (self.nominations + 1))
+        records, self.records = self.records, [row] * n_records
+        options = self._build_options([vector] * (self.settings.nominations + 1))
         ballot = estimate_tokens(self._ballot(0, None, options).text)
-        proposal = estimate_tokens(self._nominated(0, None).text)
-        self.records = before
-        asked = self.nominations if self.nominate == "citizens" else 0
-        calls = steps * (self.voters + asked)
-        most = calls * (1 + self.repair_turns)
-        return CallEstimate(calls, most, steps * (self.voters * ballot + asked * proposal), calls * REPLY_TOKENS)
+        proposal = estimate_tokens(self._nomination_prompt(0, None).text)
+        self.records = records
+        n_nominations = self.settings.nominations if self.settings.nominate == "citizens" else 0
+        calls = steps * (self.voters + n_nominations)
+        max_calls = calls * (1 + self.settings.repair_turns)
+        return CallEstimate(
+            calls, max_calls, steps * (self.voters * ballot + n_nominations * proposal), calls * REPLY_TOKENS
+        )
 
-    def state_dict(self) -> State:
-        return {
-            "records": [dict(record) for record in self.records],
-            "votes": self.votes,
-            "last": dict(self.last),
-            "totals": dict(self.totals),
-            "nominator": self.nominator.state_dict(),
-            "voter": self.voter.state_dict(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self.records, self.votes = [dict(record) for record in state["records"]], state["votes"]
-        self.last, self.totals = dict(state["last"]), dict(state["totals"])
-        self.nominator.load_state_dict(state["nominator"])
-        self.voter.load_state_dict(state["voter"])
-
-    def _holding(self, context: str | None) -> np.ndarray:
-        """Return the vector of the last generation of a context, [d]; at first the one that sets nothing."""
-        own = [record for record in self.records if record["context"] == context]
-        return np.array(own[-1]["vector"]) if own else self.space.neutral
+    def _status_quo(self, context: str | None) -> np.ndarray:
+        """Return the vector of the last generation of a context, [d]; at first the neutral one."""
+        records = [record for record in self.records if record["context"] == context]
+        return np.array(records[-1]["vector"]) if records else self.space.neutral
 
     def _nominees(self, seeds: Seeds, context: str | None) -> list[np.ndarray]:
-        """Return the nominations, each [d]; of citizens without a valid one there are fewer."""
+        """Return the nominations, each [d]; citizens without a valid nomination are omitted."""
         space = self.space
-        if self.nominate == "random":
-            drawn = seeds.numpy("nominations").uniform(space.low, space.high, (self.nominations, space.dim))
-            return list(drawn)
-        who = seeds.numpy("nominators").permutation(self.spec.n_agents)[: self.nominations]
-        found = self.nominator.ask([self._nominated(int(agent), context) for agent in sorted(who.tolist())])
-        return [vector for vector in found if vector is not None]
+        if self.settings.nominate == "random":
+            vectors = seeds.numpy("nominations").uniform(space.low, space.high, (self.settings.nominations, space.dim))
+            return list(vectors)
+        agents = seeds.numpy("nominators").permutation(self.spec.n_agents)[: self.settings.nominations]
+        replies = self.nominator.ask(
+            [self._nomination_prompt(int(agent), context) for agent in sorted(agents.tolist())]
+        )
+        return [vector for vector in replies if vector is not None]
 
-    def _named(self, vectors: Sequence[np.ndarray], holds: np.ndarray | None = None) -> list[dict[str, Any]]:
+    def _build_options(self, vectors: Sequence[np.ndarray], present: np.ndarray | None = None) -> list[dict[str, Any]]:
         return [
             {
                 "name": f"option_{i + 1}",
                 "values": list(zip(self.space.names, vector.tolist(), strict=True)),
                 "words": self.space.in_a_sentence(vector),
-                "holds": holds is not None and bool(self.records) and np.array_equal(vector, holds),
+                "holds": present is not None and bool(self.records) and np.array_equal(vector, present),
             }
             for i, vector in enumerate(vectors)
         ]
 
     def _vote_query(self, options: Sequence[str]) -> StructuredQuery[list[int]]:
         """Return the query for votes on `options`, whose parser, repair prompt and schema depend on them."""
-        approval = self.rule == "approval"
+        approval = self.settings.rule == "approval"
         return StructuredQuery(
             self.llm,
             "vote",
             partial(self._vote, options),
             partial(self._repair_vote, options),
             vote_schema(options, approval),
-            self.repair_turns,
+            self.settings.repair_turns,
         )
 
     def _ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
-        approval = self.rule == "approval"
-        return self.prompts.render("_ballot", options=options, approval=approval, **self._told(agent, context))
+        approval = self.settings.rule == "approval"
+        return self.prompts.render("_ballot", options=options, approval=approval, **self._citizen_facts(agent, context))
 
-    def _nominated(self, agent: int, context: str | None) -> Prompt:
-        return self.prompts.render("_nomination", **self._told(agent, context))
+    def _nomination_prompt(self, agent: int, context: str | None) -> Prompt:
+        return self.prompts.render("_nomination", **self._citizen_facts(agent, context))
 
-    def _told(self, agent: int, context: str | None) -> dict[str, Any]:
-        """Return what a citizen knows, as the prompts take it."""
+    def _citizen_facts(self, agent: int, context: str | None) -> dict[str, Any]:
+        """Return the facts known to a citizen, as template fields."""
         spec = self.spec
         return {
             "name": spec.name,
@@ -265,27 +268,121 @@ class VotePrincipal:
                     "own": record["returns"][agent],
                     "mean": float(np.mean(record["returns"])),
                 }
-                for record in self.records[-self.memory :]
+                for record in self.records[-self.settings.memory :]
             ],
         }
 
     def _nomination(self, reply: ChatReply) -> np.ndarray:
         parameters = self.space.parameters
-        parser = VectorParser(self.space.names, 1, [(p.low, p.high) for p in parameters], turn=len(self.records) + 1)
+        question = VectorQuestion(turn=len(self.records) + 1)
+        parser = VectorParser(self.space.names, 1, [(p.low, p.high) for p in parameters], question)
         vector: np.ndarray = parse_answer(reply.text, parser, reply.cut).answer[0]
         if (outside := self.space.outside(vector)).any():
-            wrong = parameters[int(np.flatnonzero(outside)[0])]
-            raise InvalidReply(f"{wrong.name} must be from {wrong.low:g} to {wrong.high:g}")
+            parameter = parameters[int(np.flatnonzero(outside)[0])]
+            raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector
 
     def _vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
-        if self.rule == "approval":
-            return approved(reply.text, options, reply.cut)
+        if self.settings.rule == "approval":
+            return parse_approvals(reply.text, options, reply.cut)
         return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
 
     def _repair_vote(self, options: Sequence[str], fault: str) -> Prompt:
-        approval = self.rule == "approval"
+        approval = self.settings.rule == "approval"
         return self.prompts.render("_repair_vote", fault=fault, options=options, approval=approval)
 
     def _repair_nomination(self, fault: str) -> Prompt:
         return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
+
+
+_APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
+_BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
+_APPROVES = re.compile(
+    r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
+    r"\bich stimme\b|\bje vote\b|\bvoto\b",
+    re.IGNORECASE,
+)
+
+
+def vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
+    """Return the JSON schema of a vote: one of the options, or a list of those that are approved of."""
+    option_schema = {"type": "string", "enum": list(options)}
+    vote = {"choices": {"type": "array", "items": option_schema}} if approval else {"choice": option_schema}
+    properties = {"reasoning": {"type": "string"}, **vote}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+class BallotParser(ChoiceParser):
+    """Parser of one of the options of a ballot."""
+
+    wanted = "option"
+
+
+class _Approvals(AnswerParser[list[int]]):
+    """Parser of a list of options: under `choices`, as a bare list, as bullets, or in sentences of approval."""
+
+    wanted = "list of choices"
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._names = NameMatcher(options)
+
+    def of_value(self, value: Any) -> list[int] | None:
+        if isinstance(value, Mapping):
+            choices = next((x for key, x in value.items() if letters(str(key)) in _APPROVAL_KEYS), None)
+        else:
+            choices = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
+        if isinstance(choices, Mapping) and len(choices) == 1:
+            [choices] = choices.values()  # <choices><choice>
+        if choices is None:
+            return None
+        entries = choices if isinstance(choices, list) else [choices]
+        indices = [self._option(entry) for entry in entries]
+        if unknown := [entry for entry, i in zip(entries, indices, strict=True) if i is None]:
+            raise InvalidReply(f"there is no option {str(unknown[0])[:40]!r}")
+        return sorted({i for i in indices if i is not None})
+
+    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[list[int]]]:
+        lines = [(match, self._names.exact(match[1])) for match in _BULLET.finditer(text)]
+        matches = [(match, i) for match, i in lines if i is not None]
+        if not matches or cut or len(matches) < len(lines):
+            return []
+        start, end = matches[0][0].start(), matches[-1][0].end()
+        return [CandidateAnswer(start, end, sorted({i for _, i in matches}), form=1)]
+
+    def of_prose(self, text: str) -> list[int] | None:
+        if REFUSAL.search(text) or RECONSIDERATION.search(text):
+            return None
+        indices: set[int] = set()
+        for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)[:200]:
+            mentioned = {i for _, _, i in self._names.mentions(sentence)}
+            numbers = {self._option(int(digits)) for digits in re.findall(r"(?<![\w.])\d{1,3}(?![\w.]*\d)", sentence)}
+            if _APPROVES.search(sentence):
+                if negated(sentence) or sentence.rstrip().endswith("?"):
+                    return None
+                indices |= mentioned | {i for i in numbers if i is not None}
+        return sorted(indices) or None
+
+    def _option(self, entry: Any) -> int | None:
+        if isinstance(entry, int) and not isinstance(entry, bool):
+            return self._names.exact(f"option_{entry}")
+        return self._names.meant(entry) if isinstance(entry, str) else None
+
+
+def parse_approvals(text: str, options: Sequence[str], cut: bool) -> list[int]:
+    """Return the indices of the options that a reply approves of, possibly none.
+
+    Raises:
+        InvalidReply: the reply holds no such list, or names an option that does not exist.
+    """
+    return parse_answer(text, _Approvals(options), cut).answer
+
+
+def count_votes(votes: Sequence[Sequence[int] | None], options: int) -> np.ndarray:
+    """Return the number of votes for each option, [options]; None is an abstention."""
+    choices = [option for vote in votes if vote is not None for option in vote]
+    return np.bincount(np.array(choices, dtype=np.int64), minlength=options)

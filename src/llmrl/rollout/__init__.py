@@ -1,1 +1,1 @@
-"""From a policy and games to rollouts and episodes: the collector, who watches it, and evaluations."""
+"""Collection of rollouts and episodes from a policy and environments, with their observers and evaluations."""

@@ -1,5 +1,7 @@
-"""Whole episodes of a policy, played elsewhere than in the games of a `VecEnv`, and what is measured in them: what
-searches and the baselines they are compared with have in common."""
+"""Evaluation of policies by complete episodes that are played outside the games of a `VecEnv`.
+
+Policy searches and the baselines they are compared with share this code.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,24 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from llmrl.analysis.statistics import standard_error_of_mean
 from llmrl.core.protocols import Controller
 from llmrl.core.records import Outcome, Trace
 from llmrl.core.seeding import Seeds
+from llmrl.statistics.estimators import standard_error_of_mean
 
-LATE = 0.1
-"""Share of the iterations, from the end, that `final_return` averages."""
+FINAL_SHARE = 0.1
+"""Fraction of the iterations, at the end, that `final_return` averages over."""
 
 
 class EvaluationBatch(Protocol):
-    """What episodes gave: returns, lengths [q, k] and successes [q, k] (None where nothing says what one is); and the
-    beginning of each vector's first episode, [q], where that was wanted."""
+    """Returns and other measurements of a batch of episodes.
+
+    Attributes:
+        returns: return of each parameter vector in each episode, [q, k].
+        lengths: lengths of the episodes, [q, k].
+        successes: successes of the episodes, [q, k]; None where the environment does not define success.
+        traces: first steps of the first episode of each vector, [q]; empty unless requested.
+    """
 
     returns: np.ndarray
     lengths: np.ndarray
@@ -29,13 +37,15 @@ class EvaluationBatch(Protocol):
 
 
 class Evaluator(Protocol):
-    """Plays whole episodes of a controller."""
+    """Object that plays complete episodes of a controller."""
 
     def evaluate(
         self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0
     ) -> EvaluationBatch:
-        """One episode of each vector of parameters, [q, d], under each seed, [k], with the first `traced` steps of each
-        vector's first."""
+        """Play one episode of each parameter vector, [q, d], under each seed, [k].
+
+        The first `traced` steps of the first episode of each vector are recorded.
+        """
         ...
 
     def close(self) -> None: ...
@@ -43,21 +53,21 @@ class Evaluator(Protocol):
 
 @runtime_checkable
 class SupportsEvaluator(Protocol):
-    """An environment whose episodes can be played elsewhere than in its own games."""
+    """Environment whose episodes can be played outside its own games."""
 
     def evaluator(self, clip_actions: bool, workers: int | None) -> Evaluator:
-        """What plays them, in `workers` processes; numbers of an action are put inside their bounds, or not."""
+        """Return an evaluator that plays in `workers` processes; it clips actions to their bounds if `clip_actions`."""
         ...
 
 
 @dataclass(frozen=True)
 class EvaluationSchedule:
-    """When a run measures what it has found on unseen seeds: every so many of its iterations, and at the end.
+    """Schedule of the evaluations of a search's best policy: at regular iterations, and at the end of the run.
 
     Attributes:
-        every: iterations in between; 0: only at the end.
-        episodes: of each evaluation.
-        iterations: of the run.
+        every: number of iterations between evaluations; 0: only at the end.
+        episodes: number of episodes in each evaluation.
+        iterations: number of iterations of the run.
     """
 
     every: int
@@ -65,28 +75,31 @@ class EvaluationSchedule:
     iterations: int
 
     def due(self, done: int) -> bool:
-        """Whether there is one after `done` iterations, the one at the end left out."""
+        """Return whether an evaluation follows after `done` iterations, excluding the evaluation at the end."""
         return self.every > 0 and done % self.every == 0 and done < self.iterations
 
     @property
     def description(self) -> str:
-        """What they come to, in words for a plan."""
+        """Description of all evaluations for the printed plan."""
         times = 1 + sum(self.due(done) for done in range(1, self.iterations))
         return f"played {times:,} x {self.episodes:,} episodes on unseen seeds"
 
 
 def curve_summary(returns: Sequence[float]) -> dict[str, float]:
-    """Of the mean returns of all iterations: that of the last tenth of them, and of all, the area under the curve."""
-    late = max(1, round(LATE * len(returns)))
-    return {"final_return": float(np.mean(returns[-late:])), "area": float(np.mean(returns))}
+    """Return the mean return of the last tenth of the iterations and the mean over all (area under the curve)."""
+    n_final = max(1, round(FINAL_SHARE * len(returns)))
+    return {"final_return": float(np.mean(returns[-n_final:])), "area": float(np.mean(returns))}
 
 
-def outcome_of(vector: np.ndarray, found: EvaluationBatch, i: int, draw: str) -> Outcome:
-    """What a proposer is told of `vector` [d], which is number `i` of those that were played, with the seeds `draw`."""
-    values = np.asarray(found.returns[i], dtype=np.float64)
-    summaries = {"length": float(found.lengths[i].mean())}
-    if found.successes is not None:
-        summaries["success"] = float(found.successes[i].mean())
+def outcome_of(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) -> Outcome:
+    """Return the outcome of `vector` [d] for a proposer.
+
+    The vector is number `i` of the batch, played with seeds `draw`.
+    """
+    values = np.asarray(batch.returns[i], dtype=np.float64)
+    summaries = {"length": float(batch.lengths[i].mean())}
+    if batch.successes is not None:
+        summaries["success"] = float(batch.successes[i].mean())
     return Outcome(
         vector=vector,
         value=float(values.mean()),
@@ -95,27 +108,27 @@ def outcome_of(vector: np.ndarray, found: EvaluationBatch, i: int, draw: str) ->
         returns=np.array([values.mean()]),
         summaries=summaries,
         draw=draw,
-        steps=found.traces[i] if found.traces else None,
+        steps=batch.traces[i] if batch.traces else None,
     )
 
 
 def evaluation_seeds(seeds: Seeds, n: int) -> np.ndarray:
-    """Seeds of episodes that are used for nothing but to measure what a run has found, [n]; `seeds` is the loop's."""
+    """Return seeds of evaluation episodes, [n], that training never uses; `seeds` is the loop's node."""
     return episode_seeds(seeds.child("evaluation"), n)
 
 
-def incumbent_metrics(found: EvaluationBatch) -> dict[str, float]:
-    """What one policy did in the episodes of `evaluation_seeds`: mean return, its standard error, length, successes."""
-    values = np.asarray(found.returns[0], dtype=np.float64)
+def incumbent_metrics(batch: EvaluationBatch) -> dict[str, float]:
+    """Return mean return, its standard error, length and success of one policy in evaluation episodes."""
+    values = np.asarray(batch.returns[0], dtype=np.float64)
     metrics = {"search/incumbent_return": float(values.mean())}
     if (error := standard_error_of_mean(values)) is not None:
         metrics["search/incumbent_standard_error"] = error
-    metrics["search/incumbent_length"] = float(found.lengths[0].mean())
-    if found.successes is not None:
-        metrics["search/incumbent_success"] = float(found.successes[0].mean())
+    metrics["search/incumbent_length"] = float(batch.lengths[0].mean())
+    if batch.successes is not None:
+        metrics["search/incumbent_success"] = float(batch.successes[0].mean())
     return metrics
 
 
 def episode_seeds(seeds: Seeds, n: int) -> np.ndarray:
-    """`n` seeds of episodes from a node of the seed tree, [n]."""
+    """Return `n` episode seeds from a node of the seed tree, [n]."""
     return np.array([seeds.integer(i) for i in range(n)], dtype=np.int64)

@@ -16,10 +16,10 @@ from llmrl.core.protocols import Camera, ChannelsOnRequest, NeedsCamera, Policy,
 from llmrl.core.records import Array, Observation, PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
-from llmrl.rollout.rollout_buffer import RolloutBuffer, moved
+from llmrl.rollout.rollout_buffer import RolloutBuffer, to_device
 
 PROGRESS_S = 0.05
-"""Minimum of seconds between two progress reports to observers."""
+"""Minimum time between two progress reports to observers, seconds."""
 
 
 class Collector:
@@ -30,8 +30,9 @@ class Collector:
     Observations and rewards of an environment on a device stay there, and no step waits for the device. Control flow
     depends only on which games have ended, which the CPU knows.
 
-    A policy that is a `StepObserver` is told of episode starts and of every step. One that is `Memoizing` is told that
-    its weights stay unchanged during a rollout. After the policy, `observers` are told in their order.
+    A policy that is a `StepObserver` is notified of episode starts and of every step. One that is `Memoizing` is
+    notified that its weights stay unchanged during a rollout. The other observers are notified after the policy, in
+    their order.
 
     Args:
         env, policy: environment, and the policy that acts in it.
@@ -42,7 +43,7 @@ class Collector:
         observers: observers of steps, episodes and rollouts; without any, no work is done for them.
 
     Raises:
-        ConfigError: the environment has no such channel; in `collect`: too little memory for the rollout.
+        ConfigError: the environment lacks a requested channel; in `collect`: too little memory for the rollout.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Collector:
         if isinstance(policy, NeedsCamera):
             policy.camera = camera(env)
         self._env_device = None if self.spec.device is None else torch.device(self.spec.device)
-        self._request((*policy.channels, *keep, *(name for each in observers for name in each.channels)))
+        self._request((*policy.channels, *keep, *(name for observer in observers for name in observer.channels)))
         self._observers = list(observers)
         self._buffer = RolloutBuffer(self.spec, self.device, policy.channels, keep)
         self._observation: Observation | None = None
@@ -84,8 +85,8 @@ class Collector:
         self._fresh = np.ones(self.spec.n_envs, dtype=bool) if games is None else games.copy()
         self._ended = ~self._fresh
         self._running = EpisodeAccumulator(self.spec)
-        for each in self._told():
-            each.on_reset(self._fresh.copy(), self._observation)
+        for observer in self._step_observers():
+            observer.on_reset(self._fresh.copy(), self._observation)
 
     @contextmanager
     def observed(self, *observers: Observer) -> Iterator[None]:
@@ -94,21 +95,21 @@ class Collector:
         Raises:
             ConfigError: an observer reads a channel that the environment does not offer.
         """
-        self._request(tuple(name for each in observers for name in each.channels))
-        before, self._observers = self._observers, [*self._observers, *observers]
+        self._request(tuple(name for observer in observers for name in observer.channels))
+        previous, self._observers = self._observers, [*self._observers, *observers]
         try:
             yield
         finally:
-            self._observers = before
+            self._observers = previous
 
     @contextmanager
     def unobserved(self) -> Iterator[None]:
         """Silence all observers for the duration of a `with` block, e.g. an evaluation between training rollouts."""
-        before, self._observers = self._observers, []
+        previous, self._observers = self._observers, []
         try:
             yield
         finally:
-            self._observers = before
+            self._observers = previous
 
     def collect(
         self,
@@ -134,33 +135,33 @@ class Collector:
             ValueError: `learn` without `restart`.
         """
         if self._observation is None:
-            raise RuntimeError("Collector.reset(seed) must come before the first collect()")
+            raise RuntimeError("no episode has started; call Collector.reset(seed) before collect()")
         if learn and not restart:
-            raise ValueError("a learner needs rollouts of games that go on: restart=True")
-        buffer, watching = self._buffer, self._told()
-        counted, counted_at = 0, time.monotonic()
+            raise ValueError("learn=True requires restart=True, since a learner needs rollouts of games that continue")
+        buffer, step_observers = self._buffer, self._step_observers()
+        last_count, last_count_time = 0, time.monotonic()
         buffer.begin(n_steps, learn, keep_reward_jacobian)
         with unchanged(self.policy):
             for _ in range(n_steps):
-                waiting = self._restart(watching) if restart else self._ended
+                waiting = self._restart(step_observers) if restart else self._ended
                 if waiting.all():
                     break
                 act = self._act(generator, greedy)
                 step = self.env.step(self._for_env(act.action))
-                seen, self._observation = self._observation, step.observation
+                observation, self._observation = self._observation, step.observation
                 self._ended = buffer.add_step(step, waiting)
-                if watching:
-                    transition = Transition(seen, act, step, self._ended)
-                    for each in watching:
-                        each.on_step(transition)
-                    if (now := time.monotonic()) - counted_at > PROGRESS_S:
-                        self._count(buffer.played - counted)
-                        counted, counted_at = buffer.played, now
-                if buffer.wants_value:
-                    reached = buffer.tensors(step.observation, self.policy.channels)
-                    buffer.add_value(self.policy.values(reached, self._state))
-        if buffer.played > counted:
-            self._count(buffer.played - counted)
+                if step_observers:
+                    transition = Transition(observation, act, step, self._ended)
+                    for step_observer in step_observers:
+                        step_observer.on_step(transition)
+                    if (timestamp := time.monotonic()) - last_count_time > PROGRESS_S:
+                        self._count(buffer.played - last_count)
+                        last_count, last_count_time = buffer.played, timestamp
+                if buffer.needs_value:
+                    next_channels = buffer.tensors(step.observation, self.policy.channels)
+                    buffer.add_value(self.policy.values(next_channels, self._state))
+        if buffer.played > last_count:
+            self._count(buffer.played - last_count)
         rollout = buffer.finish(self._running, self._ended, self._state)
         for observer in self._observers:
             for episode in rollout.episodes:
@@ -172,7 +173,7 @@ class Collector:
         for observer in self._observers:
             observer.on_progress(steps)
 
-    def _restart(self, watching: Sequence[StepObserver]) -> np.ndarray:
+    def _restart(self, step_observers: Sequence[StepObserver]) -> np.ndarray:
         """Reset the games that have ended; return the mask [n_envs] of games that still wait: all False."""
         waiting = self._ended
         if waiting.any():
@@ -180,8 +181,8 @@ class Collector:
             self._before_reset(waiting)
             self._observation = self.env.reset(mask=waiting)
             self._fresh |= waiting
-            for each in watching:
-                each.on_reset(waiting, self._observation)
+            for observer in step_observers:
+                observer.on_reset(waiting, self._observation)
         return np.zeros_like(waiting)
 
     def _act(self, generator: torch.Generator | Sequence[torch.Generator], greedy: bool) -> PolicyOutput:
@@ -190,18 +191,18 @@ class Collector:
         fresh, self._fresh = self._fresh, np.zeros_like(self._fresh)
         if self._state is not None and fresh.any():
             self._state = torch.where(self._buffer.tensor(fresh)[:, None, None], 0, self._state)
-        before, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
-        act = self.policy.act(read, before, generator, greedy)  # type: ignore[arg-type]
+        state, read = self._state, self._buffer.tensors(self._observation, self.policy.channels)
+        act = self.policy.act(read, state, generator, greedy)  # type: ignore[arg-type]
         # Learners differentiate through the memory, and autograd rejects inference tensors.
         self._state = None if act.state is None else act.state.clone() if act.state.is_inference() else act.state
-        self._buffer.add_act(fresh, self._observation, read, before, act)
+        self._buffer.add_act(fresh, self._observation, read, state, act)
         return act
 
     @property
     def observation(self) -> Observation:
         """Observation that the next action is chosen for. Raises RuntimeError before the first `reset`."""
         if self._observation is None:
-            raise RuntimeError("Collector.reset(seed) must come before there is anything to observe")
+            raise RuntimeError("there is no observation yet; call Collector.reset(seed) first")
         return self._observation
 
     @property
@@ -238,8 +239,8 @@ class Collector:
         for observer in self._observers:
             observer.close()
 
-    def _told(self) -> list[StepObserver]:
-        """Return who is told of steps: the policy, if it is a `StepObserver`, then the observers."""
+    def _step_observers(self) -> list[StepObserver]:
+        """Return the observers of steps: the policy, if it is a `StepObserver`, then the other observers."""
         return [*([self.policy] if isinstance(self.policy, StepObserver) else []), *self._observers]
 
     def _request(self, channels: Sequence[str]) -> None:
@@ -250,19 +251,19 @@ class Collector:
         """
         if missing := [name for name in channels if name not in self.spec.observation]:
             raise ConfigError(
-                f"env={self.spec.name} offers no channel {missing[0]!r}, but {', '.join(self.spec.observation)}; "
-                "see env.observe"
+                f"env={self.spec.name} has no observation channel {missing[0]!r}; "
+                f"available: {', '.join(self.spec.observation)} (see env.observe)"
             )
         if isinstance(self.env, ChannelsOnRequest):
             self.env.provide(channels)
 
     def _for_env(self, action: torch.Tensor) -> Array:
-        return action.cpu().numpy() if self._env_device is None else moved(action, self._env_device)
+        return action.cpu().numpy() if self._env_device is None else to_device(action, self._env_device)
 
     def _at_env(self, observation: Observation | None) -> Observation | None:
         if observation is None or self._env_device is None:
             return observation
-        return {name: x if self._texts[name] else moved(x, self._env_device) for name, x in observation.items()}
+        return {name: x if self._texts[name] else to_device(x, self._env_device) for name, x in observation.items()}
 
 
 def camera(env: VecEnv) -> Camera:

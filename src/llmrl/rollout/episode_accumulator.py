@@ -9,8 +9,8 @@ from llmrl.core.records import Array, State
 from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
 
-BLOCK = 2**22
-"""Most numbers that are summed at once, so that long rollouts of many games need little memory."""
+MAX_SUMMED = 2**22
+"""Maximum count of numbers summed at once, which limits the memory for long rollouts of many games."""
 
 
 class EpisodeAccumulator:
@@ -26,21 +26,21 @@ class EpisodeAccumulator:
     def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
         self.spec = spec
         self._device = torch.device(spec.device or "cpu")
-        # Columns: reward, base reward, number of gains and sum of their times, of each agent; then the rows of a step;
+        # Columns: reward, base reward, number of gains and sum of their times, of each agent; then `spec.rows`;
         # then numerator and denominator of each derived metric.
-        self._derived = [how for how in spec.metrics.values() if not isinstance(how, str)]
+        self._derived = [aggregate for aggregate in spec.metrics.values() if not isinstance(aggregate, str)]
         shape = (spec.n_envs, 4 * spec.n_agents + len(spec.rows) + 2 * len(self._derived))
-        self._means = np.array([how == "mean" for how in spec.per_step.values()], dtype=bool)
-        last = [4 * spec.n_agents + i for i, how in enumerate(spec.per_step.values()) if how == "last"]
+        self._means = np.array([aggregate == "mean" for aggregate in spec.per_step.values()], dtype=bool)
+        last = [4 * spec.n_agents + i for i, aggregate in enumerate(spec.per_step.values()) if aggregate == "last"]
         self._last = torch.tensor(last, dtype=torch.int64, device=self._device)
         sums = torch.zeros(shape, dtype=torch.float64) if state is None else state["sums"].clone()
         self._sums = sums.to(self._device)
-        # Steps since the first, and when each game's episode began.
+        # Number of steps since the first, and step at which each game's episode began.
         self._clock = 0 if state is None else int(state["clock"])
-        self._begun = np.zeros(spec.n_envs, dtype=np.int64) if state is None else np.array(state["begun"])
+        self._begin_times = np.zeros(spec.n_envs, dtype=np.int64) if state is None else np.array(state["begun"])
 
     def state_dict(self) -> State:
-        return {"sums": self._sums.clone(), "clock": self._clock, "begun": self._begun.copy()}
+        return {"sums": self._sums.clone(), "clock": self._clock, "begun": self._begin_times.copy()}
 
     def add(
         self, reward: Array, base_reward: Array, info: Array, ends: np.ndarray, waiting: np.ndarray
@@ -55,62 +55,62 @@ class EpisodeAccumulator:
             waiting: whether a game waits for a reset after these steps, [n_envs] bool, NumPy; its steps after its last
                 end are discarded.
         """
-        told = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
+        signals = [torch.as_tensor(x) for x in (reward, base_reward)] + [torch.as_tensor(info).permute(1, 2, 0)]
         steps = self._steps(ends) if self._derived else None
         ending = np.flatnonzero(ends.any(1))
         sums: list[torch.Tensor] = []
-        begun: list[np.ndarray] = []
-        size = max(1, BLOCK // max(1, self._sums.numel()))
+        begin_times: list[np.ndarray] = []
+        size = max(1, MAX_SUMMED // max(1, self._sums.numel()))
         for start in range(0, len(ends), size):
             stop = min(start + size, len(ends))
-            own = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
-            numbers = self._numbers([x[start:stop] for x in told], self._clock + start, own)
-            at = start
+            piece_steps = None if steps is None else torch.from_numpy(steps[start:stop]).to(self._device)
+            numbers = self._numbers([x[start:stop] for x in signals], self._clock + start, piece_steps)
+            position = start
             for t in ending[(ending >= start) & (ending < stop)].tolist():
-                self._sum(numbers[at - start : t + 1 - start])
-                at = t + 1
+                self._sum(numbers[position - start : t + 1 - start])
+                position = t + 1
                 games = np.flatnonzero(ends[t])
-                begun.append(self._begun[games])
-                sums.append(self._taken(games, self._clock + at))
-            if at < stop:
-                self._sum(numbers[at - start :])
+                begin_times.append(self._begin_times[games])
+                sums.append(self._pop_sums(games, self._clock + position))
+            if position < stop:
+                self._sum(numbers[position - start :])
         self._clock += len(ends)
         if waiting.any():
-            self._taken(np.flatnonzero(waiting), self._clock)
+            self._pop_sums(np.flatnonzero(waiting), self._clock)
         if not sums:
             return []
         times, games = np.nonzero(ends)
         times += self._clock - len(ends)
-        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begun), times + 1, games)
+        return self._episodes(torch.cat(sums).cpu().numpy(), np.concatenate(begin_times), times + 1, games)
 
     def so_far(self, game: int) -> Episode | None:
         """Return the present episode of `game` as if it ended now; None before its first step."""
-        if self._clock == self._begun[game]:
+        if self._clock == self._begin_times[game]:
             return None
         sums, games = self._sums[[game]].cpu().numpy(), np.array([game])
-        [episode] = self._episodes(sums, self._begun[games], np.array([self._clock]), games)
+        [episode] = self._episodes(sums, self._begin_times[games], np.array([self._clock]), games)
         return episode
 
     def _steps(self, ends: np.ndarray) -> np.ndarray:
         """Return the number of steps of its episode that each game had played before each step, [T, n_envs] float64."""
         clock = self._clock + np.arange(len(ends))[:, None]
-        begun = np.vstack([self._begun[None], np.where(ends[:-1], clock[1:], 0)])
-        return (clock - np.maximum.accumulate(begun)).astype(np.float64)
+        begin_times = np.vstack([self._begin_times[None], np.where(ends[:-1], clock[1:], 0)])
+        return (clock - np.maximum.accumulate(begin_times)).astype(np.float64)
 
-    def _numbers(self, told: list[torch.Tensor], first: int, steps: torch.Tensor | None) -> torch.Tensor:
-        """Return the numbers to sum for t steps from time `first`, [t, n_envs, columns] float64."""
-        reward, base_reward, info = told
+    def _numbers(self, signals: list[torch.Tensor], start: int, steps: torch.Tensor | None) -> torch.Tensor:
+        """Return the numbers to sum for t steps from time `start`, [t, n_envs, columns] float64."""
+        reward, base_reward, info = signals
         rows = dict(zip(self.spec.rows, info.unbind(-1), strict=True))
-        gained = base_reward > 0
+        is_gain = base_reward > 0
         # float64 holds these sums of integers exactly.
-        clock = torch.arange(first, first + len(reward), dtype=torch.float64, device=self._device)
-        columns = [reward, base_reward, gained, gained * clock[:, None, None], info]
-        columns += [part[..., None] for how in self._derived for part in how.parts(rows, steps)]
+        clock = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
+        columns = [reward, base_reward, is_gain, is_gain * clock[:, None, None], info]
+        columns += [part[..., None] for metric in self._derived for part in metric.parts(rows, steps)]
         numbers = torch.empty((*reward.shape[:2], self._sums.shape[1]), dtype=torch.float64, device=self._device)
-        at = 0
+        column = 0
         for x in columns:
-            numbers[..., at : at + x.shape[-1]] = x
-            at += x.shape[-1]
+            numbers[..., column : column + x.shape[-1]] = x
+            column += x.shape[-1]
         return numbers
 
     def _sum(self, numbers: torch.Tensor) -> None:
@@ -118,46 +118,48 @@ class EpisodeAccumulator:
         if len(self._last):
             self._sums[:, self._last] = numbers[-1][:, self._last]
 
-    def _taken(self, games: np.ndarray, now: int) -> torch.Tensor:
+    def _pop_sums(self, games: np.ndarray, clock: int) -> torch.Tensor:
         """Return the sums of `games` [k], [k, columns], and reset them."""
         index = torch.from_numpy(games).to(self._device)
         sums = self._sums[index]
         self._sums.index_fill_(0, index, 0.0)
-        self._begun[games] = now
+        self._begin_times[games] = clock
         return sums
 
-    def _episodes(self, sums: np.ndarray, begun: np.ndarray, ended: np.ndarray, games: np.ndarray) -> list[Episode]:
-        """Return the episodes with `sums` [k, columns] and steps from time `begun` [k] to before `ended` [k]."""
-        spec, length = self.spec, ended - begun
+    def _episodes(
+        self, sums: np.ndarray, begin_times: np.ndarray, end_times: np.ndarray, games: np.ndarray
+    ) -> list[Episode]:
+        """Return the episodes with `sums` [k, columns], steps from `begin_times` [k] to before `end_times` [k]."""
+        spec, length = self.spec, end_times - begin_times
         agents, rows = 4 * spec.n_agents, len(spec.rows)
         returns, base_returns, gains, gain_times = np.split(sums[:, :agents], 4, axis=1)
-        gain_times = gain_times - gains * begun[:, None]
+        gain_times = gain_times - gains * begin_times[:, None]
         per_step = sums[:, agents : agents + len(self._means)] / np.where(self._means, length[:, None], 1)
-        above, below = sums[:, agents + rows :: 2], sums[:, agents + rows + 1 :: 2]
-        derived = np.divide(above, below, out=np.full(above.shape, np.nan), where=below != 0)
-        plain = np.array([isinstance(how, str) for how in spec.metrics.values()], dtype=bool)
+        numerators, denominators = sums[:, agents + rows :: 2], sums[:, agents + rows + 1 :: 2]
+        quotients = np.divide(numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators != 0)
+        plain = np.array([isinstance(aggregate, str) for aggregate in spec.metrics.values()], dtype=bool)
         values = np.empty((len(games), len(plain)))
-        values[:, plain], values[:, ~plain] = per_step, derived
+        values[:, plain], values[:, ~plain] = per_step, quotients
         return [
             Episode(
                 returns=returns[i],
                 base_returns=base_returns[i],
                 length=n,
-                summaries=dict(zip(spec.metrics, row, strict=True)) | self._of_kinds(returns[i], base_returns[i]),
+                summaries=dict(zip(spec.metrics, row, strict=True)) | self._kind_means(returns[i], base_returns[i]),
                 gains=gains[i],
                 gain_times=gain_times[i],
                 game=g,
                 start=start,
             )
             for i, (n, row, g, start) in enumerate(
-                zip(length.tolist(), values.tolist(), games.tolist(), begun.tolist(), strict=True)
+                zip(length.tolist(), values.tolist(), games.tolist(), begin_times.tolist(), strict=True)
             )
         ]
 
-    def _of_kinds(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
+    def _kind_means(self, returns: np.ndarray, base_returns: np.ndarray) -> dict[str, float]:
         """Return the mean returns of the players of each kind, in a mixed society."""
-        found = {}
+        means = {}
         for name, seats in self.spec.kinds.items():
-            found[f"return_{name}"] = float(returns[list(seats)].mean())
-            found[f"base_return_{name}"] = float(base_returns[list(seats)].mean())
-        return found
+            means[f"return_{name}"] = float(returns[list(seats)].mean())
+            means[f"base_return_{name}"] = float(base_returns[list(seats)].mean())
+        return means

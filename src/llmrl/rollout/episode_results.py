@@ -1,4 +1,4 @@
-"""What played episodes say: a line for each, the numbers over all of them, and the file that reports read."""
+"""Results of played episodes: one line per episode, statistics over all of them, and the file that reports read."""
 
 from __future__ import annotations
 
@@ -8,62 +8,70 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.intervals import describe
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_summaries import judged, measures
 from llmrl.run.artifacts import RESULTS_NAME
 from llmrl.run.files import write_json
+from llmrl.statistics.intervals import describe
 
 SUCCESS = "success"
 """Metric of an episode that is 1 or 0."""
-SPENT = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
-"""What a player that asks a language model notes of each decision; a sum of them is unknown as soon as one is."""
+COSTS = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
+"""Costs in the notes of a player that uses a language model. A sum is None as soon as one of its terms is."""
 
 
 def episode_row(episode: Episode, objective: Objective, spending_cost: float) -> dict[str, Any]:
-    """An episode as plain numbers, by name: return and base_return (mean over agents), length, the environment's
-    metrics, objective; where there are several agents returns, each agent's own, and every measure of welfare as
-    `welfare/...`."""
-    found = measures([episode], objective)
+    """Return an episode as plain numbers by name.
+
+    The names are return and base_return (mean over agents), length, the environment's metrics and objective. With
+    several agents there are also returns (one per agent) and every measure of welfare as `welfare/...`.
+    """
+    welfare = measures([episode], objective)
     society: dict[str, Any] = {}
     if len(episode.returns) > 1:
-        society = {"returns": episode.returns.tolist(), **{f"welfare/{name}": float(x[0]) for name, x in found.items()}}
+        society = {
+            "returns": episode.returns.tolist(),
+            **{f"welfare/{name}": float(x[0]) for name, x in welfare.items()},
+        }
     return {
         "return": float(episode.returns.mean()),
         "base_return": float(episode.base_returns.mean()),
         "length": episode.length,
         **episode.summaries,
-        "objective": float(judged(found, objective, spending_cost)[0]),
+        "objective": float(judged(welfare, objective, spending_cost)[0]),
         **society,
     }
 
 
 def evaluation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Means over episodes, as `evaluation/<name>` and `welfare/<name>`; what some episodes do not know is left out."""
+    """Return means over episodes as `evaluation/<name>` and `welfare/<name>`.
+
+    Episodes in which a metric is NaN are left out.
+    """
     means = {}
-    for name, values in _known(columns(rows)).items():
+    for name, values in _without_nan(columns(rows)).items():
         means[name if name.startswith("welfare/") else f"evaluation/{name}"] = float(values.mean())
     return means
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-    """The numbers that all rows have, each [n_episodes]; NaN in episodes of which a metric says nothing."""
-    names = [name for name, value in rows[0].items() if _number(value) and name not in _NO_RESULTS] if rows else []
+    """Return the numbers that all `rows` contain, each [n_episodes]; NaN where a metric is undefined."""
+    names = [name for name, value in rows[0].items() if _is_number(value) and name not in _IDENTIFIERS] if rows else []
     return {
         name: np.array([row[name] for row in rows], dtype=np.float64)
         for name in names
-        if all(_number(row.get(name)) for row in rows)
+        if all(_is_number(row.get(name)) for row in rows)
     }
 
 
-def _known(measured: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without NaN, and without what is NaN in all episodes."""
-    known = {name: values[~np.isnan(values)] for name, values in measured.items()}
-    return {name: values for name, values in known.items() if len(values)}
+def _without_nan(measurements: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Remove NaN, and measurements that are NaN in all episodes."""
+    finite = {name: values[~np.isnan(values)] for name, values in measurements.items()}
+    return {name: values for name, values in finite.items() if len(values)}
 
 
-_NO_RESULTS = ("episode", "seed", "game")
+_IDENTIFIERS = ("episode", "seed", "game")
 
 
 def write_results(
@@ -73,19 +81,21 @@ def write_results(
     about: Mapping[str, Any],
     carried: Sequence[str] = (),
 ) -> None:
-    """Write `results.json`: mean, standard error and 95% interval of everything measured, and the episodes' values.
+    """Write `results.json`: mean, standard error and 95% interval of each measurement, and the episodes' values.
 
     Args:
         folder: the run folder.
-        rows: one an episode.
-        learned: whether the run's episodes share something that was learned and might have come out otherwise: an agent
-            trained in this run or loaded with its weights. Those of one run are alike then, and reports take the run,
-            not the episode, for the unit of a standard error.
-        about: further entries, e.g. the model's label.
-        carried: what went from episode to episode (lessons, how the last one ended). Episodes depend on one another
-            then: they have no standard error and no interval, and the run is the unit of reports here, too.
+        rows: one line per episode.
+        learned: whether the episodes share a trained agent (trained in this run or loaded with its weights), which
+            might
+            have come out differently. Such episodes depend on each other, and reports use the run, not the episode,
+            as the unit of a standard error.
+        about: further keys of the file, e.g. the model's label.
+        carried: names of the information passed from one episode to the next (lessons, how the last one ended). Such
+            episodes depend on each other: they have no standard error and no interval, and reports use the run as
+            the unit.
     """
-    measured = columns(rows)
+    measurements = columns(rows)
     content = {
         **about,
         "episodes": len(rows),
@@ -93,20 +103,20 @@ def write_results(
         "carried": list(carried),
         "table": {
             name: describe(values, independent=not carried, is_share=name == SUCCESS)
-            for name, values in _known(measured).items()
+            for name, values in _without_nan(measurements).items()
         },
-        "per_episode": {name: values.tolist() for name, values in measured.items()},
+        "per_episode": {name: values.tolist() for name, values in measurements.items()},
     }
     write_json(folder / RESULTS_NAME, content)
 
 
-def add_spent(total: dict[str, Any], note: Mapping[str, Any]) -> None:
-    """Add what a note says was spent to the sums of an episode."""
-    for name in SPENT:
+def add_costs(total: dict[str, Any], note: Mapping[str, Any]) -> None:
+    """Add the costs in a note to the totals of an episode."""
+    for name in COSTS:
         if name in note:
-            before, more = total.get(name, 0), note[name]
-            total[name] = None if before is None or more is None else before + more
+            previous, increment = total.get(name, 0), note[name]
+            total[name] = None if previous is None or increment is None else previous + increment
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Welfare and other summaries of episodes: a principal's objective, and the metrics reported beside it."""
+"""Welfare and other summaries of episodes: the objective of a principal, and other reported metrics."""
 
 from __future__ import annotations
 
@@ -26,25 +26,28 @@ def measures(episodes: Sequence[Episode], objective: Objective | None = None) ->
         gain_times=np.array([episode.gain_times for episode in episodes]),
         metrics={name: np.array([e.summaries[name] for e in episodes]) for name in _metrics(episodes)},
     )
-    found = {each.name: each.of(collected) for each in MEASURES}
-    if objective is not None and objective.name not in found:
-        found[objective.name] = _of_ones_own(objective, collected)
-    return {name: values for name, values in found.items() if values is not None}
+    welfare = {measure.name: measure.of(collected) for measure in MEASURES}
+    if objective is not None and objective.name not in welfare:
+        welfare[objective.name] = _custom_welfare(objective, collected)
+    return {name: values for name, values in welfare.items() if values is not None}
 
 
 def _metrics(episodes: Sequence[Episode]) -> list[str]:
     return list(episodes[0].summaries) if episodes else []
 
 
-def _of_ones_own(objective: Objective, collected: SocietyEpisodes) -> np.ndarray:
-    found = objective.of(collected)
-    if found is None:
-        raise ConfigError(f"these games do not tell the objective {objective.name}")
-    values = np.asarray(found, dtype=np.float64)
+def _custom_welfare(objective: Objective, collected: SocietyEpisodes) -> np.ndarray:
+    welfare = objective.of(collected)
+    if welfare is None:
+        raise ConfigError(
+            f"design.objective={objective.name} cannot be computed from the episodes of this environment; "
+            "choose another objective"
+        )
+    values = np.asarray(welfare, dtype=np.float64)
     if values.shape != collected.base.shape[:1]:
         raise ConfigError(
-            f"the objective {objective.name} is one number for each of {len(collected.base)} episodes; its function "
-            f"gave an array of shape {values.shape}"
+            f"the function of design.objective={objective.name} returned an array of shape {values.shape}; it must "
+            f"return one number per episode, shape ({len(collected.base)},)"
         )
     return values
 
@@ -54,20 +57,20 @@ def episode_welfare(episodes: Sequence[Episode], objective: Objective, spending_
     return judged(measures(episodes, objective), objective, spending_cost)
 
 
-def judged(found: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
+def judged(welfare: Mapping[str, np.ndarray], objective: Objective, spending_cost: float = 0.0) -> np.ndarray:
     """Return `episode_welfare` for computed `measures`.
 
     Raises:
         ConfigError: the objective of an episode is not a finite number.
     """
-    scores: np.ndarray = found[objective.name]
+    scores: np.ndarray = welfare[objective.name]
     if spending_cost:
-        with np.errstate(over="ignore", invalid="ignore"):  # such scores are refused below
-            scores = scores - spending_cost * found["spending"]
+        with np.errstate(over="ignore", invalid="ignore"):  # scores that are not finite raise below
+            scores = scores - spending_cost * welfare["spending"]
     if not np.isfinite(scores).all():
         raise ConfigError(
-            f"the objective of an episode is {scores[~np.isfinite(scores)][0]} and must be a finite number; its parts "
-            f"are design.objective={objective.name}, design.spending_cost={spending_cost:g} and the episode's rewards"
+            f"the objective of an episode is {scores[~np.isfinite(scores)][0]} but must be a finite number; check "
+            f"design.objective={objective.name}, design.spending_cost={spending_cost:g} and the rewards"
         )
     return scores
 
@@ -85,9 +88,9 @@ def summarize(episodes: Sequence[Episode], prefix: str) -> dict[str, float]:
         f"{prefix}/length": float(np.mean([e.length for e in episodes])),
     }
     for name in episodes[0].summaries:
-        known = [e.summaries[name] for e in episodes if not np.isnan(e.summaries[name])]
-        if known:
-            metrics[f"{prefix}/{name}"] = float(np.mean(known))
+        finite = [e.summaries[name] for e in episodes if not np.isnan(e.summaries[name])]
+        if finite:
+            metrics[f"{prefix}/{name}"] = float(np.mean(finite))
     return metrics
 
 

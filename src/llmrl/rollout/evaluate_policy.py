@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector
 
 UNKNOWN_HORIZON = 1000
-"""Assumed horizon of environments without one, in steps; ends of episodes are checked every eighth of it."""
+"""Assumed horizon of environments without one, in steps; ends of episodes are checked after each eighth of it."""
 
 
 def evaluate_policy(
@@ -47,11 +47,11 @@ def evaluate_policy(
         games = np.arange(spec.n_envs) < (n - len(episodes) if exactly else spec.n_envs)
         collector.reset(seeds.integer(f"env {i}"), games)
         generator = seeds.torch(f"actions {i}")
-        finished: dict[int, Episode] = {}
-        with unchanged(collector.policy):  # so that memoised values last from one piece to the next
-            while len(finished) < games.sum():
-                played = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
-                finished |= {episode.game: episode for episode in played}
-        episodes += [finished[game] for game in sorted(finished)]
+        episodes_by_game: dict[int, Episode] = {}
+        with unchanged(collector.policy):  # so that memoized values remain valid from one piece to the next
+            while len(episodes_by_game) < games.sum():
+                new_episodes = collector.collect(piece, generator, learn=False, greedy=greedy, restart=False).episodes
+                episodes_by_game |= {episode.game: episode for episode in new_episodes}
+        episodes += [episodes_by_game[game] for game in sorted(episodes_by_game)]
         i += 1
     return episodes

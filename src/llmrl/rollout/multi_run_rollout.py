@@ -1,4 +1,4 @@
-"""Games of several runs, played as one batch: each run with its policies, mechanism, context, seeds and observers."""
+"""Games of several runs that are played as one batch; each run has its policies, mechanism, seeds and observers."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from llmrl.rollout.collector import Collector
 from llmrl.run.signals import GivenUp
 
 InContext = Callable[..., Any]
-"""Calls a function with arguments as if its run did."""
+"""Function that calls another function in the context of a run."""
 
 
 @dataclass(frozen=True)
 class Member:
-    """A run of a wave.
+    """Run whose games are part of a batch.
 
     Attributes:
-        collector: its games, who plays in them and who watches; its policy is a `PartitionedPolicy`.
-        told: calls its observers as if the run did.
+        collector: collector of the run's games; its policy is a `PartitionedPolicy`.
+        told: function that calls the run's observers in the context of the run.
     """
 
     collector: Collector
@@ -40,13 +40,13 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Begun:
-    """How a member's new episodes begin, as a `PlayEpisode` says.
+    """Start of new episodes of a member, as in a `PlayEpisode` request.
 
     Attributes:
-        seed: of its games, or one for each of its societies.
-        actions: seeds of what its policies draw (`PlaySteps.actions`).
-        mechanism: values [n_envs, d] that govern them; None: there is no mechanism.
-        context: of all; None: there are none.
+        seed: seed of the games, or one seed per society.
+        actions: seeds from which the policies draw actions (`PlaySteps.actions`).
+        mechanism: mechanism parameters of each game, [n_envs, d]; None: there is no mechanism.
+        context: context of all games; None: there are no contexts.
     """
 
     seed: int | Sequence[int]
@@ -56,192 +56,193 @@ class Begun:
 
 
 class Wave:
-    """Runs whose games are of one kind and played together, until each begins an episode elsewhere.
+    """Runs with games of one kind that are played as one batch.
 
-    What a run gets is what it would get alone, to the last bit: games do not depend on how many there are
-    (`Resizable`), and neither do policies (`PartitionedPolicy`) and updates (`BatchedTrainer`). A run whose observer
-    raises is told so when the others have played, and its games mean nothing meanwhile.
+    Each run gets bit for bit the results that it would get alone, since neither games (`Resizable`) nor policies
+    (`PartitionedPolicy`) nor updates (`BatchedTrainer`) depend on the number of games. If an observer of a run raises,
+    the run receives the exception after the other runs have played; its games continue without any use.
 
     Args:
         members: runs with equal environments, networks and numbers of games and societies.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
-        first = members[0].collector
-        assert isinstance(first.env, Resizable) and isinstance(first.policy, PartitionedPolicy)
-        self.members, self.games = members, first.spec.n_envs
-        self.societies = len(first.policy.policies)
-        policies = [each for member in members for each in _policies(member)]
-        policy = PartitionedPolicy(policies, first.policy.games)
+        collector = members[0].collector
+        assert isinstance(collector.env, Resizable) and isinstance(collector.policy, PartitionedPolicy)
+        self.members, self.games = members, collector.spec.n_envs
+        self.societies = len(collector.policy.policies)
+        policies = [member_policy for member in members for member_policy in _policies(member)]
+        policy = PartitionedPolicy(policies, collector.policy.games)
         self._observers = _Observers(members, self.games)
-        self._env = env = first.env.resized(self.games * len(members))
-        self._collector = Collector(env, policy, str(first.device), observers=[self._observers])
+        self._env = env = collector.env.resized(self.games * len(members))
+        self._collector = Collector(env, policy, str(collector.device), observers=[self._observers])
         self._generators: list[torch.Generator] = []
         self._rollout: Rollout | None = None
         self._trainer: BatchedTrainer | None = None
 
     def play(
-        self, steps: int, begun: Sequence[Begun] | None, absent: Collection[int], **how: bool
+        self, steps: int, begun: Sequence[Begun] | None, absent: Collection[int], **kwargs: bool
     ) -> list[Rollout | BaseException]:
-        """Play on in all games; returns what each member gets, or what its observers raised.
+        """Play steps in all games; return the rollout of each member, or the exception of its observers.
 
         Args:
-            steps: of every game.
-            begun: how the new episodes of each member begin; None: those there are go on.
-            absent: places of members that no longer want to know; their games go on and mean nothing.
-            how: keyword arguments of `Collector.collect`.
+            steps: number of steps in every game.
+            begun: start of new episodes of each member; None: continue the episodes in progress.
+            absent: indices of members whose games are played on without observers and without use.
+            kwargs: keyword arguments of `Collector.collect`.
         """
         self._observers.begin(absent)
         try:
             if begun is not None:
                 self._begin(begun)
-            self._rollout = self._collector.collect(steps, self._generators, **how)
+            self._rollout = self._collector.collect(steps, self._generators, **kwargs)
         except _NobodyLeft:
             return [error for error in self._observers.errors if error is not None]
-        found: list[Rollout | BaseException] = []
+        results: list[Rollout | BaseException] = []
         for i, part in enumerate(split(self._rollout, len(self.members))):
-            own = [replace(episode, game=episode.game - i * self.games) for episode in part.episodes]
-            found.append(self._observers.finish(i, replace(part, episodes=own)))
-        return found
+            episodes = [replace(episode, game=episode.game - i * self.games) for episode in part.episodes]
+            results.append(self._observers.finish(i, replace(part, episodes=episodes)))
+        return results
 
-    def _begin(self, begun: Sequence[Begun]) -> None:
+    def _begin(self, starts: Sequence[Begun]) -> None:
         env = self._env
-        if begun[0].mechanism is not None:
-            env.set_mechanism(np.concatenate([np.asarray(each.mechanism) for each in begun]))
-        if begun[0].context is not None:
-            env.set_context(np.repeat([each.context for each in begun], self.games))
-        self._generators = [each for own in begun for each in self._drawing(own.actions)]
-        self._collector.reset([seed for each in begun for seed in self._for_societies(each.seed)])
+        if starts[0].mechanism is not None:
+            env.set_mechanism(np.concatenate([np.asarray(start.mechanism) for start in starts]))
+        if starts[0].context is not None:
+            env.set_context(np.repeat([start.context for start in starts], self.games))
+        self._generators = [generator for start in starts for generator in self._society_generators(start.actions)]
+        self._collector.reset([seed for start in starts for seed in self._society_seeds(start.seed)])
 
     def update(
         self, agents: Mapping[int, Sequence[Agent]], minibatches: Mapping[int, Sequence[int]]
     ) -> dict[int, list[dict[str, float] | Diverged]]:
-        """Let the societies of some members learn from the newest rollout; returns, by the places of the members, what
-        `BatchedTrainer.update` does.
+        """Train the societies of some members on the newest rollout; return their metrics by member index.
+
+        The metrics of a member are those of `BatchedTrainer.update`.
 
         Args:
-            agents: of these members, by their places, one a society.
-            minibatches: of each of them the seeds of its societies' minibatches.
+            agents: agents of each member by its index, one per society.
+            minibatches: seeds of the societies' minibatches, by member index.
         """
         assert self._rollout is not None
         if len(agents) == len(self.members):
-            together = [each for place in range(len(agents)) for each in agents[place]]
-            draws = [each for place in range(len(agents)) for each in generators(minibatches[place])]
-            self._trainer = BatchedTrainer.of(together, self._trainer)
-            found = self._trainer.update(self._rollout, draws)
+            all_agents = [agent for place in range(len(agents)) for agent in agents[place]]
+            draws = [generator for place in range(len(agents)) for generator in generators(minibatches[place])]
+            self._trainer = BatchedTrainer.of(all_agents, self._trainer)
+            metrics = self._trainer.update(self._rollout, draws)
             n = self.societies
-            return {place: found[place * n : (place + 1) * n] for place in range(len(agents))}
+            return {place: metrics[place * n : (place + 1) * n] for place in range(len(agents))}
         parts = split(self._rollout, len(self.members))
         return {
-            place: BatchedTrainer(own).update(parts[place], generators(minibatches[place]))
-            for place, own in agents.items()
+            place: BatchedTrainer(place_agents).update(parts[place], generators(minibatches[place]))
+            for place, place_agents in agents.items()
         }
 
-    def _for_societies(self, seed: int | Sequence[int]) -> list[int]:
-        """A seed for each society of a member: under one seed their games draw alike (`VecEnv.pair_games`)."""
+    def _society_seeds(self, seed: int | Sequence[int]) -> list[int]:
+        """Return a seed for each society of a member; games with the same seed draw alike (`VecEnv.pair_games`)."""
         return [seed] * self.societies if isinstance(seed, int | np.integer) else list(seed)
 
-    def _drawing(self, seeds: Sequence[int]) -> list[torch.Generator]:
-        """A generator for each society of a member; those of one seed are one."""
+    def _society_generators(self, seeds: Sequence[int]) -> list[torch.Generator]:
+        """Return a generator for each society of a member; societies with the same seed share one."""
         return generators(seeds if len(seeds) > 1 else [*seeds] * self.societies, shared=True)
 
 
-class _NobodyLeft(Exception):  # noqa: N818  (a way out of a rollout)
-    """The observers of every member have raised something."""
+class _NobodyLeft(Exception):  # noqa: N818  (ends a rollout, not an error)
+    """Raised when the observers of every member have failed."""
 
 
 class _Observers(Observer):
-    """Tells the members' observers of their own games."""
+    """Observer that passes each member's part of the batch to the member's observers."""
 
     def __init__(self, members: Sequence[Member], games: int) -> None:
         self._members, self._games = members, games
         self.errors: list[BaseException | None] = [None] * len(members)
-        self._looked_at = True
+        self._has_step_observers = True
 
     def begin(self, absent: Collection[int]) -> None:
-        """Get ready for more steps, of which members at the places `absent` are not told."""
+        """Prepare for more steps. Observers of the members with indices `absent` are not called."""
         self.errors = [_NobodyLeft() if i in absent else None for i in range(len(self._members))]
-        watching = [each for member in self._members for each in member.collector.observers]
-        self._looked_at = any(type(each).on_step is not Observer.on_step for each in watching)
+        watching = [observer for member in self._members for observer in member.collector.observers]
+        self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in watching)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        self._tell(lambda each, own: each.on_reset(games[own], _part(observation, own)))
+        self._tell(lambda observer, span: observer.on_reset(games[span], _part(observation, span)))
 
     def on_step(self, transition: Transition) -> None:
-        if self._looked_at:
-            self._tell(lambda each, own: each.on_step(_Part(transition, own)))  # type: ignore[arg-type]
+        if self._has_step_observers:
+            self._tell(lambda observer, span: observer.on_step(_Part(transition, span)))  # type: ignore[arg-type]
 
     def on_progress(self, steps: int) -> None:
-        self._tell(lambda each, own: each.on_progress(steps))
+        self._tell(lambda observer, span: observer.on_progress(steps))
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
-        """What member i gets, once its observers have been told of it."""
+        """Pass the rollout to the observers of member `i`; return the rollout, or their exception."""
 
         def tell() -> None:
-            for each in self._members[i].collector.observers:
+            for observer in self._members[i].collector.observers:
                 for episode in rollout.episodes:
-                    each.on_episode_end(episode)
-                each.on_rollout(rollout)
+                    observer.on_episode_end(episode)
+                observer.on_rollout(rollout)
 
-        self._guarded(i, tell)
+        self._call_guarded(i, tell)
         return rollout if (error := self.errors[i]) is None else error
 
-    def _tell(self, what: Callable[[Observer, slice], None]) -> None:
+    def _tell(self, callback: Callable[[Observer, slice], None]) -> None:
         for i, member in enumerate(self._members):
-            own = slice(i * self._games, (i + 1) * self._games)
+            span = slice(i * self._games, (i + 1) * self._games)
 
-            def tell(observers: Sequence[Observer] = member.collector.observers, own: slice = own) -> None:
-                for each in observers:
-                    what(each, own)
+            def tell(observers: Sequence[Observer] = member.collector.observers, span: slice = span) -> None:
+                for observer in observers:
+                    callback(observer, span)
 
-            self._guarded(i, tell)
+            self._call_guarded(i, tell)
         if all(error is not None for error in self.errors):
             raise _NobodyLeft
 
-    def _guarded(self, i: int, tell: Callable[[], None]) -> None:
+    def _call_guarded(self, i: int, tell: Callable[[], None]) -> None:
         if self.errors[i] is None:
             try:
                 self._members[i].told(tell)
-            except (KeyboardInterrupt, GivenUp):  # of the process
+            except (KeyboardInterrupt, GivenUp):  # they concern the whole process
                 raise
             except BaseException as error:  # noqa: BLE001 (raised again where the member asked for the rollout)
                 self.errors[i] = error
 
 
 class _Part:
-    """A member's share of a `Transition`, cut out where somebody looks at it."""
+    """Part of a `Transition` that belongs to one member, sliced on access."""
 
-    def __init__(self, whole: Transition, own: slice) -> None:
-        self._whole, self._own = whole, own
+    def __init__(self, transition: Transition, span: slice) -> None:
+        self._transition, self._span = transition, span
 
     @cached_property
     def observation(self) -> Observation:
-        return _part(self._whole.observation, self._own)
+        return _part(self._transition.observation, self._span)
 
     @cached_property
     def output(self) -> Any:
-        return _fields(self._whole.output, self._own)
+        return _fields(self._transition.output, self._span)
 
     @cached_property
     def step(self) -> Any:
-        return _fields(self._whole.step, self._own)
+        return _fields(self._transition.step, self._span)
 
     @cached_property
     def ended(self) -> np.ndarray:
-        return self._whole.ended[self._own]
+        return self._transition.ended[self._span]
 
 
-def _part(named: Mapping[str, Any], own: slice) -> dict[str, Any]:
-    return {name: x[own] for name, x in named.items()}
+def _part(arrays: Mapping[str, Any], span: slice) -> dict[str, Any]:
+    return {name: x[span] for name, x in arrays.items()}
 
 
-def _fields(record: Any, own: slice) -> Any:
-    """A record of arrays with the games in front, cut to some games."""
-    cut = {
-        name: None if x is None else _part(x, own) if isinstance(x, dict) else x[own]
+def _fields(record: Any, span: slice) -> Any:
+    """Return a record of arrays [games, ...], restricted to the games in `span`."""
+    parts = {
+        name: None if x is None else _part(x, span) if isinstance(x, dict) else x[span]
         for name, x in vars(record).items()
     }
-    return replace(record, **cut)
+    return replace(record, **parts)
 
 
 def _policies(member: Member) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""Observers of a run's steps that keep its display and its training episodes up to date."""
+"""Observers of a run's steps that update its progress display and its file of training episodes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llmrl.run.training_episodes import TrainingEpisodes
 
 
 class StepProgress(Observer):
-    """Counts environment steps, summed over games.
+    """Counter of environment steps, summed over games.
 
     Args:
-        display: of the run.
-        games: that are stepped at once.
+        display: progress display of the run.
+        games: number of games that are stepped together.
     """
 
     def __init__(self, display: ProgressDisplay, games: int) -> None:
@@ -29,17 +29,17 @@ class StepProgress(Observer):
 
 
 class EpisodeProgress(Observer):
-    """Counts episodes that are over, and tells the return of the last one.
+    """Counter of finished episodes that also displays the newest return.
 
     Args:
-        display: of the run.
+        display: progress display of the run.
     """
 
     def __init__(self, display: ProgressDisplay) -> None:
         self.display = display
 
     def on_progress(self, steps: int) -> None:
-        self.display.advance(0)  # its clock goes on
+        self.display.advance(0)  # updates the elapsed time
 
     def on_episode_end(self, episode: Episode) -> None:
         self.display.advance(1)
@@ -47,11 +47,12 @@ class EpisodeProgress(Observer):
 
 
 class GraceWatch(Observer):
-    """Gives up the way to the next safe point, in the midst of a collection, where a stop takes too long.
+    """Observer that stops a run during a rollout if the next safe point is too far away.
 
     Args:
-        run: that is to stop.
-        resumable: tells the place to go on from and what makes its state, as `RunContext.within_grace` takes them.
+        run: run that has been asked to stop.
+        resumable: returns the position to resume from and a function that builds its state, as
+            `RunContext.within_grace` expects them.
     """
 
     def __init__(self, run: RunContext, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
@@ -62,30 +63,28 @@ class GraceWatch(Observer):
 
 
 class TrainingEpisodeWriter(Observer):
-    """Writes down every training episode (`llmrl.run.training_episodes`).
+    """Observer that writes every training episode to a file (`llmrl.run.training_episodes`).
 
     Args:
-        spec: of the environment.
-        folder: of the run.
-        state: of the run's checkpoint; None: a new run.
+        spec: spec of the environment.
+        folder: folder of the run.
+        state: state from the run's checkpoint; None: a new run.
     """
 
     def __init__(self, spec: EnvSpec, folder: Path, state: State | None) -> None:
         position = None if state is None else state["position"]
-        told = ("return", "base_return", *spec.metrics)
-        self._file = TrainingEpisodes(folder, spec.n_envs, spec.horizon, told, position)
-        self._begun: int = (
-            0 if state is None else state["begun"]
-        )  # step of every game at which all were last begun anew
+        columns = ("return", "base_return", *spec.metrics)
+        self._file = TrainingEpisodes(folder, spec.n_envs, spec.horizon, columns, position)
+        self._begin_step: int = 0 if state is None else state["begun"]  # step at which all games last restarted
 
     def begin_anew(self, step: int) -> None:
-        """Write down that all games are begun anew at `step` of each: the episodes in progress are given up."""
-        self._begun = step
+        """Record that all games restart at their step `step`; episodes in progress are discarded."""
+        self._begin_step = step
         self._file.begin_anew(step)
 
     def on_rollout(self, rollout: Rollout) -> None:
         self._file.write(
-            [(e.game, self._begun + e.start, e.length) for e in rollout.episodes],
+            [(e.game, self._begin_step + e.start, e.length) for e in rollout.episodes],
             [(e.returns.mean(), e.base_returns.mean(), *e.summaries.values()) for e in rollout.episodes],
         )
 
@@ -93,4 +92,4 @@ class TrainingEpisodeWriter(Observer):
         self._file.close()
 
     def state_dict(self) -> State:
-        return {"position": self._file.position(), "begun": self._begun}
+        return {"position": self._file.position(), "begun": self._begin_step}

@@ -1,4 +1,4 @@
-"""The memory of a rollout: what is kept of its steps, on the device where a learner wants it."""
+"""Storage of the steps of a rollout, on the device where a learner needs them."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from llmrl.core.ram import need_memory
 from llmrl.core.records import Array, Observation, PolicyOutput, Step, on_host
 from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.summaries import Entropy
 from llmrl.core.text_array import TextArray, TextTable
-from llmrl.rollout.entropies import Entropies
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 
 
 class RolloutBuffer:
-    """Takes in the steps of a rollout and makes a `Rollout` of them.
+    """Buffer that stores the steps of a rollout and returns them as a `Rollout`.
 
-    Large buffers are allocated once and reused: a 1000-step rollout of pixel observations is hundreds of megabytes.
-    What is small beside them (rewards, exposure, metrics, ends) is new in every rollout.
+    Large buffers are allocated once and reused: a 1000-step rollout of pixel observations takes hundreds of megabytes.
+    Small arrays (rewards, exposure, metrics, ends) are allocated for every rollout.
 
     Args:
-        spec: of the environment.
-        device: of the policy.
-        channels: that the policy reads.
-        keep: channels that rollouts for learning hold beside these.
+        spec: spec of the environment.
+        device: device of the policy.
+        channels: channels that the policy reads.
+        keep: channels that rollouts for learning hold in addition.
 
     Attributes:
-        played: steps of the rollout so far.
+        played: number of steps of the rollout so far.
     """
 
     def __init__(self, spec: EnvSpec, device: torch.device, channels: Sequence[str], keep: Sequence[str]) -> None:
@@ -43,10 +43,10 @@ class RolloutBuffer:
         self._buffers: dict[str, torch.Tensor] = {}
 
     def begin(self, n_steps: int, learn: bool, keep_reward_jacobian: bool) -> None:
-        """Make ready for a rollout of at most `n_steps`; without `learn`, observations and values are not kept.
+        """Prepare for a rollout of at most `n_steps`; without `learn`, observations and values are not stored.
 
         Raises:
-            ConfigError: there is no memory for what is to be kept.
+            ConfigError: too little memory for the rollout.
         """
         shape = (n_steps, self.spec.n_envs, self.spec.n_agents)
         self._shape, self._learn, self._keep_reward_jacobian = shape, learn, keep_reward_jacobian
@@ -56,23 +56,23 @@ class RolloutBuffer:
         self._terminated, self._truncated, self._first, self._ends = (np.zeros(shape[:2], dtype=bool) for _ in range(4))
         self._per_step = tuple(self.spec.per_step)
         self._info = self._zeros((len(self.spec.rows), *shape[:2]))
-        numbers = self.spec.continuous_actions
+        continuous_actions = self.spec.continuous_actions
         self._action = (
             self._buffer("action", shape, torch.int64)
-            if numbers is None
-            else self._buffer("action", (*shape, numbers.dim), torch.float32)
+            if continuous_actions is None
+            else self._buffer("action", (*shape, continuous_actions.dim), torch.float32)
         )
         self._log_prob = self._buffer("log_prob", shape, torch.float32)
         self._value = self._buffer("value", shape, torch.float32)
-        # Zero unless somebody adds a value: an episode that ends leads to nothing.
+        # Zero unless `add_value` sets it: the state after a terminated episode has no value.
         self._next_value = self._buffer("next_value", shape, torch.float32)
         if learn:
             self._next_value.zero_()
         self._stored: dict[str, Any] = {}
         self._features: torch.Tensor | None = None
         self._entropies = Entropies(self.spec, self._env_device)
-        # Nothing writes over them, and put together at the end they cost less.
-        self._told: list[Mapping[str, Any]] = []
+        # The environment does not overwrite these tensors, and stacking them once at the end is faster.
+        self._step_infos: list[Mapping[str, Any]] = []
 
     def add_act(
         self,
@@ -82,14 +82,14 @@ class RolloutBuffer:
         state: torch.Tensor | None,
         act: PolicyOutput,
     ) -> None:
-        """Keep what was decided in the next step.
+        """Store the decisions of the next step.
 
         Args:
-            fresh: the step is the first of its episode, [n_envs] bool.
-            observation: that it was decided on.
-            read: its channels that the policy reads, as tensors.
-            state: what the policy remembered before.
-            act: what was decided.
+            fresh: whether the step is the first of its episode, [n_envs] bool.
+            observation: observation that the policy acts on.
+            read: channels of it that the policy reads, as tensors.
+            state: state of the policy's memory before the step.
+            act: output of the policy.
         """
         t = self.played
         if t == 0:
@@ -105,13 +105,15 @@ class RolloutBuffer:
             if self._features is None:
                 self._features = self._buffer("features", (*self._shape, act.features.shape[-1]), act.features.dtype)
             self._features[t] = act.features
-        kept = {n: x for n, x in read.items() if self._features is None or n in ("action_mask", *self._keep)}
-        for name, x in (kept | self.tensors(observation, self._extra)).items():
+        inputs = {n: x for n, x in read.items() if self._features is None or n in ("action_mask", *self._keep)}
+        for name, x in (inputs | self.tensors(observation, self._extra)).items():
             self._store(name, t, x)
 
     def add_step(self, step: Step, waiting: np.ndarray) -> np.ndarray:
-        """Keep what the step led to, in games that are not `waiting` [n_envs] bool for their next reset; returns the
-        games that are from now on."""
+        """Store rewards and ends of a step; return the mask of games that wait for their next reset from now on.
+
+        Games that are already `waiting` [n_envs] bool do not end again.
+        """
         t = self.played
         self.played += 1
         self._reward[t], self._base_reward[t], self._terminated[t] = step.reward, step.base_reward, step.terminated
@@ -125,45 +127,48 @@ class RolloutBuffer:
             for i, name in enumerate(self._per_step):
                 self._info[i, t] = step.info[name]
         else:
-            self._told.append(step.info)
+            self._step_infos.append(step.info)
         self._entropies.write(self._info, self.played)
         self._ends[t] = (self._terminated[t] | self._truncated[t]) & ~waiting
-        ended: np.ndarray = self._ends[t] | waiting
-        return ended
+        done: np.ndarray = self._ends[t] | waiting
+        return done
 
     @property
-    def wants_value(self) -> bool:
-        """Whether the state that the newest step led to needs a forward pass of its own: the next does not look at
-        it."""
+    def needs_value(self) -> bool:
+        """True if the newest state needs a separate forward pass, since the next step does not observe it."""
         t = self.played - 1
         return self._learn and bool(self._truncated[t].any() or self.played == self._shape[0])
 
     def add_value(self, value: torch.Tensor) -> None:
-        """Keep V of the state that the newest step led to, [n_envs, n_agents]."""
+        """Store the value V of the state after the newest step, [n_envs, n_agents]."""
         t = self.played - 1
         self._next_value[t] = torch.where(self.tensor(self._terminated[t])[:, None], 0.0, value)
 
     def finish(self, running: EpisodeAccumulator, waiting: np.ndarray, state: torch.Tensor | None) -> Rollout:
-        """The rollout of the steps so far.
+        """Return the rollout of the steps so far.
 
         Args:
-            running: the episodes in progress, which the steps are added to.
+            running: sums of the episodes in progress; the steps are added to them.
             waiting: games that wait for their next reset, [n_envs] bool.
-            state: what the policy remembers now.
+            state: state of the policy's memory after the last step.
         """
         n, info = self.played, self._info
         self._entropies.write(info, n, rest=True)
         for i, name in enumerate(self._per_step):
-            if self._told:
-                told = [each[name] for each in self._told]
-                info[i, :n] = torch.from_numpy(np.stack(told)) if isinstance(told[0], np.ndarray) else torch.stack(told)
-        self._told = []
+            if self._step_infos:
+                step_values = [step_info[name] for step_info in self._step_infos]
+                info[i, :n] = (
+                    torch.from_numpy(np.stack(step_values))
+                    if isinstance(step_values[0], np.ndarray)
+                    else torch.stack(step_values)
+                )
+        self._step_infos = []
         reward, base_reward, info = self._reward[:n], self._base_reward[:n], info[:, :n]
         episodes = running.add(reward, base_reward, info, self._ends[:n], waiting)
-        if self._learn:  # where the episode went on, the state reached is the next one acted in
-            ended = self.tensor(self._terminated | self._truncated)[:-1, :, None]
-            self._next_value[:-1] = torch.where(ended, self._next_value[:-1], self._value[1:])
-        before = self._state if n else None
+        if self._learn:  # where the episode continues, the next state is the one acted in at the next step
+            done = self.tensor(self._terminated | self._truncated)[:-1, :, None]
+            self._next_value[:-1] = torch.where(done, self._next_value[:-1], self._value[1:])
+        initial_state = self._state if n else None
         return Rollout(
             observation=self._stored,
             features=self._features,
@@ -179,29 +184,29 @@ class RolloutBuffer:
             info=dict(zip(self._per_step, on_host(info[: len(self._per_step)]), strict=True)),
             episodes=episodes,
             reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n]),
-            # A policy that starts from nothing starts from zeros.
-            state=torch.zeros_like(state) if before is None and state is not None else before,
+            # A policy without an initial state starts from zeros.
+            state=torch.zeros_like(state) if initial_state is None and state is not None else initial_state,
         )
 
     def tensors(self, observation: Observation, channels: Sequence[str]) -> dict[str, Any]:
-        """Channels as tensors on the policy's device; texts stay the arrays they are."""
+        """Return channels as tensors on the policy's device; texts remain arrays."""
         return {name: observation[name] if self._texts[name] else self.tensor(observation[name]) for name in channels}
 
     def tensor(self, x: Any) -> torch.Tensor:
-        """Numbers as a tensor on the policy's device."""
-        return moved(x, self.device)
+        """Return numbers as a tensor on the policy's device."""
+        return to_device(x, self.device)
 
     def _store(self, name: str, t: int, x: Any) -> None:
-        """Keep what was observed in step `t`; of texts, each different one once a rollout."""
-        stored, n_steps = self._stored, self._shape[0]
+        """Store a channel of step `t`; each distinct text is stored once per rollout."""
+        buffers, n_steps = self._stored, self._shape[0]
         if not self._texts[name]:
-            if name not in stored:
-                stored[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
-            stored[name][t] = x
+            if name not in buffers:
+                buffers[name] = self._buffer(f"obs/{name}", (n_steps, *x.shape), x.dtype)
+            buffers[name][t] = x
             return
-        if name not in stored:
-            stored[name] = TextArray(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
-        stored[name].ids[t] = TextArray.of(x, stored[name].table).to(self.device).ids
+        if name not in buffers:
+            buffers[name] = TextArray(self._buffer(f"obs/{name}", (n_steps, *x.shape), torch.int64), TextTable())
+        buffers[name].ids[t] = TextArray.of(x, buffers[name].table).to(self.device).ids
 
     def _buffer(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         buffer = self._buffers.get(name)
@@ -210,20 +215,95 @@ class RolloutBuffer:
             need_memory(
                 math.prod(shape) * dtype.itemsize,
                 str(self.device),
-                f"{shape[0]:,} steps of {self.spec.n_envs:,} games of {self.spec.name} (what is kept: {name})",
-                "use fewer games (env.n_envs), shorter rollouts (learn.rollout_steps), or something smaller to observe",
+                f"{shape[0]:,} steps of {self.spec.n_envs:,} games of {self.spec.name} (array {name})",
+                "use fewer games (env.n_envs), shorter rollouts (learn.rollout_steps), or smaller observations",
             )
             buffer = self._buffers[name] = torch.empty(shape, dtype=dtype, device=self.device)
         return buffer
 
     def _zeros(self, shape: tuple[int, ...]) -> Array:
-        """Room for float32 numbers as the environment gives them."""
+        """Return a float32 array of zeros on the environment's device."""
         if self._env_device is None:
             return np.zeros(shape, dtype=np.float32)
         return torch.zeros(shape, dtype=torch.float32, device=self._env_device)
 
 
-def moved(x: Any, device: torch.device) -> torch.Tensor:
-    """Move numbers without waiting for what a GPU is doing: memory that is not pinned is read before the call
-    returns."""
+def to_device(x: Any, device: torch.device) -> torch.Tensor:
+    """Move numbers to `device` without waiting for the GPU.
+
+    Memory that is not pinned is read before the call returns.
+    """
     return torch.as_tensor(x).to(device, non_blocking=device.type == "cuda")
+
+
+MAX_CELLS = 2**18
+"""Maximum number of map cells that are processed together."""
+
+
+class Entropies:
+    """Values of the `Entropy` metrics of an environment, computed for many steps together.
+
+    They are NaN where the policy does not return its entropy.
+
+    Args:
+        spec: spec of the environment.
+        device: device of the environment's arrays; None: NumPy arrays.
+    """
+
+    def __init__(self, spec: EnvSpec, device: torch.device | None) -> None:
+        self._metrics = [metric for metric in spec.metrics.values() if isinstance(metric, Entropy)]
+        self._first = len(spec.per_step)
+        self._device = device or torch.device("cpu")
+        self._is_numpy = device is None
+        self._planes = {  # channel, plane of a cell, lowest and highest code
+            metric: (metric.channel, *spec.observation[metric.channel].planes[metric.plane])
+            for metric in self._metrics
+            if metric.channel is not None and metric.plane is not None
+        }
+        cells = sum(math.prod(spec.observation[channel].shape[:-1]) for channel, *_ in self._planes.values())
+        self._max_steps = max(1, MAX_CELLS // (spec.n_envs * spec.n_agents * max(1, cells)))
+        self._entropies: list[torch.Tensor | None] = []
+        self._views: dict[Entropy, torch.Tensor] = {}
+
+    def add(self, observation: Mapping[str, Any], act: PolicyOutput) -> None:
+        """Store the observed maps of a step, whose arrays may be overwritten later, and the policy's entropy."""
+        if not self._metrics:
+            return
+        for metric, (channel, number, _, _) in self._planes.items():
+            view = torch.as_tensor(observation[channel])[..., number]
+            if metric not in self._views:
+                self._views[metric] = view.new_empty((self._max_steps, *view.shape))
+            self._views[metric][len(self._entropies)] = view
+        self._entropies.append(act.entropy)
+
+    def write(self, info: Array, stop: int, rest: bool = False) -> None:
+        """Write the stored values into `info` [rows, T, n_envs], for the steps before `stop`.
+
+        This happens once enough steps are stored, or if `rest` is set.
+        """
+        n = len(self._entropies)
+        if not n or (n < self._max_steps and not rest):
+            return
+        entropies = [x for x in self._entropies if x is not None]
+        rows = info[self._first :, stop - n : stop]
+        self._entropies = []
+        if len(entropies) < n:
+            rows[:] = torch.nan
+            return
+        entropy = torch.stack(entropies).to(self._device, non_blocking=self._device.type == "cuda")
+        columns = [x for metric in self._metrics for x in self._parts(metric, entropy)]
+        rows[:] = torch.stack(columns).numpy() if self._is_numpy else torch.stack(columns)
+
+    def _parts(self, metric: Entropy, entropy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the sum of `entropy` [n, n_envs, n_agents] over the agents that count, and their number.
+
+        Each has the shape [n, n_envs].
+        """
+        if metric not in self._planes:
+            return entropy.sum(-1), torch.full_like(entropy[..., 0], entropy.shape[-1])
+        *_, low, high = self._planes[metric]
+        view = self._views[metric][: len(entropy)].flatten(3)
+        # In place: on a CPU, comparing bytes into a new bool tensor takes ten times as long.
+        holds = view.eq_(low) if low == high else view.clone().ge_(low).mul_(view.le_(high))
+        counts = holds.sum(-1, dtype=torch.int32) > 0
+        return (entropy * counts).sum(-1), counts.sum(-1, dtype=entropy.dtype)

@@ -1,4 +1,4 @@
-"""Observers that write trajectories: of players as they play, and of rollouts that a learner learns from."""
+"""Observers that write trajectories: the episodes of players, and the rollouts of learners."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from llmrl.core.text_array import TextArray
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
 CHUNK = 8192
-"""Rows of a file of played episodes, about: as much as is held in memory and in a checkpoint."""
+"""Approximate number of steps in a file of played episodes, also held in memory and in a checkpoint."""
 PROMPT, TEXT = "prompt", "text"
 _LABELS = ("kind", "mission")
-_LONG_AGO = -(2**62)
+_LONG_BEFORE = -(2**62)
 
 
 @runtime_checkable
 class HasTaskLabels(Protocol):
-    """An environment whose episodes have names: of the kind of task, and of the mission; [n_envs] each, of the episode
-    a game is in, or was in last."""
+    """Environment whose episodes are labeled by kind of task and by mission.
+
+    Each property has one label per game, [n_envs], for its present or latest episode.
+    """
 
     @property
     def kinds(self) -> Sequence[str]: ...
@@ -41,72 +43,75 @@ def _labels(env: VecEnv) -> dict[str, list[str]]:
 
 
 def kept_text(spec: EnvSpec, policy: Policy) -> str | None:
-    """The channel of texts that trajectories keep: the whole prompt where there is one, else the text that is read."""
+    """Return the channel whose texts are stored in trajectories.
+
+    It is the complete prompt where one exists, else the text that the policy reads.
+    """
     if PROMPT in spec.observation:
         return PROMPT
     return TEXT if TEXT in policy.channels else None
 
 
 class PlayedEpisodes:
-    """Whole episodes of a player on their way into files, in the order of their numbers, whichever ended first.
+    """Queue that writes complete episodes to files in the order of their numbers, whichever ends first.
 
     Args:
-        spec: of the environment.
-        chunk: rows after which a file is written.
+        spec: spec of the environment.
+        chunk: number of steps after which a file is written.
     """
 
     def __init__(self, spec: EnvSpec, chunk: int = CHUNK) -> None:
         self.spec, self.chunk = spec, chunk
-        self._next = self._rows = 0  # episodes before this one are written, ready or not to come; rows that are ready
+        self._next = self._rows = 0  # first episode that is still expected; number of steps that are ready
         self._ready: list[dict[str, Any]] = []
         self._waiting: dict[int, dict[str, Any]] = {}
-        self._gone: set[int] = set()
+        self._discarded: set[int] = set()
         self._files: TrajectoryFiles | None = None
 
     def open(self, folder: Path, state: State | None = None, begun: Iterable[int] = ()) -> None:
-        """Begin to write into `folder`, or go on from where `state` says.
+        """Begin to write into `folder`, or continue from `state`.
 
         Args:
-            folder: of the run or the evaluation.
-            state: of the run's checkpoint; None: nothing was kept so far.
-            begun: numbers of episodes that will not be added any more, unless `state` has them.
+            folder: folder of the run or of the evaluation.
+            state: state from the run's checkpoint; None: nothing was stored so far.
+            begun: numbers of episodes that will not be added any more, unless `state` holds them.
         """
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
-        self._waiting = {} if state is None else {int(each["episode"]): dict(each) for each in state["over"]}
-        self._gone = set(begun) - set(self._waiting)
-        self._go_on()
+        self._waiting = {} if state is None else {int(episode["episode"]): dict(episode) for episode in state["over"]}
+        self._discarded = set(begun) - set(self._waiting)
+        self._write_ready()
 
     def add(self, episode: dict[str, Any]) -> None:
-        """Keep an episode that is over."""
+        """Add a finished episode."""
         self._waiting[episode["episode"]] = episode
-        self._go_on()
+        self._write_ready()
 
     def drop(self, number: int) -> None:
-        """Wait no more for an episode that was given up."""
-        self._gone.add(number)
-        self._go_on()
+        """Stop waiting for the discarded episode `number`."""
+        self._discarded.add(number)
+        self._write_ready()
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining episodes."""
         self._ready += [self._waiting[number] for number in sorted(self._waiting)]
         self._waiting = {}
         if self._ready:
             self._write()
 
     def state_dict(self) -> State:
-        """What is in no file yet, and which files there are."""
+        """Return the episodes that are in no file yet, and the list of files."""
         assert self._files is not None
         return {"files": self._files.state_dict(), "over": [*map(dict, [*self._ready, *self._waiting.values()])]}
 
-    def _go_on(self) -> None:
-        while self._next in self._waiting or self._next in self._gone:
+    def _write_ready(self) -> None:
+        while self._next in self._waiting or self._next in self._discarded:
             episode = self._waiting.pop(self._next, None)
-            self._gone.discard(self._next)
+            self._discarded.discard(self._next)
             self._next += 1
             if episode is not None:
                 self._ready.append(episode)
                 self._rows += len(episode["rows"])
-            if self._rows >= self.chunk:  # whatever else is ready: files do not depend on what ended when
+            if self._rows >= self.chunk:  # even if more is ready, so that files do not depend on the order of ends
                 self._write()
 
     def _write(self) -> None:
@@ -128,13 +133,14 @@ class PlayedEpisodes:
 
 
 class TrajectoryWriter(Observer):
-    """Writes down the episodes of a player, whole ones, in the order of their numbers.
+    """Observer that writes the complete episodes of a player, in the order of their numbers.
 
     Args:
-        env: what is played.
-        text: channel of texts that is kept; None: none is.
-        episodes: where they go, which may be those of several writers; None: its own.
-        games: that the run has, episode k being of game k % games; None: those of `env`, which need not be in order.
+        env: environment that is played.
+        text: channel whose texts are stored; None: no texts.
+        episodes: queue that receives the episodes, possibly shared by several writers; None: a new queue.
+        games: number of games of the run: episode k is played in game k % `games`; None: the games of `env`, in any
+            order.
 
     Attributes:
         first_episode: number of the next episode that begins.
@@ -147,31 +153,33 @@ class TrajectoryWriter(Observer):
         self.channels = () if text is None else (text,)
         self.episodes = PlayedEpisodes(self.spec) if episodes is None else episodes
         self.first_episode = 0
-        self._open: list[list[tuple[Any, ...]] | None] = [None] * self.spec.n_envs
+        self._open_rows: list[list[tuple[Any, ...]] | None] = [None] * self.spec.n_envs
         self._numbers = [0] * self.spec.n_envs
 
     def load_state_dict(self, state: State) -> None:
-        """Go on with the episodes in progress."""
+        """Restore the episodes in progress."""
         self.first_episode = state["next_episode"]
-        self._open = [None if rows is None else [tuple(row) for row in rows] for rows in state["open"]]
+        self._open_rows = [None if rows is None else [tuple(row) for row in rows] for rows in state["open"]]
         self._numbers = list(state["numbers"])
 
     @property
     def going(self) -> set[int]:
-        """Numbers of the episodes in progress that are written down."""
-        return {self._numbers[game] for game, rows in enumerate(self._open) if rows is not None}
+        """Numbers of the episodes in progress that are recorded."""
+        return {self._numbers[game] for game, rows in enumerate(self._open_rows) if rows is not None}
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """New episodes begin in `games` [n_envs] bool, numbered in the order of the games; what was not over in them is
-        not kept."""
+        """Begin new episodes in `games` [n_envs] bool, numbered in the order of the games.
+
+        Episodes that were in progress in them are discarded.
+        """
         for game in np.flatnonzero(games):
-            if self._open[game] is not None:
+            if self._open_rows[game] is not None:
                 self.episodes.drop(self._numbers[game])
-            self._open[game], self._numbers[game] = [], self.first_episode
+            self._open_rows[game], self._numbers[game] = [], self.first_episode
             self.first_episode += 1
 
     def on_step(self, transition: Transition) -> None:
-        """What was seen, done and led to in all games; those whose episode is over are passed by."""
+        """Record a step of all games whose episode is in progress."""
         act, step = transition.output, transition.step
         actions = on_host(act.action)
         log_prob, value = (None if x is None else on_host(x) for x in (act.log_prob, act.value))
@@ -180,7 +188,7 @@ class TrajectoryWriter(Observer):
         truncated = np.asarray(step.truncated) & ~terminated
         success = on_host(step.info["success"]) if "success" in self.spec.per_step else None
         texts = None if self.text is None else transition.observation[self.text]
-        for game, rows in enumerate(self._open):
+        for game, rows in enumerate(self._open_rows):
             if rows is None:
                 continue
             for agent in range(self.spec.n_agents):
@@ -202,39 +210,43 @@ class TrajectoryWriter(Observer):
                 self._end(game)
 
     def close(self) -> None:
-        """Write what is left; episodes that are not over are not kept."""
+        """Write the remaining finished episodes."""
         self.episodes.close()
 
     def state_dict(self) -> State:
-        """The episodes in progress."""
+        """Return the episodes in progress."""
         return {
             "next_episode": self.first_episode,
-            "open": [None if rows is None else list(rows) for rows in self._open],
+            "open": [None if rows is None else list(rows) for rows in self._open_rows],
             "numbers": list(self._numbers),
         }
 
     def _end(self, game: int) -> None:
         labels = _labels(self.env)
-        rows, self._open[game] = self._open[game], None
+        rows, self._open_rows[game] = self._open_rows[game], None
         assert rows is not None
-        # One agent's rows tell the game's.
+        # Success is the same for all agents of a game.
         per_step = np.array([row[-1] for row in rows[:: self.spec.n_agents]])
         aggregate = self.spec.per_step.get("success")
         success = {"sum": per_step.sum(), "mean": per_step.mean(), "last": per_step[-1], None: np.nan}[aggregate]
-        named = {name: str(labels[name][game]) if name in labels else "" for name in _LABELS}
+        label_values = {name: str(labels[name][game]) if name in labels else "" for name in _LABELS}
         number = self._numbers[game]
-        played_in = game if self.games is None else number % self.games
-        self.episodes.add({"episode": number, "game": played_in, "success": float(success), **named, "rows": rows})
+        game_index = game if self.games is None else number % self.games
+        self.episodes.add(
+            {"episode": number, "game": game_index, "success": float(success), **label_values, "rows": rows}
+        )
 
 
 WriterOf = Callable[[VecEnv], list[TrajectoryWriter]]
-"""The writers, one or none, for an environment: all games of a player or one."""
+"""Function that returns one writer or none for an environment, which has all games of a player or one."""
 
 
 @contextmanager
 def trajectory_observers(env: VecEnv, policy: Policy, folder: Path | None) -> Iterator[WriterOf]:
-    """What makes the writers with which the episodes of `policy` in `env`, or in single games of it, go into `folder`;
-    None: nobody writes."""
+    """Yield a factory of writers that store the episodes of `policy` in `folder`.
+
+    It takes `env` or single games of it, and returns no writers if `folder` is None.
+    """
     if folder is None:
         yield lambda env: []
         return
@@ -245,13 +257,13 @@ def trajectory_observers(env: VecEnv, policy: Policy, folder: Path | None) -> It
 
 
 class RolloutWriter(Observer):
-    """Writes down every k-th rollout of a learner, one file each, named by the number of the update it is for.
+    """Observer that writes every k-th rollout of a learner to a file, named by the number of its update.
+
+    It must observe every rollout of the learner, and no other, since it counts episodes.
 
     Args:
-        env: what is played.
+        env: environment that is played.
         every: k, >= 1.
-
-    It must observe every rollout of the learner, and no other: episodes are counted.
     """
 
     def __init__(self, env: VecEnv, every: int) -> None:
@@ -264,7 +276,7 @@ class RolloutWriter(Observer):
         self._files: TrajectoryFiles | None = None
 
     def open(self, folder: Path, number: int, state: State | None = None) -> None:
-        """Begin to write into `folder` after `number` updates, or go on from where `state` says."""
+        """Begin to write into `folder` after `number` updates, or continue from `state`."""
         self._files = TrajectoryFiles(folder, None if state is None else state["files"])
         self.number = number
         if state is not None:
@@ -272,22 +284,27 @@ class RolloutWriter(Observer):
             self._episode, self._length = np.array(state["episode"]), np.array(state["length"])
 
     def on_step(self, transition: Transition) -> None:
-        """What the games' episodes are called."""
-        if self._wanted:
+        """Store the labels of the games' episodes."""
+        if self._writes_this_rollout:
             self._labels.append(_labels(self.env))
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """The rollout of the next update."""
-        first, ends = rollout.episode_start.cpu().numpy(), (rollout.terminated | rollout.truncated).cpu().numpy()
-        steps = np.arange(len(first))[:, None]
-        order = self._started + np.cumsum(first.ravel()).reshape(first.shape) - 1
-        # Of each game the newest start so far; before it, the episode that was going on.
-        episode = np.maximum.accumulate(np.vstack([self._episode, np.where(first, order, -1)]))[1:]
-        began = np.maximum.accumulate(np.vstack([-self._length, np.where(first, steps, _LONG_AGO)]))[1:]
-        step = steps - began
-        if self._wanted:
+        """Write the rollout of the next update, if it is a k-th one."""
+        episode_start, ends = (
+            rollout.episode_start.cpu().numpy(),
+            (rollout.terminated | rollout.truncated).cpu().numpy(),
+        )
+        steps = np.arange(len(episode_start))[:, None]
+        order = self._started + np.cumsum(episode_start.ravel()).reshape(episode_start.shape) - 1
+        # Number of the episode that each game is in at each step.
+        episode = np.maximum.accumulate(np.vstack([self._episode, np.where(episode_start, order, -1)]))[1:]
+        begin_steps = np.maximum.accumulate(np.vstack([-self._length, np.where(episode_start, steps, _LONG_BEFORE)]))[
+            1:
+        ]
+        step = steps - begin_steps
+        if self._writes_this_rollout:
             self._write(rollout, episode, step, ends)
-        self._started += int(first.sum())
+        self._started += int(episode_start.sum())
         self._episode, self._length = episode[-1].copy(), step[-1] + 1
         self._labels = []
         self.number += 1
@@ -302,19 +319,19 @@ class RolloutWriter(Observer):
         }
 
     @property
-    def _wanted(self) -> bool:
+    def _writes_this_rollout(self) -> bool:
         return (self.number + 1) % self.every == 0
 
     def _write(self, rollout: Rollout, episode: np.ndarray, step: np.ndarray, ends: np.ndarray) -> None:
         assert self._files is not None
         shape = (*ends.shape, self.spec.n_agents)
         success = np.full(ends.shape, np.nan)
-        # Episodes are told in the order of their ends.
-        for (t, game), told in zip(np.argwhere(ends), rollout.episodes, strict=True):
-            of_it = (episode[:, game] == episode[t, game]) & (np.arange(len(ends)) <= t)
-            success[of_it, game] = told.summaries.get("success", np.nan)
+        # The rollout lists episodes in the order of their ends.
+        for (t, game), record in zip(np.argwhere(ends), rollout.episodes, strict=True):
+            in_episode = (episode[:, game] == episode[t, game]) & (np.arange(len(ends)) <= t)
+            success[in_episode, game] = record.summaries.get("success", np.nan)
         read = next((x for n in (PROMPT, TEXT) if isinstance(x := rollout.observation.get(n), TextArray)), None)
-        prompts, places = ([], np.full(shape, -1)) if read is None else _placed(read)
+        prompts, places = ([], np.full(shape, -1)) if read is None else _distinct_texts(read)
         games = {"terminated": rollout.terminated, "truncated": rollout.truncated}
         numbers = {name: getattr(rollout, name) for name in ("action", "log_prob", "value", "reward", "base_reward")}
         columns: dict[str, Any] = {name: x.cpu().numpy() for name, x in numbers.items()}
@@ -324,8 +341,8 @@ class RolloutWriter(Observer):
         columns["success"] = success[:, :, None]
         for name in _LABELS:
             texts = [labels[name] for labels in self._labels if name in labels]
-            known = np.array(texts, dtype=object) if texts else np.full(shape[:2], "", dtype=object)
-            columns[name] = known[:, :, None]
+            text_column = np.array(texts, dtype=object) if texts else np.full(shape[:2], "", dtype=object)
+            columns[name] = text_column[:, :, None]
         flat = {
             name: np.broadcast_to(x, (*shape, *x.shape[3:])).reshape(-1, *x.shape[3:]) for name, x in columns.items()
         }
@@ -344,7 +361,7 @@ _TYPES: dict[str, Any] = {
 }
 
 
-def _placed(texts: TextArray) -> tuple[list[str], np.ndarray]:
+def _distinct_texts(texts: TextArray) -> tuple[list[str], np.ndarray]:
     prompts, places = texts.distinct()
     return prompts, places.cpu().numpy()
 

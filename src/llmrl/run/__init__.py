@@ -1,1 +1,1 @@
-"""Everything around a loop: run folder, status, provenance, metrics, checkpoints, progress, signals."""
+"""The infrastructure around a loop: run folder, status, provenance, metrics, checkpoints, progress and signals."""

@@ -1,4 +1,4 @@
-"""Files of a run folder besides its metrics: the config, the saved state, backups and leftovers."""
+"""Files of a run folder other than its metrics: the config, the saved state, backups and leftovers."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def save_config(path: Path, config: dict[str, Any]) -> None:
     """Write a resolved config as YAML, atomically. `trusted_modules` is left out: trust cannot come from a file."""
     from omegaconf import OmegaConf
 
-    kept = {key: value for key, value in config.items() if key != TRUSTED_KEY}
-    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(kept)))
+    saved = {key: value for key, value in config.items() if key != TRUSTED_KEY}
+    write_atomic(path, OmegaConf.to_yaml(OmegaConf.create(saved)))
 
 
 def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def read_config(folder: Path, trusted: Sequence[str]) -> dict[str, Any]:
 
     Args:
         folder: run folder.
-        trusted: modules that the caller trusts, for `trusted_modules`; the value in the file is ignored.
+        trusted: modules that the caller trusts, the value of `trusted_modules`; the value in the file is ignored.
 
     Raises:
         RunFolderError: there is no config, or it cannot be read.
@@ -85,13 +85,14 @@ def saved_state(folder: Path) -> tuple[int, State]:
         raise CheckpointError(f"{folder} is not a run folder (no config.yaml); give one like outputs/<name>/<run>/s0")
     newest = CheckpointStore(folder / "checkpoints").load_newest()
     if newest is None:
-        raise CheckpointError(f"{folder} has no checkpoint yet; let that run get to its first one")
+        raise CheckpointError(f"{folder} has no checkpoint yet; wait until that run has saved its first one")
     return newest
 
 
 def remove_if_rejected(created: Sequence[Path], error: BaseException | None) -> None:
-    """Remove a run folder if `error` rejects the config of its run, or of a run that it needs, before anything was
-    computed: there are no metrics and no requests to a language model.
+    """Remove a run folder if `error` rejects the config of its run, or of a run that it needs, before any computation.
+
+    Nothing is removed if there are metrics or requests to a language model.
 
     Args:
         created: the run folder and then its parents, as far as this attempt has made them; empty if it made none.
@@ -108,11 +109,11 @@ def remove_if_rejected(created: Sequence[Path], error: BaseException | None) -> 
         for parent in parents:
             parent.rmdir()
     except OSError as failure:
-        # Another process uses a parent.
+        # Another process has written to a parent folder.
         log.debug("not all of %s is removed: %s", folder, failure)
 
 
-def set_aside(folder: Path) -> None:
+def move_to_backup(folder: Path) -> None:
     """Move the content of a run folder into `backup_<n>/` inside it, except the files of its owner and its launcher.
 
     Done in two steps: if the process is killed between them, the next attempt completes the move.

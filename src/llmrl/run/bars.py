@@ -1,4 +1,4 @@
-"""Bars on a terminal: one for each task, with what it has reached, and a table below them."""
+"""Progress bars on a terminal: one for each task, with its latest result, and a table below them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rich.text import Text
 
 from llmrl.core.terminal import drawing
 
-_SHOWN = 12
-"""Rows of the table, at most: a terminal that scrolls shows nothing."""
+_MAX_ROWS = 12
+"""Maximum number of rows of the table, so that the terminal does not scroll."""
 
 
 class Bars(Progress):
-    """Bars, not started, of tasks with the fields `unit`, `speed` and `news`.
+    """Progress bars, not started, of tasks with the fields `unit`, `speed` and `news`.
 
     Args:
-        console: to draw on; None: standard error.
+        console: console to draw on; None: standard error.
     """
 
     def __init__(self, console: Console | None = None) -> None:
-        self._below: RenderableType | None = None
+        self._table: RenderableType | None = None
         news = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         super().__init__(
             TextColumn("{task.description}", markup=False),
@@ -39,22 +39,25 @@ class Bars(Progress):
         )
 
     def show_below(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show rows of cells below the bars, in place of those before. The column with the longest cell takes the room
-        that others leave, and is cut where that is too little; without `columns` there are no headings."""
+        """Show rows of cells below the bars, in place of earlier ones.
+
+        The column with the longest cell takes the remaining width and is cut if it is too long. Without `columns` there
+        are no headings.
+        """
         table = Table(box=None, show_header=bool(columns), header_style="dim", pad_edge=False, expand=True)
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         for i, width in enumerate(widths):
             wide = 1 if width == max(widths) else None
             table.add_column(columns[i] if columns else "", no_wrap=True, overflow="ellipsis", ratio=wide)
-        for row in rows[:_SHOWN]:
+        for row in rows[:_MAX_ROWS]:
             table.add_row(*map(Text, row))
-        if len(rows) > _SHOWN:
-            table.add_row(Text(f"and {len(rows) - _SHOWN} more"))
-        self._below = table if rows else None
+        if len(rows) > _MAX_ROWS:
+            table.add_row(Text(f"and {len(rows) - _MAX_ROWS} more"))
+        self._table = table if rows else None
         self.refresh()
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """Return what is drawn: the bars, and what is below them."""
+        """Return the bars and the table below them."""
         yield from super().get_renderables()
-        if self._below is not None:
-            yield self._below
+        if self._table is not None:
+            yield self._table

@@ -30,16 +30,17 @@ log = logging.getLogger(__name__)
 
 MAGIC = b"llmrl-ck"
 _FOOTER = len(MAGIC) + hashlib.sha256().digest_size
-_FORMAT = 5
+_FORMAT = 6
 _NUMPY = "__numpy__"
 _NAME = re.compile(r"checkpoint_(\d{9})\.pt")
 
 
 class CheckpointStore:
-    """The checkpoints of one run in `folder`; only the `keep` newest are kept.
+    """The checkpoints of one run in `folder`, of which only the `keep` newest are kept.
 
     Reading does not change files, so a run can be evaluated while it trains. With a `config_hash`, checkpoints of
-    another config are refused."""
+    another config are refused.
+    """
 
     def __init__(self, folder: Path, keep: int = 2, config_hash: str = "") -> None:
         if keep < 1:
@@ -102,7 +103,7 @@ class CheckpointStore:
         _check_digest(path, data)
         try:
             content = torch.load(io.BytesIO(data[:-_FOOTER]), map_location="cpu", weights_only=True)
-            version, found = content["format"], content["config_hash"]
+            version, config_hash = content["format"], content["config_hash"]
             iteration, encoded = content["iteration"], content["state"]
         except Exception as error:
             raise CheckpointError(
@@ -110,9 +111,9 @@ class CheckpointStore:
             ) from error
         if version != _FORMAT:
             raise CheckpointError(f"{path} has checkpoint format {version}; this version reads {_FORMAT}")
-        if self.config_hash and found != self.config_hash:
+        if self.config_hash and config_hash != self.config_hash:
             raise CheckpointError(
-                f"{path} belongs to another configuration: it was written under config hash {found or 'none'}, "
+                f"{path} belongs to another configuration: it was written under config hash {config_hash or 'none'}, "
                 f"this run has {self.config_hash}. Use the configuration it was written under, or start anew."
             )
         try:
@@ -121,25 +122,27 @@ class CheckpointStore:
             raise CheckpointError(f"{path} is not a checkpoint of this program: {error!r}") from error
 
     def load_newest(self) -> tuple[int, State] | None:
-        """Return iteration and state of the newest intact checkpoint, with warnings for damaged ones; None without any.
+        """Return iteration and state of the newest intact checkpoint; None if there is none.
+
+        Damaged ones are skipped with a warning.
 
         Raises:
             CheckpointError: all are damaged, or the newest intact one cannot be used (another config or format).
         """
-        damaged: list[str] = []
+        errors: list[str] = []
         for path in reversed(self.paths()):
             try:
                 return self.load(path)
             except DamagedCheckpointError as error:
                 log.warning("%s; trying the one before it", error)
-                damaged.append(path.name)
+                errors.append(path.name)
             except CheckpointError:
                 if path.exists():
                     raise
                 log.debug("%s was replaced by a newer checkpoint while it was being read", path)
-        if damaged:
+        if errors:
             raise CheckpointError(
-                f"every checkpoint in {self.folder} is damaged ({', '.join(damaged)}). "
+                f"every checkpoint in {self.folder} is damaged ({', '.join(errors)}). "
                 "Start this run anew with rerun=true, which moves the old content aside."
             )
         return None
@@ -156,7 +159,7 @@ class CheckpointStore:
 
 
 class DamagedCheckpointError(CheckpointError):
-    """The error of a checkpoint file that is cut short or does not match its digest."""
+    """A checkpoint file is cut short or does not match its digest."""
 
 
 class _HashingWriter:
@@ -196,11 +199,11 @@ def _check_digest(path: Path, data: bytes) -> None:
         raise DamagedCheckpointError(f"the checkpoint {path} is damaged (its digest does not match)")
 
 
-def _encode(value: Any, where: str) -> Any:
+def _encode(value: Any, location: str) -> Any:
     """Return a copy of `value` that `weights_only` loading can read; equal content gives equal bytes."""
     if isinstance(value, np.ndarray | np.generic):
         if value.dtype.hasobject:
-            raise TypeError(f"{where} is an array of Python objects, which checkpoints do not hold")
+            raise TypeError(f"{location} is an array of Python objects, which checkpoints do not hold")
         return {
             _NUMPY: "array" if isinstance(value, np.ndarray) else "scalar",
             "dtype": value.dtype.str,
@@ -213,27 +216,27 @@ def _encode(value: Any, where: str) -> Any:
         return sys.intern(value)  # pickle writes equal strings differently when they are different objects
     if isinstance(value, int):
         if value.bit_length() > 2000:
-            raise TypeError(f"{where} is an integer of {value.bit_length()} bits; at most 2000 can be stored")
+            raise TypeError(f"{location} is an integer of {value.bit_length()} bits; at most 2000 can be stored")
         return value
     if isinstance(value, Mapping):
         if _NUMPY in value:
-            raise TypeError(f"{where} uses the reserved key {_NUMPY!r}")
-        return {_key(key, where): _encode(item, f"{where}.{key}") for key, item in value.items()}
+            raise TypeError(f"{location} uses the reserved key {_NUMPY!r}")
+        return {_key(key, location): _encode(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
-        items = [_encode(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        items = [_encode(item, f"{location}[{i}]") for i, item in enumerate(value)]
         return items if isinstance(value, list) else tuple(items)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()  # a clone, so that a slice does not bring its whole storage along
-    raise TypeError(f"{where} is a {type(value).__name__}; a state holds tensors, arrays and plain data only")
+        return value.detach().cpu().clone()  # cloned, because a slice would be saved with its full storage
+    raise TypeError(f"{location} is a {type(value).__name__}; a state holds tensors, arrays and plain data only")
 
 
-def _key(key: Any, where: str) -> str | int:
+def _key(key: Any, location: str) -> str | int:
     if isinstance(key, str):
         return sys.intern(key)
     if isinstance(key, int):
         return key
-    raise TypeError(f"{where} has the key {key!r}; keys are strings or integers")
+    raise TypeError(f"{location} has the key {key!r}; keys are strings or integers")
 
 
 def _bytes_tensor(data: bytes) -> Any:

@@ -13,12 +13,12 @@ from types import FrameType
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
 EXIT_BUDGET = 3
-"""Exit code: the budget for language models is used up; with a larger one the same command resumes the run."""
+"""Exit code: the budget for language models is used up. With a larger budget, the same command resumes the run."""
 EXIT_IN_USE = 4
 """Exit code: another live process owns the run folder."""
 _INTERRUPTED = "stopped by SIGINT"
-WHOLE = "HYDRA_FULL_ERROR"
-"""Hydra's environment variable that asks for tracebacks on the terminal."""
+FULL_ERROR = "HYDRA_FULL_ERROR"
+"""Hydra's environment variable that enables tracebacks on the terminal."""
 
 
 def say(name: str, text: object) -> None:
@@ -32,9 +32,9 @@ def say(name: str, text: object) -> None:
 def interruptible(name: str, composes: bool = False) -> Iterator[None]:
     """Return a context for the command `name`, entered before its imports, in which Ctrl-C ends it with one line.
 
-    Ctrl-C ends the process at once while a module is imported, and until `begin_work` while Hydra composes: extension
-    modules and Hydra turn an exception into other errors, and nothing has begun that had to be cleaned up. Otherwise it
-    raises `KeyboardInterrupt`. A run replaces this by a handler of its own (`StopFlag`).
+    Ctrl-C ends the process at once while a module is imported, and until `begin_work` while Hydra composes the config:
+    extension modules and Hydra would turn an exception into other errors, and there is nothing to clean up yet.
+    Otherwise it raises `KeyboardInterrupt`. A run replaces this handler by one of its own (`StopFlag`).
 
     Args:
         name: name of the command.
@@ -53,7 +53,8 @@ def interruptible(name: str, composes: bool = False) -> Iterator[None]:
     global _composing
     _composing = composes
 
-    # Not where signals are ignored (nohup), and once only: `python -m llmrl train` enters it twice.
+    # The handler is not installed where signals are ignored (nohup), nor twice: `python -m llmrl train` gets here
+    # twice.
     main = threading.current_thread() is threading.main_thread()
     installed = main and signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if installed:
@@ -104,31 +105,32 @@ def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[Non
         tell(name, _INTERRUPTED)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
-        if _whole() and _from_inside(error):
+        if _wants_traceback() and _is_internal(error):
             raise
         tell(name, _with_traceback(str(error), error))
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
-        # Hydra says itself what is wrong with what was typed, in more than a line.
-        if _whole() or type(error).__module__ == "hydra.errors":
+        # Hydra itself explains errors in the typed overrides, in more than one line.
+        if _wants_traceback() or type(error).__module__ == "hydra.errors":
             raise
         tell(name, _unforeseen(error))
         raise SystemExit(EXIT_FAILED) from error
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM as an exception, where it is to end a program as Ctrl-C does."""
+    """SIGTERM as an exception, for programs that it should end as Ctrl-C does."""
 
 
 @contextmanager
 def ending_at_once(name: str, kept: str) -> Iterator[None]:
-    """Return a context for a command that cannot be resumed: Ctrl-C and SIGTERM end it at once, but cleanly. Pending
-    requests to a language model are counted, and game processes end.
+    """Return a context for a command that cannot be resumed: Ctrl-C and SIGTERM end it at once, but cleanly.
+
+    Pending requests to a language model are counted, and game processes end.
 
     Args:
         name: name of the command.
-        kept: what remains of its work, in words.
+        kept: description of the work that remains, for the message.
 
     Raises:
         SystemExit: a signal ended the command; with the code 128 + its number.
@@ -137,9 +139,9 @@ def ending_at_once(name: str, kept: str) -> Iterator[None]:
     def terminate(*_: object) -> None:
         raise _Terminated
 
-    before = None
+    previous = None
     if threading.current_thread() is threading.main_thread():
-        before = signal.signal(signal.SIGTERM, terminate)
+        previous = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -147,15 +149,15 @@ def ending_at_once(name: str, kept: str) -> Iterator[None]:
         say(name, f"stopped by {number.name}; {kept}")
         raise SystemExit(128 + number) from interrupt
     finally:
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
+        if previous is not None:
+            signal.signal(signal.SIGTERM, previous)
 
 
-def _whole() -> bool:
-    return os.environ.get(WHOLE, "0") != "0"
+def _wants_traceback() -> bool:
+    return os.environ.get(FULL_ERROR, "0") != "0"
 
 
-def _from_inside(error: BaseException) -> bool:
+def _is_internal(error: BaseException) -> bool:
     """Return whether a game raised the error itself; the traceback of such an error is worth showing."""
     from llmrl.core.errors import EngineError
 
@@ -173,14 +175,14 @@ def _unforeseen(error: Exception) -> str:
         return _with_traceback(f"cannot write {place}: {why(place, error)}", error)
     if isinstance(error, MemoryError):
         return _with_traceback(f"there is not enough memory: {short_error(error)}", error)
-    return _with_traceback(short_error(error), error, f"{WHOLE}=1 before the command shows the whole traceback")
+    return _with_traceback(short_error(error), error, f"{FULL_ERROR}=1 before the command shows the full traceback")
 
 
 def _with_traceback(text: str, error: BaseException, otherwise: str = "") -> str:
-    """Return `text` with the place of the whole traceback, or with `otherwise` if it was not kept."""
+    """Return `text` with the path of the full traceback, or with `otherwise` if the traceback was not saved."""
     from llmrl.core.errors import LlmrlError, kept_traceback
 
-    readable = isinstance(error, LlmrlError) and not _from_inside(error)
-    kept = "" if readable else kept_traceback(error)
-    more = f"The whole traceback is in {kept}" if kept else otherwise
-    return f"{text}\n{more}" if more else text
+    readable = isinstance(error, LlmrlError) and not _is_internal(error)
+    traceback_path = "" if readable else kept_traceback(error)
+    hint = f"The full traceback is in {traceback_path}" if traceback_path else otherwise
+    return f"{text}\n{hint}" if hint else text

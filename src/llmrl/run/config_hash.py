@@ -1,4 +1,4 @@
-"""The hash that identifies the experiment of a run: which keys of its config count, and which cannot change results."""
+"""The hash that identifies the experiment of a run, and the config keys that it does not depend on."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any
 
 EXCLUDED: tuple[str, ...] = (
     "seed",  # has a folder level of its own
-    "name",  # likewise
-    "output_root",  # where the folder is
-    "trials_dir",  # where trials are kept for other runs
-    "loggers",  # where else its metrics go
-    "hardware",  # what the run is computed on: device, launcher, processes
-    "checkpoint_seconds",  # how often a run saves
-    "private",  # who may read its files
-    "trusted_modules",  # which code may be loaded, not what it computes
-    "resume",  # what to do with an existing folder
+    "name",  # has a folder level of its own
+    "output_root",  # location of the run folder
+    "trials_dir",  # location of trials for other runs
+    "loggers",  # further destinations of metrics
+    "hardware",  # device, launcher, processes
+    "checkpoint_seconds",  # interval of checkpoints
+    "private",  # permissions of the run's files
+    "trusted_modules",  # permission to load code, which does not change its results
+    "resume",  # treatment of an existing folder
     "rerun",
     "dry_run",
-    "hydra",  # the launcher's own settings
-    "observers",  # who watches, and changes nothing
-    "report",  # how its results are shown
-    "prompts",  # where they are; what they say is in `prompts_digest`
-    # What is kept of episodes to be looked at.
+    "hydra",  # settings of the launcher
+    "observers",  # observe without changing anything
+    "report",  # presentation of results
+    "regime_name",  # name of an option, whose values are elsewhere in the config
+    "prompts",  # location of prompts; their content is in `prompts_digest`
+    # Recordings of episodes for people.
     "play.videos",
     "play.records",
     "play.fps",
-    # What is kept of them, and of rollouts, to be computed with.
+    # Recordings of steps for computations.
     "play.trajectories",
-    "learn.trajectories_every",
-    # What is asked of a policy beside its games.
+    "learn.trajectory_interval",
+    # Measurements of a policy outside its games.
     "learn.probes",
-    "learn.probe_every",
-    # How a language model is asked, not what it is or what it answers.
+    "learn.probe_interval",
+    # How requests are sent to a language model.
     "llm.cache",
     "llm.cache_dir",
     "llm.retry",
@@ -56,7 +57,7 @@ The hash covers that identity instead of the key, so it does not depend on how t
 
 HASH_LENGTH = 8
 
-_OTHER_MODEL = re.compile(r"^llm\.others\.[^.]+\.")
+_OTHER_MODEL = re.compile(r"^llm\.variants\.[^.]+\.")
 
 
 def config_hash(config: Mapping[str, Any]) -> str:
@@ -68,35 +69,35 @@ def config_hash(config: Mapping[str, Any]) -> str:
         TypeError: a value is not plain data (mapping, list, string, number, boolean or None).
     """
     resolved = {key: entry["run"] for key, entry in (config.get(RESOLVED) or {}).items()}
-    named = {name for key in resolved for name in (key, f"{key}_seed")}
-    kept = without_excluded({key: value for key, value in config.items() if key != RESOLVED}, leave_out=named)
-    kept |= {RESOLVED: resolved} if resolved else {}
-    text = json.dumps(_canonical(kept, "config"), sort_keys=True, separators=(",", ":"))
+    resolved_keys = {name for key in resolved for name in (key, f"{key}_seed")}
+    hashed = without_excluded({key: value for key, value in config.items() if key != RESOLVED}, leave_out=resolved_keys)
+    hashed |= {RESOLVED: resolved} if resolved else {}
+    text = json.dumps(_canonical(hashed, "config"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
 def without_excluded(config: Mapping[str, Any], prefix: str = "", leave_out: Collection[str] = ()) -> dict[str, Any]:
     """Return `config` without the `EXCLUDED` keys and the keys in `leave_out`."""
-    kept = {}
+    included = {}
     for key, value in config.items():
         path = f"{prefix}{key}"
         # Keys that are excluded for the chosen model are excluded for further models, too.
         like = _OTHER_MODEL.sub("llm.", path)
         if like not in EXCLUDED and path not in leave_out:
-            kept[str(key)] = without_excluded(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
-    return kept
+            included[str(key)] = without_excluded(value, f"{path}.", leave_out) if isinstance(value, Mapping) else value
+    return included
 
 
-def _canonical(value: Any, where: str) -> Any:
+def _canonical(value: Any, location: str) -> Any:
     if isinstance(value, Mapping):
-        return {str(key): _canonical(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): _canonical(item, f"{location}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [_canonical(item, f"{location}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"{where} is a {type(value).__name__}; a config holds plain data only (resolve it to a container)")
+    raise TypeError(f"{location} is a {type(value).__name__}; a config holds plain data only (resolve it first)")
 
 
 def is_excluded(key: str) -> bool:

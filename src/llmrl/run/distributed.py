@@ -1,4 +1,7 @@
-"""A run that several processes compute together: the first owns its folder, the others follow and leave no trace."""
+"""A run that several processes compute together.
+
+The first process owns the run folder; the others write to temporary folders.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import FILE_NAME as PROVENANCE_NAME
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag
-from llmrl.run.sinks.sink import FOLDER as SINKS_FOLDER
+from llmrl.run.sink import FOLDER as SINKS_FOLDER
 from llmrl.run.tensorboard_file import PATTERN
 
 _CHECKPOINTS = "checkpoints"
@@ -36,17 +39,18 @@ _NOT_MIRRORED = (
 
 
 def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, first: Callable[[], Run]) -> Run:
-    """Open a run by the first of the `processes`; the others get a `Worker` of it, and tell its sinks nothing.
+    """Open a run in the first of the `processes`; the other processes get a `Worker` and write to no sinks.
 
     Args:
-        processes: that compute the run together.
-        config, seed: of the run.
-        first: `Run.open` of it, which is called by the first process alone.
+        processes: processes that compute the run together.
+        config: config of the run.
+        seed: seed of the run.
+        first: function that opens the run (`Run.open`); only the first process calls it.
 
     Raises:
         RunFolderError, CheckpointError: as `Run.open`.
         ConfigError: the processes were started with different configs.
-        ProcessesError: the first one could not open it.
+        ProcessesError: the first process could not open the run.
     """
     run: Run
     if not processes.is_main:
@@ -59,15 +63,15 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
         return run
     try:
         place = (socket.gethostname(), os.getpid(), ownership.process_start(os.getpid()))
-        opened = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, place, run.digest))
-        if len({digest for *_, digest in opened}) > 1:
+        states = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, place, run.digest))
+        if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
         if isinstance(run, Worker):
-            folder, run.state, run.iteration, run.result, run.first, _ = opened[0]
+            folder, run.state, run.iteration, run.result, run.first, _ = states[0]
             run.config, run.seed = dict(config), seed
             if not run.finished:
                 run.follow(Path(folder))
-        # Until all have read it, the first one must not go on to change it.
+        # The first process must not change the run before all others have read its state.
         processes.barrier()
     except BaseException as error:
         run.__exit__(type(error), error, None)
@@ -76,24 +80,27 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
 
 
 class Worker(Run):
-    """A run that another process of it writes down. What this one's loop writes goes to a temporary folder, which
-    begins as a copy of the run's, as far as a loop reads it, and is gone at the end."""
+    """A run whose folder another process writes.
+
+    The loop of this process writes to a temporary folder, which starts as a copy of the files that a loop reads and is
+    removed at the end.
+    """
 
     def __init__(self, processes: ProcessGroup) -> None:
         super().__init__()
-        # What is worth a warning is found by all, and told by the first.
+        # All processes find the same reasons for warnings, and the first process logs them.
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
-        # It says nothing, and is not interrupted: the first one would lose it, and decides for all.
+        # The flag prints nothing and does not interrupt: the first process decides for all, and would lose this one.
         self.stop = StopFlag(forward=self._signal_first)
         self.first: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:
-        """Be where the run in `folder`, just opened by the first process, is.
+        """Take the state of the run in `folder`, which the first process has just opened.
 
         Raises:
-            CheckpointError: the checkpoint it goes on from cannot be read here.
+            CheckpointError: the checkpoint to resume from cannot be read in this process.
         """
         self._temporary = tempfile.TemporaryDirectory(prefix=f"llmrl-process{self.processes.rank}-")
         self.folder = Path(self._temporary.name)
@@ -106,15 +113,16 @@ class Worker(Run):
         self.metrics = MetricLog(self.folder, position)
 
     def _signal_first(self) -> None:
-        """Signal the first process, if it is on this machine: it may be far from a safe point, and can give up.
+        """Send SIGTERM to the first process, if it is on this machine, because it may be far from a safe point.
 
-        By SIGTERM, because a second Ctrl-C would stop it at once."""
+        By SIGTERM, because a second Ctrl-C would stop it at once.
+        """
         host, pid, start = self.first
         if host == socket.gethostname() and ownership.process_start(pid) == start:
             os.kill(pid, signal.SIGTERM)
 
     def checkpoint(self, iteration: int, state: State) -> Path:
-        """Nothing: the first process saves, with the state that it has as well."""
+        """Do nothing, because the first process saves the same state."""
         return self.folder
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressBar:
@@ -133,18 +141,20 @@ class Worker(Run):
 
 
 def _mirror(folder: Path, to: Path) -> None:
-    """Copy what a loop has written into a run folder, and goes on writing. Arrays, which are large and never changed,
-    are linked."""
+    """Copy the files that a loop has written into a run folder.
+
+    Arrays are linked, because they are large and never changed.
+    """
     for path in folder.iterdir():
         if path.name in _NOT_MIRRORED or path.name.startswith((".", "backup", "code-")) or path.match(PATTERN):
             continue
         if path.is_dir():
-            shutil.copytree(path, to / path.name, copy_function=_copied)
+            shutil.copytree(path, to / path.name, copy_function=_copy_or_link)
         else:
             shutil.copy2(path, to / path.name)
 
 
-def _copied(source: str, destination: str) -> None:
+def _copy_or_link(source: str, destination: str) -> None:
     if source.endswith(".npz"):
         Path(destination).symlink_to(Path(source).absolute())
     else:

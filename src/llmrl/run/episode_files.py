@@ -33,7 +33,7 @@ FILM = "episode/film"
 """Tag of videos in sinks."""
 FILM_COLUMN = 520
 """Width of the text column at the right of each video frame, pixels."""
-_NOTHING = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
+_EMPTY = {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
 
 
 class EpisodeFiles:
@@ -57,7 +57,7 @@ class EpisodeFiles:
         self.finished: list[dict[str, Any]] = []
         self._waiting: dict[int, tuple[dict[str, Any], float | None]] = {}
         try:
-            self._cut_back({"list": _NOTHING, "open": [], "waiting": []} if state is None else state)
+            self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
         except OSError as error:
             raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
 
@@ -73,13 +73,15 @@ class EpisodeFiles:
         path = self._folder / str(episode) / "frames" / f"{counts['frames']:06d}.png"
         create_folder(path.parent, self._folder.parent)
         with open_file(path, "wb", self._folder.parent) as file:
-            # Little compression is fast, and the files are removed soon.
+            # Low compression is fast, and the files are removed soon.
             Image.fromarray(picture).save(file, format="PNG", compress_level=1)
         counts["frames"] += 1
 
     def end(self, episode: int, line: Mapping[str, Any], fps: float | None) -> None:
-        """Record the end of an episode, and make its video if it has frames, with `fps` frames per second (None: no
-        video)."""
+        """Record the end of an episode, and make its video if it has frames.
+
+        The video has `fps` frames per second; None: no video is made.
+        """
         self._waiting[episode] = dict(line), fps
         while (k := len(self.finished)) in self._waiting:
             line, fps = self._waiting.pop(k)
@@ -92,7 +94,7 @@ class EpisodeFiles:
             self.finished.append(dict(line))
 
     def film(self, episode: int) -> Path:
-        """Return where the video of an episode is, if there is one."""
+        """Return the path of an episode's video, whether or not it exists."""
         return self._folder / str(episode) / "episode.gif"
 
     def close(self) -> None:
@@ -103,26 +105,26 @@ class EpisodeFiles:
     def state_dict(self) -> State:
         """Return the lengths and digests of the files, for a checkpoint."""
         folders = [] if not self._folder.is_dir() else sorted(int(p.name) for p in self._folder.iterdir())
-        over = {line["episode"] for line in self.finished}
+        finished_episodes = {line["episode"] for line in self.finished}
         return {
             "list": self._end(self._list),
             "open": [
                 [k, self._end(self._folder / str(k) / REPLIES), self._open.get(k, {}).get("frames", 0)]
                 for k in folders
-                if k not in over
+                if k not in finished_episodes
             ],
             "waiting": [[k, dict(line), fps] for k, (line, fps) in self._waiting.items()],
         }
 
-    def _cut_back(self, state: State) -> None:
+    def _truncate_to(self, state: State) -> None:
         self._truncate(self._list, state["list"])
         self.finished = read_lines(self._list)
-        over = {line["episode"] for line in self.finished}
+        finished_episodes = {line["episode"] for line in self.finished}
         self._waiting = {int(k): (dict(line), fps) for k, line, fps in state["waiting"]}
         standing = {int(k): (end, int(frames)) for k, end, frames in state["open"]}
         for path in self._folder.iterdir() if self._folder.is_dir() else ():
             k = int(path.name)
-            if k in over:
+            if k in finished_episodes:
                 shutil.rmtree(path / "frames", ignore_errors=True)
                 continue
             if k not in standing:
@@ -147,17 +149,17 @@ class EpisodeFiles:
             data = read_bytes(path, self._folder.parent)
         except FileNotFoundError:
             data = b""
-        found = hashlib.sha256(memoryview(data)[: end["bytes"]])
-        if len(data) < end["bytes"] or found.hexdigest() != end["sha256"]:
-            how = "is shorter than" if len(data) < end["bytes"] else "is not as"
+        digest = hashlib.sha256(memoryview(data)[: end["bytes"]])
+        if len(data) < end["bytes"] or digest.hexdigest() != end["sha256"]:
+            change = "is shorter than" if len(data) < end["bytes"] else "is not as"
             raise RunFolderError(
-                f"{path} {how} at the checkpoint: the file has been cut, changed or replaced. Start this run anew with "
-                "rerun=true, which moves the old content aside."
+                f"{path} {change} at the checkpoint: the file has been cut, changed or replaced. Start this run anew "
+                "with rerun=true, which moves the old content aside."
             )
         if data:
             with open_file(path, "ab", self._folder.parent) as file:
                 file.truncate(end["bytes"])
-        self._hashes[path] = found
+        self._hashes[path] = digest
 
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Append a line in one write, so that a kill leaves at most one incomplete line."""
@@ -170,7 +172,7 @@ class EpisodeFiles:
 
 
 class KeptEpisodes:
-    """The episode files of a run that no process works on, for reading only.
+    """The episode files of a run that no process is computing, for reading only.
 
     Args:
         folder: run folder.
@@ -181,7 +183,7 @@ class KeptEpisodes:
         self.finished = read_lines(folder / EPISODES)
 
     def film(self, episode: int) -> Path:
-        """Return where the video of an episode is, if there is one."""
+        """Return the path of an episode's video, whether or not it exists."""
         return self._folder / str(episode) / "episode.gif"
 
 
@@ -192,11 +194,11 @@ class EpisodeVideos:
     """
 
     def __init__(self, files: EpisodeFiles | KeptEpisodes) -> None:
-        self._files, self._shown = files, 0
+        self._files, self._n_shown = files, 0
 
     def __call__(self, line: Mapping[str, Any]) -> list[Path]:
         """Return the videos for a row of `metrics.jsonl`."""
-        over = line.get("episodes", self._shown)
-        ended, self._shown = self._files.finished[self._shown : over], over
-        videos = [self._files.film(each["episode"]) for each in ended]
+        n_finished = line.get("episodes", self._n_shown)
+        episodes, self._n_shown = self._files.finished[self._n_shown : n_finished], n_finished
+        videos = [self._files.film(episode["episode"]) for episode in episodes]
         return [film for film in videos if film.is_file()]

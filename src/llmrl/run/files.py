@@ -1,4 +1,4 @@
-"""Atomic writes of small files, so that neither a reader nor a crash meets half a file; reading of JSON lines."""
+"""Atomic writes of small files, so that a reader or a crash never meets an incomplete file; reading of JSON lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmrl.core.secrets import redact, redact_all
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` by `text` (UTF-8, secrets redacted) atomically: write a file beside it, then rename that.
+    """Replace `path` by `text` (UTF-8, secrets redacted) atomically, by a temporary file in the same folder.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -37,14 +37,19 @@ def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Replace `path` by `content` as indented JSON, secrets redacted, atomically; numbers that are not finite become
-    null, arrays become lists. Raises RunFolderError as `write_atomic`."""
+    """Replace `path` by `content` as indented JSON, secrets redacted, atomically.
+
+    Numbers that are not finite become null, arrays become lists. Raises RunFolderError as `write_atomic`.
+    """
     write_atomic(path, json.dumps(redact_all(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_script(path: Path, function: str, key: str, content: Any) -> None:
-    """Replace `path` by a script that calls `function(key, content)`, atomically: a page opened from disk may load
-    scripts, but no other files. The text is ASCII without `<`, so no content can end the script or a line of it."""
+    """Replace `path` by a script that calls `function(key, content)`, atomically.
+
+    A page opened from disk may load scripts, but no other files. The text is ASCII without `<`, so no content can end
+    the script or a line of it.
+    """
     text = json.dumps([key, redact_all(_plain(content))], separators=(",", ":"), allow_nan=False)
     write_atomic(path, f"{function}(...{text});\n".replace("<", "\\u003c"))
 
@@ -60,8 +65,10 @@ def _plain(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a UTF-8 file with one JSON object a line; an unfinished last line is left out, and a
-    missing file gives an empty list. Only a line feed ends a line: texts may hold Unicode's other line separators.
+    """Return the objects of a UTF-8 file with one JSON object per line; an empty list if there is no file.
+
+    An unfinished last line is left out. Only a line feed ends a line, because texts may hold Unicode's other line
+    separators.
 
     Raises:
         RunFolderError: the file cannot be read.
@@ -85,7 +92,8 @@ def inside(folder: Path, *names: str) -> Path:
         path = path / name
         if path.is_symlink():
             raise RunFolderError(
-                f"{path} is a link; what is behind it is not written to unless you name it (--out, output_root)"
+                f"{path} is a symbolic link, which is not followed when files are written; name its target with --out "
+                "or output_root"
             )
     return path
 
@@ -93,4 +101,4 @@ def inside(folder: Path, *names: str) -> Path:
 def refuse_links(folder: Path, skipped: Sequence[str] = ()) -> None:
     """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_link`."""
     if (link := find_link(folder, skipped)) is not None:
-        raise RunFolderError(f"{link} is a link, which is not followed; put a copy in its place, or remove it")
+        raise RunFolderError(f"{link} is a symbolic link, which is not followed; replace it by a copy, or remove it")

@@ -64,7 +64,7 @@ def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], se
     if not name or relative.is_absolute() or ".." in relative.parts:
         raise RunFolderError(f"name={name!r} must be a folder name inside {root}, such as name=my_sweep")
     if not (cleaned := safe_path(name)).parts:
-        raise RunFolderError(f"name={name!r} has no letter or digit that a folder's name may have; try name=my_sweep")
+        raise RunFolderError(f"name={name!r} has no character that folder names may have; use e.g. name=my_sweep")
     parent = root.expanduser().absolute() / cleaned
     try:
         siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir() and is_safe(path.name))
@@ -90,5 +90,5 @@ def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], see
 
 def unwritable(folder: Path, error: OSError) -> RunFolderError:
     """Return the error for a folder of runs that cannot be created or written."""
-    place = "" if error.errno in FULL else " Choose a writable place with output_root=<folder>."
+    place = "" if error.errno in FULL else " Choose a writable folder with output_root=<folder>."
     return RunFolderError(f"cannot write {folder}: {why(folder, error)}.{place}")

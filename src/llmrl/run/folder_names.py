@@ -20,30 +20,30 @@ LENGTHS = (
     "search.iterations",
     "play.episodes",
     "clone.epochs",
-    "method.optimiser.steps",
+    "method.optimizer.steps",
 )
 """Options that set the length of a run."""
 
 ALWAYS = ("experiment", "treatment", "llm", *LENGTHS)
-"""Options that a label always has if they were typed, even if all runs of a sweep share them: they distinguish sweeps
-of the same name."""
+"""Options that a label always contains if they were typed, even if all runs of a sweep share them, because they
+distinguish sweeps of the same name."""
 
 _STUDY, _TREATMENT = "experiment", "treatment"
 _STUDIES = (_STUDY, _TREATMENT)
 """Choices whose values are clear without their key."""
 
 _ORDER = (_TREATMENT, "", "llm", _STUDY)
-"""Of options in a label; the empty name stands for all others."""
+"""Order of options in a label; the empty name stands for all others."""
 
 MAX_LABEL = 80
 _MAX_VALUE = 32
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_HASHED = re.compile(r".*-([0-9a-f]{8})")
+_HASH_PATTERN = re.compile(r".*-([0-9a-f]{8})")
 _SEED = re.compile(r"s([0-9]{1,18})")
 _RECORDS = ("config.yaml", "status.json", "queued.json")
 _OLD = re.compile(r"seed=-?[0-9]+")
-_SPELT = {
+_ASCII_SPELLINGS = {
     "ß": "ss",
     "æ": "ae",
     "Æ": "Ae",
@@ -66,8 +66,8 @@ def seed_folder(seed: int) -> str:
 
 def seed_of(folder: Path) -> int | None:
     """Return the seed in a run folder's name; None for any other name."""
-    found = _SEED.fullmatch(folder.name)
-    return int(found[1]) if found else None
+    match = _SEED.fullmatch(folder.name)
+    return int(match[1]) if match else None
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -79,8 +79,8 @@ def is_run_folder(folder: Path) -> bool:
 
 def hash_of(folder: Path) -> str | None:
     """Return the hash at the end of the name of a run folder's parent; None if there is none."""
-    found = _HASHED.fullmatch(folder.parent.name)
-    return found[1] if found else None
+    match = _HASH_PATTERN.fullmatch(folder.parent.name)
+    return match[1] if match else None
 
 
 def old_layout(folder: Path) -> str | None:
@@ -88,8 +88,8 @@ def old_layout(folder: Path) -> str | None:
     if not _OLD.fullmatch(folder.name):
         return None
     return (
-        f"{folder} is a run folder of an earlier llmrl, whose names were <overrides>-<hash>/seed=<n>; this version "
-        "makes <label>-<hash>/s<n> and reads no others. Repeat its command, or look at it with the version that made it"
+        f"{folder} is a run folder of an earlier llmrl version (<overrides>-<hash>/seed=<n>), which this version does "
+        "not read. Repeat its command, or use the version that created it"
     )
 
 
@@ -104,8 +104,8 @@ def safe(text: str) -> str:
     >>> safe("Étude 3: Qwen/Qwen2.5 (groß)")
     'Etude-3-Qwen-Qwen2.5-gross'
     """
-    spelt = "".join(_SPELT.get(character, character) for character in text)
-    plain = "".join(x for x in unicodedata.normalize("NFKD", spelt) if not unicodedata.combining(x))
+    spelled = "".join(_ASCII_SPELLINGS.get(character, character) for character in text)
+    plain = "".join(x for x in unicodedata.normalize("NFKD", spelled) if not unicodedata.combining(x))
     return re.sub(r"-{2,}", "-", _SAFE.sub("-", plain)).strip("-.")
 
 
@@ -114,63 +114,69 @@ def safe_path(name: str) -> Path:
     return Path(*filter(None, (safe(part) for part in Path(name).parts)))
 
 
-def short(typed: Mapping[str, str]) -> dict[str, str]:
-    """Return overrides with short keys and values. A key is cut to its last part, or to two if another key has the same
-    last part. A path is cut to its last part, or to the hash and seed of a run folder.
+def short(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return overrides with short keys and values.
+
+    A key is cut to its last part, or to two if another key has the same last part. A path is cut to its last part, or
+    to the hash and seed of a run folder.
 
     >>> short({"principal": "ucb", "learn.env_steps": "1000", "agent.init_from": "outputs/pre/ppo-0a1b2c3d/s4"})
     {'principal': 'ucb', 'env_steps': '1000', 'init_from': '0a1b2c3d-s4'}
     """
-    keys = {key: re.split(r"[./@:]", key) for key in typed}
-    found: dict[str, str] = {}
-    for key, value in typed.items():
-        alike = sum(parts[-1] == keys[key][-1] for parts in keys.values())
-        own = ".".join(keys[key][-1:] if alike == 1 else keys[key][-2:])
-        found[own if own not in found else key] = _short_value(value)
-    return found
+    keys = {key: re.split(r"[./@:]", key) for key in overrides}
+    names: dict[str, str] = {}
+    for key, value in overrides.items():
+        n_equal = sum(parts[-1] == keys[key][-1] for parts in keys.values())
+        name = ".".join(keys[key][-1:] if n_equal == 1 else keys[key][-2:])
+        names[name if name not in names else key] = _short_value(value)
+    return names
 
 
-def title(typed: Mapping[str, str], among: Iterable[str] = ()) -> str:
-    """Return overrides as a title for tables and figures, `principal=ucb, env_steps=1000`. Keys are shortened so that
-    they differ from the keys in `among`, too. A treatment comes first, without its key."""
-    keys = dict.fromkeys([*among, *typed], "")
+def title(overrides: Mapping[str, str], among: Iterable[str] = ()) -> str:
+    """Return overrides as a title for tables and figures, `principal=ucb, env_steps=1000`.
+
+    Keys are shortened so that they differ from the keys in `among`, too. A treatment comes first, without its key.
+    """
+    keys = dict.fromkeys([*among, *overrides], "")
     names = dict(zip(keys, short(keys), strict=True))
-    told = sorted(typed.items(), key=lambda item: item[0] != _TREATMENT)
-    return ", ".join((f"{names[key]}=" if key != _TREATMENT else "") + _short_value(value) for key, value in told)
+    ordered = sorted(overrides.items(), key=lambda item: item[0] != _TREATMENT)
+    return ", ".join((f"{names[key]}=" if key != _TREATMENT else "") + _short_value(value) for key, value in ordered)
 
 
 def _short_value(value: str) -> str:
+    if "://" in value:
+        return value.partition("://")[2].rstrip("/")
     parts = [part for part in value.split("/") if part]
     if len(parts) < 2 or any(sign in value for sign in "[]{},\n"):
         return value
     if _SEED.fullmatch(parts[-1]):
         experiment = parts[-2].rpartition(":")[2]
-        return f"{hashed[1] if (hashed := _HASHED.fullmatch(experiment)) else experiment}-{parts[-1]}"
-    hashed = _HASHED.fullmatch(parts[-1])
-    return hashed[1] if hashed else parts[-1]
+        return f"{match[1] if (match := _HASH_PATTERN.fullmatch(experiment)) else experiment}-{parts[-1]}"
+    match = _HASH_PATTERN.fullmatch(parts[-1])
+    return match[1] if match else parts[-1]
 
 
-def label(typed: Mapping[str, str]) -> str:
+def label(overrides: Mapping[str, str]) -> str:
     """Return the readable part of a run folder's name, at most `MAX_LABEL` characters; `defaults` if nothing was typed.
 
-    What is usually compared comes first, because TensorBoard cuts long names: a treatment, then parts, then their
+    TensorBoard cuts long names, so overrides that are usually compared come first: a treatment, then parts, then their
     fields. The study, which most runs of a sweep share, comes last.
 
     >>> label({"principal": "ucb", "learn.env_steps": "1000", "env.n_envs": "8", "experiment": "legislative/cleanup"})
     'principal_ucb-env_steps_1000-n_envs_8-cleanup'
     """
-    told = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in typed.items())
+    redacted = dict(redact(f"{key}={value}").partition("=")[::2] for key, value in overrides.items())
     order = sorted(
-        told, key=lambda key: (_ORDER.index(key if key in _ORDER else ""), "." in key, key not in LENGTHS, key)
+        redacted, key=lambda key: (_ORDER.index(key if key in _ORDER else ""), "." in key, key not in LENGTHS, key)
     )
-    found = []
-    for key, (own, value) in zip(order, short({key: told[key] for key in order}).items(), strict=True):
-        cut = safe(value)[:_MAX_VALUE]
-        found.append(cut if key in _STUDIES else f"{safe(own)}_{cut}")
-    return safe("-".join(found))[:MAX_LABEL].strip("-._") or "defaults"
+    parts = []
+    for key, (name, value) in zip(order, short({key: redacted[key] for key in order}).items(), strict=True):
+        text = safe(value)[:_MAX_VALUE]
+        parts.append(text if key in _STUDIES else f"{safe(name)}_{text}")
+    return safe("-".join(parts))[:MAX_LABEL].strip("-._") or "defaults"
 
 
-def named(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
+def label_overrides(overrides: Iterable[str], differing: Iterable[str]) -> list[str]:
     """Return the overrides that a label shows: those with a key in `differing` or in `ALWAYS`."""
-    wanted = {*differing, *ALWAYS}
-    return [override for override in overrides if override.partition("=")[0].lstrip("+~") in wanted]
+    keys = {*differing, *ALWAYS}
+    return [override for override in overrides if override.partition("=")[0].lstrip("+~") in keys]

@@ -1,4 +1,4 @@
-"""A file that is touched every half minute, so that other machines can tell whether its process is still there."""
+"""A file that a process touches every half minute, so that other machines can tell whether the process is alive."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from llmrl.core.threads import daemon_thread
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 30.0
+INTERVAL_S = 30.0
+"""Seconds between two touches."""
 STALE_AFTER_S = 300.0
-"""An untouched file is believed in for this long."""
+"""Age in seconds from which an untouched file means that its process is dead."""
 
 
 class Heartbeat:
-    """Touches `path` from construction until `stop`, as long as `still` says that it may."""
+    """A thread that touches `path` from construction until `stop`, while `is_owner()` is true."""
 
-    def __init__(self, path: Path, still: Callable[[], bool] = lambda: True) -> None:
-        self._path, self._still = path, still
+    def __init__(self, path: Path, is_owner: Callable[[], bool] = lambda: True) -> None:
+        self._path, self._is_owner = path, is_owner
         self._stopped = threading.Event()
-        # A daemon thread, because a long step of the main thread must not make the process look dead.
+        # In a thread of its own, so that a long step of the main thread does not make the process look dead.
         daemon_thread("llmrl-heartbeat", self._beat).start()
 
     def stop(self) -> None:
-        """Touch it no more."""
+        """Stop touching the file."""
         self._stopped.set()
 
     def __enter__(self) -> Heartbeat:
@@ -41,16 +42,19 @@ class Heartbeat:
         self.stop()
 
     def _beat(self) -> None:
-        while not self._stopped.wait(EVERY_S):
+        while not self._stopped.wait(INTERVAL_S):
             try:
-                if self._still():
+                if self._is_owner():
                     os.utime(self._path)
             except OSError as error:
                 log.warning("could not touch %s: %s", self._path, error)
 
 
 def is_fresh(path: Path) -> bool:
-    """Whether `path` was touched lately, by this machine's clock; nothing is written to find out."""
+    """Return whether `path` was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
+
+    Nothing is written.
+    """
     try:
         return time.time() - path.stat().st_mtime < STALE_AFTER_S
     except OSError:

@@ -1,4 +1,4 @@
-"""Files that a run appends lines to, and that a resume cuts back to their length at the checkpoint."""
+"""Files to which a run appends lines, and which are cut to their length at the checkpoint when the run resumes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class LineFile:
     Args:
         path: file; it need not exist.
         position: `position()` at the resumed checkpoint, to which the file is cut; None: the file is emptied.
-        content: function from whole lines to what the digest covers of them; None: all.
+        content: function from complete lines to the bytes that the digest covers; None: all bytes.
 
     Raises:
         RunFolderError: the file has other lines before `position`, or cannot be written.
@@ -51,21 +51,21 @@ class LineFile:
             self._file = open_file(path, "a+b")
             self._file.seek(0)
             data = self._file.read()
-            whole = data.split(b"\n")[:-1]
-            if len(whole) < lines:
+            complete = data.split(b"\n")[:-1]
+            if len(complete) < lines:
                 raise RunFolderError(
-                    f"{path} has {len(whole)} lines but the checkpoint was written at {lines}: the file has been cut "
-                    "or replaced. Start this run anew with rerun=true, which moves the old content aside."
+                    f"{path} has {len(complete)} lines but the checkpoint was written at {lines}: the file has been "
+                    "cut or replaced. Start this run anew with rerun=true, which moves the old content aside."
                 )
-            self._size = sum(len(line) + 1 for line in whole[:lines])
+            self._size = sum(len(line) + 1 for line in complete[:lines])
             self._hash = hashlib.sha256(self._content(data[: self._size]))
             if position is not None and self._hash.hexdigest() != position["sha256"]:
                 raise RunFolderError(
                     f"{path} differs from what was written before the checkpoint: one of its first {lines} lines has "
                     "been changed. Start this run anew with rerun=true, which moves the old content aside."
                 )
-            if len(whole) > lines:
-                log.info("%s: dropping %d lines written after the checkpoint", path, len(whole) - lines)
+            if len(complete) > lines:
+                log.info("%s: dropping %d lines written after the checkpoint", path, len(complete) - lines)
             self._file.truncate(self._size)
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
@@ -77,14 +77,14 @@ class LineFile:
         Raises:
             RunFolderError: the file cannot be written.
         """
-        written = list(lines)
-        data = redact("".join(f"{line}\n" for line in written)).encode("utf-8", "replace")
+        new_lines = list(lines)
+        data = redact("".join(f"{line}\n" for line in new_lines)).encode("utf-8", "replace")
         try:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
             raise RunFolderError(f"cannot write {self._path}: {why(self._path, error)}") from error
-        self._lines += len(written)
+        self._lines += len(new_lines)
         self._size += len(data)
         self._hash.update(self._content(data))
 
@@ -107,26 +107,26 @@ class LineFile:
     def check(self) -> None:
         """Raise RunFolderError if the file was removed or replaced, or has another size than was written."""
         try:
-            found, ours = self._path.stat(), os.fstat(self._file.fileno())
+            path_stat, file_stat = self._path.stat(), os.fstat(self._file.fileno())
         except OSError as error:
-            raise self._meddled(f"is not there any more ({error.strerror})") from error
-        if not os.path.samestat(found, ours):
-            raise self._meddled("is another file now")
-        if found.st_size != self._size:
-            raise self._meddled(f"has {found.st_size} bytes, and {self._size} were written")
+            raise self._modification_error(f"cannot be found any more ({error.strerror})") from error
+        if not os.path.samestat(path_stat, file_stat):
+            raise self._modification_error("is another file now")
+        if path_stat.st_size != self._size:
+            raise self._modification_error(f"has {path_stat.st_size} bytes instead of {self._size}")
 
-    def _meddled(self, how: str) -> RunFolderError:
+    def _modification_error(self, change: str) -> RunFolderError:
         return RunFolderError(
-            f"{self._path} {how}: somebody removed, replaced or changed it while the run went on, so what was measured "
-            "is lost. Start this run anew with rerun=true, which moves the old content aside"
+            f"{self._path} {change}: it was removed, replaced or changed during the run, so measurements are lost. "
+            "Start this run anew with rerun=true, which moves the old content aside"
         )
 
     @property
     def closed(self) -> bool:
-        """Whether the file is closed."""
+        """True once the file is closed."""
         return self._file.closed
 
     def close(self) -> None:
-        """Close the file; lines that a full disk did not take are lost, as `write` has reported."""
+        """Close the file. Lines that a full disk did not take are lost, as `write` has reported."""
         with contextlib.suppress(OSError):
             self._file.close()

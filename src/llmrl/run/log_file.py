@@ -25,7 +25,7 @@ from llmrl.core.secrets import redact
 FILE_NAME = "run.log"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
-_here: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
+_active_files: ContextVar[tuple[LogFile, ...]] = ContextVar("llmrl_log_files", default=())
 """Log files of this thread's run: those of runs that wait for it, then its own."""
 
 
@@ -37,16 +37,16 @@ class SafeFormatter(logging.Formatter):
 
 
 class _Handler(logging.FileHandler):
-    """A file handler that reports a failed write once, where `logging` would print a traceback for each message."""
+    """A file handler that reports only the first failed write; `logging` would print a traceback for each message."""
 
-    told = False
+    has_reported = False
 
     def _open(self) -> Any:
         return open_file(Path(self.baseFilename), self.mode)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        if not self.told:
-            self.told = True
+        if not self.has_reported:
+            self.has_reported = True
             sys.stderr.write(f"{self.baseFilename} cannot be written: {sys.exc_info()[1]}\n")
 
 
@@ -63,25 +63,25 @@ class LogFile:
         except OSError as error:
             raise RunFolderError(f"cannot write {folder / FILE_NAME}: {why(folder, error)}") from error
         self._handler.setFormatter(SafeFormatter(_FORMAT))
-        self._handler.addFilter(self._is_ours)
-        self._waiting = _here.get()
-        _here.set((*self._waiting, self))
-        _talkative.begin()
+        self._handler.addFilter(self._is_current)
+        self._waiting = _active_files.get()
+        _active_files.set((*self._waiting, self))
+        _log_level_switch.begin()
         logging.getLogger().addHandler(self._handler)
 
-    def _is_ours(self, _: logging.LogRecord) -> bool:
-        files = _here.get()
+    def _is_current(self, _: logging.LogRecord) -> bool:
+        files = _active_files.get()
         return not files or self in files
 
     @contextmanager
     def here(self) -> Iterator[None]:
         """Return a context in which messages of this thread go to this file, and to those of runs that wait for it."""
-        before = _here.get()
-        _here.set((*self._waiting, self))
+        previous = _active_files.get()
+        _active_files.set((*self._waiting, self))
         try:
             yield
         finally:
-            _here.set(before)
+            _active_files.set(previous)
 
     def write(self, log: logging.Logger, level: int, message: str) -> None:
         """Write a message to the file only, not to the terminal."""
@@ -92,20 +92,20 @@ class LogFile:
         """Stop writing and close the file; a second call does nothing."""
         if self._handler in logging.getLogger().handlers:
             logging.getLogger().removeHandler(self._handler)
-            _talkative.end()
-            _here.set(tuple(file for file in _here.get() if file is not self))
+            _log_level_switch.end()
+            _active_files.set(tuple(file for file in _active_files.get() if file is not self))
             try:
                 self._handler.close()
-            except OSError as error:  # the rest could not be written, which the run has noticed already
+            except OSError as error:  # the remaining messages could not be written; earlier writes have failed, too
                 sys.stderr.write(f"{self._handler.baseFilename} cannot be written: {error}\n")
 
 
-def files_here() -> tuple[LogFile, ...]:
+def active_log_files() -> tuple[LogFile, ...]:
     """Return the open log files of this thread's run, its own last; empty in a thread without a run."""
-    return _here.get()
+    return _active_files.get()
 
 
-class _Talkative:
+class _LogLevelSwitch:
     """A switch that sets the package's log level to INFO as long as a run's log file is open."""
 
     def __init__(self) -> None:
@@ -127,4 +127,4 @@ class _Talkative:
                 logging.getLogger("llmrl").setLevel(self._level)
 
 
-_talkative = _Talkative()
+_log_level_switch = _LogLevelSwitch()

@@ -1,10 +1,10 @@
 """Ownership of run folders: one process for each, without file locks, which not all cluster file systems support.
 
-The process that works on a folder keeps a file `owner.json` in it, made with O_CREAT | O_EXCL, and touches it
+The process that works on a folder keeps a file `owner.json` in it, created with O_CREAT | O_EXCL, and touches it
 every half minute. A process that finds the file of another owner decides whether that owner is alive:
 
-- on the same machine: by whether that process exists, so that a killed run can be resumed at once;
-- in the same scheduler job, requeued: the earlier start cannot be alive;
+- on the same machine: whether that process exists, so that a killed run can be resumed at once;
+- in the same scheduler job, requeued: the process of the earlier start is dead;
 - otherwise: by the age of the last touch, measured with the file system's clock.
 """
 
@@ -93,11 +93,11 @@ class Ownership:
         self._path = folder / FILE_NAME
         self._stale_after_s = stale_after_s
         self._acquire()
-        self._heartbeat = Heartbeat(self._path, still=lambda: self.held)
+        self._heartbeat = Heartbeat(self._path, is_owner=lambda: self.held)
 
     @property
     def held(self) -> bool:
-        """Whether this process still owns the folder; another machine may take it over after a long suspension."""
+        """True while this process owns the folder; another machine may take it over after a long suspension."""
         try:
             current = read_owner(self.folder)
         except RunFolderError as error:
@@ -132,10 +132,10 @@ class Ownership:
             except OSError as error:
                 with suppress(OSError):
                     self._file.close()
-                remove(self._path)  # an empty one would be in the way of the next process
+                remove(self._path)  # an empty owner file would block the next process
                 raise unwritable(self.folder, error) from error
             return
-        raise RunFolderError(f"{self.folder} is being claimed by several processes at once; start this one again")
+        raise RunFolderError(f"several processes try to own {self.folder} at the same time; repeat this command")
 
     def _clear_stale(self) -> None:
         """Remove the owner file of a dead process; wait briefly if that is uncertain; raise if the folder is in use."""
@@ -153,29 +153,32 @@ class Ownership:
                 return
         elif is_alive(current, self._path, self._stale_after_s):
             raise RunInUse(
-                f"{self.folder} is in use by {current}. Wait for it or stop it. If that machine died, the folder is "
-                f"free {self._stale_after_s / 60:g} minutes after its last sign of life (or delete {self._path.name})."
+                f"{self.folder} is in use by {current}; wait for that process or stop it. If its machine has crashed, "
+                f"the folder is free {self._stale_after_s / 60:g} minutes after the crash (or delete "
+                f"{self._path.name})."
             )
         # Rename before removing: of several processes that found the same stale file, only one can move it. If it has
         # moved a newer file instead, it notices that and puts it back.
-        aside = self._path.with_name(f".{FILE_NAME}.{self.owner.token}.tmp")
+        temporary_path = self._path.with_name(f".{FILE_NAME}.{self.owner.token}.tmp")
         try:
-            self._path.rename(aside)
+            self._path.rename(temporary_path)
         except FileNotFoundError:
             return
         try:
-            moved = _parse(aside)
+            owner = _parse(temporary_path)
         except RunFolderError:
-            moved = None
-        if moved is not None and (current is None or moved.token != current.token) and not self._path.exists():
-            aside.rename(self._path)
+            owner = None
+        if owner is not None and (current is None or owner.token != current.token) and not self._path.exists():
+            temporary_path.rename(self._path)
             return
-        aside.unlink(missing_ok=True)
+        temporary_path.unlink(missing_ok=True)
         log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
 
     def _move_unreadable(self) -> None:
-        """Move an unreadable owner file aside if the run starts anew, else raise RunFolderError; wait briefly instead
-        if the file may still be being written."""
+        """Move an unreadable owner file aside if the run starts anew, else raise RunFolderError.
+
+        If the file may still be being written, wait briefly instead.
+        """
         age = _age(self._path)
         if age is None or age < _EMPTY_GRACE_S:
             time.sleep(0.05)
@@ -187,11 +190,11 @@ class Ownership:
             self._path.rename(self.folder / f"unreadable-{self.owner.token}-{FILE_NAME}")
         except OSError as error:
             raise unwritable(self.folder, error) from error
-        log.warning("%s did not tell who works on the folder, and is moved aside", self._path)
+        log.warning("%s could not be read, and is moved aside", self._path)
 
 
 def wait_for_release(at_most_s: float) -> None:
-    """Wait until this process releases a folder, at most `at_most_s` seconds: another process may release one, too."""
+    """Wait until this process releases a folder, at most `at_most_s` seconds. Another process may release one, too."""
     with _released:
         _released.wait(at_most_s)
 
@@ -216,7 +219,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def is_alive(owner: Owner, path: Path, stale_after_s: float = STALE_AFTER_S) -> bool:
-    """Return whether `owner`, read from the owner file `path`, is alive; see the head of this module."""
+    """Return whether `owner`, read from the owner file `path`, is alive (see the module's docstring)."""
     if owner.machine == this_machine():
         return process_start(owner.pid) == owner.process_start
     if owner.job_id and owner.job_id == job_id() and int(os.environ.get("SLURM_RESTART_COUNT", "0")) > owner.restarts:
@@ -231,8 +234,9 @@ def process_exists(machine: str, pid: int, start: str) -> bool:
 
 
 def has_open(pid: int, path: Path) -> bool:
-    """Return whether process `pid` has the file `path` open for writing, as the owner of a run folder has its owner
-    file. Unlike the content of that file, this cannot be forged by who wrote the folder.
+    """Return whether process `pid` has the file `path` open for writing, as an owner has its owner file.
+
+    Unlike the content of that file, this cannot be forged by the user who wrote the folder.
 
     False for processes of other users and machines, and on systems without `/proc`.
     """
@@ -249,9 +253,11 @@ def has_open(pid: int, path: Path) -> bool:
 
 def job_id() -> str:
     """Return the id of this process's scheduler job, `123`, or `123_4` in a SLURM job array; empty without one.
-    Backends of other schedulers set it in `LLMRL_JOB_ID`."""
-    if own := os.environ.get(JOB_ID):
-        return own
+
+    Backends of other schedulers set it in `LLMRL_JOB_ID`.
+    """
+    if configured := os.environ.get(JOB_ID):
+        return configured
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
@@ -265,8 +271,8 @@ def _parse(path: Path) -> Owner | None:
         return None
     except ValueError as error:
         raise RunFolderError(
-            f"{path} does not tell who works on this folder ({error}). If nobody does, delete that file and repeat the "
-            "command, or start the run anew with rerun=true, which moves the old content aside"
+            f"{path} is no valid record of the process that uses this folder ({error}). If no process uses it, delete "
+            "that file and repeat the command, or start the run anew with rerun=true, which moves the old content aside"
         ) from error
 
 
@@ -281,7 +287,7 @@ def this_machine() -> str:
 
 def process_start(pid: int) -> str | None:
     """Return the start time of process `pid`, in clock ticks since boot (empty outside Linux); None if it is gone."""
-    if not Path("/proc/self/stat").exists():  # not Linux: existence is all that can be known
+    if not Path("/proc/self/stat").exists():  # outside Linux only the existence of the process is known
         try:
             os.kill(pid, 0)
         except ProcessLookupError:

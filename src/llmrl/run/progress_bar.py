@@ -1,5 +1,7 @@
-"""How far a run is: a bar on a terminal or in a notebook, a log line now and then otherwise, and always numbers for
-`status.json`. Runs of one process are shown together (`llmrl.run.progress_rows`)."""
+"""Display of a run's progress: a bar on a terminal or in a notebook, else log lines at intervals.
+
+The numbers also go to `status.json`. Runs of one process are shown together (`llmrl.run.progress_rows`).
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.printable import printable
 from llmrl.run import status
-from llmrl.run.log_file import files_here
-from llmrl.run.progress_rows import DisplayRow, row_here
+from llmrl.run.log_file import active_log_files
+from llmrl.run.progress_rows import DisplayRow, active_row
 
 if TYPE_CHECKING:
     import rich.progress
@@ -25,25 +27,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WARM_UP_SHARE = 0.01
-"""Share of the total: first units up to it are left out of the rate, because code is compiled and games start then."""
-MOST_TOLD = 80
-"""Letters of a proposal that are shown."""
+"""Share of the total whose units are left out of the rate, because code is compiled and games start at first."""
+MAX_CHARACTERS = 80
+"""Maximum number of characters of a proposal that are shown."""
 
 FIRST_LOG_S = 10.0
-"""Seconds until the first log line: a user sees early that numbers arrive, and what they are like."""
+"""Seconds until the first log line, which shows a user early that the run makes progress."""
+LOG_EVERY_S = 60.0
+"""Seconds between log lines where there is neither terminal nor notebook."""
+REPORT_EVERY_S = 5.0
+"""Seconds between calls of `report`."""
 
 
 class ProgressBar:
-    """Counts `done` of `total` `unit`s.
+    """A display that counts `done` of `total` `unit`s; a context manager.
 
     Args:
-        total: where `done` will end; None if unknown.
-        unit: what is counted, e.g. `steps`.
-        description: what is being done, e.g. `train`.
-        done: where counting starts (a resumed run does not start at zero).
-        report: called with the numbers at most every `report_every_s` seconds, and at the end.
-        log_every_s: seconds between log lines where there is neither terminal nor notebook; the first one comes after
-            `FIRST_LOG_S`, if that is sooner.
+        total: final value of `done`; None if unknown.
+        unit: name of the counted units, e.g. `steps`.
+        description: name of the work, e.g. `train`.
+        done: first value of `done` (a resumed run does not start at zero).
+        report: function that is called with the numbers at most every `REPORT_EVERY_S` seconds, and at the end.
         terminal: whether to draw a bar; None: if standard error is a terminal.
     """
 
@@ -54,28 +58,24 @@ class ProgressBar:
         description: str,
         done: float = 0,
         report: Callable[[status.RunProgress], None] | None = None,
-        report_every_s: float = 5.0,
-        log_every_s: float = 60.0,
         terminal: bool | None = None,
     ) -> None:
         self.numbers = status.RunProgress(done=done, total=total, unit=unit)
         self._description = description
         self._report = report
-        self._report_every_s = report_every_s
-        self._log_every_s = log_every_s
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: Bars | None = None
         self._task: rich.progress.TaskID | None = None
         self._line: NotebookLine | None = None
         self._row: DisplayRow | None = None
-        self._files = files_here()
+        self._files = active_log_files()
         self._first_done = done
         self._warm = self._logged = False
         self._first_time = self._last_report = self._last_log = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
         self._first_time = self._last_report = self._last_log = time.monotonic()
-        self._row, self._files = row_here(), files_here()
+        self._row, self._files = active_row(), active_log_files()
         if self._row is not None:
             self._show()
         elif self._terminal:
@@ -97,7 +97,7 @@ class ProgressBar:
             self._report(self.numbers)
 
     def update(self, done: float) -> None:
-        """Say that `done` units are done; cheap enough for every step."""
+        """Set the number of finished units to `done`; cheap enough for every step."""
         now = time.monotonic()
         numbers = self.numbers
         numbers.done = done
@@ -115,26 +115,26 @@ class ProgressBar:
         elif self._line is not None:
             if self._line.due:
                 self._line.update(str(self), self._share)
-        elif now - self._last_log >= (self._log_every_s if self._logged else min(FIRST_LOG_S, self._log_every_s)):
+        elif now - self._last_log >= (LOG_EVERY_S if self._logged else FIRST_LOG_S):
             self._last_log, self._logged = now, True
             self._log()
         if self._row is not None:
             self._show()
-        if self._report is not None and now - self._last_report >= self._report_every_s:
+        if self._report is not None and now - self._last_report >= REPORT_EVERY_S:
             self._last_report = now
             self._report(numbers)
 
     def advance(self, units: float) -> None:
-        """Say that so many more are done."""
+        """Add `units` to the number of finished units."""
         self.update(self.numbers.done + units)
 
     def tell(self, value: float, proposed: str = "") -> None:
-        """Say what was reached last, and what was proposed for it: it stands beside the numbers from then on."""
-        self.numbers.value, self.numbers.proposed = value, shortened(proposed)
+        """Set the last objective or return, and the proposal that reached it. Both are shown from then on."""
+        self.numbers.value, self.numbers.proposed = value, shorten(proposed)
         self.update(self.numbers.done)
 
     def say(self, text: str) -> None:
-        """A line of news: above the bar on a terminal, below the cell in a notebook, a log line otherwise."""
+        """Show a line of text: above the bar on a terminal, below the cell in a notebook, else in the log."""
         if self._bar is not None:
             line = printable(text)
             self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
@@ -145,25 +145,25 @@ class ProgressBar:
 
     @property
     def drawn(self) -> bool:
-        """Whether there is a bar."""
+        """True if there is a bar on the terminal."""
         return self._bar is not None
 
     def note(self, text: str) -> None:
-        """Say what is going on: below the bar on a terminal until the next note, a log line otherwise."""
+        """Show the current activity: below the bar on a terminal until the next note, else as a log line."""
         if self._bar is not None:
             self._bar.show_below((), [[printable(text)]])
         else:
             log.info("%s; %s", self, text)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show rows of cells below the bar until the next note; nothing without a bar."""
+        """Show rows of cells below the bar until the next note; do nothing without a bar."""
         if self._bar is not None:
             self._bar.show_below(columns, [[printable(cell) for cell in row] for row in rows])
 
     def _log(self) -> None:
         if self._row is None:
             log.info("%s", self)
-        for file in self._files if self._row is not None else ():  # whichever thread computes it
+        for file in self._files if self._row is not None else ():  # also if another thread computes the run
             file.write(log, logging.INFO, str(self))
 
     def _show(self) -> None:
@@ -174,14 +174,14 @@ class ProgressBar:
         n = self.numbers
         total = "" if n.total is None else f"/{n.total:.0f}"
         percent = f" ({n.done / n.total:.1%})" if n.total else ""
-        left = "" if n.eta_s is None else f", {clock(n.eta_s)} left"
+        remaining = "" if n.eta_s is None else f", {clock(n.eta_s)} left"
         speed = f", {self._speed()}" if n.steps_per_second else ""
         news = f"; {n.news}" if n.news else ""
-        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{left}{news}"
+        return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{remaining}{news}"
 
     @property
     def _share(self) -> float | None:
-        """How much is done, 0 to 1; None: nobody knows."""
+        """Finished share of the total, 0 to 1; None if the total is unknown."""
         n = self.numbers
         return min(n.done / n.total, 1.0) if n.total else None
 
@@ -201,9 +201,9 @@ class ProgressBar:
         self._bar.start()
 
 
-def shortened(words: str, most: int = MOST_TOLD) -> str:
-    """Return words of at most so many letters: hundreds of numbers can be proposed."""
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+def shorten(words: str, max_characters: int = MAX_CHARACTERS) -> str:
+    """Return `words` cut to at most `max_characters`, because a proposal may have hundreds of numbers."""
+    return words if len(words) <= max_characters else f"{words[: max_characters - 1]}…"
 
 
 def clock(seconds: float) -> str:
@@ -226,39 +226,39 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-EVERY_S = 0.25
-"""Seconds between two changes of a line: each is a message to the browser."""
+NOTEBOOK_INTERVAL_S = 0.25
+"""Minimum seconds between two changes of a line in a notebook, each of which is a message to the browser."""
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookLine:
-    """A text with a bar, shown at once.
+    """A text with a bar in a notebook, shown at construction.
 
     Args:
-        text: what it says.
-        share: how much of the bar is full, 0 to 1; None: there is no bar, as nobody knows the end.
+        text: text of the line.
+        share: filled share of the bar, 0 to 1; None: there is no bar, because the total is unknown.
     """
 
     def __init__(self, text: str, share: float | None) -> None:
-        display: Any = importlib.import_module("IPython.display").display  # which has no types
+        display: Any = importlib.import_module("IPython.display").display  # has no type hints
 
-        self._shown = time.monotonic()
+        self._last_update = time.monotonic()
         self._handle: Any = display(_Line(text, share), display_id=True)
 
     @property
     def due(self) -> bool:
-        """Whether it was changed so long ago that it may be again."""
-        return time.monotonic() - self._shown >= EVERY_S
+        """True if the last change is at least `NOTEBOOK_INTERVAL_S` ago."""
+        return time.monotonic() - self._last_update >= NOTEBOOK_INTERVAL_S
 
     def update(self, text: str, share: float | None) -> None:
-        """Say something else."""
-        self._shown = time.monotonic()
+        """Replace text and bar."""
+        self._last_update = time.monotonic()
         self._handle.update(_Line(text, share))
 
 

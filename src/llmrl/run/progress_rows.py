@@ -1,5 +1,8 @@
-"""How far several runs of one process are, shown together: a bar for each on a terminal, else one line about all of
-them now and then on standard error. Each run's own lines are in its `run.log`."""
+"""Progress of several runs of one process, shown together.
+
+On a terminal each run has a bar; else one line about all of them is printed to standard error at intervals. Each run's
+own lines are in its `run.log`.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +25,11 @@ _row: ContextVar[DisplayRow | None] = ContextVar("llmrl_progress_row", default=N
 
 
 class RowsDisplay:
-    """Shows how far runs are, each in a thread of its own; a context manager.
+    """A display of the progress of runs, each in a thread of its own; a context manager.
 
     Args:
-        runs: how many there are.
-        every_s: seconds between two lines, where there is no terminal.
+        runs: number of runs.
+        every_s: seconds between two lines, if there is no terminal.
         terminal: whether to draw bars; None: if standard error is a terminal.
     """
 
@@ -35,11 +38,11 @@ class RowsDisplay:
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bars: Bars | None = None
         self._lock = threading.Lock()
-        self._rows: dict[str, tuple[float, float]] = {}  # of each run the share that is done, and steps a second
+        self._rows: dict[str, tuple[float, float]] = {}  # finished share and steps per second, by run
         self._news: dict[str, str] = {}
-        self._stages: dict[str, str] = {}  # of each run that still needs another one
+        self._stages: dict[str, str] = {}  # stages of runs that wait for another run
         self._lines = 0
-        self._told = time.monotonic()
+        self._last_report = time.monotonic()
 
     def __enter__(self) -> RowsDisplay:
         if self._terminal:
@@ -56,11 +59,11 @@ class RowsDisplay:
             self._bars.stop()
 
     def show_here(self, name: str) -> None:
-        """Let what is done in this thread, from now on, be shown as that of the run called `name`."""
+        """Show the progress of this thread, from now on, as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
     def tell(self, name: str, numbers: Numbers, stage: str = "") -> None:
-        """Take down how far a run is, and print a line about all of them where it is time.
+        """Store the progress of a run, and print a line about all runs if one is due.
 
         Args:
             name: name of the run.
@@ -75,16 +78,16 @@ class RowsDisplay:
             else:
                 self._rows[name] = share, numbers.steps_per_second or 0.0
             self._news[name] = "" if stage else numbers.news
-            if (now := time.monotonic()) - self._told < self._every_s:
+            if (now := time.monotonic()) - self._last_report < self._every_s:
                 return
-            self._told = now
+            self._last_report = now
             stages = "; ".join(dict.fromkeys(self._stages.values()))
             shares, speeds = zip(*self._rows.values(), strict=True) if self._rows else ((), ())
-            # One of them in turn: a line has no room for all.
-            told = sorted(each for each, news in self._news.items() if news)
-            shown = told[self._lines % len(told)] if told else ""
+            # A line has room for one run only, so runs take turns.
+            updated_rows = sorted(row for row, news in self._news.items() if news)
+            selected = updated_rows[self._lines % len(updated_rows)] if updated_rows else ""
             self._lines += 1
-            news = f"; {shown}: {self._news[shown]}" if shown else ""
+            news = f"; {selected}: {self._news[selected]}" if selected else ""
         text = f"{len(shares)} of {self._runs} runs under way"
         if shares:
             text += f", {sum(shares) / len(shares):.1%} of these, {sum(speeds):,.4g} a second{news}"
@@ -92,14 +95,14 @@ class RowsDisplay:
 
 
 class DisplayRow:
-    """The place of one run in a display.
+    """The row of one run in a display.
 
     Args:
-        display: of all runs.
-        name: of the run.
+        display: display of all runs.
+        name: name of the run.
 
     Attributes:
-        stage: name of the stage, while the run needs another one; empty while it is computed itself.
+        stage: name of the stage, while the run waits for another run; empty while it is computed itself.
     """
 
     def __init__(self, display: RowsDisplay, name: str) -> None:
@@ -107,14 +110,14 @@ class DisplayRow:
         self._task: rich.progress.TaskID | None = None
 
     def show(self, description: str, numbers: Numbers, speed: str) -> None:
-        """Show how far the run is with what it does, in any thread; cheap enough for every step."""
-        drawn = self._display._bars
-        if drawn is None:
+        """Show the progress of the run; may be called in any thread and at every step."""
+        bars = self._display._bars
+        if bars is None:
             self._display.tell(self._name, numbers, self.stage)
             return
         if self._task is None:
-            self._task = drawn.add_task(self._name, total=None, unit="", speed="", news="")
-        drawn.update(
+            self._task = bars.add_task(self._name, total=None, unit="", speed="", news="")
+        bars.update(
             self._task,
             description=printable(f"{self._name} {self.stage or description}"),
             total=numbers.total,
@@ -125,6 +128,6 @@ class DisplayRow:
         )
 
 
-def row_here() -> DisplayRow | None:
-    """Return the place of the run of this thread in the display of several; None where there is none."""
+def active_row() -> DisplayRow | None:
+    """Return the row of this thread's run in the display of several runs; None if there is no such display."""
     return _row.get()

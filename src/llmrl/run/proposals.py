@@ -1,5 +1,4 @@
-"""`proposals.jsonl`, a log of all vectors of a policy search with their returns and reasons; and reading the proposals
-of any run."""
+"""`proposals.jsonl`, a log of all vectors of a policy search, and a reader of the proposals of any run."""
 
 from __future__ import annotations
 
@@ -79,8 +78,10 @@ class Proposed:
 
 
 def read_proposed(folder: Path) -> list[Proposed]:
-    """Return the proposals of the run in `folder`, in order: of a search from `proposals.jsonl`, of mechanism design
-    from the summary or, before there is one, from the newest checkpoint.
+    """Return the proposals of the run in `folder`, in order.
+
+    Those of a search are in `proposals.jsonl`; those of mechanism design are in the summary or, before there is one, in
+    the newest checkpoint.
 
     Raises:
         CheckpointError: no checkpoint can be read.
@@ -92,7 +93,7 @@ def read_proposed(folder: Path) -> list[Proposed]:
                 line["iteration"],
                 line["candidate"],
                 line["return"],
-                _known(line["standard_error"]),
+                _or_nan(line["standard_error"]),
                 line["returns"],
                 parameters={str(i): float(x) for i, x in enumerate(line["vector"])},
                 reasoning=line.get("reasoning", ""),
@@ -105,7 +106,7 @@ def read_proposed(folder: Path) -> list[Proposed]:
             row["step"],
             row["candidate"],
             row["objective"],
-            _known(row["standard_error"]),
+            _or_nan(row["standard_error"]),
             row["values"],
             row["context"] or "",
             row["mechanism"],
@@ -127,5 +128,5 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     return list(state.get("history", []))
 
 
-def _known(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value

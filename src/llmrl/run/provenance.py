@@ -1,4 +1,7 @@
-"""`provenance.json`: what produced the numbers of a run: code, packages, machine, command. One record per attempt."""
+"""`provenance.json`, the origin of a run's numbers: code, packages, machine and command.
+
+It has one record per attempt.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ ENVIRONMENT = (
     "SLURM_JOB_PARTITION",
     "SLURM_RESTART_COUNT",
 )
-"""The environment variables that are recorded. A list of what is wanted, because the rest may hold keys."""
+"""Environment variables that are recorded. Other variables are not, because they may hold keys."""
 
 
 def write_provenance(folder: Path, attempt: int) -> str:
@@ -60,7 +63,7 @@ def write_provenance(folder: Path, attempt: int) -> str:
 
 
 def collect(diff_path: Path) -> dict[str, Any]:
-    """Facts about code, packages, machine and command; writes uncommitted changes, if any, to `diff_path`."""
+    """Return facts about code, packages, machine and command; write uncommitted changes, if any, to `diff_path`."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": redact_arguments(sys.argv),
@@ -81,9 +84,9 @@ def collect(diff_path: Path) -> dict[str, Any]:
 
 @functools.cache
 def code_digest() -> str:
-    """16 hexadecimal digits that say which code of this package is imported: its Python files and prompts.
+    """Return 16 hexadecimal digits that identify the imported code of this package: its Python files and prompts.
 
-    Read once, when first asked for: as near to their import as can be.
+    The files are read at the first call, because later they may differ from the imported code.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -93,7 +96,7 @@ def code_digest() -> str:
 
 
 def _code(package: Path, diff_path: Path) -> dict[str, Any] | None:
-    """Git revision and uncommitted changes of the checkout that holds `package`; None for an installed wheel."""
+    """Return Git revision and uncommitted changes of the checkout that holds `package`; None for an installed wheel."""
     revision = _git(package, "rev-parse", "HEAD")
     if revision is None or _git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
         return None
@@ -113,7 +116,7 @@ def _code(package: Path, diff_path: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command in `folder`; None without git, outside a checkout, or when it takes too long."""
+    """Return the output of a Git command in `folder`; None without Git, outside a checkout, or if it takes too long."""
     try:
         done = subprocess.run(
             ["git", "-C", str(folder), *arguments],
@@ -130,10 +133,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """Every installed package with its version. Read once: it takes as long as a short run."""
-    described = [distribution.metadata for distribution in importlib.metadata.distributions()]
-    found = {metadata["Name"]: metadata["Version"] for metadata in described if metadata["Name"]}
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+    """Return the version of every installed package. It is cached, because it takes as long as a short run."""
+    metadata_list = [distribution.metadata for distribution in importlib.metadata.distributions()]
+    versions = {metadata["Name"]: metadata["Version"] for metadata in metadata_list if metadata["Name"]}
+    return dict(sorted(versions.items(), key=lambda item: item[0].lower()))
 
 
 def _cpu() -> str:
@@ -153,7 +156,7 @@ def _memory() -> int | None:
 
 
 def _gpus() -> list[str]:
-    """Names of the NVIDIA GPUs of this machine, without initialising CUDA in this process."""
+    """Return the names of the NVIDIA GPUs of this machine, without initializing CUDA in this process."""
     drivers = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     names = [line.partition(":")[2].strip() for f in drivers for line in f.read_text().splitlines() if "Model:" in line]
     if names or not shutil.which("nvidia-smi"):

@@ -1,4 +1,4 @@
-"""`queued.json`: record of the latest launcher that took a run on, written before any process works on the run.
+"""`queued.json`, the record of the latest launcher that accepted a run, written before any process works on the run.
 
 It distinguishes waiting runs from runs that were never launched, and names the file with the job's output. Only the
 launcher writes it, never the run itself, so neither can overwrite the other's records.
@@ -24,8 +24,8 @@ ALIVE_NAME = "launcher.alive"
 """File in the folder of a launch, which the launching process has open and touches as long as it lives."""
 
 _OPTIONAL = {"beside": [], "deaths": 0, "after": []}
-"""Fields that only runs in a shared process have, or runs that others come before, with their values for all other
-runs."""
+"""Fields that are stored only if they differ from these values, as for runs in a shared process or with
+prerequisites."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Queued:
     """The record of a launch: which process took a run on, and for which backend.
 
     Attributes:
-        backend: dotted name of the class that computes the run (`llmrl.sweeps.backends`).
+        backend: dotted name of the backend's class (`llmrl.sweeps.backends`).
         attempt: number of attempts before the launch; the run has started once its status has a later attempt.
         job_id: scheduler's id, `123`, or `123_4` in an array; empty if the backend has no scheduler.
         machine, pid, process_start: launching process; without a scheduler, its queue ends with it.
@@ -45,10 +45,10 @@ class Queued:
         code: digest of the package's code at that time (`run.provenance.code_digest`).
         overrides: Hydra overrides of this run as typed.
         error: reason why the scheduler refused the job; empty if it accepted it.
-        cancelled: who or what cancelled the run before it began; empty if it was not cancelled.
+        cancelled: who or what canceled the run before it started; empty if it was not canceled.
         beside: folders of the other runs in its process, which end when the process ends.
-        deaths: number of times that its process died in this launch, after which it was taken on again.
-        after: runs of this launch that it begins after.
+        deaths: number of times that its process died in this launch and the run was queued again.
+        after: runs of this launch that must be finished before it starts.
     """
 
     backend: str
@@ -84,7 +84,7 @@ class Queued:
 
 
 def read_queued(folder: Path) -> Queued | None:
-    """Return the record in the run folder `folder`; None if no launcher has taken the run on.
+    """Return the record in the run folder `folder`; None if no launcher has accepted the run.
 
     Raises:
         RunFolderError: the file is not a valid record.
@@ -98,16 +98,18 @@ def read_queued(folder: Path) -> Queued | None:
         raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
 
 
-def cancelled_by(folder: Path, who: str) -> None:
-    """Record that a waiting run was cancelled, by `who` in words. If the run begins all the same, it has a later
-    attempt and the record no longer counts. A record that cannot be written is only logged as a warning.
+def record_cancellation(folder: Path, reason: str) -> None:
+    """Record that a waiting run was canceled, and by whom or what.
+
+    If the run starts all the same, it has a later attempt and the record no longer counts. A record that cannot be
+    written is only logged as a warning.
     """
     try:
         queued = read_queued(folder)
         if queued is not None:
-            replace(queued, cancelled=who).write(folder)
+            replace(queued, cancelled=reason).write(folder)
     except RunFolderError as error:
-        log.warning("%s: it is cancelled, and that could not be written down: %s", folder, error)
+        log.warning("%s: the run is canceled, but this could not be recorded: %s", folder, error)
 
 
 def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
@@ -119,8 +121,7 @@ def warn_of_changed_code(folder: Path, attempt: int, digest: str) -> None:
         return
     if submission is not None and submission.attempt == attempt - 1 and submission.code != digest:
         log.warning(
-            "the code has changed between submission (digest %s) and start (%s): this run is computed by the code "
-            "as it is now",
+            "the code has changed between submission (digest %s) and start (%s): this run uses the present code",
             submission.code,
             digest,
         )

@@ -1,4 +1,6 @@
-"""One run: its folder, and everything that is written there around the loop. A loop uses it like this:
+"""A run: its folder, and all files there that do not belong to the loop.
+
+A loop uses it like this:
 
 with Run.open(root, name, config, overrides, seed) as run:
     if run.finished:
@@ -40,11 +42,13 @@ from llmrl.run.artifacts import (
     CONFIG_NAME,
     PARTIAL_BACKUP,
     RUN_KEY,
+    move_to_backup,
     remove_if_rejected,
     remove_leftovers,
     save_config,
-    set_aside,
 )
+from llmrl.run.attempt_options import RunOptions
+from llmrl.run.checkpoint_timer import CheckpointTimer
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.config_hash import config_hash
 from llmrl.run.files import refuse_links, write_atomic, write_json
@@ -54,9 +58,9 @@ from llmrl.run.metrics import MetricLog
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.provenance import write_provenance
 from llmrl.run.queued import warn_of_changed_code
-from llmrl.run.signals import GIVE_UP_S, PROMISED_S, GivenUp, StopFlag, Stopped, agreed
-from llmrl.run.sinks.sink import FOLDER as SINKS
-from llmrl.run.sinks.sink import Opening, Sink
+from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag, Stopped, agreed
+from llmrl.run.sink import FOLDER as SINKS
+from llmrl.run.sink import Opening, Sink
 from llmrl.run.source_copies import save_sources, sources_of
 from llmrl.run.tensorboard_file import hyperparameters_of
 
@@ -64,14 +68,10 @@ log = logging.getLogger(__name__)
 
 TRACEBACK_NAME = "traceback.txt"
 GRACE_S = 5.0
-"""Seconds after a stop signal at which `Run.within_grace` saves and stops. A loop that does not call it is interrupted
-later (`llmrl.run.signals.GIVE_UP_S`)."""
-LONG_S = 4.0
-"""Seconds between two safe points from which a stop may discard the work between them, so that the run saves first."""
+"""Seconds after a stop signal from which `Run.within_grace` saves and stops. A loop that does not call it is
+interrupted later (`llmrl.run.signals.GIVE_UP_S`)."""
 _LINKS_ALLOWED = ("backup_*", f"{SINKS}/*")
 """Folders of a run that may have links: nothing is written to backups, and libraries of sinks make their own links."""
-_SAVING_SHARE = 0.1
-"""Largest share of a run's time that is spent on such saves."""
 
 
 class Run:
@@ -105,10 +105,7 @@ class Run:
         overrides: Iterable[str] = (),
         seed: int = 0,
         *,
-        resume: bool = True,
-        rerun: bool = False,
-        checkpoint_every_s: float = 60.0,
-        digest: str | None = None,
+        options: RunOptions | None = None,
         sinks: Callable[[], Mapping[str, Sink]] = dict,
     ) -> Run:
         """Find or create the run folder and take ownership of it; return the run.
@@ -119,10 +116,7 @@ class Run:
             config: resolved config as plain data.
             overrides: overrides of the command line, for the label of the folder and the hyperparameters of sinks.
             seed: seed of the run.
-            resume: whether to resume an unfinished run from its newest checkpoint; False: start it anew.
-            rerun: whether to start anew even if the run is finished or cannot be resumed. Old content is moved aside.
-            checkpoint_every_s: seconds between saves at safe points; 0: save at every safe point.
-            digest: hash of the config, if it is known already.
+            options: treatment of earlier attempts and interval of checkpoints; None: the default ones.
             sinks: function that makes the sinks, by option name, for metrics, texts and pictures; not called for a
                 finished run.
 
@@ -131,34 +125,36 @@ class Run:
             RunFolderError: the folder cannot be written or is in use by another process.
             CheckpointError: there are checkpoints, but none can be used.
         """
-        run = cls()
+        run, options = cls(), options or RunOptions()
         overrides = list(overrides)
         refuse(config)
         refuse_arguments(overrides)
-        run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
+        run.seed, run.config, run.digest = seed, dict(config), options.digest or config_hash(config)
         private = config.get("private", True)
         folder = find_folder(root, name, run.digest, overrides, seed)
-        run._created = [each for each in (folder, *folder.parents) if not each.exists()]
+        run._created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         run.folder = run_folder(root, name, run.digest, overrides, seed, private)
-        run.checkpoint_every_s = checkpoint_every_s
-        before = status.latest(run.folder, rerun)
+        run.timer.interval = options.checkpoint_every_s
+        last_status = status.latest(run.folder, options.rerun)
         interrupted = (run.folder / PARTIAL_BACKUP).exists()  # a rerun was killed while it moved the old content
-        again = rerun or interrupted
-        if not again and run._is_finished(before):
+        restarts = options.rerun or interrupted
+        if not restarts and run._is_finished(last_status):
             return run
         try:
-            made = sinks()  # before anything is moved or written
+            opened_sinks = sinks()  # before anything is moved or written
         except BaseException as error:
             remove_if_rejected(run._created, error)
             raise
-        run._ownership = ownership.Ownership(run.folder, attempt=before.attempt + 1 if before else 1, anew=rerun)
-        if not again and run._is_finished(
-            status.latest(run.folder, rerun)
+        run._ownership = ownership.Ownership(
+            run.folder, attempt=last_status.attempt + 1 if last_status else 1, anew=options.rerun
+        )
+        if not restarts and run._is_finished(
+            status.latest(run.folder, options.rerun)
         ):  # the previous owner may have just finished it
             run._release()
             return run
         try:
-            run._start(root, name, overrides, made, fresh=again or not resume)
+            run._start(root, name, overrides, opened_sinks, fresh=restarts or not options.resume)
         except BaseException as error:
             run._fail(error)
             run._leave_sinks()
@@ -181,32 +177,29 @@ class Run:
         self.status = status.Status()
         self.result: float | None = None
         self.summary: dict[str, Any] = {}
-        self.checkpoint_every_s = 60.0
+        self.timer = CheckpointTimer()
         self.processes = ProcessGroup()
         self._ownership: ownership.Ownership | None = None
         self._log_file: LogFile | None = None
         self._created: list[Path] = []  # the folder and its parents, if this attempt made them
         self._saved: int | None = None  # iteration of the newest checkpoint
-        self._last_checkpoint = self._last_safe_point = time.monotonic()
-        self._is_slow = False  # a checkpoint took so long that a stop may take longer than `PROMISED_S`
-        self._saving_took = self._saving_takes = 0.0  # the last checkpoint, and what belongs to the next, seconds
 
     @property
     def finished(self) -> bool:
-        """Whether an earlier attempt has finished this run; then nothing is left to do."""
+        """True if an earlier attempt has finished this run, so that nothing is left to do."""
         return self.state == "finished"
 
-    def _is_finished(self, before: status.Status | None) -> bool:
-        """Return whether the status `before` is that of a finished run; if so, take it over."""
-        if before is None or before.state != "finished":
+    def _is_finished(self, last_status: status.Status | None) -> bool:
+        """Return whether the status `last_status` is that of a finished run; if so, take it over."""
+        if last_status is None or last_status.state != "finished":
             return False
-        self.state, self.status, self.result = "finished", before, before.result
+        self.state, self.status, self.result = "finished", last_status, last_status.result
         return True
 
     def _start(self, root: Path, name: str, overrides: list[str], sinks: Mapping[str, Sink], fresh: bool) -> None:
         assert self._ownership is not None
         if fresh:
-            set_aside(self.folder)
+            move_to_backup(self.folder)
         refuse_links(self.folder, _LINKS_ALLOWED)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
@@ -234,8 +227,8 @@ class Run:
         )
         self.metrics = MetricLog(self.folder, position, sinks, opening)
         self.status.write(self.folder)
-        where = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
-        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, where, self.status.attempt, self.digest)
+        origin = f"resumed from iteration {self.iteration}" if self.state == "resumed" else "new"
+        log.info("run %s (%s, attempt %d, config hash %s)", self.folder, origin, self.status.attempt, self.digest)
 
     def __enter__(self) -> Run:
         if not self.finished:
@@ -260,7 +253,7 @@ class Run:
                 remove_if_rejected(self._created, error)
                 self.stop.__exit__()
         if error is None or (isinstance(error, Stopped) and error.together):
-            # All wait until everything is written: a launcher may kill the other processes once one of them exits.
+            # All processes wait until everything is written: a launcher may kill the others once one of them exits.
             self.processes.barrier()
         if error is not cause and error is not None:
             raise error from cause
@@ -279,51 +272,41 @@ class Run:
             CheckpointError: the checkpoint cannot be written.
             RunFolderError: another process has taken over the folder, or has changed the run's `metrics.jsonl`.
         """
-        self._check_held()
+        self._check_ownership()
         with self._logged(), self.saving():
             path = self.checkpoints.save(iteration, {**self.mark(), **state})
             self._saved = iteration
-        self._last_checkpoint = time.monotonic()
-        self._saving_took, self._saving_takes = self._saving_takes, 0.0
-        if self._saving_took > (left := PROMISED_S - GIVE_UP_S) and not self._is_slow:
-            self._is_slow = True
-            log.warning(
-                "a checkpoint took %.0f s, more than %g s: a stop waits for it, possibly longer than %d s (told once)",
-                self._saving_took,
-                left,
-                PROMISED_S,
-            )
+        self.timer.finish()
         return path
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Return a context for work on a checkpoint: signals wait, and its time counts as part of that checkpoint's."""
-        begun = time.monotonic()
+        """Return a context for work on a checkpoint.
+
+        Signals wait, and the time counts towards the checkpoint's duration.
+        """
+        start = time.monotonic()
         with self.stop.saving():
             yield
-            self._saving_takes += time.monotonic() - begun
+            self.timer.add(time.monotonic() - start)
 
     def mark(self) -> State:
         """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
     def checkpoint_due(self) -> bool:
-        """Return whether to save at this safe point; call it once at each. Saves are due `checkpoint_every_s` after the
-        last one, or earlier where safe points are more than `LONG_S` apart, so that a stop discards less work."""
-        now = time.monotonic()
-        way, self._last_safe_point = now - self._last_safe_point, now
-        since = now - self._last_checkpoint
-        return since >= self.checkpoint_every_s or (way > LONG_S and self._saving_took < _SAVING_SHARE * since)
+        """Return whether to save at this safe point; call it once at each (`CheckpointTimer.is_due`)."""
+        return self.timer.is_due()
 
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
-        """Mark a point from which the loop can be resumed: save when due, and stop if a signal asked for it.
+        """Mark a point from which the loop can be resumed: save if due, and stop if a signal has requested it.
 
         Args:
             iteration: number of iterations done.
             state: function that returns everything the rest of the run depends on, without side effects.
 
         Raises:
-            Stopped: a signal asked to stop; the state is saved.
+            Stopped: a signal has requested a stop; the state is saved.
             RunFolderError: `metrics.jsonl` was removed, replaced or changed by another process.
             ProcessesError: the processes of this run have logged different numbers.
         """
@@ -335,31 +318,32 @@ class Run:
             raise Stopped(self.folder, signal_number)
 
     def within_grace(self, iteration: int, state: Callable[[], State]) -> None:
-        """Stop early if a signal came more than `GRACE_S` ago; call it often between two safe points. `state` must
-        return the state of the last safe point: the work since then is discarded, and repeated on resume.
+        """Stop early if a signal came more than `GRACE_S` ago; call it often between two safe points.
+
+        `state` must return the state of the last safe point: the work since then is discarded, and repeated on resume.
 
         Raises:
-            Stopped: a signal asked to stop; `state()` is saved.
+            Stopped: a signal has requested a stop; `state()` is saved.
         """
         if any(self.processes.all_gather_object(self.stop.waiting_s > GRACE_S)):
             with self._logged():
-                log.info("the next safe point is not reached in %g s: giving up the work since the last one", GRACE_S)
+                log.info("no safe point was reached within %g s: the work since the last one is discarded", GRACE_S)
             self.safe_point(iteration, state)
 
     def given_up(self) -> Stopped:
-        """Return the exception for a run that was told to stop and is too far from its next safe point."""
+        """Return the exception for a run that was signaled to stop and is too far from its next safe point."""
         assert self.stop.signal is not None
-        kept = "nothing was to be saved yet, the run begins anew"
+        note = "there is no checkpoint yet, so the run starts anew"
         if self._saved is not None:
-            kept = f"work since the checkpoint of iteration {self._saved} is done again, all before is saved"
-        return Stopped(self.folder, self.stop.signal, kept, together=False)
+            note = f"the work since the checkpoint of iteration {self._saved} is repeated on resume"
+        return Stopped(self.folder, self.stop.signal, note, together=False)
 
     def _overdue(self) -> None:
         """Record the end of the process when its main thread is in a call that no signal interrupts. Takes no lock."""
         stopped = self.given_up()
         if self._ownership is not None and self._ownership.held:
             self.status.state, self.status.error = stopped.state, stopped.brief
-            # If that fails, the run looks like one of a killed process, and can be resumed all the same.
+            # If that fails, the run looks as if its process was killed, and can still be resumed.
             with suppress(OSError, RunFolderError):
                 self.status.write(self.folder)
             self._ownership.release()
@@ -371,34 +355,38 @@ class Run:
 
     @contextmanager
     def saved_if_refused(self, iteration: int, state: Callable[[], State], learns: bool = False) -> Iterator[None]:
-        """Return a context for a block that asks a language model, entered where the loop can be resumed. If the model
-        cannot be reached, the budget is used up, or a signal ends the wait, the state before the block is saved.
+        """Return a context for a block that calls a language model, entered where the loop can be resumed.
+
+        If the model cannot be reached, the budget is used up, or a signal ends the wait, the state before the block is
+        saved.
 
         Args:
             iteration, state: as for `safe_point`, before the block.
             learns: whether the block also changes weights that `state` shares; an interrupted update is not saved.
 
         Raises:
-            Stopped: a signal asked to stop.
+            Stopped: a signal has requested a stop.
         """
-        before = state()
+        state_before = state()
         try:
             yield
         except LLMError as error:
-            self.checkpoint(iteration, before)
+            self.checkpoint(iteration, state_before)
             if isinstance(error, Interrupted) and self.stop.signal is not None:
                 raise Stopped(self.folder, self.stop.signal) from error
             raise
         except Stopped as stopped:
             if stopped.together or learns:
                 raise
-            self.checkpoint(iteration, before)
+            self.checkpoint(iteration, state_before)
             raise Stopped(self.folder, stopped.signal, together=False) from stopped
 
     def progress(self, total: float | None, unit: str, description: str, done: float = 0) -> ProgressBar:
-        """Return a progress display (context manager) that keeps `status.json` up to date. A loop calls this at its
-        start, so the time to its first safe point is measured from here."""
-        self._last_safe_point = time.monotonic()
+        """Return a progress display (context manager) that keeps `status.json` up to date.
+
+        A loop calls this at its start, so the time to its first safe point is measured from here.
+        """
+        self.timer.start()
 
         def report(numbers: status.RunProgress) -> None:
             self.status.progress = numbers
@@ -406,17 +394,17 @@ class Run:
 
         return ProgressBar(total, unit, description, done=done, report=report)
 
-    def _check_held(self) -> None:
+    def _check_ownership(self) -> None:
         if self._ownership is None or not self._ownership.held:
             if not self.folder.is_dir():
-                raise RunFolderError(f"{self.folder} has been removed; the same command begins this run again")
+                raise RunFolderError(f"{self.folder} has been removed; the same command starts this run anew")
             raise RunFolderError(
-                f"{self.folder} has been taken over by {ownership.read_owner(self.folder) or 'nobody known'}; "
+                f"{self.folder} has been taken over by {ownership.read_owner(self.folder) or 'an unknown process'}; "
                 "this process stops without writing to it"
             )
 
     def _finish(self) -> None:
-        self._check_held()
+        self._check_ownership()
         self.metrics.position()  # syncs all rows to disk
         self.status.state, self.status.result, self.status.error = "finished", self.result, ""
         remove(self.folder / TRACEBACK_NAME)
@@ -442,7 +430,8 @@ class Run:
         self.status.error = error.brief if isinstance(error, Stopped) else short_error(error)
         if self._log_file is not None:
             failed = self.status.state == "failed"
-            self._log_file.write(log, logging.ERROR, "".join(lines) if failed else self.status.error)
+            level = logging.ERROR if failed else logging.WARNING
+            self._log_file.write(log, level, "".join(lines) if failed else self.status.error)
         try:
             if self.status.state == "failed":
                 write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))
@@ -458,7 +447,7 @@ class Run:
             log.error("%s", second)
 
     def _leave_sinks(self) -> None:
-        """Wait a while for sinks to take the remaining rows; everything in the folder is written by now."""
+        """Wait a limited time for sinks to take the remaining rows; everything in the folder is written by now."""
         if hasattr(self, "metrics"):
             self.metrics.wait(lambda: self.stop.requested)
 

@@ -1,6 +1,6 @@
-"""What runs have in common that might have come out otherwise: the levels at which results vary together.
+"""Random factors that several runs share, by level; results vary together with them.
 
-Runs of different seeds are only as independent as this allows. A report averages the runs of one
+Runs of different seeds are independent only as far as they share no such factor. A report averages the runs of one
 pre-training run first.
 """
 
@@ -18,29 +18,30 @@ SOCIETY = "society"
 REPLIES = "replies"
 
 Shared = dict[str, list[str]]
-"""Level -> what a run has there. Two runs that list the same thing at a level share it."""
+"""Level -> a run's factors of that level. Two runs with a common entry at a level share that factor."""
 
 _REPLAY = "llmrl.llms.replay.ReplayChat"
 
 
-def shared_of(config: Mapping[str, Any], asks: bool) -> Shared:
-    """Return what the run of a resolved config shares with other runs of its experiment, by level.
+def shared_factors(config: Mapping[str, Any], asks: bool) -> Shared:
+    """Return the factors that the run of a resolved config shares with other runs of its experiment, by level.
 
-    `pre-training`: the earlier runs whose weights or episodes it begins with, each `<name>/<run>/s<seed>`.
-    `society`: the seed trees of its societies, where it has several. `replies`: where the replies of a language model
-    come from, if runs of several seeds get the same ones. A level at which the run has nothing is left out.
+    `pre-training`: the earlier runs whose weights or episodes it starts from, each `<name>/<run>/s<seed>`.
+    `society`: the seed trees of its societies, if it has several. `replies`: the source of a language model's replies,
+        if
+    runs of several seeds get the same ones. A level without factors is left out.
 
     Args:
-        config: resolved, plain containers.
-        asks: a part of the run uses the language model of the config.
+        config: resolved config as plain data.
+        asks: whether a part of the run uses the language model of the config.
     """
     llm = config["llm"] if asks else {}
-    found = {PRETRAINING: _pretraining(config, llm), SOCIETY: _societies(config), REPLIES: _replies(llm)}
-    return {level: names for level, names in found.items() if names}
+    names_by_level = {PRETRAINING: _pretraining(config, llm), SOCIETY: _societies(config), REPLIES: _replies(llm)}
+    return {level: names for level, names in names_by_level.items() if names}
 
 
 def run_name(folder: str) -> str:
-    """Return the end of a run folder's path that tells it from others, wherever the folder is: `name/run/s<seed>`."""
+    """Return the end of a run folder's path, `name/run/s<seed>`, which identifies the run wherever its folder is."""
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])
 
 
@@ -60,6 +61,6 @@ def _societies(config: Mapping[str, Any]) -> list[str]:
 
 def _replies(llm: Mapping[str, Any]) -> list[str]:
     if llm.get("_target_") == _REPLAY:
-        # A folder of all seeds has replies of its own for each.
+        # A folder of all seeds has separate replies for each seed.
         return [run_name(llm["calls"])] if seed_of(Path(llm["calls"])) is not None else []
-    return ["all seeds"] if llm.get("cache_across_seeds") else []
+    return ["all seeds"] if llm.get("share_cache") else []

@@ -1,6 +1,6 @@
 """Safe stops: a signal sets a flag, and the loop stops at its next safe point, or is interrupted if it reaches none.
 
-A loop may be waiting for anything: a rollout, a model, a build, a library. So a watching thread counts the seconds from
+A loop may be waiting for a rollout, a model, a build or a library. A watching thread therefore counts the seconds from
 the signal on. After `GIVE_UP_S` it has an exception raised in the main thread, as Ctrl-C would. After `OVERDUE_S` it
 ends the process: the main thread is then inside a library call that no signal interrupts. Saves are not interrupted.
 
@@ -36,22 +36,24 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SIGNALS = tuple(name for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP") if hasattr(signal, name))
-"""Ctrl-C; a scheduler's request to end; its early warnings of a time limit or preemption; a closed terminal."""
+"""Names of the signals that stop a run: Ctrl-C, a scheduler's request to end, its early warnings of a time limit or
+preemption, and a closed terminal."""
 
 
 GIVE_UP_S = 8.0
 """Seconds after a signal at which the work since the last safe point is discarded, if the run has not stopped yet."""
 GIVE_UP_AGAIN_S = 12.0
-"""Seconds after a signal of the second attempt, in case the first exception was swallowed or a save was under way."""
+"""Seconds after a signal of the second attempt, in case the first exception was suppressed or a save was in
+progress."""
 OVERDUE_S = 16.0
 """Seconds after a signal at which the process is ended, because its main thread cannot be interrupted."""
 PROMISED_S = 20
-"""Seconds within which a run that was told to stop has ended; SLURM kills 30 s (KillWait) after SIGTERM."""
+"""Seconds after a stop signal within which a run ends; SLURM kills 30 s (KillWait) after SIGTERM."""
 
 _SAVING_POLL_S = 0.5
 _HANDLED_S = 1.0
 """Seconds within which an interruptible main thread has handled a signal."""
-_OVER = 0
+_END = 0
 """Byte that ends the watching thread, in place of a signal number."""
 
 _watching = 0  # flags of this process that have a watching thread
@@ -66,13 +68,13 @@ def _leave_to_the_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
-class Stopped(BaseException):  # an outcome, not an error: `except Exception` in a library must not catch it
+class Stopped(BaseException):  # not an `Exception`, which libraries catch
     """The exception of a run that a signal has stopped; the same command resumes it from its newest checkpoint.
 
     Args:
         folder: run folder.
         signal_number: number of the signal.
-        kept: how much of the work is saved, in words.
+        kept: description of the saved work, for the message.
         together: whether all processes of the run stop at this point.
     """
 
@@ -98,7 +100,7 @@ class GivenUp(Stopped):
     """
 
     def __init__(self, signal_number: int) -> None:
-        super().__init__(Path(), signal_number, "the work of all runs of this process is given up", together=False)
+        super().__init__(Path(), signal_number, "the work of all runs of this process is discarded", together=False)
 
 
 _leader: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
@@ -106,13 +108,13 @@ _leader: ContextVar[StopFlag | None] = ContextVar("llmrl_stop", default=None)
 
 
 class StopFlag:
-    """A context manager in which the first of `SIGNALS` sets `requested`; a second Ctrl-C interrupts, but never a save.
+    """A context manager in which the first of `SIGNALS` sets `requested`. A second Ctrl-C interrupts, but never a save.
 
     Python delivers signals to the main thread only. In another thread the flag follows the one on which `lead` was
     called there, which must be entered; without one, it does nothing.
 
     Args:
-        says: text to print on the first signal, after its name; empty: none is printed.
+        says: text to print on the first signal, after its name; empty: nothing is printed.
         give_up: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal; None: no
             exception is raised.
         overdue: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
@@ -133,18 +135,18 @@ class StopFlag:
         self._previous: dict[int, Any] = {}
         self._saving = 0
         self._interrupt_after_saving = False
-        self._said = False
+        self._has_reported = False
         self._leader: StopFlag | None = None
         self._followers: tuple[StopFlag, ...] = ()
         self._following = threading.Lock()
-        self._giving_up = False  # the watching thread asks for it
-        # Where that thread is told, a pipe. Python's own handler in C writes there, whatever the main thread is at.
-        self._news: int | None = None
-        self._previous_news = -1
+        self._is_abandoning = False  # set by the watching thread
+        # Write end of a pipe to that thread. Python's C-level handler writes signals there at any time.
+        self._wakeup_fd: int | None = None
+        self._previous_wakeup_fd = -1
 
     @property
     def requested(self) -> bool:
-        """Whether the loop should stop at its next safe point."""
+        """True if the loop should stop at its next safe point."""
         return self.signal is not None
 
     @property
@@ -167,11 +169,11 @@ class StopFlag:
         global _watching
         if self._give_up is not None or self._forward is not None:
             _watching += 1
-            news, self._news = os.pipe()
-            os.set_blocking(self._news, False)
-            self._previous_news = signal.set_wakeup_fd(self._news, warn_on_full_buffer=False)
+            pipe, self._wakeup_fd = os.pipe()
+            os.set_blocking(self._wakeup_fd, False)
+            self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
             watch = self._watch if self._forward is None else self._forward_signals
-            threading.Thread(target=watch, args=(news,), name="llmrl-stop", daemon=True).start()
+            threading.Thread(target=watch, args=(pipe,), name="llmrl-stop", daemon=True).start()
         for name in SIGNALS:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
@@ -185,24 +187,24 @@ class StopFlag:
             self._leader._let_go(self)
             self._leader = None
             return
-        self._giving_up = False
+        self._is_abandoning = False
         outer: StopFlag | None = None
         for number, handler in self._previous.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
             owner = getattr(handler, "__self__", None)
             outer = owner if isinstance(owner, StopFlag) else outer
         self._previous.clear()
-        if self._news is not None:
+        if self._wakeup_fd is not None:
             _watching -= 1
-            signal.set_wakeup_fd(self._previous_news, warn_on_full_buffer=False)
-            os.write(self._news, bytes([_OVER]))
-            os.close(self._news)
-            self._news = None
+            signal.set_wakeup_fd(self._previous_wakeup_fd, warn_on_full_buffer=False)
+            os.write(self._wakeup_fd, bytes([_END]))
+            os.close(self._wakeup_fd)
+            self._wakeup_fd = None
         if outer is not None and self.signal is not None and outer.signal is None:
-            outer._said = self._said
+            outer._has_reported = self._has_reported
             outer._begin(self.signal, self._since)  # the signal was meant for the outer flag, too
-            if outer._news is not None:
-                os.write(outer._news, bytes([self.signal]))
+            if outer._wakeup_fd is not None:
+                os.write(outer._wakeup_fd, bytes([self.signal]))
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -223,7 +225,7 @@ class StopFlag:
         _leader.set(self)
 
     def _take(self, follower: StopFlag) -> None:
-        follower._leader, follower._said = self, True
+        follower._leader, follower._has_reported = self, True
         with self._following:
             self._followers = (*self._followers, follower)
         if self.signal is not None:  # a signal that comes now finds it among the followers
@@ -231,7 +233,7 @@ class StopFlag:
 
     def _let_go(self, follower: StopFlag) -> None:
         with self._following:
-            self._followers = tuple(each for each in self._followers if each is not follower)
+            self._followers = tuple(follower_flag for follower_flag in self._followers if follower_flag is not follower)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if os.getpid() != self._pid:
@@ -239,8 +241,8 @@ class StopFlag:
         first = self.signal is None
         if first:
             self._begin(number, time.monotonic())
-        if self._giving_up:
-            self._giving_up = False
+        if self._is_abandoning:
+            self._is_abandoning = False
             if self._give_up is not None and not self._saving:
                 raise self._give_up()
         elif number == signal.SIGINT and not first:
@@ -253,61 +255,63 @@ class StopFlag:
         self.signal, self._since = number, since
         for follower in self._followers:
             follower._begin(number, since)
-        if self._says and not self._said:
-            self._said = True
+        if self._says and not self._has_reported:
+            self._has_reported = True
             self._say(self._says)
 
-    def _forward_signals(self, news: int) -> None:
-        """Run the watching thread of a flag that forwards signals. It waits a second, because who signals one process
-        often signals all."""
+    def _forward_signals(self, pipe: int) -> None:
+        """Run the watching thread of a flag that forwards signals.
+
+        It waits a second first, because a sender of signals often signals all processes.
+        """
         assert self._forward is not None
-        ours = {getattr(signal, name) for name in SIGNALS}
+        handled = {getattr(signal, name) for name in SIGNALS}
         try:
-            while _OVER not in (told := os.read(news, 64)):
-                if ours.intersection(told) and not select.select([news], [], [], _HANDLED_S)[0]:
+            while _END not in (received := os.read(pipe, 64)):
+                if handled.intersection(received) and not select.select([pipe], [], [], _HANDLED_S)[0]:
                     self._forward()
         finally:
-            os.close(news)
+            os.close(pipe)
 
-    def _watch(self, news: int) -> None:
+    def _watch(self, pipe: int) -> None:
         """Run the watching thread: wait for a signal, then make sure that the run ends."""
-        ours = {getattr(signal, name) for name in SIGNALS}
+        handled = {getattr(signal, name) for name in SIGNALS}
         try:
-            while not (came := ours.intersection(told := os.read(news, 64))):
-                if _OVER in told:
+            while not (signals := handled.intersection(received := os.read(pipe, 64))):
+                if _END in received:
                     return
-            number, since = came.pop(), time.monotonic()
-            over = partial(_flag_left, news, since)
-            if over(min(_HANDLED_S, GIVE_UP_S)):
+            number, since = signals.pop(), time.monotonic()
+            has_ended = partial(_has_been_reset, pipe, since)
+            if has_ended(min(_HANDLED_S, GIVE_UP_S)):
                 return
             if self.signal is None and self._says:
-                self._said = True
+                self._has_reported = True
                 self._say(self._says, number)
             for after in (GIVE_UP_S, GIVE_UP_AGAIN_S):
-                if over(after):
+                if has_ended(after):
                     return
                 if not self._saving:
-                    self._giving_up = True
+                    self._is_abandoning = True
                     main = threading.main_thread().ident
                     assert main is not None
-                    # To the main thread, so that a system call in which it waits is interrupted.
+                    # Sent to the main thread, to interrupt a system call in which it waits.
                     signal.pthread_kill(main, number)
             after = OVERDUE_S
-            while not over(after):
-                if not self._anybody_saves:
+            while not has_ended(after):
+                if not self._is_any_saving:
                     self._exit(number, since)
-                while self._anybody_saves and not over(time.monotonic() - since + _SAVING_POLL_S):
+                while self._is_any_saving and not has_ended(time.monotonic() - since + _SAVING_POLL_S):
                     pass
-                # After a save the run is about to end by itself.
+                # After a save the run is expected to end by itself.
                 after = time.monotonic() - since + OVERDUE_S - GIVE_UP_AGAIN_S
         finally:
-            os.close(news)
+            os.close(pipe)
 
     def _exit(self, number: int, since: float) -> NoReturn:
         """End the process, which did not end by itself."""
-        self._said = True
+        self._has_reported = True
         self._begin(number if self.signal is None else self.signal, since)
-        # Followers that others wait for come last.
+        # Followers for which others wait come last.
         for follower in reversed(self._followers):
             follower._overdue()
         self._overdue()
@@ -315,7 +319,7 @@ class StopFlag:
         os._exit(128 + self.signal)
 
     @property
-    def _anybody_saves(self) -> bool:
+    def _is_any_saving(self) -> bool:
         return bool(self._saving) or any(follower._saving for follower in self._followers)
 
     def _say(self, text: str, number: int | None = None) -> None:
@@ -324,23 +328,25 @@ class StopFlag:
         os.write(2, f"\n{name}: {text}\n".encode())
 
 
-def _flag_left(news: int, since: float, after: float) -> bool:
+def _has_been_reset(pipe: int, since: float, after: float) -> bool:
     """Wait until `after` seconds after a signal; return whether its flag was left by then.
 
     Args:
-        news: file descriptor that tells of the flag.
+        pipe: file descriptor from which the watching thread reads.
         since: time of the signal, by `time.monotonic`.
         after: seconds.
     """
-    while select.select([news], [], [], max(0.0, since + after - time.monotonic()))[0]:
-        if _OVER in os.read(news, 64):
+    while select.select([pipe], [], [], max(0.0, since + after - time.monotonic()))[0]:
+        if _END in os.read(pipe, 64):
             return True
     return False
 
 
 def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest: str) -> tuple[int | None, bool]:
-    """Return what all processes of a run do at a safe point: the signal that stops them (None: none came), and whether
-    to save. They save if any was signalled, or if `due` in the first process.
+    """Return the common decision of all processes of a run at a safe point.
+
+    It is the signal that stops them (None: none came), and whether to save. They save if any process was signaled, or
+    if `due` in the first process.
 
     Raises:
         ProcessesError: the processes have logged different numbers (`digest`).
@@ -349,7 +355,7 @@ def agreed(processes: ProcessGroup, signal_number: int | None, due: bool, digest
     if len({logged for _, _, logged in everyone}) > 1:
         raise ProcessesError(
             f"the {processes.world_size} processes of this run have logged different numbers, so they no longer "
-            "compute the same run: are they on machines, GPUs and versions of one kind?"
+            "compute the same run. Start them on machines with the same GPUs and the same versions of all packages"
         )
     signals = [number for number, _, _ in everyone if number is not None]
     return (signals[0] if signals else None), bool(signals) or everyone[0][1]

@@ -22,8 +22,10 @@ KEY = "sources_digest"
 
 
 def sources_of(config: Mapping[str, Any]) -> Mapping[str, bytes]:
-    """Return the files with the digest in a config that was composed in this process, by path relative to the folder on
-    `sys.path`; nothing for a config without a digest."""
+    """Return the files with the digest in a config that was composed in this process; nothing without a digest.
+
+    Keys are paths relative to the folder on `sys.path`.
+    """
     return collected_files(config.get(KEY, ""))
 
 
@@ -77,7 +79,7 @@ def _name(path: Path) -> str:
 
 
 class _CopyFinder:
-    """A finder of modules by name, of which copies are given as path and content."""
+    """A finder of modules by name, whose copies are given as path and content."""
 
     def __init__(self, copies: Mapping[str, tuple[Path, bytes]]) -> None:
         self._copies = copies
@@ -88,8 +90,8 @@ class _CopyFinder:
         if name not in self._copies:
             return None
         copy, content = self._copies[name]
-        others = (finder for finder in sys.meta_path if not isinstance(finder, _CopyFinder))
-        original = next((spec for finder in others if (spec := finder.find_spec(name, path, target))), None)
+        finders = (finder for finder in sys.meta_path if not isinstance(finder, _CopyFinder))
+        original = next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
         origin, locations = str(copy), [str(copy.parent)] if copy.name == "__init__.py" else None
         if original is not None and original.has_location and original.origin is not None:
             origin, locations = original.origin, original.submodule_search_locations
@@ -105,7 +107,7 @@ class _CopyLoader(SourceFileLoader):
         self._copy, self._content = copy, content
 
     def get_code(self, fullname: str) -> CodeType:
-        # Not by the cache of bytecode, which belongs to the original. Tracebacks show the lines of the copy.
+        # The bytecode cache belongs to the original, so the copy is compiled. Tracebacks show the lines of the copy.
         return compile(self._content, str(self._copy), "exec", dont_inherit=True)
 
     def get_data(self, path: str) -> bytes:

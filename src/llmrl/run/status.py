@@ -1,4 +1,4 @@
-"""`status.json`: what a run is doing, for people, for sweeps and for resuming. Replaced in one step at each change."""
+"""`status.json`, the state of a run for users, sweeps and resuming. Each change replaces the file atomically."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ STATES: tuple[RunState, ...] = get_args(RunState)
 
 @dataclass
 class RunProgress:
-    """How far a run is: `done` of `total` in `unit`s; speed and time left are None until known.
+    """The progress of a run: `done` of `total` in `unit`s; speed and time left are None until known.
 
     Attributes:
-        value: what was reached last (`ProgressDisplay.tell`); None until known.
-        proposed: what a principal proposed last, in words; empty where nobody proposes.
+        value: last objective or return (`ProgressDisplay.tell`); None until known.
+        proposed: last proposal of a principal, in words; empty if there are no proposals.
     """
 
     done: float = 0
@@ -46,7 +46,7 @@ class RunProgress:
 
     @property
     def news(self) -> str:
-        """What was reached, and what for, in a few words; empty until known."""
+        """The last value and its proposal in a few words; empty until known."""
         if self.value is None:
             return ""
         return f"objective {self.value:.4g} with {self.proposed}" if self.proposed else f"return {self.value:.4g}"
@@ -96,21 +96,21 @@ class Status:
     """The content of `status.json`.
 
     Attributes:
-        state: `running` also after a `kill -9`; whether the process still exists is told by `owner.json`.
+        state: state of the run. It is still `running` after a `kill -9`; `owner.json` shows whether the process exists.
             `budget_exhausted`: stopped before a call to a language model that could have cost more than allowed.
         attempt: 1 for the first start, one more for each resume or rerun.
         host, pid, job_id: where the latest attempt runs or ran; `job_id` is empty outside a scheduler.
-        llm: label of the language model behind the results; empty where there is none.
-        progress: see `RunProgress`.
+        llm: label of the run's language model; empty without one.
+        progress: progress of the run.
         stage: stage while the run waits for a run that it needs; None while it is computed itself.
         prerequisites: runs that it needs, in order.
         env: name of the environment; empty until it is built.
-        overrides: what was typed, as Hydra overrides.
-        shared: what the run has in common with others, see `llmrl.run.shared_factors`.
-        result: the scalar of a finished run.
-        error: last line of what went wrong or stopped the run.
-        started, updated: Unix time, seconds, of the latest attempt's start and of this content.
-        format: see `FORMAT`.
+        overrides: Hydra overrides as typed.
+        shared: factors that the run shares with others, by level (`llmrl.run.shared_factors`).
+        result: scalar result of a finished run.
+        error: one line on what went wrong or stopped the run.
+        started, updated: start of the latest attempt and time of this content, Unix seconds.
+        format: version of the layout (`FORMAT`).
     """
 
     state: RunState = "running"
@@ -132,18 +132,19 @@ class Status:
     format: int = FORMAT
 
     def write(self, folder: Path) -> None:
-        """Replace the status file of `folder`, such that the new one outlives a power cut.
+        """Replace the status file of `folder` durably: the new file survives a power cut.
 
         Raises:
-            RunFolderError: it cannot be written.
+            RunFolderError: the file cannot be written.
         """
         self.updated = time.time()
         write_json(folder / FILE_NAME, asdict(self))
 
 
 def latest(folder: Path, anew: bool) -> Status | None:
-    """Return the status of the latest attempt in `folder`; None without one, or if it cannot be read and the run is to
-    begin `anew`.
+    """Return the status of the latest attempt in `folder`; None if there is none.
+
+    None also if it cannot be read and the run starts `anew`.
 
     Raises:
         RunFolderError: the status cannot be read, and the run is not to begin anew.
@@ -158,10 +159,10 @@ def latest(folder: Path, anew: bool) -> Status | None:
 
 
 def read_status(folder: Path) -> Status | None:
-    """The status of the run in `folder`; None if it has not been started.
+    """Return the status of the run in `folder`; None if it has not been started.
 
     Raises:
-        RunFolderError: the file is not a status, or one of a newer llmrl, or calls a run finished that is not.
+        RunFolderError: the file is no valid status, is of a newer llmrl, or says `finished` of an unfinished run.
     """
     path = folder / FILE_NAME
     try:
@@ -179,8 +180,8 @@ def read_status(folder: Path) -> Status | None:
         return None
     except ValueError as error:
         raise RunFolderError(
-            f"{path} cannot be read ({error}); delete that file and repeat the command: the run goes on from its "
-            "checkpoints, or starts anew with rerun=true, which moves the old content aside"
+            f"{path} cannot be read ({error}). Delete that file and repeat the command, which resumes the run, or "
+            "start the run anew with rerun=true, which moves the old content aside"
         ) from error
 
 
@@ -192,8 +193,8 @@ def _mode(path: Path) -> int:
         return 0
 
 
-def progress_of(folder: Path) -> tuple[float | None, float | None, str | None]:
-    """Return how far the run in `folder` is.
+def read_progress(folder: Path) -> tuple[float | None, float | None, str | None]:
+    """Return the progress of the run in `folder`.
 
     Returns:
         The fraction that is done, 0 to 1, and the seconds left, None if unknown; and, while that run waits for a run

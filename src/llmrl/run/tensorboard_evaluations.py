@@ -1,4 +1,4 @@
-"""What an evaluation measured and recorded, for TensorBoard: one point of each number, and the episode as a picture."""
+"""Event files of evaluations for TensorBoard: one point of each number, and the episode as a picture."""
 
 from __future__ import annotations
 
@@ -12,33 +12,34 @@ from llmrl.run.tensorboard_file import EventFile
 EPISODE = "evaluation/episode"
 FIRST_FRAME = "evaluation/first_frame"
 GIF_BYTES = 5_000_000
-"""Most bytes of the animation in the event file: TensorBoard sends it whole to every browser that looks."""
+"""Maximum size of the animation in the event file, bytes; TensorBoard sends all of it to each browser."""
 _FEW_FRAMES = 40
 
 
 def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Path | None = None) -> None:
-    """Write the event file of an evaluation, in place of an earlier one's.
+    """Write the event file of an evaluation, replacing an earlier one.
 
     Args:
-        folder: of the evaluation, inside the run folder: TensorBoard shows it as one more run, `<run>/evaluation`.
-        x: where the run was, as TensorBoard places its evaluations and proposals (`metrics.place_of`).
-        scalars: by tag; a tag of the run's own curves puts the point into their chart.
-        gif: animation of an episode.
+        folder: folder of the evaluation, inside the run folder: TensorBoard shows it as another run,
+            `<run>/evaluation`.
+        x: x coordinate of the run's evaluations and proposals in TensorBoard (`metrics.place_of`).
+        scalars: numbers by tag; with a tag of the run's own curves, the point is in their chart.
+        gif: animation of an episode; None: there is none.
 
     Raises:
         RunFolderError: `folder` is a run folder itself, whose curves would be lost.
     """
     if (folder / "config.yaml").exists():
         raise RunFolderError(
-            f"{folder} is a run folder; an evaluation needs one of its own, such as {folder}/evaluation"
+            f"{folder} is a run folder; an evaluation needs a folder of its own, such as {folder}/evaluation"
         )
     now = time.time()
     events = EventFile(folder, started=now)
     events.scalars(x, now, scalars)
     if gif is not None:
-        animation, still, size = pictures(gif)
+        animation, first_frame, size = pictures(gif)
         events.image(x, now, EPISODE, animation, size)
-        events.image(x, now, FIRST_FRAME, still, size)
+        events.image(x, now, FIRST_FRAME, first_frame, size)
     events.publish()
     events.close()
 
@@ -56,5 +57,5 @@ def pictures(gif: Path, most: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int,
         else:
             frames = frames[:, ::2, ::2]
         animation = iio.imwrite("<bytes>", frames, extension=".gif", duration=duration, loop=0)
-    still = iio.imwrite("<bytes>", frames[0], extension=".png")
-    return animation, still, (frames.shape[1], frames.shape[2])
+    first_frame = iio.imwrite("<bytes>", frames[0], extension=".png")
+    return animation, first_frame, (frames.shape[1], frames.shape[2])

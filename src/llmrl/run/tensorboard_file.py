@@ -19,7 +19,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact, redact_all
 from llmrl.run.folder import split_overrides
-from llmrl.run.sinks.sink import HyperParameters
+from llmrl.run.sink import HyperParameters
 
 PATTERN = "events.out.tfevents.*"
 _UNPUBLISHED = ".events.tmp"
@@ -42,7 +42,7 @@ class EventFile:
 
         self._path = folder / _UNPUBLISHED
         self._started = started
-        with self._told():
+        with self._reporting_errors():
             self._file = open_file(self._path, "wb")
         self._records = RecordWriter(self._file)
         self._write(Event(wall_time=started, file_version="brain.Event:2"))
@@ -51,9 +51,9 @@ class EventFile:
         """Replace all earlier event files of the folder by this one."""
         folder = self._path.parent
         earlier = list(folder.glob(PATTERN))
-        # A name TensorBoard recognises and sorts after the earlier ones.
+        # A name that TensorBoard recognizes and sorts after the earlier ones.
         name = PATTERN.replace("*", f"{time.time():017.6f}.{socket.gethostname()}.{os.getpid()}")
-        with self._told():
+        with self._reporting_errors():
             self._path = self._path.rename(folder / name)
         for path in earlier:
             remove(path)
@@ -102,7 +102,7 @@ class EventFile:
 
     def close(self) -> None:
         """Close the file, and remove it if it was not published."""
-        with self._told():
+        with self._reporting_errors():
             self._records.close()
         if self._path.name == _UNPUBLISHED:
             remove(self._path)
@@ -113,12 +113,12 @@ class EventFile:
         self._write(Event(step=step, wall_time=self._started if wall_time is None else wall_time, summary=summary))
 
     def _write(self, event: Any) -> None:
-        with self._told():
+        with self._reporting_errors():
             self._records.write(event.SerializeToString())
             self._file.flush()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _reporting_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

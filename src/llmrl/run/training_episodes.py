@@ -1,10 +1,9 @@
-"""`training_episodes.tsv`: the episodes that agents played while they learned, one line each.
+"""`training_episodes.tsv`, the episodes that agents played while they learned, one per line.
 
-A comment with what all of them share (`# {"games": 64, "horizon": 64}`), the names of the columns, and the numbers,
-parted by tabs; in between, a comment wherever all games were begun anew (`# begun anew at step 120`). It is written
-beside `metrics.jsonl`, whose rows hold means over the episodes that ended in a rollout: which these are depends on how
-long they took, so curves are made from the episodes themselves (`analysis.training_curves`).
-A line takes about 40 bytes.
+The file has a comment with facts about all episodes (`# {"games": 64, "horizon": 64}`), the names of the columns, and
+the numbers, separated by tabs. A comment marks each step at which all games were reset (`# begun anew at step 120`).
+Rows of `metrics.jsonl` hold means over the episodes that ended in a rollout, and these depend on the episodes' lengths;
+curves are therefore computed from this file (`analysis.training_curves`). A line takes about 40 bytes.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _HEAD = 2  # lines before the episodes
 
 
 class TrainingEpisodes:
-    """Appends to the file in a run folder.
+    """A writer that appends to the file in a run folder.
 
     Args:
-        folder: the run folder.
-        games: that are played side by side.
-        horizon: most steps of an episode; None if nobody knows.
-        metrics: what is told of every episode, by name.
-        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is begun.
+        folder: run folder.
+        games: number of games that are played side by side.
+        horizon: maximum number of steps of an episode; None if unknown.
+        metrics: names of the metrics of each episode.
+        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: a new file.
 
     Raises:
         RunFolderError: the file has other lines before `position`, or cannot be written.
@@ -57,19 +56,19 @@ class TrainingEpisodes:
             self._file.write([f"# {shared}", "\t".join((*PLACE, *metrics))])
 
     def begin_anew(self, step: int) -> None:
-        """Write down that all games were begun anew at `step` of every game: episodes in progress never end."""
+        """Record that all games were reset at `step` of every game, so that episodes in progress never end."""
         self._file.write([f"{_ANEW}{step}"])
 
     def write(self, places: Sequence[tuple[int, int, int]], values: Sequence[Sequence[float]]) -> None:
-        """Write down episodes that are over.
+        """Append finished episodes.
 
         Args:
-            places: of each, its game, the step of the game with which it began, counted from the beginning of the run,
-                and its length in steps.
-            values: of each, its metrics in their order; NaN where one says nothing of it.
+            places: game, first step and length of each episode. The first step is counted in steps of the game from the
+                beginning of the run.
+            values: metrics of each episode, in the order of their names; NaN where a metric is undefined.
         """
         rows = zip(places, values, strict=True)
-        self._file.write("\t".join((*map(str, place), *(f"{x:.9g}" for x in told))) for place, told in rows)
+        self._file.write("\t".join((*map(str, place), *(f"{x:.9g}" for x in values))) for place, values in rows)
 
     def position(self) -> FilePosition:
         """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from."""
@@ -81,14 +80,14 @@ class TrainingEpisodes:
 
 @dataclass(frozen=True)
 class TrainingEpisodeTable:
-    """What a `training_episodes.tsv` holds.
+    """The content of a `training_episodes.tsv`.
 
     Attributes:
-        games: that were played side by side.
-        horizon: most steps of an episode; None if nobody knows.
-        begun: steps of every game at which all games were begun anew, increasing, 0 first, int64.
-        places: the columns of `PLACE` by name, [n_episodes] int64 each.
-        metrics: by name, [n_episodes] float64 each; the length is one, too.
+        games: number of games that were played side by side.
+        horizon: maximum number of steps of an episode; None if unknown.
+        begun: steps of every game at which all games were reset, increasing, 0 first, int64.
+        places: columns of `PLACE` by name, [n_episodes] int64 each.
+        metrics: metrics by name, including `length`, [n_episodes] float64 each.
     """
 
     games: int
@@ -99,7 +98,7 @@ class TrainingEpisodeTable:
 
 
 def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
-    """The whole lines of a run's file; None where there is no such file, or it has just been begun.
+    """Return the complete lines of a run's file; None if there is no such file, or no line of numbers yet.
 
     Raises:
         RunFolderError: the file is damaged.
@@ -109,18 +108,18 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
         shared, names, *rest = read_bytes(path).decode("utf-8").split("\n", _HEAD)
         if not rest:
             return None
-        about = json.loads(shared.removeprefix("#"))
+        header = json.loads(shared.removeprefix("#"))
         columns = names.split("\t")
-        whole = rest[0][: rest[0].rfind("\n") + 1]
-        begun = np.unique([0, *(int(step) for step in _MARK.findall(whole))])
+        complete = rest[0][: rest[0].rfind("\n") + 1]
+        begun = np.unique([0, *(int(step) for step in _MARK.findall(complete))])
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # NumPy's word for text that is no number
-            numbers = np.fromstring(_MARK.sub("", whole), dtype=np.float64, sep=" ")
+            warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is no number
+            numbers = np.fromstring(_MARK.sub("", complete), dtype=np.float64, sep=" ")
         table = numbers.reshape(-1, len(columns))
         places = {name: table[:, columns.index(name)].astype(np.int64) for name in PLACE}
         metrics = {name: table[:, i].copy() for i, name in enumerate(columns) if name not in PLACE}
         metrics["length"] = table[:, columns.index("length")].copy()
-        return TrainingEpisodeTable(int(about["games"]), about["horizon"], begun, places, metrics)
+        return TrainingEpisodeTable(int(header["games"]), header["horizon"], begun, places, metrics)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, DeprecationWarning) as error:
@@ -128,7 +127,7 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
 
 
 def training_metrics(folder: Path) -> list[str]:
-    """What a run's file tells of every episode, without reading the episodes; nothing where there is no such file."""
+    """Return the names of the metrics of a run's episodes, without reading the episodes; empty without such a file."""
     try:
         with open_file(folder / FILE_NAME, "r") as file:
             file.readline()

@@ -1,6 +1,6 @@
 """Trajectories: observed texts, actions and rewards of each step, as arrays that can be read without pickle.
 
-trajectories/<k>.npz    one row for each step of a player (`Trajectories` says what is in it)
+trajectories/<k>.npz    one row for each step of a player (columns: see `Trajectories`)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmrl.core.records import State
 
 FOLDER = "trajectories"
 FORMAT = 1
-# `zipfile` raises NotImplementedError for a compression that it does not know.
+# `zipfile` raises NotImplementedError for an unsupported compression method.
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, NotImplementedError, zlib.error, zipfile.BadZipFile)
 """Exceptions of NumPy and the standard library for files that are cut off, altered, or not archives."""
 
@@ -83,7 +83,7 @@ class Trajectories:
 
 
 def _columns() -> list[str]:
-    return [each.name for each in fields(Trajectories) if each.name not in Trajectories.TABLES]
+    return [column.name for column in fields(Trajectories) if column.name not in Trajectories.TABLES]
 
 
 class TrajectoryFiles:
@@ -99,24 +99,24 @@ class TrajectoryFiles:
 
     def __init__(self, folder: Path, state: State | None = None) -> None:
         self._folder = folder / FOLDER
-        self._written: list[int] = [] if state is None else list(state["written"])
+        self._file_numbers: list[int] = [] if state is None else list(state["written"])
         try:
             folder.mkdir(
                 parents=True, exist_ok=True
-            )  # an evaluation's is below the run's, which was searched for links
+            )  # the folder of an evaluation is inside the run's, which was searched for links
             create_folder(self._folder, folder)
             for path in self._folder.glob(".*.tmp"):
                 path.unlink()
             for path in self._folder.glob("*.npz"):
-                if path.stem.isdecimal() and int(path.stem) not in self._written:
+                if path.stem.isdecimal() and int(path.stem) not in self._file_numbers:
                     path.unlink()
         except OSError as error:
             raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
-        lost = [k for k in self._written if not self._path(k).is_file()]
-        if lost:
+        missing = [k for k in self._file_numbers if not self._path(k).is_file()]
+        if missing:
             raise RunFolderError(
-                f"{self._path(lost[0])} was there at the checkpoint and is gone. Start this run anew with rerun=true, "
-                "which moves the old content aside."
+                f"{self._path(missing[0])} was there at the checkpoint and is gone. Start this run anew with "
+                "rerun=true, which moves the old content aside."
             )
 
     def write(self, trajectories: Trajectories, number: int | None = None) -> Path:
@@ -125,19 +125,19 @@ class TrajectoryFiles:
         Raises:
             RunFolderError: the file cannot be written.
         """
-        number = max(self._written, default=-1) + 1 if number is None else number
+        number = max(self._file_numbers, default=-1) + 1 if number is None else number
         path = self._path(number)
         try:
             with replacing(path, self._folder.parent) as file:
                 np.savez_compressed(file, **_arrays(trajectories))
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
-        self._written.append(number)
+        self._file_numbers.append(number)
         return path
 
     def state_dict(self) -> State:
         """Return the numbers of the files written so far, for a checkpoint."""
-        return {"written": list(self._written)}
+        return {"written": list(self._file_numbers)}
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number}.npz"
@@ -152,13 +152,13 @@ def files(place: Path) -> list[Path]:
     if place.is_file():
         return [place]
     folder = place if place.name == FOLDER else place / FOLDER
-    found = [path for path in folder.glob("*.npz") if path.stem.isdecimal()] if folder.is_dir() else []
-    if not found:
+    paths = [path for path in folder.glob("*.npz") if path.stem.isdecimal()] if folder.is_dir() else []
+    if not paths:
         raise RunFolderError(
             f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true or "
-            "learn.trajectories_every=1, an evaluation with --trajectories"
+            "learn.trajectory_interval=1, an evaluation with --trajectories"
         )
-    return sorted(found, key=lambda path: int(path.stem))
+    return sorted(paths, key=lambda path: int(path.stem))
 
 
 def read(place: Path | str) -> Trajectories:
@@ -170,37 +170,37 @@ def read(place: Path | str) -> Trajectories:
         RunFolderError: there are no such files, or a file was not written by this module.
     """
     parts = [_read(path) for path in files(Path(place))]
-    return joined(parts) if len(parts) > 1 else parts[0]
+    return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
-def joined(parts: Sequence[Trajectories]) -> Trajectories:
-    """Return several trajectories as one.
+def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
+    """Return several trajectories as one, with a common table of texts.
 
     Raises:
         RunFolderError: their action names differ.
     """
     if any(part.action_names != parts[0].action_names for part in parts):
-        raise RunFolderError("trajectories whose actions have different names cannot be put together")
+        raise RunFolderError("trajectories with different action names cannot be concatenated")
     places: dict[str, int] = {}
     columns: dict[str, list[np.ndarray]] = {name: [] for name in _columns()}
     for part in parts:
         new = np.array([*(places.setdefault(text, len(places)) for text in part.prompts), -1], dtype=np.int64)
         for name, column in columns.items():
             column.append(new[part.prompt] if name == "prompt" else getattr(part, name))
-    whole = Trajectories(list(places), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
-    known = ~np.isnan(whole.success) & (whole.episode >= 0)
-    told = dict(zip(whole.episode[known].tolist(), whole.success[known].tolist(), strict=True))
-    for row in np.flatnonzero(~known):
-        whole.success[row] = told.get(int(whole.episode[row]), np.nan)
-    return whole
+    merged = Trajectories(list(places), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
+    has_success = ~np.isnan(merged.success) & (merged.episode >= 0)
+    success = dict(zip(merged.episode[has_success].tolist(), merged.success[has_success].tolist(), strict=True))
+    for row in np.flatnonzero(~has_success):
+        merged.success[row] = success.get(int(merged.episode[row]), np.nan)
+    return merged
 
 
 def _arrays(trajectories: Trajectories) -> dict[str, Any]:
     arrays: dict[str, Any] = {"format": np.array(FORMAT)}
-    for each in fields(trajectories):
-        value = getattr(trajectories, each.name)
-        texts = each.name in (*Trajectories.TABLES, *Trajectories.TEXTS)
-        arrays[each.name] = _encoded(value) if texts else value
+    for array_field in fields(trajectories):
+        value = getattr(trajectories, array_field.name)
+        texts = array_field.name in (*Trajectories.TABLES, *Trajectories.TEXTS)
+        arrays[array_field.name] = _encoded(value) if texts else value
     return arrays
 
 
@@ -215,11 +215,11 @@ def _decoded(array: np.ndarray) -> list[str]:
 
 def _read(path: Path) -> Trajectories:
     try:
-        with np.load(path, allow_pickle=False) as content:
-            arrays = {name: content[name] for name in content.files}
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
     except _DAMAGE as error:
         raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
-    names = [each.name for each in fields(Trajectories)]
+    names = [array_field.name for array_field in fields(Trajectories)]
     if lacking := [name for name in ("format", *names) if name not in arrays]:
         raise RunFolderError(f"{path} is no file of trajectories: it has no array {lacking[0]!r}")
     if int(arrays["format"]) > FORMAT:
@@ -231,11 +231,11 @@ def _read(path: Path) -> Trajectories:
         )
     place = arrays["prompt"]
     if len(place) and not -1 <= place.min() <= place.max() < len(arrays["prompts"]):
-        raise RunFolderError(f"{path} is damaged: there are texts it does not hold")
-    found: dict[str, Any] = {name: arrays[name] for name in names}
+        raise RunFolderError(f"{path} is damaged: it refers to texts that it does not contain")
+    content: dict[str, Any] = {name: arrays[name] for name in names}
     for name in Trajectories.TABLES:
-        found[name] = _decoded(arrays[name])
+        content[name] = _decoded(arrays[name])
     for name in Trajectories.TEXTS:
         different, places = np.unique(arrays[name], return_inverse=True)
-        found[name] = np.array(_decoded(different), dtype=object)[places]
-    return Trajectories(**found)
+        content[name] = np.array(_decoded(different), dtype=object)[places]
+    return Trajectories(**content)

@@ -1,1 +1,1 @@
-"""Sweeps: which runs are missing, where they are computed, what became of them."""
+"""Sweeps: search for missing runs, their computation by backends, and their outcomes."""

@@ -1,4 +1,4 @@
-"""Launching a sweep: skip finished runs, compute the others with their backends, and return the outcome of each."""
+"""The launch of a sweep: it skips finished runs, computes the others by their backends, and returns all outcomes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
     if outcomes:
         done = sum(outcome.state == "finished" for outcome in outcomes)
         log.info("skipped %d finished runs and %d that run or wait elsewhere", done, len(outcomes) - done)
-    groups = by_backend(todo)
+    groups = group_by_backend(todo)
     for group in groups:
         group[0].hardware.backend.prepare(group)
     if groups:
@@ -72,40 +72,43 @@ def launch(jobs: Sequence[Job], task: Task, sweep_folder: Path, wait: bool = Tru
             raise unwritable(sweep_folder, error) from error
         with alive, Heartbeat(sweep_folder / ALIVE_NAME):
             outcomes += _compute(groups, task, sweep_folder, wait)
-    found = {outcome.folder: outcome for outcome in outcomes}
-    ordered = [found[job.folder] for job in jobs]
-    left = wait and any(outcome.state == "submitted" for outcome in ordered)
-    return ordered, exit_code(ordered) or (128 + signal.SIGINT if left else 0)
+    folder_outcomes = {outcome.folder: outcome for outcome in outcomes}
+    ordered = [folder_outcomes[job.folder] for job in jobs]
+    has_pending = wait and any(outcome.state == "submitted" for outcome in ordered)
+    return ordered, exit_code(ordered) or (128 + signal.SIGINT if has_pending else 0)
 
 
 def _check_detaching(jobs: Sequence[Job]) -> None:
-    """Raise ConfigError unless all jobs go on after this process has ended."""
+    """Raise ConfigError unless all jobs continue after this process has ended."""
     for job in jobs:
         backend = job.hardware.backend
         if backend.scheduler is None:
             raise ConfigError(
                 "hydra.launcher.wait=false needs a backend with a scheduler, such as hardware=slurm_cpu or slurm_gpu: "
-                f"runs of {type(backend).__name__} end with the process that launched them (nohup, tmux or screen keep "
-                "it alive)"
+                f"runs of {type(backend).__name__} end with the process that launched them. To keep that process "
+                "alive, use nohup, tmux or screen"
             )
 
 
-def by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs in the groups that are launched one after the other. A group has the jobs of one wave (`waves`) and
-    of one backend with equal options; groups of schedulers come first, because their launch does not wait."""
+def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Return jobs in the groups that are launched one after the other.
+
+    A group has the jobs of one wave (`waves`) and of one backend with equal options. Groups of schedulers come first,
+    because their launch does not wait.
+    """
     groups: list[list[Job]] = []
     for wave in waves(jobs):
-        own: list[list[Job]] = []
+        wave_groups: list[list[Job]] = []
         for job in wave:
             backend = job.hardware.backend
-            for group in own:
+            for group in wave_groups:
                 other = group[0].hardware.backend
                 if type(other) is type(backend) and vars(other) == vars(backend):
                     group.append(job)
                     break
             else:
-                own.append([job])
-        groups += own
+                wave_groups.append([job])
+        groups += wave_groups
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
 
 
@@ -114,40 +117,44 @@ def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wa
     outcomes: list[JobOutcome] = []
     submitted: list[list[JobOutcome]] = []
     with StopFlag() as stop:  # a signal to a backend's own flag is passed on to this one
-        _queue_later(groups, sweep_folder)
+        _record_pending_groups(groups, sweep_folder)
         for group in groups:
             if stop.requested:
                 outcomes += [cancelled(job) for job in group]
                 continue
-            if what := ", ".join(dict.fromkeys(job.what for job in group if job.what)):
-                after = sum(bool(job.after) for later in groups for job in later)
-                log.info("%s: %d runs; %d runs begin after them", what, len(group), after)
-            came = _launched(group, task, sweep_folder)
-            for outcome in came:
+            if kinds := ", ".join(dict.fromkeys(job.what for job in group if job.what)):
+                after = sum(bool(job.after) for jobs in groups for job in jobs)
+                log.info("%s: %d runs; %d runs start after them", kinds, len(group), after)
+            group_outcomes = _launch_group(group, task, sweep_folder)
+            for outcome in group_outcomes:
                 if outcome.state == "refused":
                     log.error("%s", describe(outcome))
-            if there := [outcome for outcome in came if outcome.state == "submitted"]:
-                log.info("submitted %d runs as job %s", len(there), text_of(outcome.job_id for outcome in there))
-                submitted.append(there)
-            outcomes += [outcome for outcome in came if outcome.state != "submitted"]
-    waiting = {outcome.folder: outcome for those in submitted for outcome in those}
+            if submissions := [outcome for outcome in group_outcomes if outcome.state == "submitted"]:
+                log.info(
+                    "submitted %d runs as job %s", len(submissions), text_of(outcome.job_id for outcome in submissions)
+                )
+                submitted.append(submissions)
+            outcomes += [outcome for outcome in group_outcomes if outcome.state != "submitted"]
+    waiting = {outcome.folder: outcome for batch in submitted for outcome in batch}
     interrupted = stop.requested
     if wait and not interrupted:
         try:
-            for those in submitted:
-                for outcome in wait_for(those):
+            for batch in submitted:
+                for outcome in wait_for(batch):
                     del waiting[outcome.folder]
                     outcomes.append(outcome)
         except KeyboardInterrupt:
             interrupted = True
     if interrupted and waiting:
-        log.info("no longer waiting; the jobs go on (llmrl-sweep status, llmrl-sweep cancel)")
+        log.info("no longer waiting; the jobs continue (llmrl-sweep status, llmrl-sweep cancel)")
     return outcomes + [replace(outcome, error=f"job {outcome.job_id}") for outcome in waiting.values()]
 
 
-def _queue_later(groups: Sequence[Sequence[Job]], sweep_folder: Path) -> None:
-    """Record the runs of all groups but the first as queued, so that `llmrl-sweep status` shows them. Backends with a
-    scheduler record their runs at once."""
+def _record_pending_groups(groups: Sequence[Sequence[Job]], sweep_folder: Path) -> None:
+    """Record the runs of all groups but the first as queued, so that `llmrl-sweep status` shows them.
+
+    Backends with a scheduler record their runs immediately.
+    """
     for group in groups[1:]:
         if group[0].hardware.backend.scheduler is not None:
             continue
@@ -158,23 +165,29 @@ def _queue_later(groups: Sequence[Sequence[Job]], sweep_folder: Path) -> None:
                 log.debug("reported at its launch: %s", error)
 
 
-def _launched(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
-    """Launch the jobs of one backend; return an outcome for each, even if the launch fails: others may be running."""
+def _launch_group(jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+    """Launch the jobs of one backend; return an outcome for each, even if the launch fails.
+
+    Other jobs may be running.
+    """
     backend = jobs[0].hardware.backend
     try:
         outcomes = backend.launch(jobs, task, sweep_folder)
     except LlmrlError as error:
         return [JobOutcome(job, job.folder, "refused", error=str(error)) for job in jobs]
-    told = {outcome.folder for outcome in outcomes}
-    silence = f"{type(backend).__name__} says nothing of it"
+    folders = {outcome.folder for outcome in outcomes}
+    no_outcome = f"{type(backend).__name__} reports no outcome"
     return [
         *outcomes,
-        *(JobOutcome(job, job.folder, "failed", error=silence) for job in jobs if job.folder not in told),
+        *(JobOutcome(job, job.folder, "failed", error=no_outcome) for job in jobs if job.folder not in folders),
     ]
 
 
 def exit_code(outcomes: Sequence[JobOutcome]) -> int:
-    """Return the exit code of the worst outcome, failures first, as `llmrl-train` has for one run; 0 without any."""
+    """Return the exit code of the worst outcome, failures first; 0 if there is none.
+
+    The codes are those of `llmrl-train`.
+    """
     states = {outcome.state for outcome in outcomes}
     for state, code in EXIT_CODES.items():
         if state in states:

@@ -17,7 +17,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 """Variables that numerical libraries read when they are loaded; setting them later has no effect."""
 
 RUNS_BESIDE = "LLMRL_RUNS_BESIDE"
-"""Environment variable: how many runs of a sweep share this machine's cores, including the run itself."""
+"""Environment variable with the number of runs of a sweep that share this machine's cores, including the run itself."""
 
 _CGROUP = Path("/sys/fs/cgroup")
 _GPU_ID = re.compile(r"\d+|(?:GPU|MIG)-.+")
@@ -52,7 +52,7 @@ class Machine:
         if hardware.gpus and (self.gpus or hardware.device != "auto"):
             if len(self.gpus) < hardware.gpus:
                 raise ConfigError(
-                    f"a run needs hardware.gpus={hardware.gpus}, and this machine shows {len(self.gpus)}; "
+                    f"a run needs hardware.gpus={hardware.gpus}, but this machine has {len(self.gpus)}; "
                     "use hardware=local or hardware=cpu, or hardware=slurm_gpu on a cluster"
                 )
             fits.append(len(self.gpus) // hardware.gpus)
@@ -63,41 +63,41 @@ class Machine:
 
 def _cores() -> int:
     """Return the number of cores for this process, by its affinity, its container's quota and SLURM's allocation."""
-    found = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
     if os.environ.get("SLURM_CPUS_ON_NODE", "").isdecimal():
-        found.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
+        limits.append(int(os.environ["SLURM_CPUS_ON_NODE"]))
     for group in _cgroups():
         quota = _read(group / "cpu.max").split()
         if len(quota) == 2 and quota[0].isdecimal():
-            found.append(int(quota[0]) // int(quota[1]))
-    return max(1, min(found))
+            limits.append(int(quota[0]) // int(quota[1]))
+    return max(1, min(limits))
 
 
 def _memory_gb() -> float:
     """Return the available memory, gigabytes, within the container's limit and SLURM's allocation."""
-    found = []
+    limits = []
     for line in _read(Path("/proc/meminfo")).splitlines():
         if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
+            limits.append(int(line.split()[1]) * 1024)
     allocated = os.environ.get("SLURM_MEM_PER_NODE", "")
-    if allocated.isdecimal() and int(allocated) > 0:  # 0: all there is
-        found.append(int(allocated) * 1024**2)
+    if allocated.isdecimal() and int(allocated) > 0:  # 0: no limit
+        limits.append(int(allocated) * 1024**2)
     for group in _cgroups():
         limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
         if limit.isdecimal() and used.isdecimal():
-            found.append(int(limit) - int(used))
-    return min(found) / 1e9 if found else float("inf")
+            limits.append(int(limit) - int(used))
+    return min(limits) / 1e9 if limits else float("inf")
 
 
 def _cgroups() -> list[Path]:
     """Return the folders of this process's control group and its parents (cgroup v2)."""
-    own = _read(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
-    path = _CGROUP / own
+    group_name = _read(Path("/proc/self/cgroup")).rpartition("0::/")[2].strip()
+    path = _CGROUP / group_name
     return [path, *(parent for parent in path.parents if parent.is_relative_to(_CGROUP))]
 
 
 def _gpus() -> tuple[str, ...]:
-    """Return the ids of the GPUs that this process may use, without initialising CUDA."""
+    """Return the ids of the GPUs that this process may use, without initializing CUDA."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         # As in CUDA: everything after the first invalid id is ignored.
@@ -105,10 +105,10 @@ def _gpus() -> tuple[str, ...]:
     if not shutil.which("nvidia-smi"):
         return ()
     try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
+        output = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return tuple(str(i) for i, line in enumerate(x for x in listed.splitlines() if x.startswith("GPU ")))
+    return tuple(str(i) for i, line in enumerate(x for x in output.splitlines() if x.startswith("GPU ")))
 
 
 def _read(path: Path) -> str:

@@ -13,9 +13,9 @@ from llmrl.sweeps.work import JobWork, PackWork, RowEnd, Task, TaskRows
 
 T = TypeVar("T")
 
-TOGETHER = 2
-"""Number of deaths of its process after which a run no longer shares one."""
-_MANY = 1_000_000
+MAX_SHARED_DEATHS = 2
+"""Number of deaths of its process from which on a run no longer shares one."""
+_UNLIMITED_ROWS = 1_000_000
 """A number of rows larger than any process has."""
 
 
@@ -45,58 +45,64 @@ def works_of(pack: Pack, task: Task, environment: Mapping[str, str]) -> PackWork
     """
     shared = {**redaction_environment(), **environment}
     works = [JobWork(task, j.config, j.overrides, j.folder, {**shared, **j.environment}, j.key) for j in pack.jobs]
-    return PackWork(works, task.rows if isinstance(task, SharedTask) else _alone)
+    return PackWork(works, task.rows if isinstance(task, SharedTask) else _raise_unshareable)
 
 
-def dealt(items: Sequence[T], hands: int) -> list[list[T]]:
-    """Return `items` dealt in turn to at most `hands` lists, none of them empty; sizes differ by at most one.
+def deal(items: Sequence[T], hands: int) -> list[list[T]]:
+    """Return `items` distributed in turn to at most `hands` lists, none of them empty; sizes differ by at most one.
 
-    >>> dealt("abcde", 2)
+    >>> deal("abcde", 2)
     [['a', 'c', 'e'], ['b', 'd']]
     """
     n = min(hands, len(items))
     return [list(items[i::n]) for i in range(n)]
 
 
-def packed_over(jobs: Sequence[Job], places: int, memory_gb: float) -> list[Pack]:
-    """Return the packs of jobs for `places` parallel processes with `memory_gb` gigabytes in total. Runs with equal
-    keys are dealt evenly over `places` processes, or over more if so many rows do not fit."""
+def pack_for_machine(jobs: Sequence[Job], places: int, memory_gb: float) -> list[Pack]:
+    """Return the packs of jobs for `places` parallel processes with `memory_gb` gigabytes in total.
+
+    Runs with equal keys are distributed evenly over `places` processes, or over more if the memory requires it.
+    """
     packs = []
-    for alike in _by_key(jobs):
-        most = _most_rows(alike[0], memory_gb / places)
-        packs += [Pack(tuple(hand)) for hand in dealt(alike, max(places, -(-len(alike) // most)))]
+    for group in _group_equal_keys(jobs):
+        max_rows = _compute_max_rows(group[0], memory_gb / places)
+        packs += [Pack(tuple(group_share)) for group_share in deal(group, max(places, -(-len(group) // max_rows)))]
     return packs
 
 
-def packed_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
-    """Return the packs of jobs for `n` processes: one run each if there are at most `n` jobs, or n is None. There are
-    more than `n` packs if keys or `hardware.rows` demand it. The packs with most rows are divided first."""
+def pack_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
+    """Return the packs of jobs for `n` processes: one run each if there are at most `n` jobs, or n is None.
+
+    There are more than `n` packs if keys or `hardware.rows` require it. The packs with most rows are divided first.
+    """
     if n is None or len(jobs) <= n:
         return [Pack((job,)) for job in jobs]
-    groups = _by_key(jobs)
-    hands = [-(-len(alike) // _most_rows(alike[0], None)) for alike in groups]
+    groups = _group_equal_keys(jobs)
+    hands = [-(-len(group) // _compute_max_rows(group[0], None)) for group in groups]
     while sum(hands) < n:
-        rows, i = max((-(-len(alike) // k), -i) for i, (alike, k) in enumerate(zip(groups, hands, strict=True)))
+        rows, i = max((-(-len(group) // k), -i) for i, (group, k) in enumerate(zip(groups, hands, strict=True)))
         if rows == 1:
             break
         hands[-i] += 1
-    return [Pack(tuple(hand)) for alike, k in zip(groups, hands, strict=True) for hand in dealt(alike, k)]
+    return [Pack(tuple(group_share)) for group, k in zip(groups, hands, strict=True) for group_share in deal(group, k)]
 
 
-def put_back(jobs: Sequence[Job], deaths: Mapping[Path, int]) -> list[Pack]:
-    """Return the packs that continue the runs of a process that has died: one pack again, but runs with `TOGETHER`
-    deaths or more each get their own, so that the run that kills its process stops no other.
+def repack(jobs: Sequence[Job], deaths: Mapping[Path, int]) -> list[Pack]:
+    """Return the packs that continue the runs of a process that has died.
+
+    They are one pack again, but runs with `MAX_SHARED_DEATHS` deaths or more each get their own, so that a run that
+    kills its process stops no other.
 
     Args:
         jobs: jobs that had not ended.
         deaths: number of deaths of each run's process so far, by run folder.
     """
-    together = tuple(job for job in jobs if deaths[job.folder] < TOGETHER)
-    alone = [Pack((job,)) for job in jobs if deaths[job.folder] >= TOGETHER]
-    return [*([Pack(together)] if together else []), *alone]
+    shareable = tuple(job for job in jobs if deaths[job.folder] < MAX_SHARED_DEATHS)
+    single_packs = [Pack((job,)) for job in jobs if deaths[job.folder] >= MAX_SHARED_DEATHS]
+    return [*([Pack(shareable)] if shareable else []), *single_packs]
 
 
-def _by_key(jobs: Sequence[Job]) -> list[list[Job]]:
+def _group_equal_keys(jobs: Sequence[Job]) -> list[list[Job]]:
     """Return jobs in groups of equal keys, ordered by their first job; a job without a key is its own group."""
     groups: dict[object, list[Job]] = {}
     for i, job in enumerate(jobs):
@@ -104,18 +110,18 @@ def _by_key(jobs: Sequence[Job]) -> list[list[Job]]:
     return list(groups.values())
 
 
-def _most_rows(job: Job, memory_gb: float | None) -> int:
-    """Return the most runs like `job` in a process with `memory_gb` gigabytes; None: as much memory as needed."""
-    rows, own = job.hardware.rows, job.hardware.memory_gb
+def _compute_max_rows(job: Job, memory_gb: float | None) -> int:
+    """Return the maximum number of runs like `job` in a process with `memory_gb` gigabytes; None: unlimited memory."""
+    rows, run_gb = job.hardware.rows, job.hardware.memory_gb
     if rows != "auto":
         return rows
     if memory_gb is None:
-        return _MANY
+        return _UNLIMITED_ROWS
     if not job.gains:
         return 1
-    row = own if job.row_gb is None else job.row_gb
-    return 1 + int(min(max(memory_gb - own, 0.0) / row, _MANY))
+    row = run_gb if job.row_gb is None else job.row_gb
+    return 1 + int(min(max(memory_gb - run_gb, 0.0) / row, _UNLIMITED_ROWS))
 
 
-def _alone(works: Sequence[JobWork]) -> list[RowEnd]:
-    raise TypeError("this task computes one run at a time; several need a SharedTask")
+def _raise_unshareable(works: Sequence[JobWork]) -> list[RowEnd]:
+    raise TypeError("this task computes only one run at a time; use a SharedTask for several")

@@ -1,6 +1,6 @@
-"""Imported by the server that the runs of a local sweep are forked from, so that each of them need not.
+"""Modules that the server of a local sweep imports once, so that the runs forked from it need not import them.
 
-Nothing here may start a thread, open a device or draw a random number. `benchmarks/launchers.py` shows what it saves.
+Nothing here may start a thread, open a device or draw a random number. `benchmarks/launchers.py` measures the gain.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import torch  # noqa: F401
 from llmrl.run import provenance
 from llmrl.run.signals import SIGNALS
 
-# What every run imports in the course of its life, whatever it is made of. By name, because most is above this layer.
+# Modules that every run imports. They are given by name, because most belong to higher layers.
 for name in (
     "llmrl.display.run_summary",
     "llmrl.experiment.run_job",
@@ -34,9 +34,9 @@ for name in (
 ):
     importlib.import_module(name)
 pydantic.TypeAdapter(int)  # looks for plugins the first time
-provenance.code_digest()  # of the code as it is imported here, whatever is edited while the sweep goes on
+provenance.code_digest()  # cached here, because files may be edited during the sweep
 provenance.packages()
-# A signal for the launcher's process group is the launcher's to hand on; the server has to tell of its runs' ends.
+# The launcher passes signals of its process group on. The server must survive them to report the ends of its runs.
 os.setpgid(0, 0)
 for name in SIGNALS:
     signal.signal(getattr(signal, name), signal.SIG_IGN)

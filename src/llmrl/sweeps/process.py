@@ -1,7 +1,7 @@
-"""A process of a sweep on this machine, which computes one run, or several.
+"""A process of a sweep on this machine, which computes one run or several.
 
-Forked from a server that has imported what every run needs (Python's `forkserver`), it starts in hundredths of a second
-and still shares nothing with the others but memory that nobody writes to.
+It is forked from a server that has imported the modules that every run needs (Python's `forkserver`). It therefore
+starts in hundredths of a second, and shares with other processes only memory that none of them writes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from llmrl.core.trust import NOBODY
 from llmrl.run.ownership import process_start
 from llmrl.run.signals import SIGNALS
 from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import has_ended, left_behind
+from llmrl.sweeps.jobs import ended_outcome, has_ended
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.packing import works_of
 from llmrl.sweeps.work import PackWork, RowEnd, Task
 
 PRELOAD = "llmrl.sweeps.preload"
-"""The module with what the server imports once for all runs."""
+"""Module that the server imports once for all runs."""
 
-_LONGEST_WORDS = 1000  # characters of a run
+_MAX_ERROR_CHARACTERS = 1000
+"""Maximum number of characters of the error text of a run."""
 _NUMBERS = [getattr(signal, name) for name in SIGNALS]
 
 
@@ -41,12 +42,12 @@ class RunProcess:
     """The process of one run, or of several that are its rows, started by construction.
 
     Args:
-        pack: the runs; they have been taken on.
-        attempts: that each had had by then, by run folder.
-        task: what the process calls.
-        log_file: gets what it prints.
-        gpus: ids of the GPUs it may see; empty: those of this process.
-        beside: processes that share the machine's cores, itself included.
+        pack: runs of the process, whose launch is recorded.
+        attempts: number of attempts of each run at its launch, by run folder.
+        task: function that the process calls.
+        log_file: file for the output of the process.
+        gpus: ids of the GPUs that the process may use; empty: those of this process.
+        beside: number of processes that share the machine's cores, including this one.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class RunProcess:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         works = works_of(pack, task, environment)
         context = multiprocessing.get_context("forkserver")
-        self._last_words, childs_end = context.Pipe(duplex=False)
-        self._told: str | list[RowEnd] = ""
-        self._process: ForkServerProcess = context.Process(target=_live, args=(works, str(log_file), childs_end))
+        self._pipe, childs_end = context.Pipe(duplex=False)
+        self._report: str | list[RowEnd] = ""
+        self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, str(log_file), childs_end))
         self._started = time.monotonic()
-        with _unseen_main():
+        with _hide_main_module():
             self._process.start()
         childs_end.close()
         assert self._process.pid is not None
@@ -77,16 +78,16 @@ class RunProcess:
 
     @property
     def sentinel(self) -> int:
-        """Ready when the process has ended; also when the server that would know is gone: ask `running` then."""
+        """Handle that is ready when the process has ended, or when its server has ended (check `running` then)."""
         return self._process.sentinel
 
     @property
     def running(self) -> bool:
-        """Whether that very process is there still."""
+        """True while the process exists."""
         return self._start is not None and process_start(self._pid) == self._start
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it is there still."""
+        """Send the process a signal, if it exists."""
         if self.running:
             try:
                 os.kill(self._pid, number)
@@ -94,63 +95,64 @@ class RunProcess:
                 return
 
     def listen(self) -> None:
-        """Take what it has to say, if that is there: more than a pipe holds would keep it from ending."""
+        """Receive the process's report, if it is there: a full pipe would keep the process from ending."""
         try:
-            if not self._last_words.closed and self._last_words.poll():
-                self._told = self._last_words.recv()
+            if not self._pipe.closed and self._pipe.poll():
+                self._report = self._pipe.recv()
         except EOFError:
-            self._last_words.close()
+            self._pipe.close()
 
     def outcomes(self, stopped_by: int | None) -> tuple[list[JobOutcome], list[Job]]:
-        """What the ended process left behind.
+        """Return the outcomes of the ended process.
 
         Args:
-            stopped_by: the signal by which the sweep was told to stop, if it was.
+            stopped_by: number of the signal that stopped the sweep; None without one.
 
         Returns:
-            What became of its runs, but for those that it took with it when it died, of which some had company and
-            nobody was to stop; and these.
+            The outcomes of its runs, and the jobs to queue again: unfinished runs of a shared process that died without
+                a stop
+            signal.
         """
         self._process.join(timeout=10)
         self.listen()
-        self._last_words.close()
+        self._pipe.close()
         code, seconds = self._process.exitcode or 0, time.monotonic() - self._started
-        several = len(self.pack.jobs) > 1
-        ends = {end.folder: end for end in self._told} if isinstance(self._told, list) else {}
-        words = self._told if isinstance(self._told, str) else ""
-        ended, unfinished = [], []
+        is_shared = len(self.pack.jobs) > 1
+        ends = {end.folder: end for end in self._report} if isinstance(self._report, list) else {}
+        words = self._report if isinstance(self._report, str) else ""
+        outcomes, retry_jobs = [], []
         for job in self.pack.jobs:
             attempt, end = self.attempts[job.folder], ends.get(job.folder, RowEnd(job.folder, code, words))
-            if several and not ends:
+            if is_shared and not ends:
                 if has_ended(job, attempt):
                     end = RowEnd(job.folder, 0)
                 elif stopped_by is None:
-                    unfinished.append(job)
+                    retry_jobs.append(job)
                     continue
-            ended.append(left_behind(job, attempt, end.code, end.said, stopped_by, seconds))
-        return ended, unfinished
+            outcomes.append(ended_outcome(job, attempt, end.code, end.said, stopped_by, seconds))
+        return outcomes, retry_jobs
 
     @property
     def died(self) -> str:
-        """How the process died, in words."""
-        code, words = self._process.exitcode or 0, self._told if isinstance(self._told, str) else ""
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        return f"{how} ({words})" if words else how
+        """Description of the death of the process."""
+        code, words = self._process.exitcode or 0, self._report if isinstance(self._report, str) else ""
+        description = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        return f"{description} ({words})" if words else description
 
 
 def preload(jobs: Sequence[Job]) -> None:
-    """Start the server, which imports what these runs need; does nothing once it runs.
+    """Start the server, which imports the modules that these runs need; do nothing if it is running.
 
-    It starts with `SIGNALS` blocked, because a terminal sends Ctrl-C to it, too, and `_live` unblocks them.
+    It starts with `SIGNALS` blocked, because a terminal sends Ctrl-C to it, too, and `_run_process` unblocks them.
     """
     targets = {node.get("_target_") for job in jobs for node in job.config.values() if isinstance(node, dict)}
-    ours = [str(target) for target in targets if str(target).startswith("llmrl.")]
-    own = sorted({target.rpartition(".")[0] for target in ours if NOBODY.covers(target)})
-    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *own])
+    project_targets = [str(target) for target in targets if str(target).startswith("llmrl.")]
+    modules = sorted({target.rpartition(".")[0] for target in project_targets if NOBODY.covers(target)})
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOAD, *modules])
     resource_tracker.ensure_running()  # here, because it unblocks signals
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
     try:
-        with _unseen_main():
+        with _hide_main_module():
             forkserver.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
@@ -158,13 +160,13 @@ def preload(jobs: Sequence[Job]) -> None:
 
 @contextmanager
 def thread_limits(threads: int) -> Iterator[None]:
-    """The server loads numerical libraries, which read their thread counts then, once for all runs."""
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    """Set the thread counts of numerical libraries, which the server loads once for all runs."""
+    previous = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -172,8 +174,8 @@ def thread_limits(threads: int) -> Iterator[None]:
 
 
 @contextmanager
-def _unseen_main() -> Iterator[None]:
-    """Without what would make a new process import the launching program's main module: a run does not need it."""
+def _hide_main_module() -> Iterator[None]:
+    """Hide the launching program's main module, which new processes would import although runs do not need it."""
     namespace: dict[str, Any] = vars(sys.modules["__main__"])
     hidden: dict[str, Any] = {name: namespace.pop(name) for name in ("__spec__", "__file__") if name in namespace}
     namespace["__spec__"] = None
@@ -183,9 +185,9 @@ def _unseen_main() -> Iterator[None]:
         namespace.update(hidden)
 
 
-def _live(works: PackWork, log_file: str, last_words: Connection) -> None:
-    """The life of a process. How its runs ended goes to the launcher too: a full disk takes no records."""
-    os.setpgid(0, 0)  # a terminal's Ctrl-C is the launcher's to hand on
+def _run_process(works: PackWork, log_file: str, pipe: Connection) -> None:
+    """Run the process. The ends of its runs are also sent to the launcher, because a full disk prevents records."""
+    os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
     for number in _NUMBERS:  # the server ignores and blocks them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
@@ -195,9 +197,9 @@ def _live(works: PackWork, log_file: str, last_words: Connection) -> None:
     os.close(output)
     try:
         ends = works()
-        last_words.send([replace(end, said=end.said[:_LONGEST_WORDS]) for end in ends])
+        pipe.send([replace(end, said=end.said[:_MAX_ERROR_CHARACTERS]) for end in ends])
     except BaseException as error:
-        last_words.send(short_error(error)[:_LONGEST_WORDS])
-        if isinstance(error, KeyboardInterrupt):  # before a run could say so itself; Python would leave with 1
+        pipe.send(short_error(error)[:_MAX_ERROR_CHARACTERS])
+        if isinstance(error, KeyboardInterrupt):  # before a run handles signals; Python's exit code would be 1
             raise SystemExit(128 + signal.SIGINT) from None
         raise

@@ -1,4 +1,4 @@
-"""Queries to schedulers of any backend about jobs, and waiting for jobs to end."""
+"""Queries about jobs to the schedulers of any backend, and waiting for jobs to end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from llmrl.analysis.runs import JobEnd, Queue, read_run
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.trust import NOBODY
+from llmrl.results.run_records import JobEnd, Queue, read_run
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.queued import Queued, read_queued
 from llmrl.sweeps.backends.protocol import Backend, JobOutcome, Scheduler, SchedulerError, name_of
@@ -20,7 +20,7 @@ from llmrl.sweeps.watch import SweepWatch, bar_name
 log = logging.getLogger(__name__)
 
 _POLL_S = (1.0, 15.0)  # shortest and longest wait between looks at the queue
-_GONE_AFTER = 2  # polls in a row without a job before it counts as ended, because requeueing takes a moment
+_MAX_ABSENT_POLLS = 2  # polls in a row without a job before it counts as ended, because requeueing takes a moment
 
 
 def scheduler_of(backend: str) -> Scheduler | None:
@@ -35,24 +35,24 @@ def scheduler_of(backend: str) -> Scheduler | None:
     """
     if not backend:
         return None
-    found = NOBODY.locate(backend, "queued.json: backend")
-    if Backend not in getattr(found, "__mro__", ()):
+    backend_class = NOBODY.locate(backend, "queued.json: backend")
+    if Backend not in getattr(backend_class, "__mro__", ()):
         raise ConfigError(f"queued.json: backend={backend} is no backend")
-    made: type[Scheduler] | None = found.scheduler
-    return None if made is None else made()
+    scheduler_class: type[Scheduler] | None = backend_class.scheduler
+    return None if scheduler_class is None else scheduler_class()
 
 
 def taken_by_schedulers(folders: Iterable[Path]) -> dict[str, list[Queued]]:
     """Return the latest submission of each run that has a job id, by backend."""
-    found: dict[str, list[Queued]] = {}
+    submissions: dict[str, list[Queued]] = {}
     for folder in folders:
         try:
-            queued = read_queued(folder)
+            launch_record = read_queued(folder)
         except RunFolderError:
             continue  # the run's record reports this error
-        if queued is not None and queued.job_id:
-            found.setdefault(queued.backend, []).append(queued)
-    return found
+        if launch_record is not None and launch_record.job_id:
+            submissions.setdefault(launch_record.backend, []).append(launch_record)
+    return submissions
 
 
 def ask_schedulers(folders: Iterable[Path], sure: bool = False) -> list[Queue]:
@@ -66,14 +66,16 @@ def ask_schedulers(folders: Iterable[Path], sure: bool = False) -> list[Queue]:
         SchedulerError: a scheduler cannot be queried, and `sure` is set.
     """
     queues: list[Queue] = []
-    for backend, taken in taken_by_schedulers(folders).items():
+    for backend, launch_records in taken_by_schedulers(folders).items():
         try:
             scheduler = scheduler_of(backend)
-            queues += scheduler.ask(taken) if scheduler is not None else []
+            queues += scheduler.ask(launch_records) if scheduler is not None else []
         except ConfigError as error:
             if sure:
-                raise SchedulerError(f"a run may wait or run as job {taken[0].job_id}, and {error}") from error
-            log.debug("%s is not asked: %s", backend, error)
+                raise SchedulerError(
+                    f"a run may be waiting or running as job {launch_records[0].job_id}, but {error}"
+                ) from error
+            log.debug("%s is not queried: %s", backend, error)
     return queues
 
 
@@ -83,10 +85,14 @@ def ended(backend: str, job_ids: Iterable[str], queues: Sequence[Queue]) -> Mapp
     Raises:
         ConfigError: as `scheduler_of`.
     """
-    lately = {job: end for queue in queues if queue.backend == backend for job, end in queue.ended.items()}
-    known = {job: lately[job] for job in job_ids if job in lately}
+    queue_ends = {job: end for queue in queues if queue.backend == backend for job, end in queue.ended.items()}
+    recent_ends = {job: queue_ends[job] for job in job_ids if job in queue_ends}
     scheduler = scheduler_of(backend)
-    return known if scheduler is None else {**scheduler.ended(sorted(set(job_ids) - known.keys())), **known}
+    return (
+        recent_ends
+        if scheduler is None
+        else {**scheduler.ended(sorted(set(job_ids) - recent_ends.keys())), **recent_ends}
+    )
 
 
 def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
@@ -98,23 +104,23 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
     jobs = {outcome.folder: outcome for outcome in submitted}
     unseen = dict.fromkeys(pending, 0)
     delay = _POLL_S[0]
-    made = submitted[0].job.hardware.backend.scheduler
-    assert made is not None
-    scheduler = made()
+    scheduler_class = submitted[0].job.hardware.backend.scheduler
+    assert scheduler_class is not None
+    scheduler = scheduler_class()
     with ProgressBar(len(pending), "runs", bar_name([outcome.job for outcome in submitted])) as progress:
         watch = SweepWatch(progress)
         while pending:
             try:
                 queues = scheduler.ask(list(pending.values()))
             except SchedulerError as error:
-                log.debug("asked again later: %s", error)
+                log.debug("queried again later: %s", error)
                 queues = []
-            for folder, queued in list(pending.items()):
-                queue = next((queue for queue in queues if queue.knows(queued)), None)
+            for folder, launch_record in list(pending.items()):
+                queue = next((queue for queue in queues if queue.knows(launch_record)), None)
                 if queue is None:
                     continue
-                unseen[folder] = unseen[folder] + 1 if queued.job_id not in queue.states else 0
-                if unseen[folder] >= _GONE_AFTER:
+                unseen[folder] = unseen[folder] + 1 if launch_record.job_id not in queue.states else 0
+                if unseen[folder] >= _MAX_ABSENT_POLLS:
                     outcome = outcome_of(jobs[folder], pending.pop(folder), queues)
                     progress.say(describe(outcome))
                     progress.update(len(submitted) - len(pending))
@@ -127,9 +133,9 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
 
 def _submission(outcome: JobOutcome) -> Queued:
     """Return the launch record of a submitted run, with the job id even if that could not be recorded."""
-    queued = read_queued(outcome.folder)
-    assert queued is not None
-    return replace(queued, job_id=outcome.job_id)
+    launch_record = read_queued(outcome.folder)
+    assert launch_record is not None
+    return replace(launch_record, job_id=outcome.job_id)
 
 
 def outcome_of(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -> JobOutcome:
@@ -137,12 +143,12 @@ def outcome_of(submitted: JobOutcome, queued: Queued, queues: Sequence[Queue]) -
     job = submitted.job
     record = read_run(job.folder, queues)
     if record.state == "running":
-        return JobOutcome.of(job, record, state="elsewhere", skipped=True, error="another process works on it")
-    begun = record.attempt > queued.attempt
-    if begun and record.state in ("finished", "failed", "budget_exhausted"):
+        return JobOutcome.of(job, record, state="elsewhere", skipped=True, error="another process computes it")
+    has_started = record.attempt > queued.attempt
+    if has_started and record.state in ("finished", "failed", "budget_exhausted"):
         return JobOutcome.of(job, record)
     end = ended(name_of(job.hardware.backend), [queued.job_id], queues).get(queued.job_id)
-    error = record.error if begun else f"job {queued.job_id} left the queue before the run had started"
-    taken_back = record.state == "cancelled" or (end is not None and end.cancelled)
-    state = record.state if begun else "cancelled" if taken_back else "lost"
+    error = record.error if has_started else f"job {queued.job_id} left the queue before the run had started"
+    is_cancellation = record.state == "cancelled" or (end is not None and end.cancelled)
+    state = record.state if has_started else "cancelled" if is_cancellation else "lost"
     return JobOutcome.of(job, record, state=state, error=f"{error} ({end.word})" if end is not None else error)

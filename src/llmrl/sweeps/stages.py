@@ -1,15 +1,15 @@
-"""Stages of the runs of a sweep: which runs wait for runs that they need, and how far these are."""
+"""Stages of the runs of a sweep: runs that wait for other runs, and the progress of these."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import RunFolderError
+from llmrl.results.run_records import RunRecord
 from llmrl.run.progress_bar import clock
 from llmrl.run.queued import read_queued
-from llmrl.run.status import RunStage, progress_of, read_status
+from llmrl.run.status import RunStage, read_progress, read_status
 
 
 def stage_of(record: RunRecord) -> RunStage | None:
@@ -19,22 +19,24 @@ def stage_of(record: RunRecord) -> RunStage | None:
             status = read_status(record.folder)
             return None if status is None else status.stage
         if record.state == "queued":
-            return _awaited(record.folder)
+            return _find_prerequisite_stage(record.folder)
     except RunFolderError:
         return None  # the run's record reports this error
     return None
 
 
-def _awaited(folder: Path) -> RunStage | None:
+def _find_prerequisite_stage(folder: Path) -> RunStage | None:
     """Return the stage of a queued run that begins after other jobs of its launch."""
-    queued = read_queued(folder)
-    after = [] if queued is None else queued.after
-    for index, each in enumerate(after, start=1):
-        status = read_status(Path(each.folder))
+    launch_record = read_queued(folder)
+    after = [] if launch_record is None else launch_record.after
+    for index, prerequisite in enumerate(after, start=1):
+        status = read_status(Path(prerequisite.folder))
         if status is None or status.state != "finished":
-            fraction, eta_s, _ = progress_of(Path(each.folder))
-            # A run that the sweep computes for its own result has no name as a prerequisite.
-            return RunStage(each.what or "another run", each.name, index, len(after) + 1, fraction, eta_s)
+            fraction, eta_s, _ = read_progress(Path(prerequisite.folder))
+            # A run that is one of the sweep itself has no name as a prerequisite.
+            return RunStage(
+                prerequisite.what or "another run", prerequisite.name, index, len(after) + 1, fraction, eta_s
+            )
     return None
 
 
@@ -58,8 +60,8 @@ def stage_counts(records: Sequence[RunRecord]) -> str:
     for record in records:
         stage = stage_of(record)
         if stage is not None:
-            how = "in" if record.state == "running" else "waiting for"
-            groups.setdefault(f"{how} {stage.name}", []).append(stage)
+            prefix = "in" if record.state == "running" else "waiting for"
+            groups.setdefault(f"{prefix} {stage.name}", []).append(stage)
         elif record.state == "running":
             running += 1
         elif record.state == "queued":

@@ -1,4 +1,4 @@
-"""What the runs of a sweep are doing while it waits for them: a table on a terminal, else a line now and then."""
+"""Display of the runs of a sweep while it waits for them: a table on a terminal, else log lines at intervals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.analysis.runs import RunRecord, read_run
+from llmrl.results.run_records import RunRecord, read_run
 from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import ProgressBar, clock
 from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
@@ -15,48 +15,49 @@ from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
 if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import Job
 
-EVERY_S = 60.0
-"""Seconds between two lines where there is no terminal."""
-_DRAWN_EVERY_S = 5.0
-_COST = "spent/llm_cost"
-_NAMED = 2
-_RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "ended/return")
+LOG_INTERVAL_S = 60.0
+"""Seconds between two lines if there is no terminal."""
+_BAR_INTERVAL_S = 5.0
+_COST = "usage/llm_cost"
+_MAX_NAMES = 2
+_RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "episode/return")
 
 
 class SweepWatch:
-    """Looks now and then at the runs that are under way, and says what they do beside the sweep's progress.
+    """A display that reads the running runs at intervals and shows them next to the sweep's progress.
 
     Args:
-        progress: of the sweep.
-        every_s: seconds between two looks; None: a minute, and less where a bar is drawn.
+        progress: progress bar of the sweep.
+        every_s: seconds between two updates; None: a minute, or less if a bar is drawn.
     """
 
     def __init__(self, progress: ProgressBar, every_s: float | None = None) -> None:
         self._progress = progress
-        self._every_s = every_s or (_DRAWN_EVERY_S if progress.drawn else EVERY_S)
-        self._looked = time.monotonic()
+        self._every_s = every_s or (_BAR_INTERVAL_S if progress.drawn else LOG_INTERVAL_S)
+        self._last_update = time.monotonic()
 
     def look(self, folders: Sequence[Path]) -> None:
-        """Say what the runs in `folders` do, where it is time; those that have no folder yet are left out."""
-        if (now := time.monotonic()) - self._looked < self._every_s or not folders:
+        """Show the runs in `folders` if an update is due; runs without a folder are left out."""
+        if (now := time.monotonic()) - self._last_update < self._every_s or not folders:
             return
-        self._looked = now
-        found = [read_run(folder) for folder in folders if folder.is_dir()]
-        if not _running(found) and not stage_counts(found):
+        self._last_update = now
+        records = [read_run(folder) for folder in folders if folder.is_dir()]
+        if not _running(records) and not stage_counts(records):
             return
         if self._progress.drawn:
-            cells = rows(found)
+            cells = rows(records)
             # Most sweeps have no stages.
-            shown = [i for i, name in enumerate(COLUMNS) if name != "stage" or any(row[i] != "-" for row in cells)]
-            self._progress.table([COLUMNS[i] for i in shown], [[row[i] for i in shown] for row in cells])
+            columns = [i for i, name in enumerate(COLUMNS) if name != "stage" or any(row[i] != "-" for row in cells)]
+            self._progress.table([COLUMNS[i] for i in columns], [[row[i] for i in columns] for row in cells])
         else:
-            self._progress.note(summary(found))
+            self._progress.note(summary(records))
 
 
 def summary(records: Sequence[RunRecord]) -> str:
-    """Return what runs do: how many are in which stage, if any waits for a run that it needs; how many are computed
-    themselves, how far they are, those that will take longest by name with their newest value, and what they have
-    spent. Empty where none runs.
+    """Return a text about running runs; empty if there are none.
+
+    It has the number of runs in each stage, if any run waits for another one; the number and progress of the others;
+    those with the most time left by name with their newest value; and the money they have spent.
 
     >>> summary([])
     ''
@@ -66,15 +67,15 @@ def summary(records: Sequence[RunRecord]) -> str:
     if not running:
         return stages
     shares = [share for record in running if (share := _share(record)) is not None]
-    told = f"{len(running)} running" + (f", {sum(shares) / len(shares):.0%} done" if shares else "")
-    common = _common(running)
+    status_text = f"{len(running)} running" + (f", {sum(shares) / len(shares):.0%} done" if shares else "")
+    common = _common_overrides(running)
     last = sorted(running, key=lambda record: -(record.progress.eta_s or 0.0))
     metrics = {record.folder: record.last_metrics() for record in running}
-    each = [_told(record, common, metrics[record.folder]) for record in last]
-    more = f" and {len(each) - _NAMED} more" if len(each) > _NAMED else ""
-    costs = [float(x) for found in metrics.values() if isinstance(x := found.get(_COST), int | float)]
+    descriptions = [_describe_run(record, common, metrics[record.folder]) for record in last]
+    remainder = f" and {len(descriptions) - _MAX_NAMES} more" if len(descriptions) > _MAX_NAMES else ""
+    costs = [float(x) for values in metrics.values() if isinstance(x := values.get(_COST), int | float)]
     money = f"; ${sum(costs):,.2f} spent" if costs else ""
-    return f"{stages}{'; ' * bool(stages)}{told}: {'; '.join(each[:_NAMED])}{more}{money}"
+    return f"{stages}{'; ' * bool(stages)}{status_text}: {'; '.join(descriptions[:_MAX_NAMES])}{remainder}{money}"
 
 
 def bar_name(jobs: Sequence[Job]) -> str:
@@ -84,47 +85,47 @@ def bar_name(jobs: Sequence[Job]) -> str:
 
 
 COLUMNS = ("run", "seed", "stage", "done", "objective", "last proposal", "$", "left")
-"""Of `rows`."""
+"""Columns of `rows`."""
 
 
 def rows(records: Sequence[RunRecord]) -> list[list[str]]:
     """Return the cells of a table of running runs, those that will take longest first; see `COLUMNS`."""
     running = sorted(_running(records), key=lambda record: -(record.progress.eta_s or 0.0))
-    common = _common(running)
-    found = []
+    common = _common_overrides(running)
+    table = []
     for record in running:
         metrics, progress = record.last_metrics(), record.progress
-        own = {key: value for key, value in record.overrides.items() if (key, value) not in common}
+        overrides = {key: value for key, value in record.overrides.items() if (key, value) not in common}
         stage, share = stage_of(record), _share(record)
         value, cost = newest_value(record, metrics), metrics.get(_COST)
-        left = progress.eta_s if stage is None else stage.eta_s
+        eta_s = progress.eta_s if stage is None else stage.eta_s
         done = f"{progress.done:,.0f} {progress.unit}" + ("" if share is None else f" ({share:.0%})")
-        found.append(
+        table.append(
             [
-                title(own) or record.group.rpartition("-")[0],
+                title(overrides) or record.group.rpartition("-")[0],
                 str(record.seed),
                 "-" if stage is None else stage_text(stage),
                 done if stage is None else "-",
                 "-" if value is None else f"{value:.4g}",
                 progress.proposed or "-",
                 "-" if cost is None else f"{cost:.2f}",
-                "-" if left is None else clock(left),
+                "-" if eta_s is None else clock(eta_s),
             ]
         )
-    return found
+    return table
 
 
 def _running(records: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records if record.state == "running"]
 
 
-def _common(running: Sequence[RunRecord]) -> Set[tuple[str, str]]:
-    """What all of several runs have been told."""
+def _common_overrides(running: Sequence[RunRecord]) -> Set[tuple[str, str]]:
+    """Return the overrides that several runs have in common."""
     return set.intersection(*(set(record.overrides.items()) for record in running)) if len(running) > 1 else set()
 
 
 def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
-    """Return a run's result, or the last value of what it is about; None where it has none yet."""
+    """Return a run's result, or the last value of its main metric; None if there is none yet."""
     if record.result is not None:
         return record.result
     if record.progress.value is not None:
@@ -132,16 +133,16 @@ def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
     return next((float(metrics[name]) for name in _RESULTS if isinstance(metrics.get(name), int | float)), None)
 
 
-def _told(record: RunRecord, common: Set[tuple[str, str]], metrics: Mapping[str, Any]) -> str:
-    own = {key: value for key, value in record.overrides.items() if (key, value) not in common}
-    words = [title(own)] if own else []
+def _describe_run(record: RunRecord, common: Set[tuple[str, str]], metrics: Mapping[str, Any]) -> str:
+    overrides = {key: value for key, value in record.overrides.items() if (key, value) not in common}
+    words = [title(overrides)] if overrides else []
     words.append(f"seed {record.seed}")
     share, value = _share(record), newest_value(record, metrics)
     words += [f"{share:.0%}"] if share is not None else []
     words += [f"at {value:.4g}"] if value is not None else []
     words += [f"with {record.progress.proposed}"] if record.progress.proposed else []
-    left = record.progress.eta_s
-    return " ".join(words) + (f", {clock(left)} left" if left is not None else "")
+    eta_s = record.progress.eta_s
+    return " ".join(words) + (f", {clock(eta_s)} left" if eta_s is not None else "")
 
 
 def _share(record: RunRecord) -> float | None:

@@ -1,4 +1,4 @@
-"""The work of a job's process: it computes one run or several, and reports every way of ending to the launcher."""
+"""The work of a job's process: it computes one run or several, and reports the end of each to the launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import RunFolderError, short_error
 from llmrl.core.privacy import keep_private
-from llmrl.core.processes import placed
+from llmrl.core.processes import rank_and_world_size
 from llmrl.core.terminal import guard_terminal
 from llmrl.run.command_exit import EXIT_FAILED, EXIT_IN_USE, EXIT_INTERRUPTED
 from llmrl.run.files import write_atomic
@@ -29,7 +29,7 @@ if the run did not finish. It must be defined at module level, so that other pro
 
 @dataclass(frozen=True)
 class JobWork:
-    """A job as its process receives it; small and plain, so that it can be pickled.
+    """A job in the form that its process receives, small and plain, so that it can be pickled.
 
     Attributes:
         task: function that computes the run.
@@ -62,8 +62,10 @@ class JobWork:
         return self.compute(self.task)
 
     def prepare(self, others: Sequence[JobWork] = ()) -> None:
-        """Set up the process: environment variables, a safe terminal output, modes of new files, and imports of the
-        user's modules as they were at submission; also of those of `others`, which share the process."""
+        """Set up the process: environment variables, terminal output, modes of new files, and imports of user modules.
+
+        Modules of this run and of `others`, which share the process, are imported as they were at submission.
+        """
         os.environ.update(self.environment)
         guard_terminal()
         keep_private(self.config.get("private", True))
@@ -76,9 +78,9 @@ class JobWork:
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else int(end.code is not None)
             return RowEnd(self.folder, code, short_error(end.__cause__ or end))
-        except KeyboardInterrupt as end:  # before the run could say so itself, or the second one
+        except KeyboardInterrupt as end:  # before the run handles signals, or a second Ctrl-C
             return RowEnd(self.folder, EXIT_INTERRUPTED, short_error(end))
-        except Exception as error:  # noqa: BLE001 (the run has recorded it; the others go on)
+        except Exception as error:  # noqa: BLE001 (the run has recorded it; the others continue)
             return RowEnd(self.folder, EXIT_FAILED, short_error(error))
         return RowEnd(self.folder, 0)
 
@@ -90,7 +92,7 @@ class JobWork:
         """
         config = self.config
         if self._started_before():
-            # The job was put back into the queue, so its earlier attempt must be resumed.
+            # The job was requeued, so its earlier attempt must be resumed.
             config = {**config, "rerun": False, "resume": True}
         try:
             return task(config, self.overrides)
@@ -99,12 +101,12 @@ class JobWork:
             raise
 
     def _started_before(self) -> bool:
-        """Return whether an attempt has started since the launcher took the run on."""
+        """Return whether an attempt has started since the launcher recorded the run."""
         try:
-            queued, status = read_queued(self.folder), read_status(self.folder)
+            launch_record, status = read_queued(self.folder), read_status(self.folder)
         except RunFolderError:
             return False  # the run itself reports this error
-        return queued is not None and status is not None and status.attempt > queued.attempt
+        return launch_record is not None and status is not None and status.attempt > launch_record.attempt
 
     def _record(self, error: BaseException) -> None:
         """Record a failure in the run folder if it came before the run owned the folder."""
@@ -119,8 +121,8 @@ class JobWork:
         try:
             if self._started_before():
                 return  # the run has recorded it
-            queued = read_queued(self.folder)
-            attempt = 1 + (queued.attempt if queued else 0)
+            launch_record = read_queued(self.folder)
+            attempt = 1 + (launch_record.attempt if launch_record else 0)
             write_atomic(self.folder / "traceback.txt", "".join(traceback.format_exception(error)))
             Status(state="failed", attempt=attempt, overrides=self.overrides, error=short_error(error)).write(
                 self.folder
@@ -169,4 +171,4 @@ class PackWork:
 
 def leads() -> bool:
     """Return whether this process is the first of those that compute the run together."""
-    return placed()[0] == 0
+    return rank_and_world_size()[0] == 0

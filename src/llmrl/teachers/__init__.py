@@ -1,1 +1,1 @@
-"""Teachers: what a student is told about what to do, and the loss that makes it listen."""
+"""Teachers: advice for a student's actions, and the loss by which the student learns it."""

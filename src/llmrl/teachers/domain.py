@@ -1,4 +1,4 @@
-"""Domains: what a teacher needs in an environment, that is a description of states, skills, and a prompt."""
+"""Domains: descriptions of an environment's states, skills, and a prompt for teachers."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.teachers.plans import Plan, PlanStep, Skill, parse_text
 
-_NAMED = re.compile(r"<([^<>]+)>")
+_NAME_PATTERN = re.compile(r"<([^<>]+)>")
 
 NOTHING = "nothing"
-"""Name that in a sentence, as `<nothing>`, stands for no object."""
+"""Name that represents no object in a sentence, as `<nothing>`."""
 
 
 class Scene(Protocol):
-    """View of one agent of one state."""
+    """State as seen by one agent."""
 
     @property
     def sentence(self) -> str:
-        """Description of the abstract state, all that a planner is told; equal sentences get the same plans."""
+        """Description of the abstract state and the only input of a planner; equal sentences get the same plans."""
         ...
 
     def act(self, step: PlanStep) -> int | None:
-        """Return the skill's next action in this state; None if it is finished or can do nothing."""
+        """Return the skill's next action in this state; None if the skill is finished or not applicable."""
         ...
 
 
 class Domain(ABC):
-    """Environment as teachers see it: `scene` describes states and executes skills, `prompt` explains it to an LLM.
+    """Environment as seen by teachers: `scene` describes states and executes skills, `prompt` explains it to an LLM.
 
     Attributes:
         name: name of the domain, usually the environment's.
@@ -40,10 +40,10 @@ class Domain(ABC):
         prompt: file in `teachers/prompts/`, or in `<prompts>/teacher/` of a user's own folder, without `.j2`.
         skills: skills of the plan grammar.
         n_actions: number of the environment's actions.
-        idle: action taken if no skill of a plan has anything to do.
-        fallback: plan used where the planner gave no valid one.
-        memory: numbers remembered for each agent from step to step of an episode; 0: none.
-        parity: whether the domain behaves as published, flaws included.
+        idle: action taken if no skill of a plan is applicable.
+        fallback: plan used if the planner returned no valid one.
+        memory: count of numbers remembered for each agent during an episode; 0: none.
+        parity: whether the domain behaves as published, errors included.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Domain(ABC):
         """
 
     def action(self, scene: Scene, plan: Plan) -> int:
-        """Return the action of the plan's first step that has something to do in the scene; `idle` if none has."""
+        """Return the action of the plan's first applicable step in the scene; `idle` if there is none."""
         for step in plan:
             action = scene.act(step)
             if action is not None:
@@ -77,8 +77,11 @@ class Domain(ABC):
         return self.idle
 
     def objects(self, sentence: str) -> tuple[str, ...]:
-        """Return the objects that a plan for this state may name: by default those in angle brackets, each once."""
-        return tuple(dict.fromkeys(name for name in _NAMED.findall(sentence) if name != NOTHING))
+        """Return the objects that a plan for this state may name.
+
+        By default these are the names in angle brackets, without duplicates.
+        """
+        return tuple(dict.fromkeys(name for name in _NAME_PATTERN.findall(sentence) if name != NOTHING))
 
     def read_plan(self, text: str, sentence: str) -> Plan:
         """Parse a plan of a plan table for the state `sentence`.
@@ -89,18 +92,18 @@ class Domain(ABC):
         return parse_text(text, self.skills, self.objects(sentence))
 
     def read_published(self, reply: str, sentence: str) -> Plan:
-        """Return the plan in a model's reply for the state `sentence`, as the published teacher reads it.
+        """Return the plan in a model's reply for the state `sentence`, parsed like the published teacher does.
 
         Raises:
-            ConfigError: this domain has no published reading, the default.
+            ConfigError: this domain has no published parser, the default.
         """
         raise ConfigError(
-            f"teacher.reading=published: the domain {self.name} with parity={str(self.parity).lower()} has no "
-            "published reading; set teacher.parity=true in a room that was published, or teacher.reading=shared"
+            f"teacher.parser=published: the domain {self.name} with parity={str(self.parity).lower()} has no "
+            "published parser; set teacher.parity=true in a published room, or teacher.parser=shared"
         )
 
     def best_plan(self, sentence: str) -> Plan:
-        """Return a good plan for this state by a hand-written rule, which `teacher=oracle` teaches.
+        """Return a good plan for this state by a hand-written rule, which `teacher=oracle` uses.
 
         Raises:
             ConfigError: the domain has no such rule, the default.

@@ -1,9 +1,10 @@
-"""Planner that is a language model: several replies for each abstract state, requested once."""
+"""Planner that requests several replies of a language model for each abstract state, once per state."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -27,92 +28,97 @@ TABLE = "plans.json"
 replays it."""
 
 Reading = Literal["shared", "published"]
-"""How a reply is read: by the shared readers (`llmrl.llms.reading`), or as the published teacher does."""
+"""Parser of replies: the shared one (`llmrl.llms.reading`), or that of the published teacher."""
 
-LONGEST_PAUSE = 64
-"""Most look-ups of a state without a valid plan from one question to the next."""
+MAX_PAUSE = 64
+"""Maximum number of look-ups between two questions about a state without a valid plan."""
+
+
+@dataclass(frozen=True)
+class LLMPlannerSettings:
+    """Options of `LLMPlanner`; meanings, units and ranges are in `conf/teacher/llm.yaml`."""
+
+    samples: PositiveInt
+    repair_turns: NonNegativeInt
+    prompt: str | None
+    parser: Reading
 
 
 class LLMPlanner:
-    """Planner that asks a chat model `samples` times for each state and takes the shares of plans as probabilities.
+    """Planner that asks a chat model `samples` times for each state; shares of plans are their probabilities.
 
-    After LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373), with prompts of our own and a strict grammar: a reply
-    must name existing skills and objects, or the model is shown its error. Invalid samples are left out and counted. A
+    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373), with our own prompts and a strict grammar: a reply
+    must name existing skills and objects, or the model receives its error. Invalid samples are omitted and counted. A
     state without a valid sample gets the domain's `fallback`.
 
-    The plans of a state are kept for good. A fallback is not kept in the table. The state is asked for again at its
-    next look-up, then ever more rarely: at every second look-up, every fourth, and so on up to `LONGEST_PAUSE`.
+    The plans of a state are stored permanently, except a fallback. Such a state is asked again at its next look-up,
+    then less and less often: at every second look-up, every fourth, and so on up to `MAX_PAUSE`.
 
     Args:
+        settings: options; with the parser `published` no reply is invalid, and no schema is requested.
         domain: domain of the states.
         llm: chat model that answers repeated questions independently, as `ChatClient` does.
         prompt_folder: folder of a user's own prompts; None: there is none.
-        samples: replies for each state.
-        repair_turns: chances to correct an invalid reply.
         folder: folder of the readable file of the plan table; None: no file is written.
-        prompt: name of the prompt; None: the domain's own.
         horizon: steps of an episode, as stated in the prompt; None: not stated.
-        reading: how replies are read; with `published` no reply is invalid, and no schema is requested.
 
     Raises:
-        ConfigError: no chat model, no such prompt or one that cannot be rendered, or no published reading.
+        ConfigError: no chat model, no such prompt or one that cannot be rendered, or no published parser.
     """
 
     def __init__(
         self,
+        settings: LLMPlannerSettings,
         domain: Domain,
         llm: ChatModel | None,
         prompt_folder: Path | None = None,
-        samples: PositiveInt = 10,
-        repair_turns: NonNegativeInt = 1,
         folder: Path | None = None,
-        prompt: str | None = None,
-        horizon: PositiveInt | None = None,
-        reading: Reading = "shared",
+        horizon: int | None = None,
     ) -> None:
         if llm is None:
             raise ConfigError(
-                "teacher=llm needs a chat model, and llm=none is none: choose one of llm=, or teacher=offline (frozen "
+                "teacher=llm needs a chat model, but llm=none is set; choose one with llm=, or use teacher=offline "
+                "(frozen "
                 "plans) or teacher=oracle"
             )
-        self.domain, self.samples, self.folder = domain, samples, folder
-        self.prompt, self.horizon, self.reading = prompt or domain.prompt, horizon, reading
+        self.settings, self.domain, self.folder, self.horizon = settings, domain, folder, horizon
+        self.prompt = settings.prompt or domain.prompt
         self.label = llm.label
         self.prompts = PromptFamily(FAMILY, FOLDER, prompt_folder)
         if self.prompt not in self.prompts.names:
             raise ConfigError(
-                f"the domain {domain.name} has no prompt {self.prompt}.j2; there are {', '.join(self.prompts.names)}"
-                f"; put it into <folder>/{FAMILY}/ and set prompts=<folder>"
+                f"teacher.prompt: the domain {domain.name} has no prompt {self.prompt}.j2; available: "
+                f"{', '.join(self.prompts.names)}. Put new ones into <folder>/{FAMILY}/ and set prompts=<folder>"
             )
-        # Render now, so that faults of a template, or a missing reading, end the run before its first state.
-        if reading == "published":
+        # Render now, so that errors of a template, or a missing parser, end the run before its first state.
+        if settings.parser == "published":
             domain.read_published("", "")
         self._render("Agent sees <thing>.", ("thing",))
         self._repair("a fault")
-        schema = reply_schema(domain.skills, domain.vocabulary) if reading == "shared" else None
+        schema = reply_schema(domain.skills, domain.vocabulary) if settings.parser == "shared" else None
         self.asker: StructuredQuery[Plan] = StructuredQuery(
-            llm, FAMILY, self._reader(""), self._repair, schema, repair_turns
+            llm, FAMILY, self._parser(""), self._repair, schema, settings.repair_turns
         )
         self.known: dict[str, Distribution] = {}
         self.no_plan: Distribution = ((domain.fallback, 1.0),)
-        """Answer for states without a valid plan, recognised by the identity of this object."""
+        """Answer for states without a valid plan, recognized by the identity of this object."""
         self.unknown: dict[str, tuple[int, int]] = {}
-        """States without a valid plan so far: number of failed questions, and look-ups left before the next one."""
-        self.counters = {"asked": 0, "fallbacks": 0}
+        """States without a valid plan so far: number of failed questions, and of look-ups until the next one."""
+        self.counters = {"requested_states": 0, "fallbacks": 0}
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
         """Return the plans of each sentence, after one batch of questions about all new sentences.
 
         Raises:
-            LLMError: the model failed for good, or the budget is exhausted; no new plan is kept then.
+            LLMError: the model failed permanently, or the budget is exhausted; no new plan is stored then.
         """
         new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in self.known]
         due = [sentence for sentence in new if self.unknown.get(sentence, (0, 0))[1] == 0]
         if due:
             self._ask(due)
         for sentence in set(new) - set(due):
-            times, left = self.unknown[sentence]
-            self.unknown[sentence] = (times, left - 1)
+            times, pause = self.unknown[sentence]
+            self.unknown[sentence] = (times, pause - 1)
         return [self.known.get(sentence, self.no_plan) for sentence in sentences]
 
     def question(self, sentence: str) -> Prompt:
@@ -120,20 +126,23 @@ class LLMPlanner:
         return self._render(sentence, self.domain.objects(sentence))
 
     def describe(self) -> dict[str, str]:
-        read = {} if self.reading == "shared" else {"replies": "read as published"}
-        return {"planner": self.label, "samples": str(self.samples), **read}
+        reading = {} if self.settings.parser == "shared" else {"replies": "read as published"}
+        return {"planner": self.label, "samples": str(self.settings.samples), **reading}
 
     def metrics(self) -> dict[str, float]:
-        """Return counts since the start of the run: teacher/asked (states asked for, counting repetitions),
-        teacher/fallbacks (samples without a valid reply), those of `StructuredQuery`; and teacher/unknown, the number
-        of states whose plan is the fallback now."""
-        counted = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
-        return counted | {"teacher/unknown": float(len(self.unknown))} | self.asker.metrics()
+        """Return counts since the start of the run.
+
+        They are teacher/requested_states (states asked for, counting repetitions), teacher/fallbacks (samples without a
+        valid reply), those of `StructuredQuery`, and teacher/unknown, the number of states whose present plan is the
+        fallback.
+        """
+        counts = {f"teacher/{name}": float(count) for name, count in self.counters.items()}
+        return counts | {"teacher/unknown": float(len(self.unknown))} | self.asker.metrics()
 
     def state_dict(self) -> State:
-        known = {sentence: [[plan_text(plan), p] for plan, p in plans] for sentence, plans in self.known.items()}
+        table = {sentence: [[plan_text(plan), p] for plan, p in plans] for sentence, plans in self.known.items()}
         return {
-            "known": known,
+            "known": table,
             "unknown": {sentence: list(counts) for sentence, counts in self.unknown.items()},
             "counters": dict(self.counters),
             "asker": self.asker.state_dict(),
@@ -144,28 +153,28 @@ class LLMPlanner:
             sentence: tuple((self.domain.read_plan(text, sentence), float(p)) for text, p in plans)
             for sentence, plans in state["known"].items()
         }
-        self.unknown = {sentence: (int(times), int(left)) for sentence, (times, left) in state["unknown"].items()}
+        self.unknown = {sentence: (int(times), int(pause)) for sentence, (times, pause) in state["unknown"].items()}
         self.counters = dict(state["counters"])
         self.asker.load_state_dict(state["asker"])
 
     def _ask(self, sentences: Sequence[str]) -> None:
-        """Ask about all sentences and keep the valid plans."""
-        questions = [self.question(sentence) for sentence in sentences for _ in range(self.samples)]
-        parsers = [self._reader(sentence) for sentence in sentences for _ in range(self.samples)]
+        """Ask about all sentences and store the valid plans."""
+        questions = [self.question(sentence) for sentence in sentences for _ in range(self.settings.samples)]
+        parsers = [self._parser(sentence) for sentence in sentences for _ in range(self.settings.samples)]
         replies = self.asker.ask(questions, parsers)
-        self.counters["asked"] += len(sentences)
+        self.counters["requested_states"] += len(sentences)
         for i, sentence in enumerate(sentences):
-            asked = range(i * self.samples, (i + 1) * self.samples)
-            valid = [(plan, 1.0) for plan in (replies[k] for k in asked) if plan is not None]
-            self.counters["fallbacks"] += self.samples - len(valid)
+            indices = range(i * self.settings.samples, (i + 1) * self.settings.samples)
+            valid = [(plan, 1.0) for plan in (replies[k] for k in indices) if plan is not None]
+            self.counters["fallbacks"] += self.settings.samples - len(valid)
             if valid:
                 self.known[sentence] = distribution(valid)
                 self.unknown.pop(sentence, None)
                 continue
             times = self.unknown.get(sentence, (0, 0))[0]
             # A failed call is no evidence about the state and costs nothing, so it causes no pause.
-            reached = self.asker.unreached.isdisjoint(asked)
-            self.unknown[sentence] = (times + 1, min(2**times, LONGEST_PAUSE) - 1) if reached else (times, 0)
+            is_reachable = self.asker.unreached.isdisjoint(indices)
+            self.unknown[sentence] = (times + 1, min(2**times, MAX_PAUSE) - 1) if is_reachable else (times, 0)
             logger.warning(
                 "%s gave no valid plan for %r; the plan is %s until it does",
                 self.label,
@@ -173,12 +182,13 @@ class LLMPlanner:
                 plan_text(self.domain.fallback),
             )
         if self.folder is not None:
-            about = f"Plans of {self.label}, {self.samples} samples for each state; none of those without a valid one."
-            write_table(self.folder / TABLE, self.domain.name, about, self.known)
+            samples = self.settings.samples
+            caption = f"Plans of {self.label}, {samples} samples for each state; none of those without a valid one."
+            write_table(self.folder / TABLE, self.domain.name, caption, self.known)
 
-    def _reader(self, sentence: str) -> Callable[[ChatReply], Plan]:
+    def _parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
         skills, objects = self.domain.skills, self.domain.objects(sentence)
-        if self.reading == "published":
+        if self.settings.parser == "published":
             return lambda reply: self.domain.read_published(reply.text, sentence)
         return lambda reply: parse_reply(reply.text, skills, objects, sentence, reply.cut)
 

@@ -1,4 +1,4 @@
-"""Planner with frozen plans: a table from a file instead of a language model."""
+"""Planner that reads plans from a table in a file instead of asking a language model."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import State
-from llmrl.llms.structured import InvalidReply
+from llmrl.core.state_fields import StateFields
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plan_tables import PlanTable, read_table
@@ -22,26 +22,31 @@ PUBLISHED = "published"
 CORRECTED = "corrected"
 
 
-class OfflinePlanner:
+class OfflinePlanner(StateFields):
     """Planner that reads plans from a table.
 
-    Invalid plans of a row are left out, as with a language model's replies, and the others share the probability. With
+    Invalid plans of a row are omitted, as with a language model's replies, and the others share the probability. With
     `parity` no plan is invalid.
 
     Args:
         domain: domain of the plans.
         table: `published` or `corrected`, the tables shipped with the domain, or the path of a JSON file in the format
             that a run with `teacher=llm` writes (`plans.json`).
-        miss: reaction to a sentence without a row: the domain's `fallback`, which is counted, or an `error`.
+        missing_state: reaction to a sentence without a row: the domain's `fallback`, which is counted, or an `error`.
 
     Raises:
         ConfigError: the table does not exist, a row has no valid plan or matches no state, or a plan in a user's file
-            has an unknown skill.
+            has
+            an unknown skill.
     """
 
-    def __init__(self, domain: Domain, table: str = CORRECTED, miss: Literal["fallback", "error"] = "fallback") -> None:
-        self.domain, self.miss = domain, miss
-        self._name, self._own = table, table not in (PUBLISHED, CORRECTED)
+    _state_fields = ("fallbacks",)
+
+    def __init__(
+        self, domain: Domain, table: str = CORRECTED, missing_state: Literal["fallback", "error"] = "fallback"
+    ) -> None:
+        self.domain, self.missing_state = domain, missing_state
+        self._name, self._is_custom = table, table not in (PUBLISHED, CORRECTED)
         self._table = _find(domain, table)
         self._known: dict[str, Distribution | None] = {}
         self._fallback: Distribution = ((domain.fallback, 1.0),)
@@ -49,15 +54,15 @@ class OfflinePlanner:
         self._check()
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
-        """Return the plans of each sentence; raise ConfigError for one without a row if `miss` is `error`."""
-        found = []
+        """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
+        answers = []
         for sentence in sentences:
             if sentence not in self._known:
                 self._known[sentence] = self._read(sentence)
             plans = self._known[sentence]
             self.fallbacks += plans is None
-            found.append(self._fallback if plans is None else plans)
-        return found
+            answers.append(self._fallback if plans is None else plans)
+        return answers
 
     def describe(self) -> dict[str, str]:
         return {"planner": f"the table {self._name}"}
@@ -66,28 +71,23 @@ class OfflinePlanner:
         """Return teacher/fallbacks: look-ups of states without a row, each counted once per update."""
         return {"teacher/fallbacks": float(self.fallbacks)}
 
-    def state_dict(self) -> State:
-        return {"fallbacks": self.fallbacks}
-
-    def load_state_dict(self, state: State) -> None:
-        self.fallbacks = int(state["fallbacks"])
-
     def _check(self) -> None:
-        """Check all rows before the first look-up; raise ConfigError for a faulty one."""
+        """Check all rows before the first look-up; raise ConfigError for an invalid one."""
         examples = self._table.examples()
-        for abstract, sentence in examples.items():
+        for pattern, sentence in examples.items():
             if self._table.find(sentence) is None:
                 raise ConfigError(
-                    f"the plan table {self._name} has the row {abstract!r}, which no state can be: the interchangeable "
-                    f"words {', '.join(self._table.words)} are written [1], [2], ... in the order of their appearance"
+                    f"the plan table {self._name} has the row {pattern!r}, which matches no state: the interchangeable "
+                    f"words {', '.join(self._table.words)} must be written [1], [2], ... in the order of their "
+                    "appearance"
                 )
             self._known[sentence] = self._read(sentence)
-        debated = sum(ANNOUNCED in abstract for abstract in examples)
-        if debated:
+        n_debates = sum(ANNOUNCED in pattern for pattern in examples)
+        if n_debates:
             logger.warning(
-                "%d of %d rows of the plan table %s are of a debate, and with teacher=offline there is none: they are "
-                "never looked up, and plans are those that agents had before they heard the others",
-                debated,
+                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
+                "unused, and plans are those before the debate",
+                n_debates,
                 len(examples),
                 self._name,
             )
@@ -96,8 +96,8 @@ class OfflinePlanner:
         row = self._table.find(sentence)
         if row is None:
             message = f"the plan table {self._name} of {self.domain.name} has no row for {sentence!r}"
-            if self.miss == "error":
-                raise ConfigError(f"{message}; add one, or set teacher.miss=fallback")
+            if self.missing_state == "error":
+                raise ConfigError(f"{message}; add one, or set teacher.missing_state=fallback")
             logger.warning("%s; the plan is %s", message, ", ".join(map(str, self.domain.fallback)))
             return None
         plans, faults = [], []
@@ -105,7 +105,7 @@ class OfflinePlanner:
             try:
                 plans.append((self.domain.read_plan(text, sentence), probability))
             except UnknownSkill as fault:
-                if self._own:  # the shipped tables are kept as published
+                if self._is_custom:  # the shipped tables are as published
                     raise ConfigError(
                         f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {fault}"
                     ) from fault

@@ -1,4 +1,4 @@
-"""From observations to advice: scenes, plans for all their sentences at once, and the action of each plan."""
+"""Advice from observations: scenes, plans for all distinct sentences in one call, and the action of each plan."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Sharing = Literal["own", "mixture"]
 class PlanPolicy:
     """Distribution over actions from a planner's plans: pi_T(a | s) = sum_k Pr(plan k | sentence of s) [k does a in s].
 
-    After LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373).
+    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373).
 
     Args:
         domain: domain that describes states and executes skills.
         planner: planner that maps sentences to plans.
         mode: `soft` gives pi_T itself; `hard` puts all probability on the action of one plan, drawn for every state.
-        sharing: `own` teaches each agent the distribution of its own plans; `mixture` teaches all agents of a game the
-            mean over them.
-        n_agents: agents of a game.
+        sharing: `own` advises each agent by its own plans; `mixture` advises all agents of a game by the mean over
+            them.
+        n_agents: number of agents in a game.
 
     Attributes:
         sentences: all sentences looked up so far.
@@ -68,20 +68,20 @@ class PlanPolicy:
         Raises:
             LLMError, ConfigError: see `Planner.plans`.
         """
-        said = [scene.sentence for scene in scenes]
-        distinct = list(dict.fromkeys(said))
+        sentences = [scene.sentence for scene in scenes]
+        distinct = list(dict.fromkeys(sentences))
         if isinstance(self.planner, Debate):
             size = len(self.planner.names)
-            games = [tuple(said[i : i + size]) for i in range(0, len(said), size)]
-            debated = self.planner.deliberate(games)
+            games = [tuple(sentences[i : i + size]) for i in range(0, len(sentences), size)]
+            game_plans = self.planner.deliberate(games)
             self.sentences.update(distinct)
-            return [plans for game in debated for plans in game]
+            return [plans for game in game_plans for plans in game]
         answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
         self.sentences.update(distinct)
-        return [answers[sentence] for sentence in said]
+        return [answers[sentence] for sentence in sentences]
 
     def advise(self, scenes: Sequence[Scene], uniform: np.ndarray | None = None) -> np.ndarray:
-        """Return action probabilities for each scene, [n, n_actions] float32; each row sums to 1.
+        """Return action probabilities for each scene, [n, n_actions] float32.
 
         `uniform` [n], random numbers in [0, 1), selects the plans of `hard` mode.
 
@@ -90,30 +90,32 @@ class PlanPolicy:
             ConfigError: see `Planner.plans`; or the domain returns an invalid action.
             ValueError: `hard` mode without `uniform`.
         """
-        rows = self._own(scenes, uniform)
+        probabilities = self._agent_advice(scenes, uniform)
         if self.sharing == "mixture":
-            mean = rows.reshape(-1, self.n_agents, rows.shape[1]).mean(1)
-            rows = np.repeat(mean, self.n_agents, axis=0)
-        return rows.astype(np.float32)
+            mean = probabilities.reshape(-1, self.n_agents, probabilities.shape[1]).mean(1)
+            probabilities = np.repeat(mean, self.n_agents, axis=0)
+        return probabilities.astype(np.float32)
 
-    def _own(self, scenes: Sequence[Scene], uniform: np.ndarray | None) -> np.ndarray:
-        rows = np.zeros((len(scenes), self.domain.n_actions))
+    def _agent_advice(self, scenes: Sequence[Scene], uniform: np.ndarray | None) -> np.ndarray:
+        probabilities = np.zeros((len(scenes), self.domain.n_actions))
         if self.mode == "hard":
             if uniform is None:
-                raise ValueError("mode=hard draws plans, so it needs a random number for each scene")
-            for row, scene, plans, u in zip(rows, scenes, self.plans(scenes), uniform.tolist(), strict=True):
-                row[self._action(scene, _draw(plans, u))] = 1.0
-            return rows
+                raise ValueError("mode=hard draws plans and needs a random number for each scene; pass `uniform`")
+            for scene_probabilities, scene, plans, u in zip(
+                probabilities, scenes, self.plans(scenes), uniform.tolist(), strict=True
+            ):
+                scene_probabilities[self._action(scene, _draw(plans, u))] = 1.0
+            return probabilities
         # Games in the same state often share the scene object.
-        done: dict[tuple[int, int], int] = {}
+        first_index: dict[tuple[int, int], int] = {}
         for i, (scene, plans) in enumerate(zip(scenes, self.plans(scenes), strict=True)):
-            first = done.setdefault((id(scene), id(plans)), i)
-            if first != i:
-                rows[i] = rows[first]
+            source = first_index.setdefault((id(scene), id(plans)), i)
+            if source != i:
+                probabilities[i] = probabilities[source]
                 continue
             for plan, probability in plans:
-                rows[i, self._action(scene, plan)] += probability
-        return rows
+                probabilities[i, self._action(scene, plan)] += probability
+        return probabilities
 
     def _action(self, scene: Scene, plan: Plan) -> int:
         """Return the action of a plan in a scene.
@@ -124,8 +126,8 @@ class PlanPolicy:
         action = self.domain.action(scene, plan)
         if not isinstance(action, int | np.integer) or not 0 <= action < self.domain.n_actions:
             raise ConfigError(
-                f"the teacher's domain {type(self.domain).__name__}: the plan {plan_text(plan)!r} does the action "
-                f"{action!r} in the state {scene.sentence!r}; there are 0 to {self.domain.n_actions - 1}"
+                f"the teacher's domain {type(self.domain).__name__} returned the action {action!r} for the plan "
+                f"{plan_text(plan)!r} in the state {scene.sentence!r}; actions are 0 to {self.domain.n_actions - 1}"
             )
         return int(action)
 

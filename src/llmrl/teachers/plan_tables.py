@@ -1,4 +1,4 @@
-"""Plan tables as files: JSON that a person can read and edit, the same for shipped tables and for those of a run."""
+"""Files of plan tables: JSON that people can read and edit, in one format for shipped tables and those of runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import plan_text
 
 Row = tuple[tuple[str, float], ...]
-"""Texts of plans and how often each was given."""
+"""Texts of plans with their probabilities."""
 
 
 class _File(BaseModel):
@@ -35,9 +35,10 @@ class PlanTable:
     """Plans for the sentences of one domain.
 
     Attributes:
-        rows: by sentence, with interchangeable words replaced.
-        words: words such as colours that mean nothing by themselves: the first that appears in a sentence is written
-            `[1]` in `rows`, the next `[2]`, ...
+        rows: rows by sentence, with interchangeable words replaced.
+        words: interchangeable words, such as colors: the first that appears in a sentence is written `[1]` in `rows`,
+            the
+            next `[2]`, ...
     """
 
     domain: str
@@ -45,20 +46,22 @@ class PlanTable:
     words: tuple[str, ...] = field(default=())
 
     def find(self, sentence: str) -> Row | None:
-        """The row for `sentence`, in its own words; None if there is none."""
+        """Return the row for `sentence`, in the words of the sentence; None if there is none."""
         if not self.words:
             return self.rows.get(sentence)
         pattern = re.compile(rf"\b({'|'.join(map(re.escape, self.words))})\b")
-        found = list(dict.fromkeys(pattern.findall(sentence)))
-        abstract = pattern.sub(lambda match: f"[{found.index(match.group()) + 1}]", sentence)
+        words = list(dict.fromkeys(pattern.findall(sentence)))
+        abstract = pattern.sub(lambda match: f"[{words.index(match.group()) + 1}]", sentence)
         row = self.rows.get(abstract)
         if row is None:
             return None
-        own = {f"[{i + 1}]": word for i, word in enumerate(found)}
-        return tuple((re.sub(r"\[\d+\]", lambda match: own.get(match.group(), match.group()), t), p) for t, p in row)
+        replacements = {f"[{i + 1}]": word for i, word in enumerate(words)}
+        return tuple(
+            (re.sub(r"\[\d+\]", lambda match: replacements.get(match.group(), match.group()), t), p) for t, p in row
+        )
 
     def examples(self) -> dict[str, str]:
-        """For each sentence in `rows` one of those that it stands for."""
+        """Return an example sentence for each pattern in `rows`."""
         return {
             abstract: re.sub(
                 r"\[(\d+)\]",
@@ -70,34 +73,36 @@ class PlanTable:
 
 
 def read_table(path: Path, domain: str, corrected: bool = False) -> PlanTable:
-    """The table in a file; with `corrected`, rows under that name replace those of `plans`.
+    """Read the table in a file; with `corrected`, its rows under that name replace those of `plans`.
 
     Raises:
-        ConfigError: no such file, no table, or one of another domain.
+        ConfigError: no such file, no table, or a table of another domain.
     """
     try:
         content = _File.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"teacher.table={path} cannot be read: {error.strerror or error}") from error
     except (ValidationError, UnicodeDecodeError) as error:
-        shown = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
+        reason = str(error.errors()[0]["msg"]) if isinstance(error, ValidationError) else str(error)
         raise ConfigError(
-            f"teacher.table={path} is no plan table ({shown}); a run with teacher=llm writes one, plans.json"
+            f"teacher.table={path} is no plan table ({reason}); use plans.json of a run with teacher=llm"
         ) from error
     if content.domain != domain:
-        raise ConfigError(f"teacher.table={path} holds plans for {content.domain}, and the domain here is {domain}")
-    chosen = content.plans | (content.corrected if corrected else {})
-    for sentence, row in chosen.items():
+        raise ConfigError(
+            f"teacher.table={path} holds plans for {content.domain}, but the domain is {domain}; use another"
+        )
+    rows = content.plans | (content.corrected if corrected else {})
+    for sentence, row in rows.items():
         if not row or min(row.values()) <= 0 or abs(sum(row.values()) - 1) > 1e-6:
             raise ConfigError(f"teacher.table={path}: the probabilities for {sentence!r} must be > 0 and sum to 1")
-    return PlanTable(domain, {s: tuple(row.items()) for s, row in chosen.items()}, tuple(content.interchangeable))
+    return PlanTable(domain, {s: tuple(row.items()) for s, row in rows.items()}, tuple(content.interchangeable))
 
 
 def write_table(path: Path, domain: str, about: str, plans: Mapping[str, Distribution]) -> None:
-    """Whole or not at all; sentences in alphabetical order, so that files of two runs can be compared.
+    """Write a table atomically, with sentences in alphabetical order, so that files of two runs can be compared.
 
     Raises:
-        RunFolderError: it cannot be written.
+        RunFolderError: the file cannot be written.
     """
     rows = {sentence: {plan_text(plan): p for plan, p in plans[sentence]} for sentence in sorted(plans)}
     content: dict[str, Any] = {"domain": domain, "about": about, "plans": rows}

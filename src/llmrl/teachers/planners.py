@@ -1,4 +1,4 @@
-"""Planners: from the sentence of an abstract state to plans and their probabilities."""
+"""Planners, which map the sentence of an abstract state to plans and their probabilities."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plans import Plan
 
@@ -16,7 +17,7 @@ Distribution = tuple[tuple[Plan, float], ...]
 class Planner(Protocol):
     """Source of plans for the states of one domain.
 
-    A planner may also have `describe() -> dict[str, str]`, whose entries `dry_run=true` prints.
+    A planner may also have `describe() -> dict[str, str]`, which `dry_run=true` prints.
     """
 
     domain: Domain
@@ -25,7 +26,7 @@ class Planner(Protocol):
         """Return the distribution over plans for each sentence, in order.
 
         Raises:
-            LLMError: a language model failed for good, or the budget is exhausted.
+            LLMError: a language model failed permanently, or the budget is exhausted.
             ConfigError: a table has no plan for a sentence and `miss` is `error`, or an oracle has no rule.
         """
         ...
@@ -39,7 +40,7 @@ class Planner(Protocol):
     def load_state_dict(self, state: State) -> None: ...
 
 
-class OraclePlanner:
+class OraclePlanner(StateFields):
     """Planner that follows the domain's hand-written rule: an upper bound, and a teacher without costs."""
 
     def __init__(self, domain: Domain) -> None:
@@ -54,15 +55,9 @@ class OraclePlanner:
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def state_dict(self) -> State:
-        return {}
-
-    def load_state_dict(self, state: State) -> None:
-        """Do nothing: there is no state."""
-
 
 def distribution(weights: Sequence[tuple[Plan, float]]) -> Distribution:
-    """Normalise weights (counts) of plans to probabilities, after adding up equal plans; the most probable is first."""
+    """Normalize weights (counts) of plans to probabilities, most probable first; equal plans are merged."""
     sums: dict[Plan, float] = {}
     for plan, weight in weights:
         sums[plan] = sums.get(plan, 0.0) + weight

@@ -1,4 +1,4 @@
-"""Plans: sequences of skills with their objects, and the strict grammar in which they are read."""
+"""Plans: sequences of skills with their objects, and their strict grammar."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.plan_parser import PlanParser
-from llmrl.llms.structured import InvalidReply, json_schema
+from llmrl.llms.structured import json_schema
 
-LONGEST_PLAN = 20
-"""Most steps of a plan; longer ones are invalid or cut."""
+MAX_PLAN_STEPS = 20
+"""Maximum number of steps of a plan; longer plans are invalid or cut."""
 
 NO_OBJECT = ("", "none", "nothing", "null", "no object", "n/a")
 
@@ -23,7 +24,7 @@ _ARTICLE = re.compile(r"^(the|a|an) ")
 
 @dataclass(frozen=True)
 class Skill:
-    """Word of the plan grammar: its name, whether an object follows it, and its meaning, as the planner is told."""
+    """Word of the plan grammar: its name, whether it takes an object, and its meaning, as stated to the planner."""
 
     name: str
     takes_object: bool
@@ -46,7 +47,7 @@ class PlanStep:
 
 
 Plan = tuple[PlanStep, ...]
-"""Steps in the order in which they are tried: the first that has something to do in a state acts."""
+"""Steps in the order in which they are tried: the first applicable step in a state acts."""
 
 
 class UnknownSkill(InvalidReply):
@@ -100,7 +101,7 @@ def parse_reply(text: str, skills: Sequence[Skill], objects: Sequence[str], stat
     Raises:
         InvalidReply: the reply holds no plan, or no usable step before the first invalid one.
     """
-    question = PlanParser([(s.name, s.takes_object) for s in skills], objects, LONGEST_PLAN, state)
+    question = PlanParser([(s.name, s.takes_object) for s in skills], objects, MAX_PLAN_STEPS, state)
     return tuple(PlanStep(*step) for step in parse_answer(text, question, cut).answer)
 
 
@@ -110,47 +111,47 @@ def parse_text(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Pl
     Raises:
         InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.
     """
-    items = [_plain(item) for item in text.split(",")]
-    return checked([_split(item, skills) for item in items if item], skills, objects)
+    parts = [_plain(part) for part in text.split(",")]
+    return build_plan([_split(part, skills) for part in parts if part], skills, objects)
 
 
-def checked(steps: Sequence[tuple[str, str]], skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
+def build_plan(steps: Sequence[tuple[str, str]], skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
     """Return the plan of pairs (skill, object), in the spelling of `skills` and `objects`.
 
     Raises:
         InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.
     """
-    known = {_plain(skill.name): skill for skill in skills}
-    things = {_plain(name): name for name in objects}
-    if not 1 <= len(steps) <= LONGEST_PLAN:
-        raise InvalidReply(f"a plan has 1 to {LONGEST_PLAN} steps, and this one has {len(steps)}")
+    skills_by_name = {_plain(skill.name): skill for skill in skills}
+    object_names = {_plain(name): name for name in objects}
+    if not 1 <= len(steps) <= MAX_PLAN_STEPS:
+        raise InvalidReply(f"a plan has 1 to {MAX_PLAN_STEPS} steps, and this one has {len(steps)}")
     plan = []
-    for verb, thing in steps:
-        skill = known.get(_plain(verb))
+    for verb, target in steps:
+        skill = skills_by_name.get(_plain(verb))
         if skill is None:
             raise UnknownSkill(f"there is no skill {_quoted(verb)}; there are {', '.join(s.name for s in skills)}")
-        name = _ARTICLE.sub("", _plain(thing))
+        name = _ARTICLE.sub("", _plain(target))
         if not skill.takes_object:
             if name not in NO_OBJECT:
-                raise InvalidReply(f"the skill {skill.name!r} takes no object, and {_quoted(thing)} was given")
+                raise InvalidReply(f"the skill {skill.name!r} takes no object, and {_quoted(target)} was given")
             plan.append(PlanStep(skill.name))
-        elif name in things:
-            plan.append(PlanStep(skill.name, things[name]))
+        elif name in object_names:
+            plan.append(PlanStep(skill.name, object_names[name]))
         else:
-            there = ", ".join(objects) or "none"
+            available = ", ".join(objects) or "none"
             raise InvalidReply(
-                f"the skill {skill.name!r} needs an object of this state, and {_quoted(thing)} is none; there are: "
-                f"{there}"
+                f"the skill {skill.name!r} needs an object of this state, and {_quoted(target)} is none; there are: "
+                f"{available}"
             )
     return tuple(plan)
 
 
-def _split(item: str, skills: Sequence[Skill]) -> tuple[str, str]:
+def _split(text: str, skills: Sequence[Skill]) -> tuple[str, str]:
     """Split `go to key` into the longest skill that it starts with and the object."""
     for name in sorted((_plain(skill.name) for skill in skills), key=len, reverse=True):
-        if item == name or item.startswith(f"{name} "):
-            return name, item[len(name) :].strip()
-    return item, ""
+        if text == name or text.startswith(f"{name} "):
+            return name, text[len(name) :].strip()
+    return text, ""
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The teacher's loss: the student's policy is drawn towards what plans do in the states the student visits."""
+"""Loss of a teacher, which moves the student's policy towards the actions of plans in the visited states."""
 
 from __future__ import annotations
 
@@ -7,41 +7,45 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from llmrl.core.records import State
+from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
+from llmrl.core.state_fields import StateFields
 from llmrl.teachers.debate import Debate
+from llmrl.teachers.domain import Scene
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.plan_policy import PlanPolicy
+from llmrl.teachers.plans import plan_text
 from llmrl.teachers.schedules import Schedule
-from llmrl.teachers.teacher_policy import TeacherPolicy
 
 if TYPE_CHECKING:
     from llmrl.core.rollouts import Rollout
 
 ADVICE = "advice"
-"""What joins the minibatches: the teacher's action probabilities."""
+"""Name of the teacher's action probabilities in minibatches."""
 
 
-class PolicyTeacher:
-    """Adds weight * H(pi_T, pi_theta) to the student's loss, with the cross-entropy -sum_a pi_T(a|s) log pi_theta(a|s).
+class PolicyTeacher(StateFields):
+    """Teacher that adds weight * H(pi_T, pi_theta) to the student's loss.
 
-    After LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373): the student acts, the teacher says what it would have
-    done in each state. Up to a constant the cross-entropy is KL(pi_T || pi_theta).
+    It follows LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373): the student acts, and the teacher advises on each
+    visited state. The cross-entropy is -sum_a pi_T(a|s) log pi_theta(a|s), up to a constant KL(pi_T || pi_theta).
 
-    Where the schedule's weight is 0 no scene is described and nothing is asked.
+    While the schedule's weight is 0, no state is described and the planner is not called.
 
     Args:
-        plan_policy: gives pi_T.
+        plan_policy: policy pi_T.
         schedule: weight of the loss in each update.
-        seeds: draw the plans of the guide's `hard` mode, for each update from a stream of its own.
+        seeds: seed tree for the plans of `hard` mode, with a stream for each update.
 
     Attributes:
-        channels: what the domain reads.
-        policy: the guide as a player.
-        keeps_draws: plans are drawn, and kept for all states that read the same: so all episodes share them.
-        updates: rollouts advised on so far.
-        weight: of the loss in the present update.
+        channels: channels that the domain reads.
+        policy: the teacher as a policy.
+        keeps_draws: whether plans are sampled once per sentence, so that all episodes share them.
+        updates: number of rollouts advised on so far.
+        weight: weight of the loss in the present update.
     """
+
+    _state_fields = ("updates", "queries", "weight", "_memory", "plan_policy")
 
     def __init__(self, plan_policy: PlanPolicy, schedule: Schedule, seeds: Seeds) -> None:
         self.plan_policy, self.schedule = plan_policy, schedule
@@ -54,14 +58,14 @@ class PolicyTeacher:
         self._memory: np.ndarray | None = None
 
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """advice: pi_T in every state, [T, n_envs, n_agents, n_actions] float32; nothing at weight 0.
+        """Return the advice pi_T in every state, [T, n_envs, n_agents, n_actions] float32; nothing at weight 0.
 
         Raises:
-            LLMError: the planner's language model failed for good.
+            LLMError: the planner's language model failed permanently.
         """
         weight = self.schedule(self.updates)
         if weight == 0.0:
-            self._memory = None  # it would be of other episodes when the teacher speaks again
+            self._memory = None  # it would be outdated at the next advice
             advice = {}
         else:
             advice = {ADVICE: self._advice(rollout)}
@@ -72,34 +76,37 @@ class PolicyTeacher:
     def loss(
         self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The weighted cross-entropy, mean over the minibatch; 0 where there is no advice.
+        """Return the weighted cross-entropy, mean over the minibatch, and metrics; 0 without advice.
 
-        Metrics: teacher/cross_entropy in nats; teacher/agreement, the share of states in which the student's likeliest
-        action is (one of) the teacher's. Actions that an `action_mask` forbids are taken out of the advice, and states
-        in which none is left do not count.
+        Metrics: teacher/cross_entropy in nats; teacher/agreement, the share of states in which the student's most
+        probable action is (one of) the teacher's. Actions that an `action_mask` forbids are removed from the advice,
+        and states without remaining advice do not count.
         """
         if ADVICE not in minibatch:
             return logits.new_zeros(()), {}
         advice = minibatch[ADVICE]
-        counted = torch.ones_like(advice[..., 0])
+        has_advice = torch.ones_like(advice[..., 0])
         log_probs = logits.log_softmax(-1)
         if "action_mask" in minibatch:
             allowed = minibatch["action_mask"].bool()
             advice = advice * allowed
             total = advice.sum(-1, keepdim=True)
-            counted = (total[..., 0] > 0).to(advice.dtype)
+            has_advice = (total[..., 0] > 0).to(advice.dtype)
             advice = advice / total.clamp_min(torch.finfo(advice.dtype).tiny)
             log_probs = log_probs.masked_fill(~allowed, 0.0)
-        n = counted.sum().clamp_min(1.0)
-        cross_entropy = (-(advice * log_probs).sum(-1) * counted).sum() / n
-        chosen = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
-        agreement = ((chosen >= advice.amax(-1)) * counted).sum() / n
+        n = has_advice.sum().clamp_min(1.0)
+        cross_entropy = (-(advice * log_probs).sum(-1) * has_advice).sum() / n
+        choice_advice = advice.gather(-1, logits.argmax(-1, keepdim=True))[..., 0]
+        agreement = ((choice_advice >= advice.amax(-1)) * has_advice).sum() / n
         metrics = {"teacher/cross_entropy": cross_entropy.detach(), "teacher/agreement": agreement}
         return self.weight * cross_entropy, metrics
 
     def metrics(self) -> dict[str, float]:
-        """teacher/weight of the present update; teacher/queries, states looked up, and teacher/states, distinct
-        sentences among them, since the start of the run; and the planner's."""
+        """Return metrics of the teacher and of the planner.
+
+        They are teacher/weight of the present update; teacher/queries, the number of states looked up since the start
+        of the run, and teacher/states, the number of distinct sentences among them.
+        """
         return {
             "teacher/weight": self.weight,
             "teacher/queries": float(self.queries),
@@ -108,55 +115,43 @@ class PolicyTeacher:
         }
 
     def describe(self) -> dict[str, str]:
-        """What a plan of the run says of it: who plans, and how that is taught."""
+        """Return a description of planner, domain and schedule for the printed plan."""
         plan_policy = self.plan_policy
-        tell = getattr(plan_policy.planner, "describe", None)  # not every planner has it
-        words = {"planner": type(plan_policy.planner).__name__} if tell is None else tell()
-        several = {"sharing": plan_policy.sharing} if plan_policy.n_agents > 1 else {}
-        flawed = str(plan_policy.domain.parity).lower()
+        describe_planner = getattr(plan_policy.planner, "describe", None)  # optional method of planners
+        description = (
+            {"planner": type(plan_policy.planner).__name__} if describe_planner is None else describe_planner()
+        )
+        sharing = {"sharing": plan_policy.sharing} if plan_policy.n_agents > 1 else {}
+        parity = str(plan_policy.domain.parity).lower()
         return {
-            **words,
+            **description,
             "domain": plan_policy.domain.name,
             "mode": plan_policy.mode,
-            **several,
-            "parity": flawed,
+            **sharing,
+            "parity": parity,
             "schedule": str(self.schedule),
         }
 
     def taught(self, updates: int) -> int:
-        """In how many of a student's first `updates` updates it has a say."""
+        """Return the number of a student's first `updates` updates with a positive weight."""
         return sum(self.schedule(update) > 0 for update in range(updates))
 
     def reset(self) -> None:
-        """Begin the schedule anew."""
+        """Restart the schedule."""
         self.updates, self._memory = 0, None
-
-    def state_dict(self) -> State:
-        return {
-            "updates": self.updates,
-            "queries": self.queries,
-            "weight": self.weight,
-            "memory": None if self._memory is None else self._memory.copy(),
-            "plan_policy": self.plan_policy.state_dict(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self.updates, self.queries, self.weight = state["updates"], state["queries"], state["weight"]
-        self._memory = None if state["memory"] is None else np.array(state["memory"])
-        self.plan_policy.load_state_dict(state["plan_policy"])
 
     def _advice(self, rollout: Rollout) -> torch.Tensor:
         observation = {name: rollout.observation[name].cpu().numpy() for name in self.channels}
         steps, n_envs, n_agents = rollout.action.shape
         memory: np.ndarray | None = None
         if self.plan_policy.domain.memory:
-            # A copy: if a model fails, nothing has happened.
+            # A copy, so that the state stays unchanged if a model fails.
             blank = np.zeros((n_envs, n_agents, self.plan_policy.domain.memory))
             memory = blank if self._memory is None else self._memory.copy()
-            first = rollout.episode_start.cpu().numpy()
+            starts = rollout.episode_start.cpu().numpy()
             scenes = []
             for t in range(steps):
-                memory[first[t]] = 0.0
+                memory[starts[t]] = 0.0
                 scenes += self.plan_policy.scenes({name: x[t] for name, x in observation.items()}, memory)
         else:
             merged = {name: x.reshape(steps * n_envs, *x.shape[2:]) for name, x in observation.items()}
@@ -166,3 +161,66 @@ class PolicyTeacher:
         self._memory = memory
         self.queries += len(scenes)
         return torch.from_numpy(advice).reshape(steps, n_envs, n_agents, -1).to(rollout.action.device)
+
+
+class TeacherPolicy:
+    """Policy that acts as the teacher advises.
+
+    Args:
+        plan_policy: policy with the probabilities of actions.
+
+    Attributes:
+        channels: channels that the teacher's domain reads.
+    """
+
+    def __init__(self, plan_policy: PlanPolicy) -> None:
+        self.plan_policy = plan_policy
+        self.channels = plan_policy.domain.channels
+        self._scenes: list[Scene] = []
+        self._n_agents = 1
+
+    def act(
+        self,
+        observation: dict[str, torch.Tensor],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> PolicyOutput:
+        """Draw actions from the advice, or with `greedy` take the most probable (in `hard` mode that of its plan).
+
+        `state` [n_envs, n_agents, k] float64 is the domain's memory, None if it has none.
+        """
+        arrays = {name: observation[name].cpu().numpy() for name in self.channels}
+        device = observation[self.channels[0]].device
+        shape = next(iter(arrays.values())).shape[:2]
+        memory: np.ndarray | None = None
+        if self.plan_policy.domain.memory:
+            blank = np.zeros((*shape, self.plan_policy.domain.memory))
+            memory = blank if state is None else state.cpu().numpy().astype(np.float64)  # a copy
+        scenes = self.plan_policy.scenes(arrays, memory)
+        self._scenes, self._n_agents = scenes, shape[1]
+        uniform = None
+        if self.plan_policy.mode == "hard":
+            # The first plan is the most probable.
+            n = len(scenes)
+            uniform = np.zeros(n) if greedy else torch.rand(n, generator=generator, dtype=torch.float64).numpy()
+        advice = torch.from_numpy(self.plan_policy.advise(scenes, uniform))
+        action = advice.argmax(-1) if greedy else torch.multinomial(advice, 1, generator=generator)[:, 0]
+        log_probs = advice.clamp_min(torch.finfo(advice.dtype).tiny).log()
+        return PolicyOutput(
+            action=action.reshape(shape).to(device),
+            log_prob=log_probs.gather(-1, action[:, None]).reshape(shape).to(device),
+            state=None if memory is None else torch.from_numpy(memory).to(device),
+            logits=log_probs.reshape(*shape, -1).to(device),
+        )
+
+    def thoughts(self, game: int, agent: int) -> list[str]:
+        """Return the sentence of the last state and the plans in it, as lines for people."""
+        scenes = self._scenes[game * self._n_agents : (game + 1) * self._n_agents]
+        plans = self.plan_policy.plans(scenes)[agent]
+        return [scenes[agent].sentence, *(f"{probability:.2f} {plan_text(plan)}" for plan, probability in plans)]
+
+    def values(self, observation: dict[str, torch.Tensor], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Return zeros, since there is no value function."""
+        x = observation[self.channels[0]]
+        return torch.zeros(x.shape[:2], device=x.device)

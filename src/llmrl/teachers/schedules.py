@@ -1,4 +1,4 @@
-"""How much the teacher counts, as a function of the number of updates so far."""
+"""Schedules of the weight of the teacher's loss over updates."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Uni
 @runtime_checkable
 class Schedule(Protocol):
     def __call__(self, update: int) -> float:
-        """Weight of the teacher's loss in update number `update`, from 0; >= 0. At 0 the teacher is not asked."""
+        """Return the weight >= 0 of the teacher's loss in update `update`, from 0; at 0 the teacher is not called."""
         ...
 
 
 @dataclass(frozen=True)
 class Constant:
-    """Always the same weight."""
+    """Schedule with a constant weight."""
 
     weight: NonNegativeFloat = 1.0
 
@@ -28,10 +28,10 @@ class Constant:
 
 @dataclass(frozen=True)
 class LinearFloorCutoff:
-    """From `start` down a straight line to `floor` in `anneal` updates, then `floor`, and 0 from `cutoff` on.
+    """Schedule with a linear decrease from `start` to `floor` in `anneal` updates, and 0 from `cutoff` on.
 
-    With the defaults the schedule of LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373) as released:
-    10 - 0.005 i down to 0.1, and no teacher from update 3000 on.
+    The defaults are the schedule of LLM4Teach (Zhou et al., IJCAI 2024, arXiv 2311.13373) as released: 10 - 0.005 i
+    down to 0.1, and no teacher from update 3000 on.
     """
 
     start: NonNegativeFloat = 10.0
@@ -45,13 +45,13 @@ class LinearFloorCutoff:
     def __call__(self, update: int) -> float:
         if self.cutoff is not None and update >= self.cutoff:
             return 0.0
-        passed = min(update / self.anneal, 1.0)
-        return self.floor if passed == 1.0 else self.start + (self.floor - self.start) * passed
+        progress = min(update / self.anneal, 1.0)
+        return self.floor if progress == 1.0 else self.start + (self.floor - self.start) * progress
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """`start` times `decay` to the number of updates, not below `floor`, and 0 from `cutoff` on."""
+    """Schedule with the weight `start` * `decay` ** update, at least `floor`, and 0 from `cutoff` on."""
 
     start: NonNegativeFloat = 1.0
     decay: UnitInterval = 0.99
@@ -69,4 +69,6 @@ class Exponential:
 
 def _check_floor(floor: float, start: float) -> None:
     if floor > start:
-        raise ConfigError(f"teacher.schedule: floor={floor:g} is above start={start:g}; the weight goes down")
+        raise ConfigError(
+            f"teacher.schedule: floor={floor:g} must be at most start={start:g}, since the weight decreases"
+        )

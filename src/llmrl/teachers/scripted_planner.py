@@ -1,6 +1,6 @@
-"""The scripted planner: a few rules that read the state and the skills from the prompt, as a model would.
+"""Scripted planner, with rules that use only the state and the skills in the prompt, like a language model.
 
-Rooms and particle worlds have rules of their own; which they are is seen from the form of the state.
+Rooms and particle worlds have separate rules, which are selected by the form of the state.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from llmrl.teachers.debate import ANNOUNCED
 
 _STATE = re.compile(r"^State: (.+)$", re.MULTILINE)
 _SKILL = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
-_NAMED = re.compile(r"<([^<>]+)>")
+_NAME_PATTERN = re.compile(r"<([^<>]+)>")
 _HOLDS = ", holds "
 _LAST = ("key", "door", "lava")
-"""Last words of the names that rules of rooms know; any other object is something to fetch."""
+"""Last words of names with rules in rooms; all other objects are to be fetched."""
 
 _PARTICLE = re.compile(r"The agent is (\w+)[.,](.+)$")
-"""How the state of an agent of a particle world begins: its name, and what it knows."""
+"""Beginning of the state of an agent of a particle world: its name, and its facts."""
 _NEAREST_TO_LANDMARK = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
-_GOING = re.compile(r"(\w+): go to landmark (\d+)")
+_ANNOUNCED_GOAL = re.compile(r"(\w+): go to landmark (\d+)")
 _NEAREST_TO_PREY = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
 _MUST = re.compile(r"(\w+) must go to <(\w+)>")
 _SAYS = re.compile(r"says <(\w+)>")
-_TALK = ("cannot move", " must go to <", ", says ")
-"""One of these stands in a state of agents that tell each other where to go."""
+_COMMUNICATION = ("cannot move", " must go to <", ", says ")
+"""Phrases, one of which is in each state of agents that communicate goals."""
 
 Steps = list[tuple[str, str]]
 
 
-def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda said: None) -> str:
-    """A planner's answer, in JSON if the prompt asks for that.
+def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
+    """Return a planner's reply, in JSON if the prompt asks for it.
 
     Args:
-        messages: the conversation, whose first question counts.
-        seed: nothing is drawn.
-        note: told where no rule applies.
+        messages: the conversation; only its first question is used.
+        seed: unused.
+        note: called with a remark if no rule applies.
 
     Raises:
         UnreadPromptError: the prompt has no state or no skills in the form of `teachers/prompts`.
@@ -49,107 +49,111 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     needed(skills, "the skills (`- skill <object>: what it does`)")
     particle = _PARTICLE.match(state)
     if particle:
-        own, debating, others = particle.group(2).partition(ANNOUNCED)
-        why, steps = _of_particles(particle.group(1), own, others if debating else None)
+        facts, announced, announcements = particle.group(2).partition(ANNOUNCED)
+        reason, steps = _particle_answer(particle.group(1), facts, announcements if announced else None)
     else:
-        why, steps = _of_rooms(state, skills, note)
+        reason, steps = _room_answer(state, skills, note)
     if "Action: {" in prompt and '"plan"' not in prompt:
-        actions = ", ".join(f"{skill} <{thing}>" if thing else skill for skill, thing in steps)
-        return f"By rule, not by thought: {why}.\nAction: {{{actions}}}"
-    plan = [{"skill": skill, "object": thing} for skill, thing in steps]
-    return json.dumps({"reasoning": f"By rule, not by thought: {why}.", "plan": plan})
+        actions = ", ".join(f"{skill} <{target}>" if target else skill for skill, target in steps)
+        return f"By rule, not by thought: {reason}.\nAction: {{{actions}}}"
+    plan = [{"skill": skill, "object": target} for skill, target in steps]
+    return json.dumps({"reasoning": f"By rule, not by thought: {reason}.", "plan": plan})
 
 
-def _of_rooms(state: str, skills: Mapping[str, bool], note: Callable[[str], None]) -> tuple[str, Steps]:
-    """What to do in a room.
+def _room_answer(state: str, skills: Mapping[str, bool], note: Callable[[str], None]) -> tuple[str, Steps]:
+    """Return reason and plan for a room.
 
-    To open a door fetch a key, one of the door's colour if there are colours; drop a key that does not fit; behind an
-    open door drop the key and fetch what else there is. With nothing better to do take the first skill that needs no
-    object, or else the first skill with the first object. What the rules do not know: that two doors are one too many,
-    how to look for anything, where lava is.
+    The rules fetch a key for a door, of the door's color if there are colors; drop a key that does not fit; and behind
+    an open door drop the key and fetch other objects. If no rule applies, they take the first skill without object, or
+    else the first skill with the first object. They do not know which of two doors is superfluous, how to search, or
+    where lava is.
     """
-    before, holds, after = state.partition(_HOLDS)
-    seen = [name for name in _NAMED.findall(before) if name != "nothing"]
-    held = next((name for name in _NAMED.findall(after) if name != "nothing"), None)
+    visible_text, holds, carried_text = state.partition(_HOLDS)
+    visible = [name for name in _NAME_PATTERN.findall(visible_text) if name != "nothing"]
+    carried = next((name for name in _NAME_PATTERN.findall(carried_text) if name != "nothing"), None)
     if not holds:
         note("the state does not say what a planner's agent holds (`, holds <...>`), and its hands are taken for empty")
-    why, steps = _room_rule(seen, held)
-    if all(skills.get(skill) is (thing != "") for skill, thing in steps):
-        return why, steps
+    reason, steps = _room_rule(visible, carried)
+    if all(skills.get(skill) is (target != "") for skill, target in steps):
+        return reason, steps
     note("no rule of the planner fits the state and the skills of the prompt, and the first skill is taken")
-    return "none of the rules applies", _anything(skills, seen)
+    return "none of the rules applies", _first_skill(skills, visible)
 
 
-def _room_rule(seen: list[str], held: str | None) -> tuple[str, Steps]:
-    keys = [name for name in seen if name.endswith("key")]
-    doors = [name for name in seen if name.endswith("door") or name.rstrip("0123456789").endswith("door")]
+def _room_rule(visible: list[str], carried: str | None) -> tuple[str, Steps]:
+    keys = [name for name in visible if name.endswith("key")]
+    doors = [name for name in visible if name.endswith("door") or name.rstrip("0123456789").endswith("door")]
     locked = [name for name in doors if not name.startswith("open ")]
-    goods = [name for name in seen if name not in doors and name.split()[-1] not in _LAST]
+    goods = [name for name in visible if name not in doors and name.split()[-1] not in _LAST]
     if goods and len(locked) == 0:
-        if held is not None:
-            return "hands must be free", [("drop", held)]
+        if carried is not None:
+            return "hands must be free", [("drop", carried)]
         return "fetch what there is", [("go to", goods[0]), ("pick up", goods[0])]
-    if held is not None and locked:
-        fitting = [door for door in locked if _fit(held, door)]
+    if carried is not None and locked:
+        fitting = [door for door in locked if _fits(carried, door)]
         if fitting:
             return "a door and its key", [("go to", fitting[0]), ("open", fitting[0])]
-        return "the key does not fit", [("drop", held)]
-    fitting = [key for key in keys if not locked or any(_fit(key, door) for door in locked)]
-    if held is None and fitting and len(locked) == len(doors):
+        return "the key does not fit", [("drop", carried)]
+    fitting = [key for key in keys if not locked or any(_fits(key, door) for door in locked)]
+    if carried is None and fitting and len(locked) == len(doors):
         return "a key is needed", [("go to", fitting[0]), ("pick up", fitting[0])]
     return "nothing else can be done", [("explore", "")]
 
 
-def _fit(key: str, door: str) -> bool:
-    """By their colours, which come before a space; without any, all fit."""
+def _fits(key: str, door: str) -> bool:
+    """Return whether the colors before the last space agree; without colors, all keys fit."""
     return key.rpartition(" ")[0] == door.rpartition(" ")[0]
 
 
-def _anything(skills: Mapping[str, bool], seen: list[str]) -> Steps:
-    free = [name for name, takes in skills.items() if not takes]
-    if free or not seen:
-        return [(name, "") for name in free[:1]]
-    return [(next(iter(skills)), seen[0])]
+def _first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
+    without_object = [name for name, takes in skills.items() if not takes]
+    if without_object or not visible:
+        return [(name, "") for name in without_object[:1]]
+    return [(next(iter(skills)), visible[0])]
 
 
-def _of_particles(me: str, own: str, others: str | None) -> tuple[str, Steps]:
-    """What agent `me` of a particle world does, who knows `own`; `others` is what the others announce.
+def _particle_answer(name: str, facts: str, announcements: str | None) -> tuple[str, Steps]:
+    """Return reason and plan of an agent of a particle world that knows `facts` and hears `announcements`.
 
-    The rules show what a debate is for. An agent that is nearest to nothing does not know what is left for it before it
-    hears where the others go, and hunters all chase the same prey before they hear of each other.
+    The rules show the purpose of a debate. An agent that is nearest to no landmark does not know which one is free
+    before it hears the others' goals, and hunters all chase the same prey before they hear each other.
     """
-    owners: dict[str, str] = dict(_NEAREST_TO_LANDMARK.findall(own))
+    owners: dict[str, str] = dict(_NEAREST_TO_LANDMARK.findall(facts))
     if owners:
-        return _landmark(me, owners, others)
-    hunters = _NEAREST_TO_PREY.findall(own)
+        return _landmark(name, owners, announcements)
+    hunters = _NEAREST_TO_PREY.findall(facts)
     if hunters:
-        return _prey(me, hunters, others)
-    if "is hunted" in own:
+        return _prey(name, hunters, announcements)
+    if "is hunted" in facts:
         return "run from everybody", [("keep away", "")]
-    if not any(phrase in own for phrase in _TALK):
+    if not any(phrase in facts for phrase in _COMMUNICATION):
         raise UnreadPromptError("what an agent of a particle world knows (in its state)")
-    says = _SAYS.findall(own)
-    move = ("go to", says[0]) if says else ("stay", "")
-    musts = _MUST.findall(own)
-    if "cannot move" in own:
-        return "tell them what is known", [(f"tell {name}", colour) for name, colour in musts]
-    return "say what is known, do what is said", [*(("say", colour) for _, colour in musts), move]
+    spoken = _SAYS.findall(facts)
+    move = ("go to", spoken[0]) if spoken else ("stay", "")
+    assignments = _MUST.findall(facts)
+    if "cannot move" in facts:
+        return "tell them what is known", [(f"tell {name}", color) for name, color in assignments]
+    return "say what is known, do what is said", [*(("say", color) for _, color in assignments), move]
 
 
-def _landmark(me: str, owners: dict[str, str], others: str | None) -> tuple[str, Steps]:
-    mine = [landmark for landmark, name in owners.items() if name == me]
-    if mine:
-        return "nobody is nearer", [("go to", f"landmark {mine[0]}")]
-    taken = {landmark for name, landmark in _GOING.findall(others or "") if name in owners.values() or name < me}
-    left = [landmark for landmark in owners if landmark not in taken] or list(owners)
-    return "nearest to none, so what seems to be left", [("go to", f"landmark {left[0]}")]
+def _landmark(agent: str, owners: dict[str, str], announcements: str | None) -> tuple[str, Steps]:
+    own_landmarks = [landmark for landmark, name in owners.items() if name == agent]
+    if own_landmarks:
+        return "nobody is nearer", [("go to", f"landmark {own_landmarks[0]}")]
+    claimed = {
+        landmark
+        for name, landmark in _ANNOUNCED_GOAL.findall(announcements or "")
+        if name in owners.values() or name < agent
+    }
+    free_landmarks = [landmark for landmark in owners if landmark not in claimed] or list(owners)
+    return "nearest to none, so what seems to be left", [("go to", f"landmark {free_landmarks[0]}")]
 
 
-def _prey(me: str, hunters: list[tuple[str, str]], others: str | None) -> tuple[str, Steps]:
-    mine = [prey for prey, name in hunters if name == me]
-    if mine:
-        return "nobody is nearer", [("chase", mine[0])]
+def _prey(agent: str, hunters: list[tuple[str, str]], announcements: str | None) -> tuple[str, Steps]:
+    own_prey = [prey for prey, name in hunters if name == agent]
+    if own_prey:
+        return "nobody is nearer", [("chase", own_prey[0])]
     prey = hunters[0][0]
-    if others is not None and f"chase {prey}" in others:
+    if announcements is not None and f"chase {prey}" in announcements:
         return "somebody else chases it", [("cut off", prey)]
     return "there is prey", [("chase", prey)]

@@ -1,56 +1,65 @@
-"""The options of `teacher=`: one class, with one of three planners."""
+"""Factories of the options `teacher=`: one class of teachers, with one of three planners."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmrl.core.errors import ConfigError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel
-from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.ranges import NonNegativeInt
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.domain_registry import check_domain, find_domain
-from llmrl.teachers.llm_planner import LLMPlanner, Reading
+from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED, OfflinePlanner
 from llmrl.teachers.plan_policy import Mode, PlanPolicy, Sharing
 from llmrl.teachers.planners import OraclePlanner, Planner
+from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PolicyTeacher
 from llmrl.teachers.schedules import Schedule
 
 
+@dataclass(frozen=True)
+class LLMTeacherSettings(LLMPlannerSettings):
+    """Options of `llm_teacher`; meanings, units and ranges are in `conf/teacher/llm.yaml`."""
+
+    schedule: Schedule | None
+    mode: Mode
+    debate_rounds: NonNegativeInt
+    sharing: Sharing
+    domain: Domain | None
+    parity: bool
+
+
 def llm_teacher(
+    settings: LLMTeacherSettings,
     spec: EnvSpec,
     seeds: Seeds,
     llm: ChatModel | None,
     prompt_folder: Path | None = None,
     folder: Path | None = None,
-    schedule: Schedule | None = None,
-    mode: Mode = "soft",
-    samples: PositiveInt = 10,
-    repair_turns: NonNegativeInt = 1,
-    debate_rounds: NonNegativeInt = 0,
-    sharing: Sharing = "own",
-    prompt: str | None = None,
-    reading: Reading = "shared",
-    domain: Domain | None = None,
-    parity: bool = False,
 ) -> PolicyTeacher:
-    """A language model plans; arguments as in `LLMPlanner`, and of all teachers those of `_teacher`."""
-    words = _domain(spec, domain, parity)
-    planner: Planner = LLMPlanner(
-        words, llm, prompt_folder, samples, repair_turns, folder, prompt, spec.horizon, reading
-    )
+    """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_teacher`."""
+    domain = _domain(spec, settings.domain, settings.parity)
+    planner: Planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
     names = spec.agent_names or tuple(f"agent_{i}" for i in range(spec.n_agents))
-    if debate_rounds:
-        planner = Debate(planner, names, debate_rounds)
-    if sharing == "mixture" and len(names) == 1:
-        raise ConfigError("teacher.sharing=mixture needs several agents in a game, and here there is one: use own")
-    if sharing == "mixture" and "action_mask" in spec.observation:
-        raise ConfigError(f"teacher.sharing=mixture: the agents of env={spec.name} have different actions; use own")
-    return _teacher(planner, seeds, schedule, mode, sharing, spec.n_agents)
+    if settings.debate_rounds:
+        planner = Debate(planner, names, settings.debate_rounds)
+    if settings.sharing == "mixture" and len(names) == 1:
+        raise ConfigError(
+            "teacher.sharing=mixture needs several agents in a game, but there is only one; use teacher.sharing=own"
+        )
+    if settings.sharing == "mixture" and "action_mask" in spec.observation:
+        raise ConfigError(
+            f"teacher.sharing=mixture needs agents with equal actions, but those of env={spec.name} differ; use "
+            "teacher.sharing=own"
+        )
+    return _teacher(planner, seeds, settings.schedule, settings.mode, settings.sharing, spec.n_agents)
 
 
 def offline_teacher(
@@ -59,14 +68,14 @@ def offline_teacher(
     schedule: Schedule | None = None,
     mode: Mode = "soft",
     table: str | None = None,
-    miss: Literal["fallback", "error"] = "fallback",
+    missing_state: Literal["fallback", "error"] = "fallback",
     domain: Domain | None = None,
     parity: bool = False,
 ) -> PolicyTeacher:
-    """Plans come from a table; `table` None is the published one in parity, else the corrected one."""
-    words = _domain(spec, domain, parity)
-    chosen = table or (PUBLISHED if words.parity else CORRECTED)
-    return _teacher(OfflinePlanner(words, chosen, miss), seeds, schedule, mode)
+    """Return a teacher with plans from a table; by default the published one with `parity`, else the corrected one."""
+    selection = _domain(spec, domain, parity)
+    table_name = table or (PUBLISHED if selection.parity else CORRECTED)
+    return _teacher(OfflinePlanner(selection, table_name, missing_state), seeds, schedule, mode)
 
 
 def oracle_teacher(
@@ -76,11 +85,11 @@ def oracle_teacher(
     domain: Domain | None = None,
     parity: bool = False,
 ) -> PolicyTeacher:
-    """Plans by the domain's own rule."""
-    words = _domain(spec, domain, parity)
-    if type(words).best_plan is Domain.best_plan:
-        raise ConfigError(f"the domain {words.name} has no rule for teacher=oracle; use teacher=llm")
-    return _teacher(OraclePlanner(words), seeds, schedule, "soft")
+    """Return a teacher with plans by the domain's own rule."""
+    selection = _domain(spec, domain, parity)
+    if type(selection).best_plan is Domain.best_plan:
+        raise ConfigError(f"the domain {selection.name} has no rule for teacher=oracle; use teacher=llm")
+    return _teacher(OraclePlanner(selection), seeds, schedule, "soft")
 
 
 def _teacher(
@@ -94,19 +103,122 @@ def _teacher(
     plan_policy = PlanPolicy(planner.domain, planner, mode, sharing, n_agents)
     if schedule is None:
         raise ConfigError(
-            "teacher.schedule=null says nothing of how much the teacher counts; give one, e.g. "
-            "'teacher.schedule={_target_: llmrl.teachers.schedules.Constant, weight: 0.3}' after it"
+            "teacher.schedule=null gives the teacher's loss no weight; set a schedule, e.g. "
+            "'teacher.schedule={_target_: llmrl.teachers.schedules.Constant, weight: 0.3}'"
         )
     return PolicyTeacher(plan_policy, schedule, seeds)
 
 
 def _domain(spec: EnvSpec, domain: Domain | None, parity: bool) -> Domain:
-    """The given domain, or the environment's own, if it fits the environment."""
+    """Return the given domain, or the environment's own, after checking that it fits the environment."""
     if domain is not None and domain.parity != parity:
         raise ConfigError(
-            f"teacher.parity={str(parity).lower()} and teacher.domain, which has parity={str(domain.parity).lower()}, "
-            "contradict each other; set both alike"
+            f"teacher.parity={str(parity).lower()} contradicts the parity={str(domain.parity).lower()} of "
+            "teacher.domain; "
+            "use the same value for both"
         )
-    chosen = find_domain(spec.name, parity, spec) if domain is None else domain
-    check_domain(chosen, spec)
-    return chosen
+    selection = find_domain(spec.name, parity, spec) if domain is None else domain
+    check_domain(selection, spec)
+    return selection
+
+
+DOMAINS = {
+    "simple_doorkey": "llmrl.teachers.rooms.room_domains:SimpleDoorKeyDomain",
+    "lava_doorkey": "llmrl.teachers.rooms.room_domains:LavaDoorKeyDomain",
+    "colored_doorkey": "llmrl.teachers.rooms.room_domains:ColoredDoorKeyDomain",
+    "two_door": "llmrl.teachers.rooms.room_domains:TwoDoorDomain",
+    "unlock_pickup": "llmrl.teachers.rooms.unlock_pickup:UnlockPickupDomain",
+    "simple_spread": "llmrl.teachers.particles.spread:SimpleSpreadDomain",
+    "simple_tag": "llmrl.teachers.particles.tag:SimpleTagDomain",
+    "simple_reference": "llmrl.teachers.particles.communication:SimpleReferenceDomain",
+    "simple_speaker_listener": "llmrl.teachers.particles.communication:SimpleSpeakerListenerDomain",
+}
+"""Environment name -> `module:class`."""
+
+
+def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> Domain:
+    """Return the domain shipped for an environment, with `parity` as published.
+
+    Domains whose constructor has a parameter `spec` receive it.
+
+    Raises:
+        ConfigError: no domain is shipped, or with `parity` there is no published one.
+    """
+    if env not in DOMAINS:
+        raise Incompatible(
+            Misfit.ONE_GAME,
+            f"no teacher's domain is shipped for env={env}; use env={', '.join(DOMAINS)}, "
+            "or give teacher.domain={_target_: <your class derived from llmrl.teachers.domain.Domain>}",
+        )
+    module, _, name = DOMAINS[env].partition(":")
+    domain_class = getattr(importlib.import_module(module), name)
+    parameters = inspect.signature(domain_class).parameters
+    if parity and "parity" not in parameters:
+        raise ConfigError(f"teacher.parity=true: there is no published teacher of {env}; set teacher.parity=false")
+    kwargs = ({"parity": True} if parity else {}) | ({"spec": spec} if "spec" in parameters else {})
+    domain: Domain = domain_class(**kwargs)
+    return domain
+
+
+def check_domain(domain: Domain, spec: EnvSpec) -> None:
+    """Raise ConfigError unless a domain is complete and fits an environment's channels and number of actions."""
+    _check_attributes(domain)
+    missing = [name for name in domain.channels if name not in spec.observation]
+    if missing:
+        raise ConfigError(
+            f"the teacher's domain {domain.name} needs the channel {missing[0]!r}, but env={spec.name} has only "
+            f"{', '.join(spec.observation)}; add it to env.observe if the environment has that option"
+        )
+    if domain.n_actions != spec.n_actions:
+        raise ConfigError(
+            f"the teacher's domain {domain.name} has {domain.n_actions} actions, but env={spec.name} has "
+            f"{spec.n_actions}; use a domain for this environment"
+        )
+
+
+def _check_attributes(domain: Domain) -> None:
+    class_name = type(domain).__name__
+    missing = [name for name in _REQUIRED if not hasattr(domain, name)]
+    if missing:
+        raise ConfigError(
+            f"the teacher's domain {class_name} has no {', '.join(missing)}; set {', '.join(_REQUIRED)} on the class "
+            "or in "
+            "the constructor"
+        )
+    for name in ("name", "prompt"):
+        if not isinstance(getattr(domain, name), str):
+            raise ConfigError(f"the teacher's domain {class_name}: {name}={getattr(domain, name)!r} must be a text")
+    for name, element_type, element_name in (
+        ("channels", str, "names"),
+        ("skills", Skill, "Skill"),
+        ("fallback", PlanStep, "PlanStep"),
+    ):
+        value = getattr(domain, name)
+        if (
+            not isinstance(value, tuple | list)
+            or not value
+            or not all(isinstance(part, element_type) for part in value)
+        ):
+            raise ConfigError(
+                f"the teacher's domain {class_name}: {name}={value!r} must be a tuple of {element_name}, at least one"
+            )
+    skills = {skill.name for skill in domain.skills}
+    unknown = [step.skill for step in domain.fallback if step.skill not in skills]
+    if unknown:
+        raise ConfigError(
+            f"the teacher's domain {class_name}: its fallback uses the unknown skill {unknown[0]!r}; "
+            f"available: {', '.join(skills)}"
+        )
+    for name, minimum in (("n_actions", 1), ("idle", 0), ("memory", 0)):
+        value = getattr(domain, name)
+        if not isinstance(value, int) or value < minimum:
+            raise ConfigError(
+                f"the teacher's domain {class_name}: {name}={value!r} must be a whole number >= {minimum}"
+            )
+    if domain.idle >= domain.n_actions:
+        raise ConfigError(
+            f"the teacher's domain {class_name}: idle={domain.idle} must be an action from 0 to {domain.n_actions - 1}"
+        )
+
+
+_REQUIRED = ("name", "channels", "prompt", "skills", "n_actions", "idle", "fallback")

@@ -1,1 +1,1 @@
-"""Hyperparameter search: what is searched, and a study that outlives the process. No Hydra in here."""
+"""Hyperparameter search: search space and resumable study. This package does not use Hydra."""

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 _DIGITS = 6
-"""Significant digits of real values; folder names are made of them, and no search needs more."""
+"""Significant digits of real values; they suffice, and folder names contain them."""
 
 
 @dataclass(frozen=True)
 class NumericRange:
-    """A range of numbers from `low` to `high`, both included, and `step` apart if that is given.
+    """A range of numbers.
 
     Attributes:
+        low, high: bounds, both included.
+        step: distance of the numbers; None: all numbers.
         log: whether to search on a logarithmic scale.
         integer: whether only integers are searched.
     """
@@ -79,7 +81,7 @@ class CategoricalChoice:
     def check(self, key: str) -> None:
         """Raise ConfigError if there are no values; `key` is for the message."""
         if not self.options:
-            raise ConfigError(f"{key} has no values to choose from")
+            raise ConfigError(f"{key} has no values to choose from; give at least one, as in choice(1,10)")
 
     def distribution(self) -> BaseDistribution:
         """Return the dimension as a distribution of Optuna."""

@@ -1,9 +1,9 @@
-"""A search that outlives its process: Optuna's study in an SQLite file, and what is written beside it.
+"""A resumable hyperparameter search: Optuna's study in an SQLite file, and further files.
 
-A trial's parameters are a function of the sampler's seed, of how many trials there were before it and of what is known
-about them. Nothing else is carried from one process to the next, so a search that was killed and started again tries
-what it would have tried anyway (unless it was killed in the fraction of a second in which a batch is drawn: what is
-left of that batch is then a batch of its own).
+The parameters of a trial are a function of the sampler's seed, the number of earlier trials and their known results.
+Nothing else is carried from one process to the next, so a search that was killed and started again tries the same
+parameters (unless it was killed in the fraction of a second in which a batch is drawn: the drawn part is then a batch
+of its own).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.analysis.statistics import interquartile_mean, mean
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
@@ -30,6 +29,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.run.files import write_atomic, write_bytes
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
+from llmrl.statistics.estimators import interquartile_mean, mean
 from llmrl.tuning.space import Space, overrides
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
     "max": np.max,
 }
 Result = float | str
-"""What became of a run: its result, or one line of what went wrong."""
+"""Outcome of a run: its result, or a one-line error message."""
 
 
 @dataclass(frozen=True)
 class TuningSettings:
-    """What `conf/hydra/sweeper/optuna.yaml` says, where each field is explained."""
+    """Settings of the sweeper, documented in `conf/hydra/sweeper/optuna.yaml`."""
 
     study: str
     folder: str | None
@@ -69,12 +69,14 @@ class TuningSettings:
 
 @dataclass(frozen=True)
 class TuningTrial:
-    """One choice of parameters; `overrides` set them.
+    """One choice of parameters.
 
     Attributes:
+        number: number of the trial.
+        overrides: overrides that set the parameters.
         state: `running` until every seed has a result, or the trial is pruned.
-        value: the aggregate over seeds; None unless `finished`.
-        results: by seed; empty while running, of the first seeds alone if pruned.
+        value: aggregate over seeds; None unless `finished`.
+        results: results by seed; empty while running, of the first seeds only if pruned.
     """
 
     number: int
@@ -85,17 +87,17 @@ class TuningTrial:
 
 
 class Study:
-    """The study in `folder`, new or gone on with; held by one process at a time. A context manager.
+    """A new or resumed study in `folder`, owned by one process at a time. A context manager.
 
     Args:
-        folder: of the study's files, made if it is not there.
-        settings: see `TuningSettings`.
-        space: what is searched.
-        seeds: every trial is run with each of these.
+        folder: folder of the study's files; created if it does not exist.
+        settings: settings of the search.
+        space: search space.
+        seeds: seeds with which every trial is run.
         fixed: overrides common to all trials.
 
     Raises:
-        ConfigError: Optuna is missing, or the study was begun for something else.
+        ConfigError: Optuna is missing, or the study was started with another objective, space or fixed overrides.
         RunFolderError: another process works on the study, or its files cannot be read or written.
     """
 
@@ -106,7 +108,7 @@ class Study:
             import optuna
         except ModuleNotFoundError as error:
             raise ConfigError("a hyperparameter search needs Optuna: pip install 'llmrl[tuning]'") from error
-        # A line for every trial; the trials are shown by whoever asks for them.
+        # Optuna would print a line for every trial; callers of this class show the trials instead.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.settings, self.space, self.seeds = settings, space, list(seeds)
         self.folder = folder.expanduser().absolute()
@@ -116,7 +118,7 @@ class Study:
             raise unwritable(self.folder, error) from error
         self._owner = Ownership(self.folder)
         try:
-            with self._readable():
+            with self._translate_errors():
                 self._study = optuna.create_study(
                     storage=f"sqlite:///{self.folder / STUDY_NAME}",
                     study_name=settings.study,
@@ -137,7 +139,7 @@ class Study:
         self._owner.release()
 
     def trials(self) -> list[TuningTrial]:
-        """All trials by number, without those of which a killed process had not yet drawn all parameters."""
+        """Return all trials by number, except those whose parameters a killed process had not fully drawn."""
         results = self._study.user_attrs
         names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed", "PRUNED": "pruned"}
         return [
@@ -148,51 +150,51 @@ class Study:
                 trial.value if trial.state.name == "COMPLETE" else None,
                 results.get(f"results of trial {trial.number}", {}),
             )
-            for trial in self._whole()
+            for trial in self._complete_trials()
         ]
 
     def next_batch(self) -> list[TuningTrial]:
-        """The trials to run now; empty when there are enough that are finished or pruned.
+        """Return the trials to run now; empty when enough trials are finished or pruned.
 
-        What a killed search left comes first, and alone: the next trials are drawn when as much is known as would have
-        been known without the kill.
+        Unfinished trials of a killed search come first, and alone, so that the next trials are drawn from the same
+        results as without the interruption.
         """
         from optuna.trial import TrialState
 
         trials = self.trials()
         missing = self.settings.trials - sum(trial.state in ("finished", "pruned") for trial in trials)
         size = max(0, min(self.settings.parallel_trials, missing))
-        if left := [trial for trial in trials if trial.state == "running"][:size]:
-            return left
+        if running := [trial for trial in trials if trial.state == "running"][:size]:
+            return running
         distributions = {key: dimension.distribution() for key, dimension in self.space.items()}
         batch = []
-        with self._readable():
-            for torn in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if not self._is_whole(torn):
-                    self._study.tell(torn.number, state=TrialState.FAIL)
+        with self._translate_errors():
+            for partial_trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if not self._is_complete(partial_trial):
+                    self._study.tell(partial_trial.number, state=TrialState.FAIL)
             for index in range(len(trials), len(trials) + size):
                 self._study.sampler = self._sampler(index)
-                drawn = self._study.ask(distributions)
-                batch.append(TuningTrial(drawn.number, overrides(self.space, drawn.params)))
+                optuna_trial = self._study.ask(distributions)
+                batch.append(TuningTrial(optuna_trial.number, overrides(self.space, optuna_trial.params)))
         return batch
 
     def tell(self, trial: TuningTrial, results: Sequence[Result]) -> TuningTrial:
-        """Record what became of a trial's runs, one result a seed, and return the trial as it is now.
+        """Record the results of a trial's runs, one for each seed, and return the updated trial.
 
-        A trial is failed if one of its runs is: an aggregate over other seeds than the rest's could not be compared.
+        A trial fails if one of its runs does, because an aggregate over fewer seeds could not be compared.
         """
         from optuna.trial import TrialState
 
-        by_seed = dict(zip(self.seeds, results, strict=True))
-        with self._readable():
-            # Before the state changes: a process killed in between leaves a trial whose runs are skipped the next time.
-            self._study.set_user_attr(f"results of trial {trial.number}", by_seed)
+        seed_results = dict(zip(self.seeds, results, strict=True))
+        with self._translate_errors():
+            # Before the state changes: after a kill in between, the trial continues, and its finished runs are skipped.
+            self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
             if any(isinstance(result, str) for result in results):
                 self._study.tell(trial.number, state=TrialState.FAIL)
-                return TuningTrial(trial.number, trial.overrides, "failed", None, by_seed)
+                return TuningTrial(trial.number, trial.overrides, "failed", None, seed_results)
             value = float(AGGREGATES[self.settings.aggregate](np.array(results, dtype=np.float64)))
             self._study.tell(trial.number, value)
-        return TuningTrial(trial.number, trial.overrides, "finished", value, by_seed)
+        return TuningTrial(trial.number, trial.overrides, "finished", value, seed_results)
 
     def prune(self, trial: TuningTrial, results: Sequence[float]) -> TuningTrial | None:
         """Record the results of a trial's first seeds, and end the trial if it is unpromising.
@@ -201,49 +203,49 @@ class Study:
         seeds (Optuna's `MedianPruner`, the median stopping rule of Golovin et al., 2017, "Google Vizier", section 3.2).
 
         Args:
-            trial: a running one.
-            results: of its first seeds, at least one and not of all.
+            trial: running trial.
+            results: results of its first seeds, at least one and not all.
 
         Returns:
             The pruned trial; None if its other seeds are to be run.
         """
         from optuna.trial import Trial, TrialState
 
-        by_seed = dict(zip(self.seeds, results, strict=False))
-        with self._readable():
-            [stored] = [each for each in self._whole() if each.number == trial.number]
-            if len(results) not in stored.intermediate_values:  # a search that goes on repeats what is stored
+        seed_results = dict(zip(self.seeds, results, strict=False))
+        with self._translate_errors():
+            [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
+            if len(results) not in stored.intermediate_values:  # a resumed search repeats stored results
                 # The object that Study.ask returned may belong to an earlier process.
                 Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
-                [stored] = [each for each in self._whole() if each.number == trial.number]
+                [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
             if not self._pruner().prune(self._study, stored):
                 return None
-            self._study.set_user_attr(f"results of trial {trial.number}", by_seed)
+            self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
             self._study.tell(trial.number, state=TrialState.PRUNED)
-        return TuningTrial(trial.number, trial.overrides, "pruned", None, by_seed)
+        return TuningTrial(trial.number, trial.overrides, "pruned", None, seed_results)
 
     def ranking(self) -> list[TuningTrial]:
-        """Trials with a value, the best first, earlier ones before equal later ones."""
+        """Return the trials with a value, best first; of equal ones the earlier first."""
         sign = -1.0 if self.settings.direction == "maximize" else 1.0
         return sorted(
             (trial for trial in self.trials() if trial.value is not None), key=lambda trial: sign * (trial.value or 0.0)
         )
 
     def importances(self) -> dict[str, float]:
-        """Share of each searched key in how good trials differ from others (PED-ANOVA, arXiv 2304.10255).
+        """Return the importance of each searched key for good results (PED-ANOVA, arXiv 2304.10255).
 
-        Descending, sum 1; empty with fewer than 4 trials or where results do not differ, which cannot tell.
+        The values are descending and sum to 1; empty with fewer than 4 trials, equal results, or a single key.
         """
         import optuna
 
         values = [trial.value for trial in self.ranking()]
         if len(values) < 4 or len(set(values)) == 1 or len(self.space) < 2:
             return {}
-        found = optuna.importance.get_param_importances(self._study)
-        return found if math.isfinite(sum(found.values())) else {}
+        shares = optuna.importance.get_param_importances(self._study)
+        return shares if math.isfinite(sum(shares.values())) else {}
 
     def draw_importances(self) -> Path | None:
-        """Draw the importances as bars in `importances.png`; None if they are unknown, or without matplotlib."""
+        """Draw the importances as bars in `importances.png`; return None if they are unknown, or without matplotlib."""
         from importlib.util import find_spec
 
         shares = self.importances()
@@ -262,7 +264,7 @@ class Study:
         return self.folder / IMPORTANCES_NAME
 
     def write(self, command: str) -> None:
-        """Replace `trials.csv`, and `best.yaml` once there is a best trial; `command` runs that one again."""
+        """Write `trials.csv`, and `best.yaml` if there is a best trial; `command` runs that one again."""
         import yaml
 
         table = io.StringIO()
@@ -286,22 +288,22 @@ class Study:
             }
             write_atomic(self.folder / BEST_NAME, yaml.safe_dump(content, sort_keys=False, width=1000))
 
-    def _whole(self) -> list[FrozenTrial]:
-        return [trial for trial in self._study.get_trials(deepcopy=False) if self._is_whole(trial)]
+    def _complete_trials(self) -> list[FrozenTrial]:
+        return [trial for trial in self._study.get_trials(deepcopy=False) if self._is_complete(trial)]
 
-    def _is_whole(self, trial: FrozenTrial) -> bool:
+    def _is_complete(self, trial: FrozenTrial) -> bool:
         return set(trial.params) == set(self.space)
 
     def _sampler(self, index: int) -> BaseSampler:
-        """A sampler for one trial: one that went on drawing could not be taken up by another process."""
+        """Return a sampler for one trial; a sampler with a state could not be continued by another process."""
         from optuna.exceptions import ExperimentalWarning
         from optuna.samplers import RandomSampler, TPESampler
 
         seed = Seeds(self.settings.sampler_seed).integer(index)
         if self.settings.sampler == "random":
             return RandomSampler(seed=seed)
-        # Trials that run at the same time count as bad ones meanwhile, so that a batch does not try one thing twice.
-        # Groups: keys that are searched together are modeled jointly. Optuna calls this experimental.
+        # constant_liar: running trials count as bad ones, so that a batch does not repeat parameters.
+        # group: keys that are searched together are modeled jointly. Optuna calls both experimental.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
@@ -314,7 +316,7 @@ class Study:
         return MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
 
     def _purpose(self, fixed: Sequence[str]) -> dict[str, str]:
-        """What the trials of a study must have in common to be compared, without what cannot change results."""
+        """Return the properties that all trials of a study must share to be comparable."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
         return {
             "the objective": objective,
@@ -323,38 +325,38 @@ class Study:
         }
 
     def _check_same(self, purpose: dict[str, str]) -> None:
-        begun = self._study.user_attrs.get("purpose")
-        if begun is None:
+        stored_purpose = self._study.user_attrs.get("purpose")
+        if stored_purpose is None:
             self._study.set_user_attr("purpose", purpose)
             return
         absent = "not given"
         changed = [
-            f"{key} was {begun.get(key, absent)} and is {purpose.get(key, absent)}"
-            for key in dict.fromkeys([*begun, *purpose])
-            if begun.get(key) != purpose.get(key)
+            f"{key} was {stored_purpose.get(key, absent)} and is {purpose.get(key, absent)}"
+            for key in dict.fromkeys([*stored_purpose, *purpose])
+            if stored_purpose.get(key) != purpose.get(key)
         ]
         if changed:
             raise ConfigError(
-                f"the study '{self.settings.study}' in {self.folder} was begun for something else: "
-                f"{'; '.join(changed)}. Trials of both could not be compared. Give this search a name of its own with "
-                "hydra.sweeper.study=<name>, or go on with the old one as it was"
+                f"the study '{self.settings.study}' in {self.folder} was started with other settings: "
+                f"{'; '.join(changed)}. Give this search another name with hydra.sweeper.study=<name>, or continue the "
+                "old one with its settings"
             )
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
-        """Errors of the database as one that a user can act on."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Translate errors of the database into errors with advice for the user."""
         from optuna.exceptions import OptunaError
         from sqlalchemy.exc import SQLAlchemyError
 
         try:
             yield
         except (OptunaError, SQLAlchemyError) as error:
-            said = str(error.__cause__ or error).splitlines()[0]
-            path, elsewhere = self.folder / STUDY_NAME, "hydra.sweeper.folder=<folder>"
-            if "is full" in said or "disk I/O" in said:
-                reason = why(path, OSError(errno.ENOSPC, said), elsewhere)
+            message = str(error.__cause__ or error).splitlines()[0]
+            path, hint = self.folder / STUDY_NAME, "hydra.sweeper.folder=<folder>"
+            if "is full" in message or "disk I/O" in message:
+                reason = why(path, OSError(errno.ENOSPC, message), hint)
                 raise RunFolderError(f"cannot write the study {path}: {reason}") from error
             raise RunFolderError(
-                f"{path} cannot be used as a study ({said}); move it away to start a new one, or choose another place "
-                f"with {elsewhere}"
+                f"{path} cannot be used as a study ({message}); move it away to start a new one, or choose another "
+                f"folder with {hint}"
             ) from error

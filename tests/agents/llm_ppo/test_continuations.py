@@ -1,4 +1,4 @@
-"""What a model scores after a prompt is what it reads there later, when the history shows what was done."""
+"""Candidate actions are scored with the tokens that the model reads later in the history."""
 
 import json
 from pathlib import Path
@@ -9,20 +9,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import make_env
 from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
-from llmrl.core.seeding import Seeds
-from llmrl.envs.babyai.vec_env import BabyAIEnv
-from llmrl.llms.local.causal_scorer import CausalScorer
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
+from models import causal_scorer, seq2seq_scorer
 from tiny_models import make_tiny_causal, make_tiny_tokenizer
 
 
 def metaspace(pre_tokenized):
-    """A tokenizer of the kind of Llama 2: words begin with a sign for the space, also the first word of a text, and
-    every text begins with a BOS."""
+    """Return a tokenizer like that of Llama 2.
+
+    A sign marks the space before each word, and each text starts with a BOS.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -49,46 +49,48 @@ TOKENIZERS = {
 
 @pytest.fixture(scope="module")
 def scorers(tmp_path_factory):
-    """A scorer of each tokenizer, one of a tokenizer made here, and what its tokenizer says of a text."""
-    made = {}
+    """Return a scorer for each tokenizer, including a tokenizer that is trained here."""
+    folders = {}
     for name, tokenizer in TOKENIZERS.items():
         folder = make_tiny_causal(tmp_path_factory.mktemp(name), window=4096)
-        own = tokenizer()
-        own.save_pretrained(folder)
+        custom_tokenizer = tokenizer()
+        custom_tokenizer.save_pretrained(folder)
         settings = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": len(own)}))
-        made[name] = folder
-    made["made here"] = small = tmp_path_factory.mktemp("small")
-    env = BabyAIEnv(Seeds(0), "BabyAI-GoToLocal-v0", n_envs=4, template="plain")
+        (folder / "config.json").write_text(json.dumps(settings | {"vocab_size": len(custom_tokenizer)}))
+        folders[name] = folder
+    folders["made here"] = small = tmp_path_factory.mktemp("small")
+    env = make_env("babyai_text", level="BabyAI-GoToLocal-v0", n_envs=4, template="plain")
     texts = [str(text) for text in env.reset(seed=0)["prompt"].ravel()]
-    make_small_model(small, [*texts, *env.spec.action_names], width=32, layers=1, vocabulary=320, longest=4096)
-    return {name: loaded(folder) for name, folder in made.items()}
+    make_small_model(
+        small, [*texts, *env.spec.action_names], shape=SmallModelShape(width=32, layers=1, vocabulary=320, longest=4096)
+    )
+    return {name: loaded(folder) for name, folder in folders.items()}
 
 
 def loaded(folder, **options):
-    """A scorer for tokens alone."""
+    """Load a scorer for tokens alone."""
     from transformers import AutoTokenizer
 
-    scorer = CausalScorer(str(folder), **options)
+    scorer = causal_scorer(folder, **options)
     scorer.load = lambda: None
     scorer._tokenizer = AutoTokenizer.from_pretrained(folder)
-    scorer._longest_text = lambda: None
+    scorer._max_length = lambda: None
     return scorer
 
 
-def scored_tokens(scorer, prompt, candidates):
-    """The tokens of the prompt and of each candidate, as the model is given them."""
+def score_tokens(scorer, prompt, candidates):
+    """Return the tokens of the prompt and of each candidate, as the model receives them."""
     [query], _ = scorer._queries([prompt], [tuple(candidates)])
     rows = zip(query.tree.target.tolist(), query.tree.length.tolist(), strict=True)
     return list(query.prompt), [ids[:n] for ids, n in rows]
 
 
-def candidates_of(env):
-    """What `agent=llm_ppo` scores in an environment."""
+def list_candidates(env):
+    """Return the candidates that `agent=llm_ppo` scores in an environment."""
     from torch import nn
 
-    class Nothing(nn.Module):
-        """A model of which only the width is asked."""
+    class EmptyModule(nn.Module):
+        """A model that only has a width."""
 
         class config:  # noqa: N801
             hidden_size = 4
@@ -97,55 +99,60 @@ def candidates_of(env):
             def get_text_config(cls):
                 return cls
 
-    class Anything:
-        module = Nothing()
+    class AnyTokenizer:
+        module = EmptyModule()
 
     settings = LanguageNetworkSettings("prompt", "scores", 1.0, [4], "relu", "float32", 64)
-    return LanguageActorCritic(env.spec, Anything(), torch.Generator(), settings, ProcessGroup()).candidates
+    return LanguageActorCritic(env.spec, AnyTokenizer(), torch.Generator(), settings, ProcessGroup()).candidates
 
 
 def rooms(**options):
-    return BabyAIEnv(Seeds(0), "BabyAI-GoToLocal-v0", n_envs=2, **{"template": "glam", **options})
+    return make_env("babyai_text", level="BabyAI-GoToLocal-v0", n_envs=2, **{"template": "glam", **options})
 
 
 VARIANTS = [
-    {"template": template, **more}
+    {"template": template, **extra_options}
     for template in ("glam", "plain")
-    for more in ({}, {"language": "fr"}, {"actions": "synonyms"}, {"replace": {"left": "to port", "wall": "fence"}})
+    for extra_options in (
+        {},
+        {"language": "fr"},
+        {"actions": "synonyms"},
+        {"replace": {"left": "to port", "wall": "fence"}},
+    )
 ]
 
 
 def next_prompts(env):
-    """For each action the prompt before it and the one after."""
+    """Yield the prompts before and after each action."""
     for action in range(env.spec.n_actions):
-        before = str(env.reset(seed=3)["prompt"][0, 0])
-        yield action, before, str(env.step(np.full((2, 1), action)).observation["prompt"][0, 0])
+        prompt_text = str(env.reset(seed=3)["prompt"][0, 0])
+        yield action, prompt_text, str(env.step(np.full((2, 1), action)).observation["prompt"][0, 0])
 
 
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
-def test_a_prompt_goes_on_as_the_next_one_shows_it(options):
+def test_next_prompt_continues_previous(options):
     env = rooms(**options)
-    candidates = candidates_of(env)
+    candidates = list_candidates(env)
     assert len(set(candidates)) == 6
-    for action, before, after in next_prompts(env):
-        assert after.startswith(before + candidates[action])
-        assert after[len(before + candidates[action])] in " \n"
+    for action, prompt_text, after in next_prompts(env):
+        assert after.startswith(prompt_text + candidates[action])
+        assert after[len(prompt_text + candidates[action])] in " \n"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("name", [*TOKENIZERS, "made here"])
-def test_tokens_that_are_scored_are_those_of_the_history(scorers, name, options):
+def test_scores_cover_history_tokens(scorers, name, options):
     env, scorer = rooms(**options), scorers[name]
-    candidates = candidates_of(env)
-    for action, before, after in next_prompts(env):
-        prompt, scored = scored_tokens(scorer, before, candidates)
-        together = prompt + scored[action]
-        whole = scorer._tokenizer(before + candidates[action])["input_ids"]
+    candidates = list_candidates(env)
+    for action, prompt_text, after in next_prompts(env):
+        prompt, continuation = score_tokens(scorer, prompt_text, candidates)
+        joined_text = prompt + continuation[action]
+        full_ids = scorer._tokenizer(prompt_text + candidates[action])["input_ids"]
         special = scorer._tokenizer.eos_token_id if name == "made here" else None  # which it puts after a text
-        assert together == (whole[:-1] if whole[-1] == special else whole)
+        assert joined_text == (full_ids[:-1] if full_ids[-1] == special else full_ids)
         # The last one may go on where the history does: "left" and a line's end.
-        assert scorer._tokenizer(after)["input_ids"][: len(together) - 1] == together[:-1]
+        assert scorer._tokenizer(after)["input_ids"][: len(joined_text) - 1] == joined_text[:-1]
 
 
 @pytest.mark.slow
@@ -156,56 +163,61 @@ def test_tokens_that_are_scored_are_those_of_the_history(scorers, name, options)
     spaces=st.integers(0, 3),
     words=st.lists(st.sampled_from(["turn", "left", "go", "é", "3", "up"]), min_size=1, max_size=3),
 )
-def test_a_text_is_read_as_one_wherever_words_are_apart(scorers, name, lines, spaces, words):
+def test_text_is_tokenized_jointly(scorers, name, lines, spaces, words):
     scorer, prompt = scorers[name], "\n".join(["Goal:", *map(" ".join, lines), "Action:"]) + " " * spaces
     candidate = " " * (not spaces) + " ".join(words)
-    read, [scored] = scored_tokens(scorer, prompt, [candidate])
-    assert read + scored == scorer._tokenizer(prompt + candidate)["input_ids"]
+    read, [continuation] = score_tokens(scorer, prompt, [candidate])
+    assert read + continuation == scorer._tokenizer(prompt + candidate)["input_ids"]
 
 
-def test_a_word_that_goes_on_is_tokenised_apart(scorers):
+def test_continuation_is_tokenized_separately(scorers):
     scorer = scorers["bytes"]
 
     def tokens(text):
         return scorer._plain_tokens([text])[0]
 
     assert tokens("a the")[: len(tokens("a t"))] != tokens("a t")
-    assert scored_tokens(scorer, "a t", ["he"]) == (tokens("a t"), [tokens("he")])
+    assert score_tokens(scorer, "a t", ["he"]) == (tokens("a t"), [tokens("he")])
 
 
-def test_the_published_treatment_tokenises_apart_and_adds_nothing(scorers, tmp_path):
+def test_treatment_tokenizes_separately(scorers, tmp_path):
     folder = Path(scorers["metaspace"].model)
     env, plain = rooms(), scorers["metaspace"]._tokenizer
     prompt = str(env.reset(seed=0)["prompt"][0, 0])
     names = list(env.spec.action_names)
-    assert prompt.endswith("Action 0: ") and candidates_of(env) == tuple(names)
-    read, scored = scored_tokens(loaded(folder, parity=True), prompt, names)
+    assert prompt.endswith("Action 0: ") and list_candidates(env) == tuple(names)
+    read, continuation = score_tokens(loaded(folder, parity=True), prompt, names)
     assert read == plain(prompt, add_special_tokens=False)["input_ids"]
-    assert scored == plain(names, add_special_tokens=False)["input_ids"]
-    read, _ = scored_tokens(loaded(folder, parity=True, prompt_special_tokens=True), prompt, names)
+    assert continuation == plain(names, add_special_tokens=False)["input_ids"]
+    read, _ = score_tokens(loaded(folder, parity=True, prompt_special_tokens=True), prompt, names)
     assert read == plain(prompt)["input_ids"] and read[0] == plain.bos_token_id
-    read, _ = scored_tokens(loaded(folder, prompt_special_tokens=False), prompt, names)
+    read, _ = score_tokens(loaded(folder, prompt_special_tokens=False), prompt, names)
     assert read == plain(prompt.rstrip(), add_special_tokens=False)["input_ids"]
 
 
-def test_a_seq2seq_model_answers_with_a_text_of_its_own(tmp_path):
+def test_seq2seq_model_scores_decoder_text(tmp_path):
     env = rooms(template="plain")
     names = list(env.spec.action_names)
-    make_small_model(tmp_path, [*names, "Goal: go"] * 9, "seq2seq", width=16, layers=1, heads=2, vocabulary=300)
+    make_small_model(
+        tmp_path,
+        [*names, "Goal: go"] * 9,
+        "seq2seq",
+        shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300),
+    )
     prompts = [str(env.reset(seed=0)["prompt"][0, 0])]
-    scorer = Seq2SeqScorer(str(tmp_path))
+    scorer = seq2seq_scorer(tmp_path)
     with torch.no_grad():
-        after_a_space = scorer.score(prompts, candidates_of(env))
-        assert torch.equal(after_a_space, scorer.score(prompts, names))
-    parity = Seq2SeqScorer(str(tmp_path), parity=True)
+        spaced_scores = scorer.score(prompts, list_candidates(env))
+        assert torch.equal(spaced_scores, scorer.score(prompts, names))
+    parity = seq2seq_scorer(tmp_path, parity=True)
     parity.load()
-    read, scored = scored_tokens(parity, prompts[0], names)
+    read, continuation = score_tokens(parity, prompts[0], names)
     assert read == parity._tokenizer(prompts[0], add_special_tokens=False)["input_ids"]
-    assert scored == parity._tokenizer(names, add_special_tokens=False)["input_ids"]
-    read, _ = scored_tokens(scorer, prompts[0], names)
+    assert continuation == parity._tokenizer(names, add_special_tokens=False)["input_ids"]
+    read, _ = score_tokens(scorer, prompts[0], names)
     assert read[-1] == scorer._tokenizer.eos_token_id
 
 
-def test_replacements_that_make_two_actions_one_are_refused():
-    with pytest.raises(ConfigError, match=r"two actions of env=.* are called 'turn left'"):
-        candidates_of(rooms(replace={"right": "left"}))
+def test_replacements_reject_duplicate_actions():
+    with pytest.raises(ConfigError, match=r"two actions of env=.* have the name 'turn left'"):
+        list_candidates(rooms(replace={"right": "left"}))

@@ -1,4 +1,4 @@
-"""A language model that acts and learns: tiny models with drawn weights, real tokenizers, the real loading code."""
+"""Training of language models: tiny models with random weights, real tokenizers, and the real loading code."""
 
 import copy
 from dataclasses import replace
@@ -10,23 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corridor import Corridor
-from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
+from llmrl.agents.llm_ppo.agent import LanguagePPOAgent, LanguagePPOSettings
 from llmrl.agents.llm_ppo.reference_kl import adapters_off
 from llmrl.core.errors import CheckpointError, ConfigError, Diverged, LLMError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.text_array import TextArray
-from llmrl.llms.local.causal_scorer import CausalScorer
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector
+from models import causal_scorer, seq2seq_scorer
 from ppo_settings import PLAIN
 
 pytestmark = pytest.mark.slow
 
-SCORERS = {"seq2seq": Seq2SeqScorer, "causal": CausalScorer}
+SCORERS = {"seq2seq": seq2seq_scorer, "causal": causal_scorer}
 PPO = replace(PLAIN, learning_rate=1e-3, gamma=0.99, epochs=2, minibatch_size=32, value_clip=None)
 
 
@@ -36,11 +35,16 @@ def folders(tmp_path_factory):
     texts = []
     for seed in range(8):
         texts += [str(t) for t in env.reset(seed=seed)["prompt"].ravel()]
-    made = {}
+    models = {}
     for kind in SCORERS:
-        made[kind] = tmp_path_factory.mktemp(kind)
-        make_small_model(made[kind], texts + list(env.spec.action_names) * 50, kind, width=32, layers=1, vocabulary=320)
-    return made
+        models[kind] = tmp_path_factory.mktemp(kind)
+        make_small_model(
+            models[kind],
+            texts + list(env.spec.action_names) * 50,
+            kind,
+            shape=SmallModelShape(width=32, layers=1, vocabulary=320),
+        )
+    return models
 
 
 def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
@@ -57,15 +61,14 @@ def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
         "recompute": False,
         "piece_tokens": 4096,
         "kl_coefficient": 0.0,
-        "divided": False,
+        "sharded": False,
         "init_from": None,
     }
-    return LanguagePPOAgent(
-        env.spec, Seeds(seed), "cpu", scorer, ProcessGroup(), False, ppo=ppo, **{**arguments, **changed}
-    )
+    settings = LanguagePPOSettings(**{**arguments, "ppo": ppo, **changed})
+    return LanguagePPOAgent(env.spec, settings, Seeds(seed), "cpu", scorer, ProcessGroup(), has_principal=False)
 
 
-def rollout_of(agent, env, steps=8, seed=0):
+def collect_rollout(agent, env, steps=8, seed=0):
     collector = Collector(env, agent.policy, "cpu")
     collector.reset(seed)
     return collector.collect(steps, Seeds(seed).torch("actions"))
@@ -75,36 +78,36 @@ def weights(agent):
     return {name: p.detach().clone() for name, p in agent.policy.named_parameters()}
 
 
-def changed_since(before, agent):
-    return {name for name, p in agent.policy.named_parameters() if not torch.equal(before[name], p)}
+def changed_since(weights_before, agent):
+    return {name for name, p in agent.policy.named_parameters() if not torch.equal(weights_before[name], p)}
 
 
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
-def test_it_learns_to_heed_the_goal(folders, kind):
+def test_agent_learns_goal(folders, kind):
     env = Corridor(32, length=3, horizon=2)
     agent = make_agent(folders, env, kind)
     collector = Collector(env, agent.policy, "cpu")
     collector.reset(0)
-    won = []
+    success_rates = []
     for i in range(25):
         rollout = collector.collect(4, Seeds(i).torch("actions"))
         agent.update(rollout, Seeds(i).torch("minibatches"))
-        won = [episode.summaries["won"] for episode in rollout.episodes]
-    assert np.mean(won) > 0.9
+        success_rates = [episode.summaries["won"] for episode in rollout.episodes]
+    assert np.mean(success_rates) > 0.9
 
 
-def test_ratios_are_one_while_the_weights_are_the_same(folders):
+def test_ratios_are_one_for_equal_weights(folders):
     env = Corridor(8)
     frozen = replace(PPO, learning_rate=1e-12)
     agent = make_agent(folders, env, ppo=frozen)
-    metrics = agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+    metrics = agent.update(collect_rollout(agent, env), Seeds(0).torch("minibatches"))
     assert abs(metrics["loss/kl"]) < 1e-9
     assert metrics["loss/clip_fraction"] == 0
 
 
-def test_a_gradient_is_the_same_in_pieces(folders):
+def test_microbatches_keep_gradient(folders):
     env = Corridor(8)
-    found = []
+    metrics = []
     for piece_tokens in (100_000, 1):
         agent = make_agent(folders, env, piece_tokens=piece_tokens)
         network = agent.policy.network
@@ -116,41 +119,41 @@ def test_a_gradient_is_the_same_in_pieces(folders):
         for piece, share in pieces:
             logits, value = network(piece)
             ((logits.log_softmax(-1)[:, 0] + value.square()).mean() * share).backward()
-        found.append(torch.cat([p.grad.flatten() for p in agent.policy.parameters() if p.grad is not None]))
-    assert found[0].abs().max() > 0
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-6)
+        metrics.append(torch.cat([p.grad.flatten() for p in agent.policy.parameters() if p.grad is not None]))
+    assert metrics[0].abs().max() > 0
+    torch.testing.assert_close(metrics[0], metrics[1], rtol=1e-4, atol=1e-6)
 
 
 def team_rollout(players):
-    """A rollout of games with equal and different prompts, after which the probabilities of actions have moved."""
+    """Collect a rollout with equal and different prompts, then change the probabilities of actions."""
     draws, shape = np.random.default_rng(0), (4, 4, players)
     texts = np.array([f"Goal of the agent: go east \n Observation: {'on ' * i}" for i in range(6)], dtype=object)
     action = torch.from_numpy(draws.integers(2, size=shape))
     log_prob = torch.from_numpy(draws.normal(np.log(0.5), 0.3, size=shape)).float()
     value, reward, after = (torch.from_numpy(draws.normal(size=shape)).float() for _ in range(3))
-    ended = torch.zeros(shape[:2], dtype=torch.bool)
+    done = torch.zeros(shape[:2], dtype=torch.bool)
     prompts = TextArray.of(texts[draws.integers(len(texts), size=shape)])
     return Rollout(
-        {"prompt": prompts}, None, action, log_prob, value, reward, reward, ended, ended, ended, after, {}, []
+        {"prompt": prompts}, None, action, log_prob, value, reward, reward, done, done, done, after, {}, []
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("piece_tokens", [200, 1])
-def test_the_ratio_of_joint_actions_does_not_depend_on_pieces(folders, piece_tokens):
+def test_microbatches_keep_joint_ratio(folders, piece_tokens):
     env = type("", (), {"spec": replace(Corridor(4).spec, n_agents=3)})
     teams = replace(PPO, joint_ratio=True, minibatch_size=24)
-    found = []
+    metrics = []
     for tokens in (100_000, piece_tokens):
         agent = make_agent(folders, env, ppo=teams, piece_tokens=tokens)
-        found.append(agent.update(team_rollout(3), Seeds(0).torch("minibatches")))
-        found[-1].pop("language/tokens")
-    assert found[0]["loss/kl"] > 0.01
-    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+        metrics.append(agent.update(team_rollout(3), Seeds(0).torch("minibatches")))
+        metrics[-1].pop("language/tokens")
+    assert metrics[0]["loss/kl"] > 0.01
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-3, abs=1e-5)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3), st.integers(1, 400))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_pieces_hold_whole_joint_actions(folders, seed, players, piece_tokens):
+def test_microbatches_contain_full_joint_actions(folders, seed, players, piece_tokens):
     draws = np.random.default_rng(seed)
     network = make_agent(folders, Corridor(4), piece_tokens=piece_tokens).policy.network
     n = 7 * players
@@ -159,10 +162,10 @@ def test_pieces_hold_whole_joint_actions(folders, seed, players, piece_tokens):
     batch = {"prompt": TextArray.of(texts), "action": torch.arange(n)}
     if players > 1:
         batch["team_step"] = (torch.arange(n) // players)[order]
-    seen = []
+    batches = []
     for piece, share in network.pieces(batch):
         assert share == len(piece["action"]) / n
-        seen += piece["action"].tolist()
+        batches += piece["action"].tolist()
         if players > 1:
             actions, numbers = piece["action"], piece["team_step"]
             assert numbers.bincount().tolist() == [players] * (len(numbers) // players)
@@ -172,15 +175,15 @@ def test_pieces_hold_whole_joint_actions(folders, seed, players, piece_tokens):
         numbers = piece.get("team_step", torch.arange(len(places)))
         read = {frozenset(places[numbers == number].tolist()) for number in numbers.tolist()}
         assert len(read) == 1 or len(prompts) * max(network.scorer.lengths(prompts)) <= piece_tokens
-    assert sorted(seen) == list(range(n))
+    assert sorted(batches) == list(range(n))
 
 
-def test_values_are_regressed_state_by_state(folders):
-    """Not to the mean of a minibatch, as where [B] is subtracted from [B, 1]."""
+def test_values_are_regressed_per_state(folders):
+    """Check that values are not regressed to the mean of a minibatch by broadcasting [B] against [B, 1]."""
     env = Corridor(8)
     only_values = replace(PPO, entropy_coefficient=0.0, minibatch_size=None, epochs=1)
     agent = make_agent(folders, env, ppo=only_values)
-    rollout = rollout_of(agent, env)
+    rollout = collect_rollout(agent, env)
     _, target = agent._ppo.estimate(rollout)
     metrics = agent.update(rollout, Seeds(0).torch("minibatches"))
     assert metrics["loss/value"] == pytest.approx(0.5 * float((rollout.value - target).square().mean()), rel=1e-4)
@@ -195,58 +198,58 @@ def test_values_are_regressed_state_by_state(folders):
     ],
 )
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
-def test_what_is_tuned_moves_and_nothing_else(folders, tune, moves, kind):
+def test_only_trainable_weights_change(folders, tune, moves, kind):
     env = Corridor(8)
     agent = make_agent(folders, env, kind, tune=tune, actions="head" if tune == "heads" else "scores")
-    before = weights(agent)
-    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
+    initial_weights = weights(agent)
+    agent.update(collect_rollout(agent, env), Seeds(0).torch("minibatches"))
 
-    def what(name):
+    def candidate_text(name):
         return next((part for part in ("lora_", "critic", "actor") if part in name), "language").rstrip("_")
 
-    assert {what(name) for name in changed_since(before, agent)} == moves
-    kept = {name.rpartition(".lora_")[0] or name for name in agent.state_dict()["policy"]}
-    assert len(kept) <= len(before)
-    assert {what(name) for name in agent.state_dict()["policy"]} == moves
+    assert {candidate_text(name) for name in changed_since(initial_weights, agent)} == moves
+    modules = {name.rpartition(".lora_")[0] or name for name in agent.state_dict()["policy"]}
+    assert len(modules) <= len(initial_weights)
+    assert {candidate_text(name) for name in agent.state_dict()["policy"]} == moves
 
 
-def test_an_agent_that_is_not_tuned_plays(folders):
+def test_frozen_agent_plays(folders):
     env = Corridor(4)
     agent = make_agent(folders, env, tune="nothing")
     assert not agent.learns
-    assert agent.update(rollout_of(agent, env), Seeds(0).torch("x")) == {}
+    assert agent.update(collect_rollout(agent, env), Seeds(0).torch("x")) == {}
     assert agent.describe()["trainable"] == 0
 
 
-def test_a_head_takes_the_place_of_scores(folders):
+def test_head_replaces_scores(folders):
     env = Corridor(8)
     agent = make_agent(folders, env, actions="head")
-    before = weights(agent)
-    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
-    assert any("actor" in name for name in changed_since(before, agent))
-    with pytest.raises(ConfigError, match="one output for each of 2 actions"):
+    initial_weights = weights(agent)
+    agent.update(collect_rollout(agent, env), Seeds(0).torch("minibatches"))
+    assert any("actor" in name for name in changed_since(initial_weights, agent))
+    with pytest.raises(ConfigError, match=r"outputs?.*2 actions"):
         agent.adapt(Corridor(8, names=("go east", "go west", "rest")).spec)
 
 
-def test_other_names_are_other_candidates(folders):
+def test_action_names_change_candidates(folders):
     env = Corridor(2)
     agent = make_agent(folders, env)
     prompts = [str(t) for t in env.reset()["prompt"].ravel()]
-    before = agent.policy.probabilities(prompts)
+    probabilities = agent.policy.probabilities(prompts)
     agent.adapt(Corridor(2, names=("walk east", "walk west", "rest")).spec)
     after = agent.policy.probabilities(prompts)
-    assert before.shape == (2, 2)
+    assert probabilities.shape == (2, 2)
     assert after.shape == (2, 3)
     torch.testing.assert_close(after.sum(-1), torch.ones(2))
 
 
-def test_the_anchor_holds_the_policy(folders):
+def test_anchor_limits_policy_change(folders):
     env = Corridor(16)
     drift = {}
     for beta in (1e-6, 20.0):
         agent = make_agent(folders, env, kl_coefficient=beta)
         for i in range(6):
-            metrics = agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
+            metrics = agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
             if i == 0:
                 first = metrics["loss/reference_kl"]
         drift[beta] = metrics["loss/reference_kl"]
@@ -254,26 +257,26 @@ def test_the_anchor_holds_the_policy(folders):
     assert drift[20.0] < 0.2 * drift[1e-6]
 
 
-def test_the_anchor_of_an_adapter_is_the_model_without_it(folders):
+def test_adapter_anchor_is_base_model(folders):
     env = Corridor(8)
     plain = make_agent(folders, env, tune="nothing")
     agent = make_agent(folders, env, tune="lora", kl_coefficient=0.01)
     prompts = sorted({str(t) for t in env.reset(seed=5)["prompt"].ravel()})
     for i in range(3):
-        agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
+        agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
     network = agent.policy.network
     with torch.no_grad():
         with adapters_off(network.language):
             off, _ = network.read(prompts)
         on, _ = network.read(prompts)
-        before, _ = plain.policy.network.read(prompts)
-    torch.testing.assert_close(off, before, rtol=1e-5, atol=1e-5)
-    assert (on - before).abs().max() > 1e-3
+        base_scores, _ = plain.policy.network.read(prompts)
+    torch.testing.assert_close(off, base_scores, rtol=1e-5, atol=1e-5)
+    assert (on - base_scores).abs().max() > 1e-3
     assert any(p.requires_grad for p in network.language.parameters())
 
 
-def test_dropout_never_changes_a_score(folders):
-    """Not in training mode either, which recomputing activations needs."""
+def test_dropout_keeps_scores(folders):
+    """Check training mode, too, which recomputation of activations needs."""
     env = Corridor(8)
     prompts = [str(t) for t in env.reset(seed=1)["prompt"].ravel()]
     scorer = SCORERS["seq2seq"](str(folders["seq2seq"]), weights="random")
@@ -286,51 +289,51 @@ def test_dropout_never_changes_a_score(folders):
     texts = TextArray.of(prompts)
     with torch.no_grad():
         resting, _ = network({"prompt": texts})
-    trained, _ = network({"prompt": texts})
+    trainable_outputs, _ = network({"prompt": texts})
     assert network.language.training
-    torch.testing.assert_close(trained, resting, rtol=1e-5, atol=1e-6)
-    trained.sum().backward()
+    torch.testing.assert_close(trainable_outputs, resting, rtol=1e-5, atol=1e-6)
+    trainable_outputs.sum().backward()
     assert network.language.get_input_embeddings().weight.grad.abs().max() > 0
 
 
-def test_an_adapter_over_weights_in_half_precision_is_float32(folders):
+def test_half_precision_adapter_is_float32(folders):
     env = Corridor(8)
     scorer = SCORERS["causal"](str(folders["causal"]), dtype="bfloat16")
     agent = make_agent(folders, env, tune="lora", scorer=scorer)
     assert {p.dtype for p in agent.policy.parameters() if not p.requires_grad} == {torch.bfloat16}
     assert {p.dtype for p in agent.policy.parameters() if p.requires_grad} == {torch.float32}
-    before = weights(agent)
-    agent.update(rollout_of(agent, env), Seeds(0).torch("minibatches"))
-    moved = changed_since(before, agent)
-    assert moved == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
+    initial_weights = weights(agent)
+    agent.update(collect_rollout(agent, env), Seeds(0).torch("minibatches"))
+    changes = changed_since(initial_weights, agent)
+    assert changes == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
     # All of what is trained has moved, or steps were lost in rounding.
     last = weights(agent)
-    assert all((last[name] != before[name]).float().mean() > 0.95 for name in moved if "lora_A" in name)
+    assert all((last[name] != initial_weights[name]).float().mean() > 0.95 for name in changes if "lora_A" in name)
 
 
-def test_an_adapter_over_weights_in_four_bits_learns(folders):
+def test_four_bit_adapter_learns(folders):
     pytest.importorskip("bitsandbytes")
     env = Corridor(8)
     scorer = SCORERS["causal"](str(folders["causal"]), four_bit=True)
     agent = make_agent(folders, env, tune="lora", scorer=scorer)
-    before = weights(agent)
+    initial_weights = weights(agent)
     for i in range(2):
-        agent.update(rollout_of(agent, env, seed=i), Seeds(i).torch("minibatches"))
-    moved = changed_since(before, agent)
-    assert {name for name in before if "lora_" in name} < moved
-    assert moved == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
-    other = make_agent(folders, env, tune="lora", scorer=SCORERS["causal"](str(folders["causal"]), four_bit=True))
-    other.load_state_dict(copy.deepcopy(agent.state_dict()))
+        agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
+    changes = changed_since(initial_weights, agent)
+    assert {name for name in initial_weights if "lora_" in name} < changes
+    assert changes == {name for name, p in agent.policy.named_parameters() if p.requires_grad}
+    quantized = make_agent(folders, env, tune="lora", scorer=SCORERS["causal"](str(folders["causal"]), four_bit=True))
+    quantized.load_state_dict(copy.deepcopy(agent.state_dict()))
     prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
-    assert torch.equal(other.policy.probabilities(prompts), agent.policy.probabilities(prompts))
+    assert torch.equal(quantized.policy.probabilities(prompts), agent.policy.probabilities(prompts))
 
 
 @pytest.mark.parametrize("tune", ["full", "lora"])
 @pytest.mark.parametrize("kind", ["seq2seq", "causal"])
-def test_a_gradient_is_the_same_where_activations_are_computed_again(folders, kind, tune):
+def test_gradient_checkpointing_keeps_gradient(folders, kind, tune):
     env = Corridor(8)
     prompts = TextArray.of([str(t) for t in env.reset(seed=3)["prompt"].ravel()])
-    found = []
+    metrics = []
     for recompute in (False, True):
         agent = make_agent(folders, env, kind, tune=tune, recompute=recompute)
         with torch.no_grad():  # an adapter that is no change at all hides half of its own gradient
@@ -341,39 +344,39 @@ def test_a_gradient_is_the_same_where_activations_are_computed_again(folders, ki
         logits, value = network({"prompt": prompts})
         assert network.language.training == recompute
         (logits.log_softmax(-1)[:, 0] + value.square()).mean().backward()
-        found.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
-    assert found[0].keys() == found[1].keys()
-    assert sum(x.abs().max() > 1e-6 for x in found[0].values()) > len(found[0]) / 2
-    for name, x in found[0].items():
-        torch.testing.assert_close(x, found[1][name], rtol=1e-4, atol=1e-6)
+        metrics.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    assert metrics[0].keys() == metrics[1].keys()
+    assert sum(x.abs().max() > 1e-6 for x in metrics[0].values()) > len(metrics[0]) / 2
+    for name, x in metrics[0].items():
+        torch.testing.assert_close(x, metrics[1][name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("tune", ["full", "lora"])
-def test_an_update_after_a_resume_is_the_same_bit_for_bit(folders, tune):
+def test_update_after_resume_is_bit_identical(folders, tune):
     env = Corridor(8)
     agents = [make_agent(folders, env, tune=tune) for _ in range(2)]
-    agents[0].update(rollout_of(agents[0], env), Seeds(0).torch("minibatches"))
+    agents[0].update(collect_rollout(agents[0], env), Seeds(0).torch("minibatches"))
     agents[1].load_state_dict(copy.deepcopy(agents[0].state_dict()))
     for agent in agents:
-        agent.update(rollout_of(agent, Corridor(8), seed=1), Seeds(1).torch("minibatches"))
+        agent.update(collect_rollout(agent, Corridor(8), seed=1), Seeds(1).torch("minibatches"))
     first, second = (agent.state_dict()["policy"] for agent in agents)
     assert all(torch.equal(x, second[name]) for name, x in first.items())
 
 
-def test_drawn_weights_come_from_the_seed(folders):
+def test_initial_weights_follow_seed(folders):
     folder = str(folders["seq2seq"])
-    made = [Seq2SeqScorer(folder, weights="random", seeds=Seeds(seed)) for seed in (0, 0, 1)]
-    a, b, c = (torch.cat([p.flatten() for p in scorer.module.parameters()]) for scorer in made)
-    assert torch.equal(a, b)
-    assert not torch.equal(a, c)
-    words = Seq2SeqScorer(folder, weights="embeddings", seeds=Seeds(0)).module
-    pretrained = Seq2SeqScorer(folder).module
+    models = [seq2seq_scorer(folder, weights="random", seeds=Seeds(seed)) for seed in (0, 0, 1)]
+    first, second, third = (torch.cat([p.flatten() for p in scorer.module.parameters()]) for scorer in models)
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+    words = seq2seq_scorer(folder, weights="embeddings", seeds=Seeds(0)).module
+    pretrained = seq2seq_scorer(folder).module
     assert torch.equal(words.shared.weight, pretrained.shared.weight)
     inner = "encoder.block.0.layer.0.SelfAttention.q.weight"
     assert not torch.equal(words.get_parameter(inner), pretrained.get_parameter(inner))
 
 
-def test_an_output_layer_of_its_own_is_drawn(folders, tmp_path):
+def test_separate_output_layer_is_initialized(folders, tmp_path):
     from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
     folder = folders["seq2seq"]
@@ -383,71 +386,71 @@ def test_an_output_layer_of_its_own_is_drawn(folders, tmp_path):
     model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.shared.weight))
     model.save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
-    words = Seq2SeqScorer(str(tmp_path), weights="embeddings", seeds=Seeds(0)).module
-    pretrained = Seq2SeqScorer(str(tmp_path)).module
-    drawn = Seq2SeqScorer(str(tmp_path), weights="random", seeds=Seeds(0)).module
+    words = seq2seq_scorer(tmp_path, weights="embeddings", seeds=Seeds(0)).module
+    pretrained = seq2seq_scorer(tmp_path).module
+    random_model = seq2seq_scorer(tmp_path, weights="random", seeds=Seeds(0)).module
     assert torch.equal(words.shared.weight, pretrained.shared.weight)
-    assert torch.equal(words.lm_head.weight, drawn.lm_head.weight)
+    assert torch.equal(words.lm_head.weight, random_model.lm_head.weight)
     assert not torch.equal(words.lm_head.weight, pretrained.lm_head.weight)
-    assert not torch.equal(drawn.lm_head.weight, drawn.shared.weight)
+    assert not torch.equal(random_model.lm_head.weight, random_model.shared.weight)
 
 
-def test_words_and_published_scores(folders):
+def test_scores_match_reference(folders):
     folder = str(folders["seq2seq"])
     prompts, names = ["Goal of the agent: go east"], ["go east", "go to the far west"]
-    plain = Seq2SeqScorer(folder).score(prompts, names)
-    words = Seq2SeqScorer(folder, length_normalization="words").score(prompts, names)
+    plain = seq2seq_scorer(folder).score(prompts, names)
+    words = seq2seq_scorer(folder, length_normalization="words").score(prompts, names)
     torch.testing.assert_close(words, plain / torch.tensor([[2.0, 5.0]]))
-    scorer = Seq2SeqScorer(folder, parity=True)
-    published = scorer.score(prompts, names).detach()
+    scorer = seq2seq_scorer(folder, parity=True)
+    reference_scores = scorer.score(prompts, names).detach()
     scorer.load()
     tokens = [scorer._tokenizer(name, add_special_tokens=False)["input_ids"] for name in names]
     prompt = torch.tensor(scorer._tokenizer(prompts[0], add_special_tokens=False)["input_ids"])
     for i, ids in enumerate(tokens):
         logits = scorer._plain_logits(prompt, torch.tensor(ids))
         expected = sum(logits[k, token].item() for k, token in enumerate(ids)) + max(map(len, tokens)) - len(ids)
-        assert float(published[0, i]) == pytest.approx(expected, abs=1e-3)
-    with pytest.raises(ConfigError, match="length_normalization must be none"):
-        Seq2SeqScorer(folder, parity=True, length_normalization="tokens")
+        assert float(reference_scores[0, i]) == pytest.approx(expected, abs=1e-3)
+    with pytest.raises(ConfigError, match=r"length_normalization=.*set it to none"):
+        seq2seq_scorer(folder, parity=True, length_normalization="tokens")
 
 
-def test_losses_that_are_no_numbers_end_the_run_with_a_reason(folders):
+def test_non_finite_loss_ends_run(folders):
     env = Corridor(8)
     agent = make_agent(folders, env, ppo=replace(PPO, max_grad_norm=1e9))
-    rollout = rollout_of(agent, env)
+    rollout = collect_rollout(agent, env)
     rollout.reward[0, 0, 0] = torch.nan
-    with pytest.raises(Diverged, match=r"no numbers any more .*What was saved before is intact"):
+    with pytest.raises(Diverged, match=r"not finite.*intact"):
         agent.update(rollout, Seeds(0).torch("minibatches"))
 
 
-def test_what_cannot_work_is_refused(folders):
+def test_rejects_invalid_settings(folders):
     env = Corridor(4)
-    with pytest.raises(ConfigError, match="two actions of env=corridor are called 'go'"):
+    with pytest.raises(ConfigError, match=r"env=corridor.*'go'"):
         make_agent(folders, Corridor(4, names=("go", "go")))
     with pytest.raises(ConfigError, match="empty name"):
         make_agent(folders, Corridor(4, names=("go", " ")))
-    with pytest.raises(ConfigError, match=r"no text channel 'text', but prompt: set agent\.text_channel=prompt"):
+    with pytest.raises(ConfigError, match=r"'text'.*agent\.text_channel=prompt"):
         make_agent(folders, env, text_channel="text")
     with pytest.raises(ConfigError, match=r"kl_coefficient.*agent\.actions=scores"):
         make_agent(folders, env, actions="head", kl_coefficient=0.1)
     with pytest.raises(ConfigError, match=r"tune=heads.*use agent\.actions=head"):
         make_agent(folders, env, tune="heads")
-    with pytest.raises(ConfigError, match=r"dropout=0\.1: dropout is never active in agent=llm_ppo"):
+    with pytest.raises(ConfigError, match=r"dropout=0\.1.*agent=llm_ppo"):
         make_agent(folders, env, tune="lora", lora=Lora(dropout=0.1))
     with pytest.raises(ConfigError, match=r"tune=full.*use llm\.dtype=float32 with agent\.precision=bfloat16"):
-        make_agent(folders, env, scorer=CausalScorer(str(folders["causal"]), dtype="bfloat16"))
+        make_agent(folders, env, scorer=causal_scorer(folders["causal"], dtype="bfloat16"))
     with pytest.raises(CheckpointError, match="is read at every start"):
         make_agent(folders, env, init_from="nowhere")
     with pytest.raises(LLMError, match="there is no folder"):
-        make_agent(folders, env, scorer=Seq2SeqScorer("./nowhere"))
+        make_agent(folders, env, scorer=seq2seq_scorer("./nowhere"))
     with pytest.raises(LLMError, match=r"four_bit=true|choose one"):
-        Seq2SeqScorer(str(folders["seq2seq"]), four_bit=True, weights="random").load()
-    short = CausalScorer(str(folders["causal"]), max_prompt_tokens=5)
+        seq2seq_scorer(folders["seq2seq"], four_bit=True, weights="random").load()
+    short = causal_scorer(folders["causal"], max_prompt_tokens=5)
     with pytest.raises(ConfigError, match="max_prompt_tokens=5"):
-        rollout_of(make_agent(folders, env, scorer=short), env)
+        collect_rollout(make_agent(folders, env, scorer=short), env)
 
 
-def test_a_tokenizer_needs_no_padding_token(folders, tmp_path):
+def test_tokenizer_needs_no_padding_token(folders, tmp_path):
     import json
     import shutil
 
@@ -457,8 +460,8 @@ def test_a_tokenizer_needs_no_padding_token(folders, tmp_path):
     settings.pop("pad_token")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     env = Corridor(4)
-    bare = make_agent(folders, env, scorer=CausalScorer(str(folder)))
-    whole = make_agent(folders, env, "causal")
+    bare = make_agent(folders, env, scorer=causal_scorer(folder))
+    full_agent = make_agent(folders, env, "causal")
     prompts = sorted({str(t) for t in env.reset(seed=2)["prompt"].ravel()})
     assert bare.policy.network.scorer._tokenizer.pad_token is None
-    torch.testing.assert_close(bare.policy.probabilities(prompts), whole.policy.probabilities(prompts))
+    torch.testing.assert_close(bare.policy.probabilities(prompts), full_agent.policy.probabilities(prompts))

@@ -1,4 +1,4 @@
-"""`agent=llm_ppo`, and one that imitates, by two processes: the run that one process makes."""
+"""`agent=llm_ppo` and imitation with two processes, which give the same run as one process."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ PPO = (
     "learn.rollout_steps=6",
     "learn.env_steps=54",
     "learn.evaluate_episodes=1",
-    "learn.evaluate_every=3",
+    "learn.evaluation_interval=3",
     "env.horizon=8",
 )
 
@@ -31,18 +31,18 @@ PPO = (
 def models(tmp_path_factory):
     from llmrl.cli.llm import main
 
-    made = {kind: tmp_path_factory.mktemp("models") / kind for kind in ("causal", "seq2seq")}
+    folders = {kind: tmp_path_factory.mktemp("models") / kind for kind in ("causal", "seq2seq")}
     size = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")
-    for kind, folder in made.items():
+    for kind, folder in folders.items():
         main(["make", str(folder), *ENV, *size, "--kind", kind])
-    return made
+    return folders
 
 
-def by_two_and_by_one(tmp_path, overrides, divided):
-    """The folders of a run by two processes, which may divide the weights, and by one."""
+def run_with_two_and_one(tmp_path, overrides, sharded):
+    """Return the folders of a run by two processes, which may shard the weights, and of a run by one process."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launcher, "-m", "llmrl.cli.train", *overrides, *divided, f"output_root={tmp_path / 'two'}"],
+        [*launcher, "-m", "llmrl.cli.train", *overrides, *sharded, f"output_root={tmp_path / 'two'}"],
         env={name: value for name, value in os.environ.items() if name not in VARIABLES},
         capture_output=True,
         text=True,
@@ -53,22 +53,22 @@ def by_two_and_by_one(tmp_path, overrides, divided):
     return tuple(only_run_folder(tmp_path / name) for name in ("two", "one"))
 
 
-def check_alike(first, second):
-    """Weights, and the optimiser as one process has it, so that one can go on with what two had divided."""
-    ([weights, optimizer], [others, other]) = first, second
-    assert weights.keys() == others.keys()
-    for name, x in weights.items():
+def check_equal(first, second):
+    """Compare the weights and the unsharded state of the optimizer."""
+    ([weights, optimizer], [other_weights, other_optimizer]) = first, second
+    assert weights.keys() == other_weights.keys()
+    for name, actual in weights.items():
         # Some 20 steps of Adam, 1e-3 each, went the same way.
-        assert (x - others[name]).abs().max() < 1e-4, name
-    assert optimizer["param_groups"] == other["param_groups"]
-    assert optimizer["state"].keys() == other["state"].keys()
-    for i, x in optimizer["state"].items():
-        assert (x["exp_avg"] - other["state"][i]["exp_avg"]).abs().max() < 1e-4
+        assert (actual - other_weights[name]).abs().max() < 1e-4, name
+    assert optimizer["param_groups"] == other_optimizer["param_groups"]
+    assert optimizer["state"].keys() == other_optimizer["state"].keys()
+    for i, actual in optimizer["state"].items():
+        assert (actual["exp_avg"] - other_optimizer["state"][i]["exp_avg"]).abs().max() < 1e-4
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "own", "divided"),
+    ("kind", "algorithm", "sharded"),
     [
         pytest.param("causal", ("agent.kl_coefficient=0.1",), False, marks=pytest.mark.long),
         ("causal", (), True),
@@ -78,24 +78,24 @@ def check_alike(first, second):
     ],
     ids=["whole", "divided", "divided-seq2seq", "whole-lora", "divided-lora"],
 )
-def test_two_processes_learn_what_one_does(tmp_path, models, kind, own, divided):
-    overrides = (*PPO, f"llm=local_scorer_{kind}", f"llm.model={models[kind]}", "llm.batch_tokens=300", *own)
-    two, one = by_two_and_by_one(tmp_path, overrides, ["agent.divided=true"] if divided else [])
-    rows = list(zip(comparable_metrics(two), comparable_metrics(one), strict=True))
+def test_two_processes_match_single_process(tmp_path, models, kind, algorithm, sharded):
+    overrides = (*PPO, f"llm=local_scorer_{kind}", f"llm.model={models[kind]}", "llm.batch_tokens=300", *algorithm)
+    two, single = run_with_two_and_one(tmp_path, overrides, ["agent.sharded=true"] if sharded else [])
+    rows = list(zip(comparable_metrics(two), comparable_metrics(single), strict=True))
     assert len(rows) == 4
-    for a, b in rows:
+    for actual, desired in rows:
         # Which texts are read beside which, and so how much padding there is, is not the same.
-        assert (a.pop("language/tokens", 0) > 0) == (b.pop("language/tokens", 0) > 0)
-    assert rows_alike([a for a, _ in rows], [b for _, b in rows], rel=1e-3)
-    agents = [saved_state(folder)[1]["agents"][0] for folder in (two, one)]
-    check_alike(*((agent["policy"], *agent["learner"]["optimizers"]) for agent in agents))
+        assert (actual.pop("language/tokens", 0) > 0) == (desired.pop("language/tokens", 0) > 0)
+    assert rows_alike([actual for actual, _ in rows], [desired for _, desired in rows], rel=1e-3)
+    agents = [saved_state(folder)[1]["agents"][0] for folder in (two, single)]
+    check_equal(*((agent["policy"], *agent["learner"]["optimizers"]) for agent in agents))
     # Nothing was computed between the last update and the checkpoint.
     assert agents[0]["tokens"] == agents[1]["tokens"] == 0
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_two_processes_imitate_as_one_does(tmp_path, models):
+def test_two_processes_match_single_process_imitation(tmp_path, models):
     run(*ENV, "agent=bot", "play.episodes=6", "play.trajectories=true", f"output_root={tmp_path / 'bot'}")
     bot = only_run_folder(tmp_path / "bot")
     overrides = (
@@ -114,7 +114,7 @@ def test_two_processes_imitate_as_one_does(tmp_path, models):
         "clone.evaluate_episodes=1",
         "env.horizon=8",
     )
-    two, one = by_two_and_by_one(tmp_path, overrides, ["agent.student.divided=true"])
-    assert rows_alike(comparable_metrics(two), comparable_metrics(one), rel=1e-3)
-    agents = [saved_state(folder)[1]["agents"][0] for folder in (two, one)]
-    check_alike(*((agent["policy"], agent["cloning"]["optimizer"]) for agent in agents))
+    two, single = run_with_two_and_one(tmp_path, overrides, ["agent.student.sharded=true"])
+    assert rows_alike(comparable_metrics(two), comparable_metrics(single), rel=1e-3)
+    agents = [saved_state(folder)[1]["agents"][0] for folder in (two, single)]
+    check_equal(*((agent["policy"], agent["cloning"]["optimizer"]) for agent in agents))

@@ -1,4 +1,4 @@
-"""`agent=llm_ppo` from the command line's parts: whole runs, killed ones, and those that start from another run."""
+"""Runs of `agent=llm_ppo`: complete runs, killed runs, and runs that start from another run."""
 
 import json
 import os
@@ -29,7 +29,7 @@ RUN = (
     "learn.rollout_steps=8",
     "learn.env_steps=96",
     "learn.evaluate_episodes=4",
-    "learn.evaluate_every=2",
+    "learn.evaluation_interval=2",
     "checkpoint_seconds=0",
 )
 
@@ -48,15 +48,15 @@ def context():
     return commands.children()
 
 
-def killed_at(step, *overrides):
-    """The run, killed as it takes the gradient step of this number."""
+def kill_at(step, *overrides):
+    """Kill the run at the gradient step with this number."""
     from llmrl.algorithms.optimizer_step import OptimizerStep
 
-    taken, ordinary = [0], OptimizerStep.step
+    step_count, ordinary = [0], OptimizerStep.step
 
     def step_or_die(self, batch, loss):
-        taken[0] += 1
-        if taken[0] == step:
+        step_count[0] += 1
+        if step_count[0] == step:
             os.kill(os.getpid(), signal.SIGKILL)
         return ordinary(self, batch, loss)
 
@@ -67,29 +67,29 @@ def killed_at(step, *overrides):
 @pytest.mark.slow
 @pytest.mark.long
 @pytest.mark.parametrize("tune", ["full", "lora"])
-def test_killed_in_the_middle_of_an_update_it_ends_with_the_same_numbers(context, tmp_path, model, tune):
+def test_resume_within_update_reproduces_metrics(context, tmp_path, model, tune):
     overrides = (*RUN, f"llm.model={model}", f"agent.tune={tune}")
     silent_run(*overrides, f"output_root={tmp_path / 'whole'}")
     # 4 epochs of 2 minibatches: the third step of the second update, then the last but one of the third.
     for step in (11, 15):
-        process = context.Process(target=killed_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
+        process = context.Process(target=kill_at, args=(step, *overrides, f"output_root={tmp_path / 'killed'}"))
         process.start()
         process.join()
         assert process.exitcode == -signal.SIGKILL
     silent_run(*overrides, f"output_root={tmp_path / 'killed'}")
-    whole, killed = only_run_folder(tmp_path / "whole"), only_run_folder(tmp_path / "killed")
-    assert read_status(killed).attempt == 3
-    assert comparable_metrics(whole) == comparable_metrics(killed)
-    first, second = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (whole, killed))
+    reference, resume_folder = only_run_folder(tmp_path / "whole"), only_run_folder(tmp_path / "killed")
+    assert read_status(resume_folder).attempt == 3
+    assert comparable_metrics(reference) == comparable_metrics(resume_folder)
+    first, second = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (reference, resume_folder))
     assert first.keys() == second.keys()
     assert all(torch.equal(x, second[name]) for name, x in first.items())
 
 
 @pytest.mark.slow
-def test_rewards_that_are_no_numbers_end_the_run_and_nothing_else(monkeypatch, tmp_path, model):
+def test_non_finite_rewards_end_run(monkeypatch, tmp_path, model):
     from llmrl.envs.babyai.vec_env import BabyAIEnv
 
-    overrides = (*RUN, f"llm.model={model}", "learn.evaluate_every=100")
+    overrides = (*RUN, f"llm.model={model}", "learn.evaluation_interval=100")
     ordinary, steps = BabyAIEnv.step, {}
 
     def poisoned(self, action):
@@ -100,7 +100,7 @@ def test_rewards_that_are_no_numbers_end_the_run_and_nothing_else(monkeypatch, t
         return step
 
     monkeypatch.setattr(BabyAIEnv, "step", poisoned)
-    with pytest.raises(Diverged, match="What was saved before is intact"):
+    with pytest.raises(Diverged, match="intact"):
         silent_run(*overrides, f"output_root={tmp_path / 'failed'}")
     failed = only_run_folder(tmp_path / "failed")
     iteration, state = saved_state(failed)
@@ -113,21 +113,21 @@ def test_rewards_that_are_no_numbers_end_the_run_and_nothing_else(monkeypatch, t
     assert comparable_metrics(failed) == comparable_metrics(only_run_folder(tmp_path / "whole"))
 
 
-def test_a_run_starts_from_the_weights_of_another(tmp_path, model):
+def test_run_starts_from_pretrained_weights(tmp_path, model):
     overrides = (*RUN, f"llm.model={model}", f"output_root={tmp_path}")
     silent_run(*overrides, "name=first")
     first = only_run_folder(tmp_path)
     frozen = ("agent.ppo.learning_rate=1e-12", "agent.ppo.epochs=1")
     silent_run(*overrides, "name=second", f"agent.init_from='{first}'", *frozen)
     [second] = (tmp_path / "second").glob("*/s0")
-    a, b = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
-    assert all(torch.allclose(x, b[name], atol=1e-6) for name, x in a.items())
-    with pytest.raises(ConfigError, match="do not fit this agent"):
+    x_weights, y_weights = (saved_state(folder)[1]["agents"][0]["policy"] for folder in (first, second))
+    assert all(torch.allclose(x, y_weights[name], atol=1e-6) for name, x in x_weights.items())
+    with pytest.raises(ConfigError, match="fit this agent"):
         silent_run(*overrides, "name=third", f"agent.init_from='{first}'", "agent.head_hidden=[9]")
 
 
 @pytest.mark.parametrize("tune", ["lora", "nothing"])
-def test_a_checkpoint_is_used_with_the_model_that_it_was_made_with(tmp_path, model, tune):
+def test_checkpoint_requires_its_base_model(tmp_path, model, tune):
     from llmrl.cli.llm import main
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts
@@ -143,37 +143,37 @@ def test_a_checkpoint_is_used_with_the_model_that_it_was_made_with(tmp_path, mod
     agent(folder).load_state_dict(state)
     shutil.rmtree(folder)
     main(["make", str(folder), *ENV, "env.n_envs=4", "seed=1", *SIZE])
-    with pytest.raises(ConfigError, match=f"llm.model={folder} has other files than when this run was made"):
+    with pytest.raises(ConfigError, match=f"the files of llm.model={folder} have changed"):
         agent(folder).load_state_dict(state)
     agent(folder).load_state_dict({**state, "model": None})  # of a model of the hub
 
 
-def test_a_model_that_is_not_tuned_is_measured(tmp_path, model):
+def test_evaluates_frozen_model(tmp_path, model):
     silent_run(*RUN, f"llm.model={model}", f"output_root={tmp_path}", "agent.tune=nothing", "play.episodes=6")
     results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
     assert results["episodes"] == 6
     assert "local scorer" in results["llm"]
 
 
-def test_models_that_do_not_work_leave_no_run(tmp_path, model):
-    with pytest.raises(LLMError, match="there is no folder"):
+def test_invalid_models_create_no_run(tmp_path, model):
+    with pytest.raises(LLMError, match="no folder"):
         silent_run(*RUN, "llm.model=./nowhere", f"output_root={tmp_path / 'a'}")
     with pytest.raises(ConfigError, match="scores texts"):
         silent_run(*RUN, "llm=scripted", f"output_root={tmp_path / 'b'}")
 
 
 @pytest.mark.slow
-def test_a_model_that_is_nowhere_ends_the_command_with_one_line(tmp_path):
+def test_unavailable_model_gives_single_line_error(tmp_path):
     train = Path(sys.executable).parent / "llmrl-train"
     env = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     command = [train, *RUN, "llm.model=no/such-model", f"output_root={tmp_path / 'runs'}"]
-    ended = commands.run(command, env=env, capture_output=True, text=True, timeout=300)
-    assert ended.returncode == 1
-    assert "no/such-model" in ended.stderr and "a name that was fetched before" in ended.stderr
-    assert "Traceback" not in ended.stderr
+    process = commands.run(command, env=env, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 1
+    assert "no/such-model" in process.stderr and "HF_HUB_OFFLINE=1" in process.stderr
+    assert "Traceback" not in process.stderr
 
 
-def test_prompts_that_are_longer_than_the_model_reads_end_the_run_with_what_would_work(tmp_path):
+def test_long_prompts_end_run_with_advice(tmp_path):
     from llmrl.cli.llm import main
 
     main(["make", str(tmp_path / "short"), *ENV, *SIZE, "--longest", "32"])
@@ -185,15 +185,15 @@ def test_prompts_that_are_longer_than_the_model_reads_end_the_run_with_what_woul
 
 @pytest.mark.parametrize("number", ["width", "layers", "heads", "longest", "vocabulary"])
 @pytest.mark.parametrize("value", [0, -2])
-def test_a_small_model_has_at_least_one_of_everything(tmp_path, number, value):
-    from llmrl.llms.local.small import make_small_model
+def test_small_model_has_minimum_sizes(tmp_path, number, value):
+    from llmrl.llms.local.small import SmallModelShape, make_small_model
 
     with pytest.raises(ConfigError, match=f"{number}={value}: .* at least"):
-        make_small_model(tmp_path / "model", ["go"], **{number: value})
+        make_small_model(tmp_path / "model", ["go"], shape=SmallModelShape(**{number: value}))
     assert not (tmp_path / "model").exists()
 
 
-def test_a_small_model_is_not_written_over_another(model, capsys):
+def test_small_model_is_not_overwritten(model, capsys):
     from llmrl.cli.llm import main
 
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""Policies that read each text once in a rollout give, outside of one, what their weights of that moment give."""
+"""Caching of texts within rollouts, with outputs of the latest weights outside of rollouts."""
 
 import copy
 from contextlib import nullcontext
@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from corridor import Corridor
-from llmrl.agents.drrn_agent import DRRNAgent
-from llmrl.agents.llm_ppo.agent import LanguagePPOAgent
+from llmrl.agents.drrn_agent import DRRNAgent, DRRNSettings
+from llmrl.agents.llm_ppo.agent import LanguagePPOAgent, LanguagePPOSettings
 from llmrl.algorithms.q_learning import QSettings
 from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.networks.memo import Memo
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
+from models import seq2seq_scorer
 from ppo_settings import PLAIN
 
 Q = QSettings(1e-2, 0.9, 16, 1.0, 1000, 8, None, 1.0, 5.0, True)
@@ -32,26 +32,30 @@ KINDS = ["drrn", "llm_ppo"]
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory):
-    """A maker of agents that read a corridor."""
+    """Return a factory of agents that read a corridor."""
     env, folder = Corridor(16), tmp_path_factory.mktemp("small")
     texts = [str(text) for text in env.reset(seed=0)["prompt"].ravel()]
     make_small_model(
-        folder, texts + list(env.spec.action_names) * 20, "seq2seq", width=16, layers=1, heads=2, vocabulary=300
+        folder,
+        texts + list(env.spec.action_names) * 20,
+        "seq2seq",
+        shape=SmallModelShape(width=16, layers=1, heads=2, vocabulary=300),
     )
 
-    def made(kind, env):
+    def make_part(kind, env):
         if kind == "drrn":
-            return DRRNAgent(env.spec, Seeds(0), "cpu", "prompt", 16, 100, 1.0, Q)
-        settings = ("prompt", "scores", 1.0, "full", Lora(), [8], "relu", "float32", False, 4096, 0.0, False, None)
-        return LanguagePPOAgent(
-            env.spec, Seeds(0), "cpu", Seq2SeqScorer(str(folder)), ProcessGroup(), False, *settings, ppo=PPO
-        )
+            return DRRNAgent(env.spec, DRRNSettings("prompt", 16, 100, 1.0, Q), Seeds(0), "cpu")
+        network = ("prompt", "scores", 1.0, [8], "relu", "float32", 4096)
+        training = {"tune": "full", "lora": Lora(), "recompute": False, "kl_coefficient": 0.0, "sharded": False}
+        settings = LanguagePPOSettings(*network, **training, init_from=None, ppo=PPO)
+        scorer = seq2seq_scorer(folder)
+        return LanguagePPOAgent(env.spec, settings, Seeds(0), "cpu", scorer, ProcessGroup(), has_principal=False)
 
-    return made
+    return make_part
 
 
-def counted(agent):
-    """The texts that the network of `agent` reads from now on, in order."""
+def count_calls(agent):
+    """Record the texts that the network of `agent` reads from now on, in order."""
     read, policy = [], agent.policy
     compute = policy._memo._compute
 
@@ -64,7 +68,7 @@ def counted(agent):
 
 
 def truth(agent, observation):
-    """Logits and values as an agent gives them that was made anew with the same weights."""
+    """Return the logits and values of a new agent with the same weights."""
     fresh = copy.deepcopy(agent.policy)
     act = fresh.act(observation, greedy=True)
     return act.logits, fresh.values(observation)
@@ -76,50 +80,50 @@ def shrink(policy):
             parameter.mul_(0.5)
 
 
-def by_fused_optimizer(policy):
+def step_fused_optimizer(policy):
     parameters = list(policy.network.parameters())
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     torch.optim.Adam(parameters, lr=0.1, fused=True).step()
 
 
-def through_data(policy):
+def change_data(policy):
     for parameter in policy.network.parameters():
         parameter.data.mul_(0.5)
 
 
-def by_other_data(policy):
+def replace_data(policy):
     for parameter in policy.network.parameters():
         parameter.data = parameter.data * 0.5
 
 
-def by_loading(policy):
+def load_state(policy):
     policy.network.load_state_dict({name: x * 0.5 for name, x in policy.network.state_dict().items()})
 
 
-WRITES = [shrink, by_fused_optimizer, through_data, by_other_data, by_loading]
+WRITES = [shrink, step_fused_optimizer, change_data, replace_data, load_state]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_whoever_changes_the_weights_the_next_output_is_theirs(make, kind, write):
+def test_weight_change_invalidates_outputs(make, kind, write):
     env = Corridor(4)
     agent, generator = make(kind, env), torch.Generator().manual_seed(0)
     observation = env.reset(seed=0)
-    for same in (generator, None):
-        before = agent.policy.act(observation, generator=same)
+    for shared_generator in (generator, None):
+        initial_outputs = agent.policy.act(observation, generator=shared_generator)
         write(agent.policy)
-        after = agent.policy.act(observation, generator=same)
+        after = agent.policy.act(observation, generator=shared_generator)
         logits, value = truth(agent, observation)
-        assert (before.logits - logits).abs().max() > 1e-3
+        assert (initial_outputs.logits - logits).abs().max() > 1e-3
         torch.testing.assert_close(after.logits, logits, rtol=0, atol=0)
         torch.testing.assert_close(agent.policy.values(observation), value, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_learner_may_be_called_by_anybody_between_rollouts(make, kind):
-    """With one generator for all rollouts, and without the agent's own `update`."""
+def test_learner_is_callable_between_rollouts(make, kind):
+    """Use one generator for all rollouts and do not call the agent's own `update`."""
     env = Corridor(8)
     agent, generator = make(kind, env), torch.Generator().manual_seed(0)
     collector = Collector(env, agent.policy, "cpu")
@@ -136,21 +140,21 @@ def test_a_learner_may_be_called_by_anybody_between_rollouts(make, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rollout_reads_each_text_once_and_begins_with_none(make, kind):
-    """As after a resume: else runs with one and without would read other texts at once, and round differently."""
+def test_rollout_reads_texts_once(make, kind):
+    """Read texts once after a resume, too; otherwise batches, and thus rounding, would differ between runs."""
     env = Corridor(8)
     agent, generator = make(kind, env), torch.Generator().manual_seed(0)
-    read, collector = counted(agent), Collector(env, agent.policy, "cpu")
+    read, collector = count_calls(agent), Collector(env, agent.policy, "cpu")
     collector.reset(0)
     for _ in range(3):
         read.clear()
         rollout = collector.collect(8, generator)
-        met = {text for step in rollout.observation["prompt"].tolist() for row in step for text in row}
-        assert len(set(read)) == len(read) >= len(met) > 3
+        texts = {text for step in rollout.observation["prompt"].tolist() for row in step for text in row}
+        assert len(set(read)) == len(read) >= len(texts) > 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_stopped_and_resumed_with_one_generator_outputs_are_the_same_bit_for_bit(make, kind):
+def test_resume_with_shared_generator_is_bit_identical(make, kind):
     generator = torch.Generator().manual_seed(0)
     env = Corridor(8)
     agent = make(kind, env)
@@ -158,62 +162,62 @@ def test_stopped_and_resumed_with_one_generator_outputs_are_the_same_bit_for_bit
     collector.reset(0)
     agent.update(collector.collect(5, generator), Seeds(0).torch("minibatches"))
     state = copy.deepcopy({"agent": agent.state_dict(), "games": collector.state_dict()})
-    drawn = generator.get_state()
-    whole = collector.collect(5, generator).copy()
-    other = Corridor(8)
-    resumed = make(kind, other)
-    resumed.load_state_dict(state["agent"])
-    goes_on = Collector(other, resumed.policy, "cpu")
+    generator_state = generator.get_state()
+    full_rollout = collector.collect(5, generator).copy()
+    second_env = Corridor(8)
+    restart = make(kind, second_env)
+    restart.load_state_dict(state["agent"])
+    goes_on = Collector(second_env, restart.policy, "cpu")
     goes_on.reset(1)
     goes_on.load_state_dict(state["games"])
-    rollout = goes_on.collect(5, torch.Generator().set_state(drawn))
-    assert torch.equal(rollout.action, whole.action)
-    assert torch.equal(rollout.log_prob, whole.log_prob) and torch.equal(rollout.value, whole.value)
+    rollout = goes_on.collect(5, torch.Generator().set_state(generator_state))
+    assert torch.equal(rollout.action, full_rollout.action)
+    assert torch.equal(rollout.log_prob, full_rollout.log_prob) and torch.equal(rollout.value, full_rollout.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_round_of_an_evaluation_reads_each_text_once(make, kind):
+def test_evaluation_round_reads_texts_once(make, kind):
     env = Corridor(8, horizon=16)
     agent = make(kind, env)
-    read = counted(agent)
+    read = count_calls(agent)
     evaluate_policy(Collector(env, agent.policy, "cpu"), 8, Seeds(0))
     assert len(set(read)) == len(read) > 3
 
 
-def test_who_stands_between_passes_it_on(make):
+def test_wrappers_forward_rollout_memory(make):
     env = Corridor(8)
     agent = make("drrn", env)
     policy = PartitionedPolicy([agent.policy, agent.policy], 4)
     observation = env.reset(seed=0)
     with policy.unchanged():
-        before = policy.act(observation, None, torch.Generator())
-        by_fused_optimizer(agent.policy)
-        assert torch.equal(policy.act(observation, None, torch.Generator()).logits, before.logits)
-    assert not torch.equal(policy.act(observation, None, torch.Generator()).logits, before.logits)
+        initial_outputs = policy.act(observation, None, torch.Generator())
+        step_fused_optimizer(agent.policy)
+        assert torch.equal(policy.act(observation, None, torch.Generator()).logits, initial_outputs.logits)
+    assert not torch.equal(policy.act(observation, None, torch.Generator()).logits, initial_outputs.logits)
 
 
-def test_questions_beside_a_rollout_are_no_states_that_it_reached(make):
+def test_additional_questions_are_not_states(make):
     env = Corridor(4, horizon=3)
     agents = [make("drrn", env) for _ in range(2)]
-    found = []
+    outputs = []
     for i, agent in enumerate(agents):
         collector = Collector(env, agent.policy, "cpu")
         collector.reset(0)
         rollout = collector.collect(8, Seeds(0).torch("actions"))
         if i:
             agent.policy.values(Corridor(4, length=9).observe())
-        found.append(agent._transitions(rollout))
-    assert found[0].next_prompt == found[1].next_prompt
+        outputs.append(agent._transitions(rollout))
+    assert outputs[0].next_prompt == outputs[1].next_prompt
 
 
 class Halves:
-    """A network of one number, and how often it was asked for what."""
+    """A network of one number that records its inputs."""
 
     def __init__(self):
-        self.weight, self.asked = 1.0, []
+        self.weight, self.requests = 1.0, []
 
     def __call__(self, keys):
-        self.asked.append(list(keys))
+        self.requests.append(list(keys))
         return torch.tensor(keys) * self.weight, torch.tensor([[key, self.weight] for key in keys])
 
 
@@ -223,20 +227,20 @@ class Halves:
         st.tuples(st.booleans(), st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6), max_size=4)), max_size=5
     )
 )
-def test_a_memo_is_the_function_itself(spans):
+def test_memo_equals_function(spans):
     network = Halves()
     memo = Memo(network)
-    for promised, calls in spans:
-        network.asked.clear()
+    for span, calls in spans:
+        network.requests.clear()
         network.weight /= 2
-        with memo.unchanged() if promised else nullcontext():
+        with memo.unchanged() if span else nullcontext():
             for keys in calls:
-                if not promised:
+                if not span:
                     network.weight /= 2
                 numbers, pairs = memo(keys)
                 assert numbers.tolist() == [key * network.weight for key in keys]
                 assert pairs.tolist() == [[key, network.weight] for key in keys]
-        asked = [key for keys in network.asked for key in keys]
+        keys_read = [key for keys in network.requests for key in keys]
         expected = [list(dict.fromkeys(keys)) for keys in calls]
-        assert asked == (list(dict.fromkeys(chain(*calls))) if promised else list(chain(*expected)))
+        assert keys_read == (list(dict.fromkeys(chain(*calls))) if span else list(chain(*expected)))
     assert not memo.open

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import llmrl.envs.babyai.registration  # noqa: F401
+from environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.core.seeding import Seeds
 from llmrl.envs.babyai.language import LANGUAGES, action_names, tokens, vocabulary
 from llmrl.envs.babyai.missions import in_french
-from llmrl.envs.babyai.vec_env import BabyAIEnv
 
 
 @pytest.mark.parametrize(
@@ -42,15 +41,15 @@ from llmrl.envs.babyai.vec_env import BabyAIEnv
         ),
     ],
 )
-def test_missions_are_told_in_french(english: str, french: str) -> None:
+def test_missions_are_translated_to_french(english: str, french: str) -> None:
     assert in_french(english) == french
 
 
 LEVELS = [name for name in gymnasium.registry if name.startswith("BabyAI-")]
 
 
-def test_missions_of_every_level_have_french_words() -> None:
-    known = {language: set(vocabulary(language)) for language in LANGUAGES}
+def test_all_level_missions_have_french_words() -> None:
+    vocabulary_words = {language: set(vocabulary(language)) for language in LANGUAGES}
     for level in LEVELS:
         game = gymnasium.make(level, disable_env_checker=True).unwrapped
         game.gen_obs = dict
@@ -58,38 +57,46 @@ def test_missions_of_every_level_have_french_words() -> None:
             with redirect_stdout(io.StringIO()):
                 game.reset(seed=seed)
             french = in_french(game.mission)
-            assert {"en": set(tokens(game.mission)) - known["en"], "fr": set(tokens(french)) - known["fr"]} == {
+            assert {
+                "en": set(tokens(game.mission)) - vocabulary_words["en"],
+                "fr": set(tokens(french)) - vocabulary_words["fr"],
+            } == {
                 "en": set(),
                 "fr": set(),
             }, level
-            # As many things, and of the same colours, as it says in English.
-            for noun, (said, _) in LANGUAGES["fr"].nouns.items():
-                assert tokens(french).count(said) == tokens(game.mission).count(noun)
+            # As many things, and of the same colors, as it says in English.
+            for noun, (word, _) in LANGUAGES["fr"].nouns.items():
+                assert tokens(french).count(word) == tokens(game.mission).count(noun)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS[::4])
-def test_every_mission_and_prompt_is_made_of_the_closed_vocabulary(level: str) -> None:
+def test_missions_use_closed_vocabulary(level: str) -> None:
     for language in LANGUAGES:
-        env = BabyAIEnv(Seeds(0), level, language=language, actions="augmented", n_envs=3)
+        env = make_env("babyai_text", level=level, language=language, actions="augmented", n_envs=3)
         env.provide(["prompt", "mission"])
-        known = set(vocabulary(language))
+        vocabulary_words = set(vocabulary(language))
         observation = env.reset(seed=4)
         for _ in range(3):
             assert not [
-                word for prompt in observation["prompt"].ravel() for word in tokens(prompt) if word not in known
+                word
+                for prompt in observation["prompt"].ravel()
+                for word in tokens(prompt)
+                if word not in vocabulary_words
             ]
             assert not (observation["mission"] == 1).any()
             observation = env.step(np.full((3, 1), 2)).observation
 
 
-def test_missions_of_other_games_have_no_french() -> None:
-    with pytest.raises(ConfigError, match="the mission 'get to the green goal square' cannot be told in French"):
-        BabyAIEnv(Seeds(0), "MiniGrid-Empty-5x5-v0", language="fr", n_envs=1)
+def test_foreign_missions_have_no_french() -> None:
+    with pytest.raises(
+        ConfigError, match="the mission 'get to the green goal square' cannot be translated into French"
+    ):
+        make_env("babyai_text", level="MiniGrid-Empty-5x5-v0", language="fr", n_envs=1)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_sets_of_actions_have_one_name_for_each(language: str) -> None:
+def test_action_sets_have_unique_names(language: str) -> None:
     sizes = {"restricted": 3, "canonical": 6, "augmented": 9, "synonyms": 6, "synonyms_shift": 6}
     assert {name: len(action_names(language, name)) for name in sizes} == sizes
     canonical = action_names(language, "canonical")
@@ -98,7 +105,7 @@ def test_sets_of_actions_have_one_name_for_each(language: str) -> None:
     assert len(vocabulary(language)) == len(set(vocabulary(language)))
 
 
-def test_published_names_of_actions() -> None:
+def test_glam_action_names() -> None:
     assert action_names("en", "augmented")[3:] == ("pick up", "drop", "toggle", "sleep", "do nothing", "think")
     assert action_names("en", "synonyms")[2] == "move ahead"
     assert action_names("fr", "canonical")[2:] == ("aller tout droit", "attraper", "lâcher", "basculer")
@@ -108,18 +115,18 @@ def test_published_names_of_actions() -> None:
 @pytest.mark.parametrize(
     ("actions", "message"),
     [
-        ("all", "env.actions=all is none of restricted, canonical"),
+        ("all", "env.actions=all.*restricted, canonical"),
         ([], "at least one name"),
-        (["go", " "], "none that is empty"),
-        (["go", "turn", "go"], "names 'go' twice"),
+        (["go", " "], "no empty one"),
+        (["go", "turn", "go"], "'go'"),
     ],
 )
-def test_actions_that_cannot_be_told_apart_are_refused(actions: str | list[str], message: str) -> None:
+def test_rejects_ambiguous_actions(actions: str | list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         action_names("en", actions)
 
 
-def test_words_and_numbers_are_found_in_texts() -> None:
+def test_words_are_extracted() -> None:
     assert tokens("Possible action of the agent: turn left \n Action 2: ") == [
         *("possible", "action", "of", "the", "agent", "turn", "left", "action", "2"),
     ]

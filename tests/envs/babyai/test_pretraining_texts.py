@@ -1,4 +1,4 @@
-"""Stories for small models: they say what they are to say, in other words than the game's."""
+"""Stories for the pretraining of small models: correct contents in other words than those of the game."""
 
 import re
 
@@ -12,44 +12,44 @@ WAYS = {"turn left": "left", "turn right": "right", "go forward": r"ahead|in fro
 
 
 def place(story: str) -> str:
-    """The sentence that says where the thing is that is looked for."""
+    """Return the sentence with the location of the goal object."""
     sentences = re.split(r"(?<=[.]) ", story)
     goal = re.search(r"(red|green|blue|purple|yellow|grey) (key|ball|box)", sentences[0])
     assert goal is not None
-    [where] = [each for each in sentences[1:-1] if goal[0] in each]
-    return where.lower()
+    [location] = [text for text in sentences[1:-1] if goal[0] in text]
+    return location.lower()
 
 
 @given(st.integers(0, 10_000))
-def test_what_is_done_follows_from_where_the_wanted_thing_is(seed):
+def test_actions_depend_on_target_position(seed):
     [story] = stories(1, seed)
-    where = place(story)
+    location = place(story)
     [move] = [move for move in WAYS if move in story]
-    if "nowhere" in where or "could not" in where:
+    if "nowhere" in location or "could not" in location:
         assert move != "go forward"
     else:
-        assert re.search(WAYS[move], where), story
+        assert re.search(WAYS[move], location), story
 
 
-def test_meaningless_ones_have_the_same_words_and_no_meaning():
-    told = stories(600, 0, informative=False)
+def test_meaningless_texts_share_vocabulary():
+    meaningless = stories(600, 0, informative=False)
     agree = 0
-    for story in told:
-        where = place(story)
+    for story in meaningless:
+        location = place(story)
         [move] = [move for move in WAYS if move in story]
-        agree += bool(re.search(WAYS[move], where))
-    assert agree / len(told) < 0.45  # a third, and some where nothing is seen
-    words = [set(re.findall(r"[a-z]+", " ".join(each).lower())) for each in (told, stories(600, 0))]
+        agree += bool(re.search(WAYS[move], location))
+    assert agree / len(meaningless) < 0.45  # a third, and some where nothing is seen
+    words = [set(re.findall(r"[a-z]+", " ".join(text).lower())) for text in (meaningless, stories(600, 0))]
     assert words[0] == words[1]
 
 
-def test_no_story_has_the_form_of_a_prompt():
+def test_stories_differ_from_prompts():
     text = " ".join(stories(300, 1))
     for phrase in ("You see", "Observation", "Goal of the agent", "Possible action", "step"):
         assert phrase not in text
-    assert set(ENGLISH.colours[""]) <= set(text.replace(".", " ").replace(",", " ").split())
+    assert set(ENGLISH.colors[""]) <= set(text.replace(".", " ").replace(",", " ").split())
 
 
-def test_they_are_a_function_of_their_seed():
+def test_texts_follow_seed():
     assert stories(5, 3) == stories(5, 3) != stories(5, 4)
     assert stories(0, 0) == []

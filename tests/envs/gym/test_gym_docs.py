@@ -1,4 +1,4 @@
-"""What docs/gymnasium.md shows works as it is written there."""
+"""The examples of docs/gymnasium.md run as written."""
 
 import re
 from pathlib import Path
@@ -10,17 +10,17 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_a_block_runs(block, capsys):
+def test_code_block_runs(block, capsys):
     exec(compile(block, "docs/gymnasium.md", "exec"), {})
     assert capsys.readouterr().out
 
 
-def test_the_optimum_of_the_lake_is_the_one_shown(capsys):
+def test_lake_optimum_matches_page(capsys):
     exec(compile(BLOCKS[0], "docs/gymnasium.md", "exec"), {})
     assert capsys.readouterr().out.startswith("0.740")
 
 
-def test_every_batched_engine_and_option_is_listed():
+def test_page_lists_batched_engines():
     from llmrl.envs.gym.batched import BATCHED
 
     assert all(name.removeprefix("llmrl/").removesuffix("-v0") in PAGE for name in BATCHED)

@@ -1,4 +1,4 @@
-"""The options of conf/env that are environments of Gymnasium."""
+"""The options of conf/env for environments of Gymnasium."""
 
 import sys
 from pathlib import Path
@@ -7,10 +7,12 @@ import gymnasium
 import numpy as np
 import pytest
 
+from llmrl.config.builder import Builder
 from llmrl.config.option_docs import header
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.core.seeding import Seeds
+from llmrl.core.services import EnvServices
 from llmrl.envs.gym.batched import BATCHED
 from llmrl.envs.gym.vec_env import GymnasiumEnv
 from llmrl.experiment.build_env import build_env
@@ -18,7 +20,7 @@ from llmrl.experiment.build_env import build_env
 FOLDER = Path(__file__).parents[3] / "conf" / "env"
 TARGET = "llmrl.envs.gym.vec_env.GymnasiumEnv"
 OPTIONS = {name: option for name, option in options("env").items() if option.get("_target_") == TARGET}
-PUBLISHED = [
+PUBLISHED_TASKS = [
     "mountain_car_continuous",
     "inverted_pendulum",
     "inverted_double_pendulum",
@@ -38,15 +40,15 @@ PUBLISHED = [
 
 
 def build(name: str, **fields) -> GymnasiumEnv:
-    return build_env({**OPTIONS[name], "n_envs": 2, **fields}, {"seeds": Seeds(0), "device": "cpu"}, ())
+    return build_env({**OPTIONS[name], "n_envs": 2, **fields}, Builder(EnvServices(Seeds(0))))
 
 
-def test_all_fifteen_published_tasks_are_there():
-    assert set(PUBLISHED) <= set(OPTIONS)
+def test_fifteen_tasks_exist():
+    assert set(PUBLISHED_TASKS) <= set(OPTIONS)
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gymnasium"])
-def test_an_option_plays(name):
+def test_option_plays(name):
     env = build(name)
     # Levels of MiniGrid count their steps themselves, and a hand of cards ends soon.
     assert env.spec.horizon is not None or name in ("blackjack", "minigrid", "babyai")
@@ -54,18 +56,18 @@ def test_an_option_plays(name):
     shape = (2, 1) if env.spec.continuous_actions is None else (2, 1, env.spec.continuous_actions.dim)
     step = env.step(np.zeros(shape, dtype=np.int64 if env.spec.continuous_actions is None else np.float64))
     assert step.reward.shape == (2, 1)
-    scored = ["progress"] if OPTIONS[name]["progress"] else []
-    assert env.spec.metrics == dict.fromkeys(["success", *scored], "last")
+    extra_metrics = ["progress"] if OPTIONS[name]["progress"] else []
+    assert env.spec.metrics == dict.fromkeys(["success", *extra_metrics], "last")
     env.close()
 
 
-def test_options_are_fast_where_they_can_be():
-    """The engine is batched wherever there is one, but for the options that are made for players of words."""
+def test_options_use_batched_engines():
+    """Check that options use the batched engine if one exists, except options for language models."""
     stock = {name for name, option in OPTIONS.items() if option["engine"] == "stock" and option["id"] in BATCHED}
     assert stock <= {"taxi"}
 
 
-def test_any_environment_has_an_option():
+def test_gymnasium_environments_have_options():
     env = build("gymnasium", id="Pendulum-v1", kwargs={"g": 9.81})
     assert env.spec.name == "Pendulum-v1"
     assert env.spec.horizon == 200
@@ -73,7 +75,7 @@ def test_any_environment_has_an_option():
 
 
 @pytest.mark.parametrize(("name", "package"), [("hopper", "mujoco"), ("lunar_lander", "box2d")])
-def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, name, package):
+def test_missing_package_names_extra(monkeypatch, name, package):
     for module in [*sys.modules]:
         if module.split(".")[0] in ("mujoco", "Box2D") or module.startswith(
             ("gymnasium.envs.mujoco", "gymnasium.envs.box2d")
@@ -85,11 +87,11 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, n
         build(name)
 
 
-def test_limits_told_in_comments_are_those_of_gymnasium():
+def test_comment_limits_match_gymnasium():
     import llmrl.envs.gym.tasks  # noqa: F401  (registers)
 
     for name, option in OPTIONS.items():
         if name in ("gymnasium", "minigrid", "babyai"):
             continue
-        limit, told = gymnasium.spec(option["id"]).max_episode_steps, header(FOLDER / f"{name}.yaml")
-        assert (" steps" not in told) if limit is None else (f"{limit} steps" in told)
+        limit, comment = gymnasium.spec(option["id"]).max_episode_steps, header(FOLDER / f"{name}.yaml")
+        assert (" steps" not in comment) if limit is None else (f"{limit} steps" in comment)

@@ -1,4 +1,4 @@
-"""Tables of rules: playing whole episodes at once, expected returns, best policies."""
+"""Tabular rules: complete episodes, expected returns and optimal policies."""
 
 import itertools
 
@@ -17,7 +17,7 @@ CHAIN = {0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]}, 1: {a: [(1
 
 @st.composite
 def random_rules(draw):
-    """Rules of 1 to 4 states and 1 to 3 actions whose probabilities need not quite add up to 1."""
+    """Draw rules of 1 to 4 states and 1 to 3 actions whose probabilities add up to about 1."""
     rng = np.random.default_rng(draw(st.integers(0, 10**6)))
     n_states, n_actions = draw(st.integers(1, 4)), draw(st.integers(1, 3))
 
@@ -36,7 +36,7 @@ def random_rules(draw):
 
 @settings(max_examples=80)
 @given(random_rules())
-def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
+def test_full_episodes_match_single_steps(case):
     rules, start, rng = case
     table = TransitionTable.of(rules, start)
     policies = rng.integers(table.n_actions, size=(2, table.n_states))
@@ -45,11 +45,11 @@ def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
     for i, (policy, seed) in enumerate(itertools.product(policies, seeds.tolist())):
         # As Gymnasium's toy-text environments do it.
         source = np.random.default_rng(seed)
-        state, rewards, over = int(np.argmax(np.cumsum(start) > source.random())), [], False
-        while not over and len(rewards) < horizon:
+        state, rewards, is_terminal = int(np.argmax(np.cumsum(start) > source.random())), [], False
+        while not is_terminal and len(rewards) < horizon:
             row = rules[state][int(policy[state])]
-            chosen = np.argmax(np.cumsum([p for p, *_ in row]) > source.random())
-            _, state, reward, over = row[chosen]
+            outcome = np.argmax(np.cumsum([p for p, *_ in row]) > source.random())
+            _, state, reward, is_terminal = row[outcome]
             rewards.append(reward)
         total = 0.0
         for reward in rewards:
@@ -57,10 +57,10 @@ def test_whole_episodes_are_those_played_step_by_step_by_the_rules(case):
         assert done.returned[i] == total
         assert done.length[i] == len(rewards)
         assert done.best_reward[i] == max(rewards)
-        assert done.terminated[i] == over
+        assert done.terminated[i] == is_terminal
 
 
-def test_an_expected_return_is_what_episodes_return_on_average():
+def test_expected_return_matches_average():
     games = EnvFactory("FrozenLake-v1", engine="batched").make(1)
     assert isinstance(games, TabularGames)
     policy = np.array([0, 3, 0, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0])
@@ -68,7 +68,7 @@ def test_an_expected_return_is_what_episodes_return_on_average():
     assert abs(games.table.expected_return(policy, 100) - returns.mean()) < 4 * returns.std() / np.sqrt(len(returns))
 
 
-def test_values_of_a_chain_are_those_worked_out_by_hand():
+def test_chain_values_match_hand_calculation():
     table = TransitionTable.of(CHAIN, np.array([1.0, 0.0]))
     assert table.expected_return(np.array([0, 0]), 10) == 4.0
     assert table.expected_return(np.array([1, 0]), 10) == -10.0
@@ -76,7 +76,7 @@ def test_values_of_a_chain_are_those_worked_out_by_hand():
     assert table.best_policy().tolist() == [0, 0]
 
 
-def test_no_policy_of_a_small_game_beats_the_best_one():
+def test_best_policy_is_optimal_in_small_game():
     table = TransitionTable.of(nim.rules(), np.eye(11)[10])
     best = table.expected_return(table.best_policy(), 10)
     rng = np.random.default_rng(0)
@@ -84,7 +84,7 @@ def test_no_policy_of_a_small_game_beats_the_best_one():
 
 
 @pytest.mark.parametrize("action", [-1, 2])
-def test_actions_that_there_are_not_are_refused(action):
+def test_rejects_invalid_actions(action):
     table = TransitionTable.of(CHAIN, np.eye(2)[0])
-    with pytest.raises(ValueError, match="actions must be 0 to 1"):
+    with pytest.raises(ValueError, match=r"actions.*0.*1"):
         play(table, np.array([[0, 1], [0, action]]), np.arange(2), 5)

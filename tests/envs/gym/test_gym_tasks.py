@@ -1,4 +1,4 @@
-"""The registered tasks: Gymnasium's checker, their rules, their pictures, their words."""
+"""The registered tasks: Gymnasium's checker, rules, pictures and texts."""
 
 import itertools
 import math
@@ -9,80 +9,79 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from environments import make_env
 from llmrl.core.errors import ConfigError
-from llmrl.core.seeding import Seeds
 from llmrl.envs.gym import tasks
 from llmrl.envs.gym.batched.transition_table import TransitionTable
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.tasks import maze, navigation, nim, pong
-from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 VARIANTS = [(name, {}) for name in tasks.IDS]
 VARIANTS += [("llmrl/Maze-v0", {"parity": True}), ("llmrl/Nim-v0", {"takes": [0, 1, 2]})]
 
 
 @pytest.mark.parametrize(("name", "kwargs"), VARIANTS)
-def test_the_checker_has_nothing_to_say(name, kwargs):
+def test_gymnasium_checker_passes(name, kwargs):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gymnasium.make(name, render_mode="rgb_array", **kwargs).unwrapped)
         check_env(gymnasium.make(name, **kwargs).unwrapped)
 
 
-def test_an_id_with_its_module_registers_itself():
+def test_id_with_module_registers_itself():
     assert gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0").spec.max_episode_steps == 200
     assert [gymnasium.spec(name).max_episode_steps for name in tasks.IDS] == [200, 10, 1000, 1000]
 
 
 @pytest.mark.parametrize(("name", "kwargs"), VARIANTS)
-def test_pictures_show_what_happens(name, kwargs):
+def test_pictures_show_changes(name, kwargs):
     env = gymnasium.make(name, render_mode="rgb_array", **kwargs)
     env.reset(seed=0)
-    before = env.render()
+    first_picture = env.render()
     # In the published set of actions of Nim, the first is to take no stick at all.
     env.step(1)
     after = env.render()
-    assert before.dtype == np.uint8
-    assert before.shape == after.shape
-    assert (before != after).any()
+    assert first_picture.dtype == np.uint8
+    assert first_picture.shape == after.shape
+    assert (first_picture != after).any()
 
 
 @pytest.mark.parametrize("name", tasks.IDS)
-def test_tasks_put_themselves_into_words(name):
-    env = GymnasiumEnv(Seeds(0), name, n_envs=2, engine="batched", text="own")
+def test_tasks_have_text(name):
+    env = make_env("gymnasium", id=name, n_envs=2, engine="batched", text="own")
     assert env.spec.text is not None
     assert env.reset()["text"][0, 0].startswith("{")
     assert len(env.spec.action_names) == env.spec.n_actions
     assert all(name.isidentifier() or name.startswith("take ") for name in env.spec.action_names)
 
 
-def best_action(name, seen, rng):
-    """A good player of each task."""
+def best_action(name, inputs, rng):
+    """Return a good action in each task."""
     if name == "llmrl/Navigation-v0":
         # Forward, unless a wall is near: then to the side where there is more room.
-        return 0 if seen[2] > 1.5 and min(seen[1], seen[3]) > 0.9 else 1 if seen[3] > seen[1] else 2
+        return 0 if inputs[2] > 1.5 and min(inputs[1], inputs[3]) > 0.9 else 1 if inputs[3] > inputs[1] else 2
     if name == "llmrl/Pong-v0":
         # The ball meets the paddle now here, now there, which sends it steeply up and down.
-        return 1 if seen[2] > seen[0] + rng.integers(-38, 38) else 0
+        return 1 if inputs[2] > inputs[0] + rng.integers(-38, 38) else 0
     rules = maze.rules() if "Maze" in name else nim.rules()
-    return int(TransitionTable.of(rules, np.eye(len(rules))[0]).best_policy()[seen])
+    return int(TransitionTable.of(rules, np.eye(len(rules))[0]).best_policy()[inputs])
 
 
 @pytest.mark.parametrize("good", [True, False])
 @pytest.mark.parametrize("name", tasks.IDS)
-def test_whatever_is_seen_is_in_the_space(name, good):
+def test_observations_are_in_space(name, good):
     env = gymnasium.make(name, disable_env_checker=True)
     lengths = []
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        seen, _ = env.reset(seed=seed)
-        over, steps = False, 0
-        while not over:
-            assert env.observation_space.contains(seen), seen
-            action = best_action(name, seen, rng) if good else int(rng.integers(env.action_space.n))
-            seen, _, terminated, truncated, _ = env.step(action)
-            over, steps = terminated or truncated, steps + 1
-        assert env.observation_space.contains(seen), seen
+        inputs, _ = env.reset(seed=seed)
+        done, steps = False, 0
+        while not done:
+            assert env.observation_space.contains(inputs), inputs
+            action = best_action(name, inputs, rng) if good else int(rng.integers(env.action_space.n))
+            inputs, _, terminated, truncated, _ = env.step(action)
+            done, steps = terminated or truncated, steps + 1
+        assert env.observation_space.contains(inputs), inputs
         lengths.append(steps)
     # The good ones see more than the beginning.
     assert not good or max(lengths) == {"llmrl/Maze-v0": 4, "llmrl/Nim-v0": 3}.get(name, 1000)
@@ -91,82 +90,82 @@ def test_whatever_is_seen_is_in_the_space(name, good):
 # Maze
 
 
-def test_the_maze_has_one_way_out_of_four_steps():
-    """0 S, 3 S, 6 E, 7 E: 1 - 3 * 0.1 / 9."""
+def test_maze_has_unique_four_step_path():
+    """Check the path 0 S, 3 S, 6 E, 7 E with return 1 - 3 * 0.1 / 9."""
     env = gymnasium.make("llmrl/Maze-v0")
     env.reset(seed=0)
-    seen, rewards, ends = zip(*[env.step(action)[:3] for action in (1, 1, 2, 2)], strict=True)
-    assert seen == (3, 6, 7, 8)
+    inputs, rewards, ends = zip(*[env.step(action)[:3] for action in (1, 1, 2, 2)], strict=True)
+    assert inputs == (3, 6, 7, 8)
     assert sum(rewards) == pytest.approx(1 - 0.3 / 9, abs=1e-12)
     assert ends == (False, False, False, True)
     table = TransitionTable.of(maze.rules(), np.eye(9)[0])
     assert table.expected_return(table.best_policy(), 200) == pytest.approx(0.96667, abs=1e-5)
 
 
-def test_walls_of_the_maze_are_where_they_are_published():
+def test_maze_walls_match_publication():
     """Open: 0-1, 1-2, 2-5, 5-4, 0-3, 3-6, 6-7, 7-8, and nothing else."""
     step = dict(enumerate((-3, 3, 1, -1)))
     rules = maze.rules()
     passages = {
-        (min(cell, there), max(cell, there))
+        (min(cell, next_cell), max(cell, next_cell))
         for cell in range(8)
         for action in range(4)
-        if (there := rules[cell][action][0][1]) != cell
+        if (next_cell := rules[cell][action][0][1]) != cell
     }
     assert passages == {(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)}
     assert all(
-        there in (cell, cell + step[action])
+        next_cell in (cell, cell + step[action])
         for cell in range(8)
         for action in range(4)
-        for _, there, _, _ in rules[cell][action]
+        for _, next_cell, _, _ in rules[cell][action]
     )
 
 
 @pytest.mark.parametrize(("parity", "terminated"), [(False, True), (True, False)])
 @pytest.mark.parametrize("engine", ["stock", "batched"])
-def test_the_published_maze_loses_its_goal_at_step_200(parity, terminated, engine):
+def test_published_maze_removes_goal_at_step_200(parity, terminated, engine):
     games = EnvFactory("llmrl/Maze-v0", {"parity": parity}, engine=engine).make(1)
-    one = np.ones(1, dtype=bool)
+    active = np.ones(1, dtype=bool)
     for start in range(2):
-        games.reset(np.array([start]), one)
+        games.reset(np.array([start]), active)
         for action in [0] * 196 + [1, 1, 2]:
-            _, _, ended, cut = games.step(np.array([action]), one)
-            assert not (ended | cut)[0]
-        seen, reward, ended, cut = games.step(np.array([2]), one)
-        assert (seen[0], reward[0], ended[0], cut[0]) == (8, 1.0, terminated, True)
+            _, _, is_over, is_cut = games.step(np.array([action]), active)
+            assert not (is_over | is_cut)[0]
+        inputs, reward, is_over, is_cut = games.step(np.array([2]), active)
+        assert (inputs[0], reward[0], is_over[0], is_cut[0]) == (8, 1.0, terminated, True)
 
 
 # Nim
 
 
 def optimum(takes: tuple[int, ...]) -> float:
-    """The highest expected return of all tables with an action for each of 1 to 10 sticks, computed exactly."""
+    """Return the maximum expected return over all tables of actions for 1 to 10 sticks, computed exactly."""
     table = TransitionTable.of(nim.rules(takes), np.eye(11)[10])
     chance = table.chance
     # Fewer sticks are left after every move, so the states 1 to 10 can be valued in this order for all tables at once.
     tables = np.array([*itertools.product(range(3), repeat=10)])
     value = np.zeros((len(tables), 11))
-    for left in range(1, 11):
-        rows = left * 3 + tables[:, left - 1]
-        ahead = np.take_along_axis(value, table.state[rows], axis=1)
-        value[:, left] = (table.reward[rows] + np.where(table.terminated[rows], 0.0, ahead)) @ chance
+    for remaining in range(1, 11):
+        rows = remaining * 3 + tables[:, remaining - 1]
+        next_values = np.take_along_axis(value, table.state[rows], axis=1)
+        value[:, remaining] = (table.reward[rows] + np.where(table.terminated[rows], 0.0, next_values)) @ chance
     return float(value[:, 10].max())
 
 
-def test_nim_can_always_be_won_but_not_with_the_published_actions():
-    """Over all 3^10 tables: +1, and -1/9 with {0, 1, 2}."""
+def test_nim_is_winnable_with_all_actions():
+    """Check the optimum over all 3^10 tables: +1, and -1/9 with {0, 1, 2}."""
     assert optimum((1, 2, 3)) == pytest.approx(1.0, abs=1e-12)
     assert optimum((0, 1, 2)) == pytest.approx(-1 / 9, abs=1e-12)
 
 
-def test_the_winning_moves_of_nim():
+def test_nim_winning_moves():
     table = TransitionTable.of(nim.rules(), np.eye(11)[10])
     sticks = table.best_policy() + 1
-    assert [int(sticks[left]) for left in (10, 8, 7, 6, 4, 3, 2)] == [1, 3, 2, 1, 3, 2, 1]
+    assert [int(sticks[remaining]) for remaining in (10, 8, 7, 6, 4, 3, 2)] == [1, 3, 2, 1, 3, 2, 1]
 
 
 @pytest.mark.parametrize(
-    ("left", "sticks", "outcomes"),
+    ("remaining", "sticks", "outcomes"),
     [
         (10, 1, [(8, 0, False), (7, 0, False), (6, 0, False)]),
         (6, 1, [(4, 0, False), (3, 0, False), (2, 0, False)]),
@@ -178,32 +177,32 @@ def test_the_winning_moves_of_nim():
         (7, 0, [(7, -1, True)]),
     ],
 )
-def test_moves_of_nim(left, sticks, outcomes):
-    """The opponent leaves 1 more than a multiple of 4 where it can, else it takes any legal number."""
-    given = nim.rules((0, 1, 2, 3))[left][sticks]
-    assert [outcome[1:] for outcome in given] == outcomes
-    assert [outcome[0] for outcome in given] == [1 / len(outcomes)] * len(outcomes)
+def test_nim_moves(remaining, sticks, outcomes):
+    """Check that the opponent leaves 1 more than a multiple of 4 if possible, and otherwise moves at random."""
+    move_outcomes = nim.rules((0, 1, 2, 3))[remaining][sticks]
+    assert [outcome[1:] for outcome in move_outcomes] == outcomes
+    assert [outcome[0] for outcome in move_outcomes] == [1 / len(outcomes)] * len(outcomes)
 
 
-def test_nim_wants_three_numbers_of_sticks():
-    with pytest.raises(ConfigError, match="three numbers of sticks"):
+def test_nim_requires_three_heaps():
+    with pytest.raises(ConfigError, match="sticks"):
         nim.nim_games(1, takes=[1, 2])
 
 
 # Pong
 
 
-def test_pong_ends_when_the_ball_is_missed_and_pays_for_returns():
+def test_pong_rewards_returns_until_miss():
     env = gymnasium.make("llmrl/Pong-v0")
     for seed in range(4):
-        seen, _ = env.reset(seed=seed)
-        assert seen[:3].tolist() == [300.0, 400.0, 300.0]
-        assert abs(seen[3]) == 5
-        assert abs(seen[4]) <= 5
-        steps, returned, over = 0, 0.0, False
-        while not over:
-            seen, reward, terminated, truncated, _ = env.step(1 if seen[2] > seen[0] else 0)
-            steps, returned, over = steps + 1, returned + reward, terminated or truncated
+        inputs, _ = env.reset(seed=seed)
+        assert inputs[:3].tolist() == [300.0, 400.0, 300.0]
+        assert abs(inputs[3]) == 5
+        assert abs(inputs[4]) <= 5
+        steps, returned, done = 0, 0.0, False
+        while not done:
+            inputs, reward, terminated, truncated, _ = env.step(1 if inputs[2] > inputs[0] else 0)
+            steps, returned, done = steps + 1, returned + reward, terminated or truncated
         # There and back takes 308 steps, the first return 78 or 230.
         assert (steps, returned) == (1000, 3.0)
     env.reset(seed=1)
@@ -212,61 +211,63 @@ def test_pong_ends_when_the_ball_is_missed_and_pays_for_returns():
     assert rows[ends[0]][0][1] < 0
 
 
-def published_pong(seed, follow):
-    """One episode by the rules of the environment published with ProPS, for an agent that moves at random or, if
-    `follow`, after the ball; return its observations and rewards."""
+def reference_pong(seed, follow):
+    """Play one episode by the rules published with ProPS and return its observations and rewards.
+
+    The agent moves at random or, if `follow`, after the ball.
+    """
     source, actions = np.random.Generator(np.random.PCG64(seed)), np.random.default_rng([seed, 1])
-    mine = other = 260
+    mine = opponent = 260
     x, y = 400, 300
     dx, dy = int(source.choice([-5, 5])), source.uniform(-5, 5)
-    seen, rewards = [[mine + 40, x, y, dx, dy]], []
+    inputs, rewards = [[mine + 40, x, y, dx, dy]], []
     while len(rewards) < 1000 and 0 <= x <= 790:
         action = (1 if np.float32(y) > mine + 40 else 0) if follow else actions.integers(3)
         mine = min(max(mine + (-5, 5, 0)[action], 0), 520)
-        other = min(max(other + (5 if other + 40 < y else -5), 0), 520)
+        opponent = min(max(opponent + (5 if opponent + 40 < y else -5), 0), 520)
         x, y = x + dx, y + dy
         if y <= 0 or y >= 590:
             dy = -dy
-        reward, paddle = 0, mine if dx < 0 else other
+        reward, paddle = 0, mine if dx < 0 else opponent
         if (x <= 10 if dx < 0 else x >= 780) and paddle <= y <= paddle + 80:
             reward, dx, dy = int(dx < 0), -dx, 5 * (2 * (y - paddle) / 80 - 1)
-        seen.append([mine + 40, x, y, dx, dy])
+        inputs.append([mine + 40, x, y, dx, dy])
         rewards.append(reward)
-    return np.array(seen, dtype=np.float32), rewards
+    return np.array(inputs, dtype=np.float32), rewards
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_pong_is_the_published_environment(follow):
+def test_pong_matches_reference(follow):
     for seed in range(40):
-        expected, paid = published_pong(seed, follow)
+        expected, reference_rewards = reference_pong(seed, follow)
         env, actions = gymnasium.make("llmrl/Pong-v0"), np.random.default_rng([seed, 1])
-        seen, rewards = [env.reset(seed=seed)[0]], []
-        over = False
-        while not over:
-            action = (1 if seen[-1][2] > seen[-1][0] else 0) if follow else int(actions.integers(3))
+        inputs, rewards = [env.reset(seed=seed)[0]], []
+        done = False
+        while not done:
+            action = (1 if inputs[-1][2] > inputs[-1][0] else 0) if follow else int(actions.integers(3))
             observation, reward, terminated, truncated, _ = env.step(action)
-            over = terminated or truncated
-            seen.append(observation)
+            done = terminated or truncated
+            inputs.append(observation)
             rewards.append(reward)
-        assert rewards == paid
-        assert np.allclose(seen, expected, rtol=0, atol=1e-3)
+        assert rewards == reference_rewards
+        assert np.allclose(inputs, expected, rtol=0, atol=1e-3)
 
 
-def test_where_the_ball_meets_the_paddle_decides_how_it_leaves():
+def test_paddle_position_determines_bounce():
     env = gymnasium.make("llmrl/Pong-v0").unwrapped
     env.reset(seed=0)
     games = env._games
     for offset, speed in ((0, -5.0), (40, 0.0), (80, 5.0), (60, 2.5)):
-        games._x[:], games._y[:], games._dx[:], games._dy[:], games._own[:] = 15, 300 + offset, -5, 0, 300
-        seen, reward, *_ = env.step(2)
+        games._x[:], games._y[:], games._dx[:], games._dy[:], games._agent_y[:] = 15, 300 + offset, -5, 0, 300
+        inputs, reward, *_ = env.step(2)
         assert reward == 1.0
-        assert (seen[3], seen[4]) == (5.0, speed)
+        assert (inputs[3], inputs[4]) == (5.0, speed)
     games._x[:], games._y[:], games._dx[:], games._dy[:] = 15, 381, -5, 0
     assert env.step(2)[1] == 0.0
 
 
-def test_how_far_below_the_field_the_ball_of_pong_gets():
-    """From where a paddle can still meet it, sent down as steeply as it can be; and it goes no further after that."""
+def test_pong_ball_distance_below_field():
+    """Send the ball down as steeply as possible from the lowest position of a paddle. It goes no further later."""
     games = pong.PongGames(5000)
     games.reset(np.arange(5000), np.ones(5000, dtype=bool))
     rng = np.random.default_rng(0)
@@ -275,18 +276,18 @@ def test_how_far_below_the_field_the_ball_of_pong_gets():
     games._dx[:] = np.where(np.arange(5000) % 2, -5, 5)
     games._y[:], games._dy[:] = rng.uniform(-5, 600, 5000), rng.uniform(-5, 5, 5000)
     games._y[:100], games._dy[:100] = 600, 0
-    games._own[:], games._other[:] = rng.uniform(0, 520, 5000), rng.uniform(0, 520, 5000)
-    games._own[:2500], games._other[:2500] = 520, 520
+    games._agent_y[:], games._opponent_y[:] = rng.uniform(0, 520, 5000), rng.uniform(0, 520, 5000)
+    games._agent_y[:2500], games._opponent_y[:2500] = 520, 520
     low, high = games.observation_space.low, games.observation_space.high
     # A ball may turn at the edge and at once meet a paddle; from an impossible height it may leave as it came.
     possible = (games._y + games._dy >= -5) & (games._y + games._dy <= 600)
     assert possible.mean() > 0.9
-    seen = games.observe()
+    inputs = games.observe()
     for _ in range(60):
-        seen, *_ = games.step(np.full(5000, 2), np.ones(5000, dtype=bool))
-        inside = ((seen >= low) & (seen <= high))[:, 2]
-        assert inside[possible].all()
-        if high[2] - seen[possible, 2].max() < 0.5:
+        inputs, *_ = games.step(np.full(5000, 2), np.ones(5000, dtype=bool))
+        in_range = ((inputs >= low) & (inputs <= high))[:, 2]
+        assert in_range[possible].all()
+        if high[2] - inputs[possible, 2].max() < 0.5:
             break
     else:
         pytest.fail("the bound is never come near to")
@@ -295,19 +296,19 @@ def test_how_far_below_the_field_the_ball_of_pong_gets():
 # Navigation
 
 
-def test_sensors_measure_the_distance_to_the_walls():
+def test_sensors_measure_wall_distance():
     games = navigation.NavigationGames(3)
     # Middle of the left straight, looking north; the same looking east; the lower right corner of the upper straight.
     games._x, games._y = np.array([1.5, 1.0, 18.5]), np.array([10.0, 10.0, 10.0])
     games._heading = np.array([0.0, math.pi / 2, math.pi])
-    measured = games._measured(np.zeros((3, 5)), slice(None))
+    distances = games._measure(np.zeros((3, 5)), slice(None))
     slant = math.sqrt(2)
-    assert measured[0] == pytest.approx([1.5, 1.5 * slant, 10.0, 1.5 * slant, 1.5])
-    assert measured[1] == pytest.approx([10.0, 2.0 * slant, 2.0, 2.0 * slant, 10.0])
-    assert measured[2, [0, 2]] == pytest.approx([1.5, 1.5])
+    assert distances[0] == pytest.approx([1.5, 1.5 * slant, 10.0, 1.5 * slant, 1.5])
+    assert distances[1] == pytest.approx([10.0, 2.0 * slant, 2.0, 2.0 * slant, 10.0])
+    assert distances[2, [0, 2]] == pytest.approx([1.5, 1.5])
 
 
-def test_what_moves_of_the_robot_do():
+def test_robot_moves():
     games = navigation.NavigationGames(2000, horizon=1000)
     games.reset(np.arange(2000), np.ones(2000, dtype=bool))
     for action, distance, turn, reward in ((0, 0.2, 0.0, 5.0), (1, 0.04, 0.2, -0.5), (2, 0.04, -0.2, -0.5)):
@@ -322,10 +323,10 @@ def test_what_moves_of_the_robot_do():
         assert games._heading.std() == pytest.approx(0.02, abs=0.002)
 
 
-def test_the_robot_crashes_near_a_wall_and_starts_on_the_middle_of_the_corridor():
+def test_robot_crashes_near_walls():
     games = navigation.NavigationGames(500)
-    seen = games.reset(np.arange(500), np.ones(500, dtype=bool))
-    assert (seen > 1.0).all()
+    inputs = games.reset(np.arange(500), np.ones(500, dtype=bool))
+    assert (inputs > 1.0).all()
     games._x[:], games._y[:], games._heading[:] = 0.5, 10.0, -math.pi / 2
     _, reward, terminated, _ = games.step(np.zeros(500, dtype=np.int64), np.ones(500, dtype=bool))
     assert set(reward) == {-200.0}

@@ -1,4 +1,4 @@
-"""Policies known to be good score what is said of them, over 100 episodes (benchmarks/known_policies.py)."""
+"""Known good policies reach their stated returns over 100 episodes (benchmarks/known_policies.py)."""
 
 import importlib.util
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks"
 SPEC = importlib.util.spec_from_file_location("known_policies", FOLDER / "known_policies.py")
-known_policies = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(known_policies)
+policies_module = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(policies_module)
 
 # What each returns: at least the mean of the policies published with ProPS, or the optimum where there is one, and how
 # far a mean over 100 episodes may lie below it by chance.
@@ -41,24 +41,29 @@ def bar(entry):
         pytest.param(
             entry, id=f"{i}-{entry['env']}", marks=[pytest.mark.slow, pytest.mark.long] if entry["env"] in SLOW else []
         )
-        for i, entry in enumerate(known_policies.POLICIES)
+        for i, entry in enumerate(policies_module.POLICIES)
     ],
 )
-def test_a_known_policy_is_as_good_as_it_is_said_to_be(entry):
-    least, chance = bar(entry)
-    done = known_policies.played(entry)
+def test_reference_policy_reaches_return(entry):
+    min_return, chance = bar(entry)
+    done = policies_module.played(entry)
     assert done.returns.shape == (1, 100)
-    assert done.returns.mean() >= least - chance
+    assert done.returns.mean() >= min_return - chance
 
 
-def test_the_exact_returns_of_tables_are_those_that_are_told():
-    told = {"frozen_lake": 0.7402, "cliff_walking": -13.0, "cliff_walking is_slippery": -63.0225, "maze": 0.9667}
-    for entry in known_policies.POLICIES:
+def test_exact_table_returns_match_text():
+    exact_returns = {
+        "frozen_lake": 0.7402,
+        "cliff_walking": -13.0,
+        "cliff_walking is_slippery": -63.0225,
+        "maze": 0.9667,
+    }
+    for entry in policies_module.POLICIES:
         name = " ".join([entry["env"], *entry.get("kwargs", {})])
-        if name in told:
-            with known_policies.environment(entry).evaluator(True, None) as evaluator:
+        if name in exact_returns:
+            with policies_module.environment(entry).evaluator(True, None) as evaluator:
                 games = evaluator._lanes.games
                 exact = games.table.expected_return(np.array(entry["parameters"]), games.horizon)
-            assert exact == pytest.approx(told.pop(name), abs=5e-5)
+            assert exact == pytest.approx(exact_returns.pop(name), abs=5e-5)
             assert games.table.best_policy().tolist() == entry["parameters"]
-    assert not told
+    assert not exact_returns

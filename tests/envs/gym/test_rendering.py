@@ -1,4 +1,4 @@
-"""Pictures of Gymnasium's environments: what cannot be drawn is said before anything is played."""
+"""Pictures of Gymnasium's environments, with early errors if they are unavailable."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from llmrl.envs.gym.gymnasium_games import make
 
 
 @pytest.mark.parametrize("id", ["Swimmer-v5", "Hopper-v5"])
-def test_the_camera_follows_what_moves(id):
+def test_camera_follows_robot(id):
     pytest.importorskip("mujoco")
     env = make(EnvFactory(id), render=True)
     pictures = []
@@ -23,12 +23,12 @@ def test_the_camera_follows_what_moves(id):
         env.unwrapped.set_state(position, np.zeros_like(env.unwrapped.data.qvel))
         pictures.append(np.asarray(env.render(), dtype=np.int64))
     env.close()
-    body = [(p[..., 0] > p[..., 2] + 40).mean() for p in pictures]  # brown; floor and sky are grey, green or blue
+    body = [(p[..., 0] > p[..., 2] + 40).mean() for p in pictures]  # brown; floor and sky are gray, green or blue
     assert body[0] > 0.005
     assert body[1] == pytest.approx(body[0], rel=0.2)
 
 
-def test_graphics_that_cannot_be_loaded_are_a_clear_error():
+def test_missing_graphics_give_clear_error():
     pytest.importorskip("mujoco")
     program = (
         "from llmrl.envs.gym.env_factory import EnvFactory\n"

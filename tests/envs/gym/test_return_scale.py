@@ -1,4 +1,4 @@
-"""How far a return is from random play to the best known player."""
+"""Normalization of returns between random play and the best known player."""
 
 import json
 
@@ -15,7 +15,7 @@ SCALED = [name for name, fields in options("env").items() if fields.get("progres
 
 
 @pytest.mark.parametrize("name", SCALED)
-def test_it_belongs_to_the_game_as_it_is_shipped(name):
+def test_scale_belongs_to_default_game(name):
     env = make_env(name)
     assert env.spec.metrics["progress"] == "last" and next(iter(env.spec.metrics)) == "success"
     env.close()
@@ -32,23 +32,23 @@ MAXIMA = {
 
 
 @pytest.mark.parametrize("name", MAXIMA)
-def test_searches_learn_the_greatest_possible_return(name):
+def test_searches_receive_maximum_return(name):
     env, longer = make_env(name), make_env(name, horizon=37)
     assert env.spec.max_return == MAXIMA[name] and longer.spec.max_return is None
     env.close()
     longer.close()
 
 
-def test_a_best_known_return_is_no_maximum():
+def test_best_reference_return_is_not_maximum():
     assert {"cartpole", "cliff_walking", "inverted_pendulum", "nim", "pong"} == set(MAXIMA)
     assert make_env("frozen_lake").spec.max_return is None
 
 
-def test_another_map_is_another_game():
+def test_different_map_has_no_scale():
     assert "progress" not in make_env("frozen_lake", **{"kwargs.is_slippery": False}).spec.metrics
 
 
-def test_an_episode_has_the_score_of_its_return(tmp_path):
+def test_episode_score_follows_return(tmp_path):
     run("env=cliff_walking", "agent=random", "play.episodes=4", "env.n_envs=2", f"output_root={tmp_path}")
     results = json.loads((only_run_folder(tmp_path) / "results.json").read_text())
     scale = compose("env=cliff_walking")["env"]["progress"]
@@ -58,9 +58,9 @@ def test_an_episode_has_the_score_of_its_return(tmp_path):
     assert results["table"]["progress"]["mean"] == pytest.approx(expected.mean(), rel=1e-6)
 
 
-def test_its_ends():
+def test_scale_ends():
     scale = ReturnScale(random=-10.0, best=30.0)
     assert scale.score(np.array([-10.0, 30.0, 50.0, -20.0])).tolist() == [0.0, 1.0, 1.5, -0.25]
     assert scale.fits(None, {}) and not scale.fits(10, {}) and not scale.fits(None, {"g": 1})
-    with pytest.raises(ConfigError, match="must be above"):
+    with pytest.raises(ConfigError, match="be above"):
         ReturnScale(random=1.0, best=1.0)

@@ -1,4 +1,4 @@
-"""What explains a society, on both engines: every number of an episode against its definition, step by step."""
+"""Explanatory metrics of societies on both engines, compared with their definitions step by step."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.summaries import Entropy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.melting_pot.grid_text import THINGS
-from llmrl.rollout import entropies
+from llmrl.envs.substrate.grid_text import CONTENTS
+from llmrl.rollout import rollout_buffer
 from llmrl.rollout.collector import Collector
 from native_games import flat, native
 
@@ -28,33 +28,33 @@ MAPS = {"cleanup": "WWWWWWW\nWHFHHHW\nWP P PW\nWBBBBBW\nWWWWWWW\n", "harvest": S
 
 
 class Wanderers:
-    """Players who walk, turn and clean at random, claim some entropy or other, and remember what they saw and met."""
+    """Players who walk, turn and clean at random, report some entropy, and record the objects and players in view."""
 
     channels = ("grid",)
 
     def __init__(self, n_actions: int, tells: bool = True) -> None:
         self.rng, self.tells = np.random.default_rng(0), tells
         self.likely = np.array([1, 1, 3, 4, 5, 6, n_actions - 1])
-        self.saw: list[np.ndarray] = []
-        self.met: list[np.ndarray] = []  # who saw another player
+        self.saw_apple: list[np.ndarray] = []
+        self.saw_player: list[np.ndarray] = []  # who saw another player
         self.entropy: list[np.ndarray] = []
         self.steps: list[dict[str, np.ndarray]] = []
 
     def act(
         self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False
     ) -> PolicyOutput:
-        things = on_host(observation["grid"])[..., 0]
-        self.saw.append((things == THINGS.index("apple")).any((-1, -2)))
-        self.met.append((on_host(observation["grid"])[..., 1] > 1).any((-1, -2)))
-        self.entropy.append(self.rng.random(things.shape[:2], dtype=np.float32))
-        told = torch.from_numpy(self.entropy[-1].copy()) if self.tells else None
-        return PolicyOutput(torch.from_numpy(self.rng.choice(self.likely, size=things.shape[:2])), entropy=told)
+        cells = on_host(observation["grid"])[..., 0]
+        self.saw_apple.append((cells == CONTENTS.index("apple")).any((-1, -2)))
+        self.saw_player.append((on_host(observation["grid"])[..., 1] > 1).any((-1, -2)))
+        self.entropy.append(self.rng.random(cells.shape[:2], dtype=np.float32))
+        entropies = torch.from_numpy(self.entropy[-1].copy()) if self.tells else None
+        return PolicyOutput(torch.from_numpy(self.rng.choice(self.likely, size=cells.shape[:2])), entropy=entropies)
 
     def values(self, observation: dict[str, Any], state: Any = None) -> torch.Tensor:
         raise AssertionError("nobody learns")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """Nothing to do: all episodes begin at once."""
+        """Do nothing, because all episodes start at once."""
 
     def on_step(self, transition: Transition) -> None:
         self.steps.append({name: x.copy() for name, x in flat(transition.step).items()})
@@ -62,16 +62,22 @@ class Wanderers:
 
 def game(engine: str, substrate: str, **options: Any) -> VecEnv:
     mechanism = Incentives(eat_reward=1.0) if substrate == "cleanup" else BracketedTax(edges=[0, 2, 4])
-    chosen = {"map": MAPS[substrate], "n_agents": 2, "horizon": HORIZON, "mechanism": mechanism, "observe": ["grid"]}
+    game_options = {
+        "map": MAPS[substrate],
+        "n_agents": 2,
+        "horizon": HORIZON,
+        "mechanism": mechanism,
+        "observe": ["grid"],
+    }
     if engine == "native":
-        return native(substrate, 3, **{**chosen, **options})
-    from llmrl.envs.melting_pot.env_spec import SubstrateSettings
+        return native(substrate, 3, **{**game_options, **options})
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+    from llmrl.envs.substrate.env_spec import SubstrateSettings
 
-    return MeltingPotEnv(SubstrateSettings(substrate, 1, **{**chosen, **options}), Seeds(0))  # type: ignore[arg-type]
+    return MeltingPotEnv(SubstrateSettings(substrate, 1, **{**game_options, **options}), Seeds(0))  # type: ignore[arg-type]
 
 
-def played(env: VecEnv, players: Wanderers, steps: int = HORIZON) -> list[Episode]:
+def play(env: VecEnv, players: Wanderers, steps: int = HORIZON) -> list[Episode]:
     try:
         collector = Collector(env, players, "cpu")  # type: ignore[arg-type]
         collector.reset(4)
@@ -86,103 +92,101 @@ def played(env: VecEnv, players: Wanderers, steps: int = HORIZON) -> list[Episod
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-@pytest.mark.parametrize("at_once", [entropies.AT_ONCE, 121 * 2 * 3 * 7])
-def test_every_number_is_what_it_is_said_to_be(
-    engine: str, substrate: str, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(entropies, "AT_ONCE", at_once)
+@pytest.mark.parametrize("n_envs", [rollout_buffer.MAX_CELLS, 121 * 2 * 3 * 7])
+def test_metrics_match_definitions(engine: str, substrate: str, n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_buffer, "MAX_CELLS", n_envs)
     env = game(engine, substrate)
     players = Wanderers(env.spec.n_actions)
-    episodes = played(env, players)
+    episodes = play(env, players)
     assert [e.game for e in episodes] == list(range(env.spec.n_envs))
-    found = {name: np.array([e.summaries[name] for e in episodes]) for name in env.spec.metrics}
+    metrics = {name: np.array([e.summaries[name] for e in episodes]) for name in env.spec.metrics}
     steps = {name: np.stack([step[name] for step in players.steps]) for name in players.steps[0]}
     info = {name: steps[f"info/{name}"].astype(np.float64) for name in env.spec.per_step}
-    eaten, live = info["apples_eaten"], info["apples_live"]
-    assert (eaten.sum(0) > 0).any()
+    apples_eaten, live = info["apples_eaten"], info["apples_live"]
+    assert (apples_eaten.sum(0) > 0).any()
 
-    def says(name: str, above: np.ndarray, below: np.ndarray) -> None:
-        expected = np.divide(above, below, out=np.full(len(episodes), np.nan), where=below > 0)
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5, err_msg=name)
+    def says(name: str, numerator: np.ndarray, denominator: np.ndarray) -> None:
+        expected = np.divide(numerator, denominator, out=np.full(len(episodes), np.nan), where=denominator > 0)
+        np.testing.assert_allclose(metrics[name], expected, rtol=1e-5, err_msg=name)
 
-    says("mean_eating_step", (eaten * np.arange(1, HORIZON + 1)[:, None]).sum(0), eaten.sum(0))
+    says("mean_eating_step", (apples_eaten * np.arange(1, HORIZON + 1)[:, None]).sum(0), apples_eaten.sum(0))
     for k, quarter in enumerate(np.split(live, 4)):
-        np.testing.assert_allclose(found[f"apples_live_quarter_{k + 1}"], quarter.mean(0))
-    entropy, saw = np.stack(players.entropy), np.stack(players.saw)
-    assert 0 < saw.mean() < 1
+        np.testing.assert_allclose(metrics[f"apples_live_quarter_{k + 1}"], quarter.mean(0))
+    entropy, apples_seen = np.stack(players.entropy), np.stack(players.saw_apple)
+    assert 0 < apples_seen.mean() < 1
     says("entropy", entropy.sum((0, 2)), np.full(len(episodes), entropy[:, 0].size))
-    says("entropy_apple_in_view", (entropy * saw).sum((0, 2)), saw.sum((0, 2)))
+    says("entropy_apple_in_view", (entropy * apples_seen).sum((0, 2)), apples_seen.sum((0, 2)))
     if substrate == "cleanup":
         shots = info["cleaning_shots"].sum(0)
         assert (shots > 0).any()
-        says("apples_per_shot", eaten.sum(0), shots)
+        says("apples_per_shot", apples_eaten.sum(0), shots)
         says("cells_per_shot", info["cells_cleaned"].sum(0), shots)
-        acted = steps["reward_jacobian"].astype(np.float64).sum((0, 2)) * [0.5, 1.0, 0.25]
+        jacobian_sums = steps["reward_jacobian"].astype(np.float64).sum((0, 2)) * [0.5, 1.0, 0.25]
         for k, kind in enumerate(("eat", "clean", "other")):
-            assert (acted[:, k] > 0).any()
-            np.testing.assert_allclose(found[f"incentives_{kind}"], acted[:, k])
-        np.testing.assert_allclose(found["incentives_paid"], acted.sum(1))
+            assert (jacobian_sums[:, k] > 0).any()
+            np.testing.assert_allclose(metrics[f"incentives_{kind}"], jacobian_sums[:, k])
+        np.testing.assert_allclose(metrics["incentives_paid"], jacobian_sums.sum(1))
     else:
         raw = steps["base"].astype(np.float64)
         income = np.stack([raw[max(0, t - 10) : t + 1].sum(0) for t in range(HORIZON)])
         bracket = np.digitize(income, [2, 4])
         assert (np.bincount(bracket[raw > 0], minlength=3)[:2] > 0).all()
         for k in range(3):
-            np.testing.assert_array_equal(found[f"apples_bracket_{k + 1}"], (raw * (bracket == k)).sum((0, 2)))
+            np.testing.assert_array_equal(metrics[f"apples_bracket_{k + 1}"], (raw * (bracket == k)).sum((0, 2)))
 
 
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_engines_measure_the_same(substrate: str) -> None:
+def test_engines_agree_on_metrics(substrate: str) -> None:
     specs = [game(engine, substrate).spec for engine in ("native", "meltingpot")]
     assert list(specs[0].metrics.items()) == list(specs[1].metrics.items()) and specs[0].details == specs[1].details
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-def test_where_nothing_happened_there_is_nothing_to_say(engine: str) -> None:
-    """No apple in the world, no shot, an entropy that nobody tells."""
+def test_empty_episodes_give_nan(engine: str) -> None:
+    """Use a world without apples or shots, and an unknown entropy."""
     env = game(engine, "cleanup", map="WWWWWWW\nWFFFHHW\nWP P PW\nW B   W\nWWWWWWW\n", horizon=8)
     players = Wanderers(env.spec.n_actions, tells=False)
     players.likely = np.array([0])
-    for episode in played(env, players, 8):
+    for episode in play(env, players, 8):
         silent = {name for name, x in episode.summaries.items() if np.isnan(x)}
         yields = {"apples_per_shot", "cells_per_shot"}
         assert silent == {"mean_eating_step", *yields, "entropy", "entropy_apple_in_view"}
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_entropy_is_nan_where_no_agent_saw_an_apple(engine: str) -> None:
+def test_entropy_is_nan_with_no_visible_apples(engine: str) -> None:
     env = game(engine, "cleanup", map="WWWWWWW\nWFFFHHW\nWP P PW\nW B   W\nWWWWWWW\n", horizon=8)
     players = Wanderers(env.spec.n_actions)
     players.likely = np.array([0])
-    for episode in played(env, players, 8):
+    for episode in play(env, players, 8):
         assert np.isnan(episode.summaries["entropy_apple_in_view"])
         assert episode.summaries["entropy"] == pytest.approx(np.stack(players.entropy)[:, episode.game].mean())
 
 
-def test_other_facts_of_a_view_can_be_asked_for() -> None:
-    """Of several codes, too: another player is in view."""
+def test_additional_view_facts_are_available() -> None:
+    """Combine several codes: another player is in view."""
     env = game("native", "harvest")
-    asked: dict[str, Any] = {"met": Entropy("grid", "others"), "saw": Entropy("grid", "apple")}
-    env.spec = replace(env.spec, metrics={**env.spec.per_step, **asked})
+    requests: dict[str, Any] = {"met": Entropy("grid", "others"), "saw": Entropy("grid", "apple")}
+    env.spec = replace(env.spec, metrics={**env.spec.per_step, **requests})
     players = Wanderers(env.spec.n_actions)
-    for episode in played(env, players):
+    for episode in play(env, players):
         entropy = np.stack(players.entropy)[:, episode.game]
-        for name, seen in (("met", players.met), ("saw", players.saw)):
-            counts = np.stack(seen)[:, episode.game]
+        for name, flags in (("met", players.saw_player), ("saw", players.saw_apple)):
+            counts = np.stack(flags)[:, episode.game]
             assert 0 < counts.mean() < 1
             assert episode.summaries[name] == pytest.approx(entropy[counts].mean(), rel=1e-5)
 
 
-def test_what_cannot_be_known_is_not_there() -> None:
+def test_omits_unknown_metrics() -> None:
     metrics = game("native", "harvest", observe=["vector"], horizon=None).spec.metrics
     assert "entropy" in metrics and "entropy_apple_in_view" not in metrics
     assert not [name for name in metrics if "quarter" in name]
 
 
-def test_principals_are_told_what_they_were() -> None:
-    """Details and what follows from other numbers are for people: a prompt does not grow by them."""
+def test_principals_receive_descriptions() -> None:
+    """Check that details and derived metrics are reported to users but not in prompts."""
     spec = game("native", "harvest").spec
     assert list(spec.told) == ["apples_live", "apples_eaten", "zaps", "players_present", "tax_collected"]
     assert set(spec.per_step) - set(spec.told) == set(spec.details) == {f"apples_bracket_{k}" for k in (1, 2, 3)}

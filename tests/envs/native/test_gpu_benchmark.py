@@ -1,4 +1,4 @@
-"""The benchmark of GPUs (benchmarks/gpu.py): it runs at toy size, notices wrong games, and says where no GPU is."""
+"""The GPU benchmark (benchmarks/gpu.py): small sizes, detection of wrong games, and machines without a GPU."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ SCRIPT = benchmark.__file__
 
 
 @pytest.mark.long
-def test_all_of_it_runs_at_toy_size():
+def test_benchmark_runs_at_small_size():
     command = [sys.executable, SCRIPT, "--toy", "--games", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -33,58 +33,59 @@ def test_all_of_it_runs_at_toy_size():
     assert not any(word in done.stdout for word in ("left out", "stopped", "FAILED"))
 
 
-def test_wrong_games_are_noticed(monkeypatch, capsys):
-    """Of processors beside themselves, of which one plays other steps after the tenth."""
+def test_incorrect_games_are_detected(monkeypatch, capsys):
+    """Compare processors, one of which plays different steps after the tenth."""
     sizes = replace(TOY, check=(2, 12))
     assert benchmark.ended(Part("check", sizes, "cpu"))
     assert capsys.readouterr().out.count("equal, bit for bit") == 2
-    made = gpu_games.games_on
-    others = iter((True, False) * 2)
+    make_games = gpu_games.games_on
+    outcomes = iter((True, False) * 2)
 
     def games_on(device, game):
-        env = made(device, game)
-        if next(others):
-            run, played = env.engine.run, []
+        env = make_games(device, game)
+        if next(outcomes):
+            run, runs = env.engine.run, []
 
-            def other(threads, n, arrays):
-                played.append(n)
-                todo, action, *rest = arrays
-                if len(played) > 10:
-                    action = action.copy()
+            def replacement(threads, n, arrays):
+                runs.append(n)
+                inputs, *rest = arrays
+                if len(runs) > 10:
+                    action = inputs.action.copy()
                     action[1, 3] = (action[1, 3] + 1) % 7
-                run(threads, n, (todo, action, *rest))
+                    inputs = inputs._replace(action=action)
+                run(threads, n, (inputs, *rest))
 
-            env.engine.run = other
+            env.engine.run = replacement
         return env
 
     monkeypatch.setattr(gpu_games, "games_on", games_on)
     assert not benchmark.ended(Part("check", sizes, "cpu"))
-    told = capsys.readouterr().out
-    assert "THE GAMES ARE WRONG" in told and "cleanup, step 1" in told
+    output = capsys.readouterr().out
+    assert "THE GAMES ARE WRONG" in output and "cleanup, step 1" in output
 
 
-def test_a_part_ends_when_its_time_is_up(monkeypatch, capsys):
+def test_part_stops_at_time_limit(monkeypatch, capsys):
     monkeypatch.setitem(benchmark.LIMITS, "games", 1)
     monkeypatch.setitem(benchmark.PARTS, "games", lambda part: [None for _ in iter(int, 1)])
     assert benchmark.ended(Part("games", TOY, "cpu"))
     assert "stopped: the 1 s of this part are up" in capsys.readouterr().out
 
 
-def test_what_does_not_fit_is_left_out_and_other_faults_are_not(monkeypatch, capsys):
+def test_skips_out_of_memory_sizes(monkeypatch, capsys):
     part = Part("games", TOY, "cpu")
     monkeypatch.setattr(ram, "free_memory", lambda device: 2**20)
     assert not part.fits("a hundred games", lambda: gpu_games.harvest("cpu", 100))
-    assert "a hundred games" in (told := capsys.readouterr().out) and "left out, does not fit" in told
+    assert "a hundred games" in (output := capsys.readouterr().out) and "left out, does not fit" in output
     monkeypatch.setattr(gpu_games, "PLAYERS", 254)
     with pytest.raises(ConfigError, match=r"n_agents=254"):
         part.fits("too many players", lambda: gpu_games.harvest("cpu", 1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_one_line_says_so(monkeypatch, capsys):
+def test_missing_gpu_prints_single_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         benchmark.main()
-    told = capsys.readouterr()
-    assert ended.value.code == 2 and told.out == ""
-    assert told.err.startswith("no GPU") and told.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert error.value.code == 2 and output.out == ""
+    assert output.err.startswith("no GPU") and output.err.count("\n") == 1

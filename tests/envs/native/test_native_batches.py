@@ -1,4 +1,4 @@
-"""Native games in a batch: draws, ways of computing a step, games that wait, pictures that stay, memory, maps."""
+"""Native games in a batch: random numbers, backends, waiting games, lifetime of pictures, memory and maps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.native import maps, tile_copy_cpp
+from llmrl.envs.native import tile_copy_cpp
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.hashed_random import HashedRandom, game_keys
+from llmrl.envs.substrate import maps
+from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
@@ -26,7 +27,7 @@ from native_games import SUBSTRATES, flat, native, random_actions
 pytestmark = pytest.mark.slow
 
 
-def test_numbers_of_a_game_are_spread_evenly_and_repeat() -> None:
+def test_game_numbers_are_uniform() -> None:
     keys = torch.from_numpy(game_keys(np.full(64, 7), np.arange(64), np.zeros(64, np.int64)))
     t = torch.zeros(64, dtype=torch.int32)
     draws = HashedRandom(keys)
@@ -41,7 +42,7 @@ def test_numbers_of_a_game_are_spread_evenly_and_repeat() -> None:
 
 
 @pytest.mark.slow
-def test_rollouts_that_would_not_fit_are_refused() -> None:
+def test_rejects_oversized_rollouts() -> None:
     env = native("harvest", 64, observe=["pixels"])
     network = ActorCritic(env.spec, torch.Generator(), NetworkSettings(None, [], []))
     collector = Collector(env, SocietyPolicy(env.spec, [network], core_frozen=False), "cpu")
@@ -50,21 +51,21 @@ def test_rollouts_that_would_not_fit_are_refused() -> None:
         collector.collect(10**5, torch.Generator())
 
 
-def test_chance_decides_who_comes_back_where_there_is_room_for_one() -> None:
-    """Two of three are due to come back, and one cell is free; the third stands where it began."""
+def test_respawn_conflict_is_random() -> None:
+    """Let two of three players respawn on one free cell; the third stands at its start."""
     engine = Engine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
     draws = HashedRandom(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
     start = engine.start(draws)
     due = torch.tensor([True, False, True]).expand(4000, 3)
     state = dataclasses.replace(start, alive=~due, out_for=due.to(torch.int32), pos=torch.where(due, 0, start.pos))
     after, _ = engine.step(state, torch.zeros((4000, 3), dtype=torch.int64), draws)
-    back = after.alive & due
-    assert (back.sum(1) == 1).all() and after.alive[:, 1].all()
-    assert (after.pos[back] == engine.setup.game_map.spawn[0]).all()
-    assert abs(back[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5
+    respawned = after.alive & due
+    assert (respawned.sum(1) == 1).all() and after.alive[:, 1].all()
+    assert (after.pos[respawned] == engine.setup.game_map.spawn[0]).all()
+    assert abs(respawned[:, 0].float().mean() - 0.5) < 4 * 0.5 / 4000**0.5
 
 
-def test_without_melting_pot_our_own_map_and_tiles_serve(monkeypatch: Any, caplog: Any) -> None:
+def test_default_map_and_tiles_need_no_melting_pot(monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
     env = native("harvest", 1, observe=["pixels"])
     assert "map of our own" in caplog.text
@@ -77,39 +78,39 @@ def test_without_melting_pot_our_own_map_and_tiles_serve(monkeypatch: Any, caplo
 
 
 @pytest.mark.parametrize("substrate", SUBSTRATES)
-def test_a_game_does_not_depend_on_games_that_wait(substrate: str) -> None:
-    alone, beside = native(substrate, 1), native(substrate, 2, horizon=120)
-    alone.reset(seed=3), beside.reset(seed=3)
+def test_active_game_ignores_waiting_games(substrate: str) -> None:
+    single, double = native(substrate, 1), native(substrate, 2, horizon=120)
+    single.reset(seed=3), double.reset(seed=3)
     for _ in range(60):  # the second game is over while the first, begun anew, is half way
-        beside.step(np.zeros((2, 7), np.int64))
-    alone.reset(), beside.reset(mask=np.array([True, False]))
-    for t, action in enumerate(random_actions(beside, 110)):
-        a, b = flat(alone.step(action[:1])), flat(beside.step(action))
-        for name, x in a.items():
+        double.step(np.zeros((2, 7), np.int64))
+    single.reset(), double.reset(mask=np.array([True, False]))
+    for t, action in enumerate(random_actions(double, 110)):
+        left_outputs, b = flat(single.step(action[:1])), flat(double.step(action))
+        for name, x in left_outputs.items():
             if name != "truncated":
                 assert np.array_equal(x, b[name][:1]), (t, name)
     assert b["truncated"].tolist() == [False, True]
 
 
-def test_games_saved_while_others_wait_go_on_exactly() -> None:
-    env, other = (native("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1))
+def test_waiting_games_are_restored_exactly() -> None:
+    env, second_env = (native("cleanup", 3, seed=seed, horizon=40, observe=["grid", "vector"]) for seed in (0, 1))
     env.reset(seed=1)
     actions = random_actions(env, 60)
     for t, action in enumerate(actions):
         if t == 25:
             env.reset(mask=np.array([True, False, False]))
-        ended = env.step(action).truncated
-        if ended.any():
+        done = env.step(action).truncated
+        if done.any():
             break
-    other.load_state_dict(env.state_dict())
-    a, b = env.reset(mask=ended), other.reset(mask=ended)
-    assert a["grid"][..., 3].any() or a["vector"][..., 1].any()  # beams, and who cleaned
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-    assert np.array_equal(env.render(0), other.render(0))
+    second_env.load_state_dict(env.state_dict())
+    left_outputs, b = env.reset(mask=done), second_env.reset(mask=done)
+    assert left_outputs["grid"][..., 3].any() or left_outputs["vector"][..., 1].any()  # beams, and who cleaned
+    for name in left_outputs:
+        assert torch.equal(left_outputs[name], b[name]), name
+    assert np.array_equal(env.render(0), second_env.render(0))
 
 
-def test_players_are_told_how_an_episode_ended() -> None:
+def test_players_observe_episode_end() -> None:
     env = native("harvest", 1, observe=["text", "grid"], horizon=2)
     env.reset(seed=1)
     env.step(np.zeros((1, 7), np.int64))
@@ -118,23 +119,23 @@ def test_players_are_told_how_an_episode_ended() -> None:
     assert not any(env.step(np.zeros((1, 7), np.int64)).observation["text"][0])
 
 
-def test_pictures_stay_for_two_more_steps_and_are_what_players_see() -> None:
+def test_pictures_are_valid_for_two_steps() -> None:
     env = native("cleanup", 2, observe=["pixels"])
     first = env.reset(seed=1)["pixels"]
-    kept = first.clone()
+    first_copy = first.clone()
     second = env.step(np.full((2, 7), 6)).observation["pixels"]
     env.reset(mask=np.array([True, False]))
-    assert torch.equal(first, kept) and not torch.equal(second, first)
+    assert torch.equal(first, first_copy) and not torch.equal(second, first)
     assert np.array_equal(env.render_players(1), on_host(second)[1])
 
 
 @pytest.mark.meltingpot
-def test_what_auto_stands_for_belongs_to_a_run(monkeypatch: Any, tmp_path: Any) -> None:
-    """A run does not change its map because something is installed, or because a file is edited."""
+def test_auto_backend_is_resolved_per_run(monkeypatch: Any, tmp_path: Any) -> None:
+    """Check that a run keeps its map when a package is installed or a file is edited."""
 
     def config(**env: Any) -> dict[str, Any]:
         usual = {"engine": "native", "map": "auto", "tiles": "auto", "observe": ["grid"]}
-        target = {"_target_": "llmrl.envs.substrates.substrate_env"}
+        target = {"_target_": "llmrl.envs.substrate.factory.substrate_env"}
         return {"prompts": None, "llm": {}, "env": {**target, **usual, **env}}
 
     assert with_digests(config())["map_digest"] == "melting_pot"
@@ -143,10 +144,10 @@ def test_what_auto_stands_for_belongs_to_a_run(monkeypatch: Any, tmp_path: Any) 
     assert with_digests(config(map="own", observe=["pixels"]))["map_digest"] == "melting_pot"
     file = tmp_path / "room.txt"
     file.write_text("WWWW\nWPAW\nWWWW")
-    drawn = with_digests(config(map=str(file)))
+    drawn_config = with_digests(config(map=str(file)))
     file.write_text("WWWW\nWAPW\nWWWW")
     with pytest.raises(ConfigError, match="changed"):
-        with_digests(drawn)
+        with_digests(drawn_config)
     installed = with_digests(config())
     monkeypatch.setattr(maps.install, "missing", lambda: ["dmlab2d"])
     assert with_digests(config())["map_digest"] == "own"
@@ -156,19 +157,21 @@ def test_what_auto_stands_for_belongs_to_a_run(monkeypatch: Any, tmp_path: Any) 
 
 @pytest.mark.meltingpot
 @pytest.mark.parametrize("room", ["WWWWWW\nWPPPAW\nWWWWWW", "WWWWWW\nWQQPAW\nWWWWWW"])
-def test_both_engines_play_a_drawn_map(room: str) -> None:
+def test_engines_share_drawn_map(room: str) -> None:
     real = MeltingPotEnv(SubstrateSettings("harvest", 1, n_agents=3, observe=["grid"], map=room), Seeds(0))
-    ours = native("harvest", 1, n_agents=3, observe=["grid"], map=room)
+    custom_env = native("harvest", 1, n_agents=3, observe=["grid"], map=room)
     try:
-        found = [np.unique(on_host(env.reset(seed=1)["grid"])[..., 0], return_counts=True) for env in (real, ours)]
-        assert real.spec.observation == ours.spec.observation
-        assert set(found[0][0]) == set(found[1][0])
+        cell_counts = [
+            np.unique(on_host(env.reset(seed=1)["grid"])[..., 0], return_counts=True) for env in (real, custom_env)
+        ]
+        assert real.spec.observation == custom_env.spec.observation
+        assert set(cell_counts[0][0]) == set(cell_counts[1][0])
         assert real.step(np.zeros((1, 3), np.int64)).reward.shape == (1, 3)
     finally:
         real.close()
 
 
-def test_a_damaged_library_is_made_anew(monkeypatch: Any, tmp_path: Any) -> None:
+def test_corrupt_library_is_rebuilt(monkeypatch: Any, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     tile_copy_cpp.load.cache_clear()
     try:
@@ -183,7 +186,7 @@ def test_a_damaged_library_is_made_anew(monkeypatch: Any, tmp_path: Any) -> None
         tile_copy_cpp.load.cache_clear()
 
 
-def test_steps_inside_and_outside_of_inference_mode() -> None:
+def test_steps_inside_inference_mode() -> None:
     env = native("harvest", 2, observe=["grid", "pixels"])
     with torch.inference_mode():
         env.reset(seed=1)

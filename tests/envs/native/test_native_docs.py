@@ -1,4 +1,4 @@
-"""The page about the native engine: its commands run or build, its programs run, its symbols are those of maps."""
+"""The page about the native engine: its commands and programs run, and its symbols match the maps."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
 from llmrl.envs.native import viewer
-from llmrl.envs.native.maps import SYMBOLS
 from llmrl.envs.native.vec_env import NativeEnv
+from llmrl.envs.substrate.maps import SYMBOLS
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 
@@ -22,21 +22,21 @@ DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "native_engine.md").read_text()
 STUDIES = (DOCS / "mechanism_design.md").read_text().partition("on the native engine\n")[2].partition("\n## ")[0]
 """How mechanism design is studied on it."""
-OWN = ("env.map=own", "env.tiles=plain")
+CUSTOM_MAP = ("env.map=own", "env.tiles=plain")
 """What a machine without Melting Pot plays."""
 
 
 def lines(program: str) -> list[str]:
-    """The commands of both that begin with `program`."""
+    """Return the commands of both pages that begin with `program`."""
     blocks = re.findall(r"```bash\n(.*?)```", PAGE + STUDIES, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.startswith(program)]
 
 
 def runs(command: str) -> list[list[str]]:
-    """The overrides of every run of a command, of one seed."""
+    """Return the overrides of every run of a command, for one seed."""
     words = [word for word in shlex.split(command, comments=True)[1:] if not word.startswith(("--", "seed="))]
     swept = [[word] if "[" in word else _choices(word) for word in words]
-    return [list(each) for each in itertools.product(*swept)]
+    return [list(combination) for combination in itertools.product(*swept)]
 
 
 def _choices(word: str) -> list[str]:
@@ -47,22 +47,22 @@ def _choices(word: str) -> list[str]:
 @pytest.mark.slow
 def test_training_commands_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    drawn = lines("printf")[0]
-    Path("small.txt").write_text(shlex.split(drawn)[1].replace("\\n", "\n"))
-    built = 0
+    map_lines = lines("printf")[0]
+    Path("small.txt").write_text(shlex.split(map_lines)[1].replace("\\n", "\n"))
+    n_built = 0
     for overrides in itertools.chain.from_iterable(map(runs, lines("llmrl-train"))):
-        here = OWN if not any(word.startswith("env.map=") for word in overrides) else OWN[1:]
-        config = compose(*overrides, *here)
+        map_options = CUSTOM_MAP if not any(word.startswith("env.map=") for word in overrides) else CUSTOM_MAP[1:]
+        config = compose(*overrides, *map_options)
         check_values(config)
         parts = build_parts(config, build_llm(config, None, check=False))
         assert isinstance(parts.env, NativeEnv), overrides
         build_loop(config, parts)
         parts.close()
-        built += 1
-    assert built >= 15
+        n_built += 1
+    assert n_built >= 15
 
 
-def test_viewer_commands_write_what_they_say(
+def test_viewer_commands_write_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,19 +84,19 @@ def test_programs_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("substrate", "title"), [("cleanup", "Clean Up"), ("harvest", "Harvest")])
-def test_all_symbols_are_listed(substrate: str, title: str) -> None:
+def test_lists_all_symbols(substrate: str, title: str) -> None:
     table = PAGE.partition(f"| symbol | {title} |\n|---|---|\n")[2].partition("\n\n")[0]
     cells = [row.split("|")[1] for row in table.splitlines()]
-    listed = [symbol for cell in cells for symbol in re.findall(r"`(.)`", cell)]
-    listed += [" " for cell in cells if cell.strip() == "space"]
-    assert sorted(listed) == sorted(SYMBOLS[substrate])  # type: ignore[index]
+    symbols = [symbol for cell in cells for symbol in re.findall(r"`(.)`", cell)]
+    symbols += [" " for cell in cells if cell.strip() == "space"]
+    assert sorted(symbols) == sorted(SYMBOLS[substrate])  # type: ignore[index]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("game", ["cleanup", "harvest"])
-def test_studies_run_without_melting_pot(game: str, tmp_path: Path) -> None:
+def test_studies_need_no_melting_pot(game: str, tmp_path: Path) -> None:
     small = ("env.horizon=8", "design.steps=2", "design.adapt_rounds=1", f"output_root={tmp_path}")
-    assert run(f"experiment=legislative/{game}_native_small", "principal=llm", *OWN, *small) is not None
+    assert run(f"experiment=legislative/{game}_native_small", "principal=llm", *CUSTOM_MAP, *small) is not None
     summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
     logged = set().union(*comparable_metrics(only_run_folder(tmp_path)))
     assert summary["proposals"] == 2 * 4

@@ -1,4 +1,4 @@
-"""One call tree, in plain Python, compiled and in the simulator of a GPU; threads, forks, and what is kept on disk."""
+"""The game loop in Python, compiled, and in a GPU simulator; threads, forks and the cache on disk."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -23,7 +24,7 @@ from llmrl.envs.native import compilation, cuda_kernel, hashed_random
 from llmrl.envs.native.hashed_random import PURPOSES, HashedRandom, game_keys
 from played_games import GAMES, digest, digests, small
 
-SHARED = 2 * compilation.WORTH // 6
+SHARED = 2 * compilation.WORK_PER_THREAD // 6
 """Games of two players, who see, that two threads share."""
 SUPPORT = Path(__file__).parents[2] / "support"
 
@@ -32,35 +33,36 @@ def keys(games: int = 20) -> np.ndarray:
     return game_keys(np.full(games, 7), np.arange(games), np.zeros(games, np.int64))
 
 
-def drawn(functions: Any, source: np.ndarray) -> np.ndarray:
-    """10,000 numbers of 20 games, of every purpose."""
+def draw_numbers(functions: Any, source: np.ndarray) -> np.ndarray:
+    """Draw 10,000 numbers of 20 games, for each purpose."""
     return np.array(
         [[functions.draw(functions.begin(source, b, 40 + b), k % 8, k) for k in range(500)] for b in range(len(source))]
     )
 
 
-def by_tensors(source: np.ndarray) -> np.ndarray:
+def draw_tensors(source: np.ndarray) -> np.ndarray:
     t = 40 + torch.arange(len(source), dtype=torch.int32)
     numbers = HashedRandom(torch.from_numpy(source))
-    every = np.stack([(numbers.uniform(name, t, 500) * 2**24).long().numpy() for name in PURPOSES])
-    return every[np.arange(500) % 8, :, np.arange(500)].T
+    tensor_numbers = np.stack([(numbers.uniform(name, t, 500) * 2**24).long().numpy() for name in PURPOSES])
+    return tensor_numbers[np.arange(500) % 8, :, np.arange(500)].T
 
 
-def test_numbers_are_the_same_in_python_compiled_and_as_tensors() -> None:
+def test_random_numbers_agree_across_backends() -> None:
     source = keys()
-    plain = drawn(hashed_random, source)
+    plain = draw_numbers(hashed_random, source)
     assert plain.size == 10_000 and len(np.unique(plain)) > 9_980
-    assert np.array_equal(plain, drawn(compilation.compiled(None), source)) and np.array_equal(
-        plain, by_tensors(source)
-    )
+    compiled = compilation.build(numba.njit(**compilation.OPTIONS))
+    assert np.array_equal(plain, draw_numbers(compiled, source)) and np.array_equal(plain, draw_tensors(source))
 
 
-def test_thresholds_are_what_comparing_floats_says() -> None:
+def test_thresholds_match_float_comparison() -> None:
     rng = np.random.default_rng(0)
     for p in [*rng.random(200), 0.0, 0.0025, 0.5, 0.05, 1.0, -0.1, 2.0**-24, 3 * 2.0**-25]:
         limit = hashed_random.threshold(p)
-        near = np.clip(np.arange(limit - 3, limit + 3), 0, 2**24 - 1)
-        assert np.array_equal(near < limit, near.astype(np.float32) * hashed_random.SCALE < np.float32(p)), p
+        candidates = np.clip(np.arange(limit - 3, limit + 3), 0, 2**24 - 1)
+        assert np.array_equal(
+            candidates < limit, candidates.astype(np.float32) * hashed_random.SCALE < np.float32(p)
+        ), p
 
 
 def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
@@ -69,7 +71,7 @@ def in_plain_python(threads: int, n: int, arrays: tuple[Any, ...]) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
+def test_200_episodes_agree_across_backends() -> None:
     compiled = digests()
     assert len(set(compiled)) == 4 and compiled == digests(in_plain_python)
     code = (
@@ -86,45 +88,45 @@ def test_200_episodes_are_the_same_in_python_compiled_and_simulated() -> None:
     environment = {**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "PYTHONPATH": str(SUPPORT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
-    numbers = drawn(hashed_random, keys()).astype(np.int64)
+    numbers = draw_numbers(hashed_random, keys()).astype(np.int64)
     assert done.stdout.split() == [*compiled, numbers.tobytes().hex()[:64], str(int(numbers.sum()))]
 
 
 @pytest.fixture
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of torch, on a machine of at least two cores."""
-    before = torch.get_num_threads()
+    """Set two threads of torch, on a machine of at least two cores."""
+    n_threads = torch.get_num_threads()
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     torch.set_num_threads(2)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(n_threads)
 
 
-def played() -> str:
+def play_digest() -> str:
     return digest(small("cleanup", SHARED))
 
 
-def test_threads_change_nothing_and_can_be_used_by_several_at_once(two_threads: None) -> None:
+def test_threads_preserve_outputs(two_threads: None) -> None:
     assert small("cleanup", SHARED).threads == 2 and small("cleanup", SHARED - 1).threads == 1
     torch.set_num_threads(1)
-    alone = played()
+    reference_digest = play_digest()
     torch.set_num_threads(2)
-    with ThreadPoolExecutor(3) as several:
-        together = [each.result() for each in [several.submit(played) for _ in range(3)]]
-    assert together == [alone] * 3
+    with ThreadPoolExecutor(3) as executor:
+        thread_digests = [future.result() for future in [executor.submit(play_digest) for _ in range(3)]]
+    assert thread_digests == [reference_digest] * 3
     assert sum(thread.name.startswith("games") for thread in threading.enumerate()) == 1
 
 
-def test_a_process_that_forks_after_threads_have_played_goes_on(two_threads: None) -> None:
+def test_fork_after_threads_is_safe(two_threads: None) -> None:
     env = small("harvest", SHARED)  # torch's own threads would not survive the fork, and it has them make its zeros
-    wanted = digest(env)
+    expected_digest = digest(env)
     child = os.fork()
     if child == 0:
-        os._exit(0 if digest(env) == wanted else 3)
+        os._exit(0 if digest(env) == expected_digest else 3)
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_actions_that_must_not_be_written_to_compile_nothing_anew() -> None:
+def test_readonly_actions_need_no_recompilation() -> None:
     env, compiled = small("harvest"), compilation.compiled(None).play.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
@@ -132,25 +134,25 @@ def test_actions_that_must_not_be_written_to_compile_nothing_anew() -> None:
     assert env.step(action).reward.shape == (GAMES, 2) and len(compiled) == 1
 
 
-def test_a_new_folder_takes_the_place_of_those_that_nobody_uses(tmp_path: Path) -> None:
+def test_unused_cache_folders_are_replaced(tmp_path: Path) -> None:
     days = {"games-forgotten": 40, "games-again": 40, "games-lately": 20, "pictures": 40}
     for name, old in days.items():
         (tmp_path / name / "inside").mkdir(parents=True)
         os.utime(tmp_path / name, (time.time() - old * 24 * 3600,) * 2)
 
-    def left_by(name: str) -> set[str]:
-        with compilation.kept_in(tmp_path / name) as kept:
-            assert kept
-        return {each.name for each in tmp_path.iterdir()}
+    def list_remaining(name: str) -> set[str]:
+        with compilation.cached_in(tmp_path / name) as cache:
+            assert cache
+        return {path.name for path in tmp_path.iterdir()}
 
-    assert left_by("games-again") == set(days)
-    assert left_by("games-new") == set(days) - {"games-forgotten"} | {"games-new"}
+    assert list_remaining("games-again") == set(days)
+    assert list_remaining("games-new") == set(days) - {"games-forgotten"} | {"games-new"}
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_what_is_kept_on_disk_is_of_this_code(tmp_path: Path) -> None:
-    """A rule of another file than that of the outermost function is edited, and the game changes with it."""
+def test_disk_cache_depends_on_code(tmp_path: Path) -> None:
+    """Edit a rule in another file than that of the outermost function and check that the game changes."""
     shutil.copytree(Path(llmrl.__file__).parent, tmp_path / "llmrl", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(Path(llmrl.__file__).parents[2] / "conf", tmp_path / "conf", dirs_exist_ok=True)
     code = (
@@ -166,35 +168,35 @@ def test_what_is_kept_on_disk_is_of_this_code(tmp_path: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(SUPPORT)]),
     }
 
-    def told() -> tuple[float, bool]:
+    def play_episode() -> tuple[float, bool]:
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         return float(done.stdout), "compiled the rules of the native games in" in done.stderr
 
-    first, compiling = told()
+    first, compiling = play_episode()
     assert first > 0 and compiling
-    assert told() == (first, False)
+    assert play_episode() == (first, False)
     rules = tmp_path / "llmrl" / "envs" / "native" / "rules.py"
     source = rules.read_text()
-    assert source.count("pay[0, b, i] += 1") == 3
-    rules.write_text(source.replace("pay[0, b, i] += 1", "pay[0, b, i] += 2"))
-    assert told() == (2 * first, True)
+    assert source.count("player_stats[REWARD, b, i] += 1") == 3
+    rules.write_text(source.replace("player_stats[REWARD, b, i] += 1", "player_stats[REWARD, b, i] += 2"))
+    assert play_episode() == (2 * first, True)
     assert len(list((tmp_path / "cache" / "llmrl").glob("games-*"))) == 2
 
 
-def test_a_gpu_without_what_plays_on_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_requires_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     cuda_kernel.kernel.cache_clear()
     with pytest.raises(ConfigError, match=r"numba-cuda.*llmrl\[gpu\]"):
         cuda_kernel.kernel()
 
 
-def test_numba_is_imported_by_who_plays_alone(tmp_path: Path) -> None:
-    """Neither to print a config of these games nor by what every run imports."""
+def test_numba_is_imported_on_demand(tmp_path: Path) -> None:
+    """Check that neither printing a config nor the imports of a run load numba."""
     code = (
         "import importlib, sys; sys.argv = ['llmrl-train', '--cfg', 'job', 'env=harvest']\n"
         "from llmrl.cli.train import main; main()\n"
-        "for name in ('experiment.train_application', 'loops.design', 'envs.substrates', 'envs.particles'):\n"
+        "for name in ('experiment.train_application', 'loops.design', 'envs.substrate', 'envs.particles'):\n"
         "    importlib.import_module(f'llmrl.{name}')\n"
         "assert 'torch' in sys.modules and not {'numba', 'llvmlite'} & set(sys.modules)"
     )

@@ -1,5 +1,7 @@
-"""Scenes on small maps, played on the real engine: what happens there is said here, and the native engine, told only
-what was drawn at random, has to do the same at every step."""
+"""Scenes on small maps with known outcomes on the real engine.
+
+The native engine receives the random numbers and must agree in each step.
+"""
 
 import numpy as np
 import pytest
@@ -11,11 +13,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 MOVES = ("forward", "step_right", "backward", "step_left")
 STEPS = np.array([(0, -1), (1, 0), (0, 1), (-1, 0)])
 """Columns and rows of a step north, east, south, west."""
-COOLDOWN, AWAY = {"cleanup": 10, "harvest": 2}, {"cleanup": 50, "harvest": 4}
+COOLDOWN, RESPAWN_DELAY = {"cleanup": 10, "harvest": 2}, {"cleanup": 50, "harvest": 4}
 
 
-def walled(*rows):
-    """A map of a room of these rows above a closed chamber, where zapped players come back."""
+def add_walls(*rows):
+    """Return a map of a room with these rows above a closed chamber for zapped players."""
     width = len(rows[0])
     chamber = ["".join("P" if x < 15 else " " for x in range(max(width, 15)))]
     width = len(chamber[0])
@@ -24,31 +26,33 @@ def walled(*rows):
     return "\n".join([wall, *(f"W{row}W" for row in rows), wall, f"W{chamber[0]}W", wall])
 
 
-def rig(substrate, *rows, below=(), **options):
-    """The room above; `below`, beyond reach, what a map cannot do without."""
-    text = walled(*rows)
+def rig(substrate, *rows, ground=(), **options):
+    """Return the room above, with `ground` for required tiles out of reach."""
+    text = add_walls(*rows)
     width = len(text.split("\n", 1)[0])
-    stock = below or ({"cleanup": "BFFF", "harvest": "A"}[substrate],)
+    stock = ground or ({"cleanup": "BFFF", "harvest": "A"}[substrate],)
     text = "\n".join([text, *(f"W{row.ljust(width - 2, 'W')}W" for row in stock), "W" * width])
     n_agents = sum(char.isdigit() or char in "abcde" for row in rows for char in row)
     return Rig(substrate, text, n_agents, **options)
 
 
-def same(recording: Recording):
-    """What was seen, after making sure that the native engine does the same."""
+def assert_deterministic(recording: Recording):
+    """Return the recording after a comparison with the native engine."""
     verdict = replay([recording])
     assert verdict.steps == len(recording.action) and not verdict.mismatches, verdict.mismatches[:5]
     return recording.seen
 
 
-def places(seen, player):
-    return list(zip(seen.x[:, player].tolist(), seen.y[:, player].tolist(), strict=True))
+def places(recording, player):
+    return list(zip(recording.x[:, player].tolist(), recording.y[:, player].tolist(), strict=True))
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_moves_are_relative_to_the_heading_and_walls_stop_them(substrate):
-    """In a room of three by three: from the middle to each side in each heading and back, then on into the wall and
-    along it, turning all the way."""
+def test_moves_follow_heading(substrate):
+    """Move in a room of three by three cells.
+
+    Go from the middle to each side in each heading and back, then into the wall and along it.
+    """
     room = rig(substrate, "   ", " 0 ", "   ", headings="N")
     lines = []
     for _ in range(4):
@@ -56,103 +60,108 @@ def test_moves_are_relative_to_the_heading_and_walls_stop_them(substrate):
             lines += [MOVES[move], MOVES[move], MOVES[(move + 2) % 4]]
         lines += ["forward", "step_left", "forward", "step_left", "backward", "step_right", "turn_right"]
     lines += ["turn_left"] * 5
-    seen = same(script(room, [[line] for line in lines]))
+    recording = assert_deterministic(script(room, [[line] for line in lines]))
     at, heading, blocked = np.array([2, 2]), 0, 0
     for t, line in enumerate(lines, start=1):
         if line in MOVES:
             target = at + STEPS[(heading + MOVES.index(line)) % 4]
-            inside = (target >= 1).all() and (target <= 3).all()
-            at, blocked = (target, blocked) if inside else (at, blocked + 1)
+            in_range = (target >= 1).all() and (target <= 3).all()
+            at, blocked = (target, blocked) if in_range else (at, blocked + 1)
         heading = (heading + {"turn_right": 1, "turn_left": 3}.get(line, 0)) % 4
-        assert (seen.x[t, 0], seen.y[t, 0], seen.heading[t, 0]) == (*at, heading)
+        assert (recording.x[t, 0], recording.y[t, 0], recording.heading[t, 0]) == (*at, heading)
     assert blocked > 20
 
 
-def contests(substrate, row, try_, again, attempts):
-    """Players stand in a row and `try_`; whenever `again(seen)` says so they do what it says instead."""
+def contests(substrate, row, try_, check_attempt, attempts):
+    """Place players in a row with the moves `try_`.
+
+    If `check_attempt(recording)` returns moves, the players take these instead.
+    """
     room = rig(substrate, row, headings={2: "EE", 3: "EEE"}[sum(char.isdigit() for char in row)])
 
-    def policy(seen, rng):
-        instead = again(seen)
-        return np.array([room.actions.index(name) for name in (try_ if instead is None else instead)])
+    def policy(recording, rng):
+        moves = check_attempt(recording)
+        return np.array([room.actions.index(name) for name in (try_ if moves is None else moves)])
 
-    return same(play(room, policy, attempts, 0))
+    return assert_deterministic(play(room, policy, attempts, 0))
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_of_two_players_for_one_cell_the_first_gets_it(substrate):
-    """Both step into the cell between them; who got it steps back, and so on."""
+def test_first_player_wins_contested_cell(substrate):
+    """Let both players enter the cell between them; the winner steps back, repeatedly."""
 
-    def again(seen):
-        moved = seen.x != np.array([1, 3])
-        return np.where(moved, ("backward", "forward"), "noop") if moved.any() else None
+    def check_attempt(recording):
+        has_moved = recording.x != np.array([1, 3])
+        return np.where(has_moved, ("backward", "forward"), "noop") if has_moved.any() else None
 
-    seen = contests(substrate, "0 1", ("forward", "backward"), again, 40)
-    tried = np.flatnonzero((seen.x[1:] == 2).any(1))
-    winner, first = (seen.x[1:][tried] == 2).argmax(1), seen.turn[1:][tried].argmin(1)
+    recording = contests(substrate, "0 1", ("forward", "backward"), check_attempt, 40)
+    attempts_made = np.flatnonzero((recording.x[1:] == 2).any(1))
+    winner, first = (recording.x[1:][attempts_made] == 2).argmax(1), recording.turn[1:][attempts_made].argmin(1)
     np.testing.assert_array_equal(winner, first)
-    assert len(tried) == 20 and 0 < winner.sum() < 20
+    assert len(attempts_made) == 20 and 0 < winner.sum() < 20
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_a_cell_is_free_once_its_player_has_left(substrate):
-    """One player follows another: it can if the other moves first."""
+def test_vacated_cell_is_free(substrate):
+    """Let one player follow another, which is possible if the other moves first."""
 
-    def again(seen):
-        if seen.x[1] - seen.x[0] > 1:
+    def check_attempt(recording):
+        if recording.x[1] - recording.x[0] > 1:
             return "forward", "noop"
-        return ("backward", "backward") if seen.x[1] == 15 else None
+        return ("backward", "backward") if recording.x[1] == 15 else None
 
-    seen = contests(substrate, "01" + " " * 13, ("forward", "forward"), again, 40)
-    together = np.flatnonzero((seen.x[:-1, 1] - seen.x[:-1, 0] == 1) & (seen.x[1:, 1] > seen.x[:-1, 1]))
-    follows = seen.x[together + 1, 0] > seen.x[together, 0]
-    np.testing.assert_array_equal(follows, seen.turn[together + 1, 1] < seen.turn[together + 1, 0])
-    assert 0 < follows.sum() < len(together) and len(together) > 15
+    recording = contests(substrate, "01" + " " * 13, ("forward", "forward"), check_attempt, 40)
+    aligned = np.flatnonzero(
+        (recording.x[:-1, 1] - recording.x[:-1, 0] == 1) & (recording.x[1:, 1] > recording.x[:-1, 1])
+    )
+    follows = recording.x[aligned + 1, 0] > recording.x[aligned, 0]
+    np.testing.assert_array_equal(follows, recording.turn[aligned + 1, 1] < recording.turn[aligned + 1, 0])
+    assert 0 < follows.sum() < len(aligned) and len(aligned) > 15
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_players_do_not_swap_and_do_not_turn_in_a_circle(substrate):
-    """Two face each other; four each want the cell of the next. Nobody moves, whatever the order."""
-    swap = same(script(rig(substrate, "01", headings="EW"), [["forward", "forward"]] * 8))
-    circle = same(script(rig(substrate, "01", "32", headings="ESWN"), [["forward"] * 4] * 12))
-    for seen in (swap, circle):
-        assert (seen.x == seen.x[0]).all() and (seen.y == seen.y[0]).all()
+def test_players_cannot_swap_or_rotate(substrate):
+    """Check that two players facing each other, and four players in a circle, do not move in any order."""
+    swap = assert_deterministic(script(rig(substrate, "01", headings="EW"), [["forward", "forward"]] * 8))
+    circle = assert_deterministic(script(rig(substrate, "01", "32", headings="ESWN"), [["forward"] * 4] * 12))
+    for recording in (swap, circle):
+        assert (recording.x == recording.x[0]).all() and (recording.y == recording.y[0]).all()
     assert len({tuple(turn) for turn in circle.turn[1:].tolist()}) > 5
 
 
-def test_a_line_of_players_moves_as_far_as_the_order_lets_it():
-    def again(seen):
-        apart = (np.diff(seen.x) > 1).any() or seen.x[2] == 15
-        return np.where(seen.x > [1, 2, 3], "backward", "noop") if apart else None
+def test_player_chain_moves_in_order():
+    def check_attempt(recording):
+        has_jumped = (np.diff(recording.x) > 1).any() or recording.x[2] == 15
+        return np.where(recording.x > [1, 2, 3], "backward", "noop") if has_jumped else None
 
-    seen = contests("harvest", "012" + " " * 12, ("forward",) * 3, again, 60)
-    gaps = {tuple(np.diff(x)) for x in seen.x.tolist()}
+    recording = contests("harvest", "012" + " " * 12, ("forward",) * 3, check_attempt, 60)
+    gaps = {tuple(np.diff(x)) for x in recording.x.tolist()}
     assert {(1, 1), (2, 1), (1, 2)} <= gaps
 
 
 def ring(depth):
-    """Cells that a beam of some heading reaches as the `depth`-th of a line, as offsets from the shooter."""
-    return sorted({tuple(cell) for heading in range(4) for cell in reached(heading, depth)})
+    """Return the cells that a beam reaches at `depth`, for any heading, as offsets from the shooter."""
+    return sorted({tuple(cell) for heading in range(4) for cell in cells_in_beam(heading, depth)})
 
 
-def reached(heading, depth):
-    ahead, right = STEPS[heading], STEPS[(heading + 1) % 4]
-    return [ahead * depth, -right + ahead * (depth - 1), right + ahead * (depth - 1)]
+def cells_in_beam(heading, depth):
+    forward, right = STEPS[heading], STEPS[(heading + 1) % 4]
+    return [forward * depth, -right + forward * (depth - 1), right + forward * (depth - 1)]
 
 
 @pytest.mark.parametrize("heading", range(4))
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_zap_hits_three_lines_of_three_cells(depth, heading):
-    """Players stand on all cells that some heading reaches at a depth: those of the shooter's heading are hit."""
+def test_zap_covers_three_by_three_cells(depth, heading):
+    """Place players on all cells at a depth: those in the shooter's heading are hit."""
     cells = ring(depth)
     rows = [[" "] * 9 for _ in range(9)]
     rows[4][4] = "0"
     for player, (x, y) in enumerate(cells, start=1):
         rows[4 + y][4 + x] = "0123456789abcde"[player]
     room = rig("harvest", *("".join(row) for row in rows), headings="NESW"[heading] + "N" * len(cells))
-    seen = same(script(room, [["zap"] + ["noop"] * len(cells)]))
-    hit = {cells[player - 1] for player in np.flatnonzero(~seen.alive[1])}
-    assert hit == {tuple(cell) for cell in reached(heading, depth)} and seen.zapped[1, 0] == 3
+    recording = assert_deterministic(script(room, [["zap"] + ["noop"] * len(cells)]))
+    hit = {cells[player - 1] for player in np.flatnonzero(~recording.alive[1])}
+    assert hit == {tuple(cell) for cell in cells_in_beam(heading, depth)} and recording.zapped[1, 0] == 3
 
 
 ZAPS = {
@@ -173,136 +182,154 @@ ZAPS = {
     ("substrate", "name"),
     [("cleanup", "nobody in reach"), ("cleanup", "the one behind is shielded"), *(("harvest", name) for name in ZAPS)],
 )
-def test_what_a_zap_meets(substrate, name):
+def test_zap_collisions(substrate, name):
     rows, heading, hit = ZAPS[name]
     width, n_agents = max(map(len, rows)), sum(char.isdigit() for row in rows for char in row)
     room = rig(substrate, *(row.ljust(width) for row in rows), headings=heading + "N" * (n_agents - 1))
-    seen = same(script(room, [["zap"] + ["noop"] * (n_agents - 1)]))
-    assert set(np.flatnonzero(~seen.alive[1]).tolist()) == hit and seen.zapped[1, 0] == len(hit)
+    recording = assert_deterministic(script(room, [["zap"] + ["noop"] * (n_agents - 1)]))
+    assert set(np.flatnonzero(~recording.alive[1]).tolist()) == hit and recording.zapped[1, 0] == len(hit)
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_two_who_zap_each_other_are_both_out(substrate):
-    seen = same(script(rig(substrate, "0 1", headings="EW"), [["zap", "zap"]]))
-    assert not seen.alive[1].any() and (seen.zapped[1] == 1).all()
+def test_mutual_zap_removes_players(substrate):
+    recording = assert_deterministic(script(rig(substrate, "0 1", headings="EW"), [["zap", "zap"]]))
+    assert not recording.alive[1].any() and (recording.zapped[1] == 1).all()
 
 
-def test_a_zap_meets_players_where_they_are_after_their_moves():
-    """One steps nearer, one out of the line of fire, one into it, while the shooter fires."""
+def test_zap_follows_moves():
+    """Move players nearer, out of and into the line of fire while the shooter fires."""
     room = rig("harvest", "0  1 2", headings="EEW")
-    assert same(script(room, [["zap", "backward", "noop"]])).alive[1].tolist() == [True, False, True]
-    assert same(script(room, [["zap", "forward", "noop"]])).alive[1].tolist() == [True, True, True]
+    assert assert_deterministic(script(room, [["zap", "backward", "noop"]])).alive[1].tolist() == [True, False, True]
+    assert assert_deterministic(script(room, [["zap", "forward", "noop"]])).alive[1].tolist() == [True, True, True]
     room = rig("harvest", "0   1", headings="EW")
-    assert same(script(room, [["zap", "forward"]])).alive[1].tolist() == [True, False]
+    assert assert_deterministic(script(room, [["zap", "forward"]])).alive[1].tolist() == [True, False]
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_a_player_can_zap_again_after_the_cooldown(substrate):
-    """Asking at every step fires every eleventh, or third; readiness climbs in between. The count does not go on for a
-    player who is out."""
+def test_zap_has_cooldown(substrate):
+    """Check that a request in each step fires every eleventh, or third, step.
+
+    The cooldown stops while a player is removed.
+    """
     wait = COOLDOWN[substrate]
-    seen = same(script(rig(substrate, "0", headings="N"), [["zap"]] * 40))
-    fired = np.flatnonzero(seen.zap_wait[1:, 0] == wait) + 1
+    recording = assert_deterministic(script(rig(substrate, "0", headings="N"), [["zap"]] * 40))
+    fired = np.flatnonzero(recording.zap_wait[1:, 0] == wait) + 1
     np.testing.assert_array_equal(fired, np.arange(1, 41, wait + 1))
-    np.testing.assert_allclose(seen.ready[: wait + 2, 0], [1, *np.linspace(0, 1, wait + 1)])
-    lines = [["zap", "zap"]] + [["noop", "noop"]] * (AWAY[substrate] + wait + 4)
-    out = same(script(rig(substrate, "0 1", headings="EW"), lines))
-    away = ~out.alive[:, 0]
-    assert (out.zap_wait[away, 0] == wait).all() and (out.ready[away, 0] == 0).all()
-    back = np.flatnonzero(away).max() + 1
-    np.testing.assert_array_equal(out.zap_wait[back : back + wait + 2, 0], [*range(wait, -1, -1), 0])
+    np.testing.assert_allclose(recording.ready[: wait + 2, 0], [1, *np.linspace(0, 1, wait + 1)])
+    lines = [["zap", "zap"]] + [["noop", "noop"]] * (RESPAWN_DELAY[substrate] + wait + 4)
+    out = assert_deterministic(script(rig(substrate, "0 1", headings="EW"), lines))
+    absent = ~out.alive[:, 0]
+    assert (out.zap_wait[absent, 0] == wait).all() and (out.ready[absent, 0] == 0).all()
+    respawn_step = np.flatnonzero(absent).max() + 1
+    np.testing.assert_array_equal(out.zap_wait[respawn_step : respawn_step + wait + 2, 0], [*range(wait, -1, -1), 0])
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_a_zapped_player_is_out_and_comes_back_on_a_spawn_cell(substrate):
-    """Out for 51 or 5 observations; what it wants in the frame of its return has no effect, in the next it has."""
-    away = AWAY[substrate]
-    lines = [["zap", "noop"]] + [["noop", "turn_right"]] * (away + 4)
-    seen = same(script(rig(substrate, "0 1", headings="EW"), lines))
-    gone = np.flatnonzero(~seen.alive[:, 1])
-    assert len(gone) == away + 1 and gone[0] == 1
-    back = gone[-1] + 1
-    np.testing.assert_array_equal(seen.heading[back : back + 3, 1], (seen.heading[back, 1] + np.arange(3)) % 4)
-    assert seen.y[back, 1] == 3 and 1 <= seen.x[back, 1] <= 15
+def test_zapped_player_respawns_on_spawn_cell(substrate):
+    """Check removal for 51 or 5 observations; actions have an effect from the frame after the respawn."""
+    delay = RESPAWN_DELAY[substrate]
+    lines = [["zap", "noop"]] + [["noop", "turn_right"]] * (delay + 4)
+    recording = assert_deterministic(script(rig(substrate, "0 1", headings="EW"), lines))
+    absent_steps = np.flatnonzero(~recording.alive[:, 1])
+    assert len(absent_steps) == delay + 1 and absent_steps[0] == 1
+    respawn_step = absent_steps[-1] + 1
+    np.testing.assert_array_equal(
+        recording.heading[respawn_step : respawn_step + 3, 1], (recording.heading[respawn_step, 1] + np.arange(3)) % 4
+    )
+    assert recording.y[respawn_step, 1] == 3 and 1 <= recording.x[respawn_step, 1] <= 15
 
 
 @pytest.mark.slow
-def test_a_player_whose_cell_is_taken_waits():
-    """Legislative rules: everybody comes back on a cell of their own. The zapper stands on it until step 60."""
+def test_occupied_spawn_delays_respawn():
+    """Use legislative rules, where each player has its own spawn cell. The zapper occupies it until step 60."""
     rig = Rig("cleanup", n_agents=2, rules="legislative")
     walk = ["turn_left", "forward", "zap", "forward", "forward", "step_left"]
     lines = [[step, "noop"] for step in walk] + [["noop", "noop"]] * (59 - len(walk)) + [["step_right", "noop"]] * 2
-    seen = same(script(rig, lines))
-    assert places(seen, 0)[59] == (8, 10) == places(seen, 1)[0]
-    gone = np.flatnonzero(~seen.alive[:, 1])
-    np.testing.assert_array_equal(gone, np.arange(3, 60))
-    assert places(seen, 1)[60] == (8, 10)
+    recording = assert_deterministic(script(rig, lines))
+    assert places(recording, 0)[59] == (8, 10) == places(recording, 1)[0]
+    absent_steps = np.flatnonzero(~recording.alive[:, 1])
+    np.testing.assert_array_equal(absent_steps, np.arange(3, 60))
+    assert places(recording, 1)[60] == (8, 10)
 
 
 RIVER = ("FFFFFFF", "FFFFFFF", "FFFFFFF", "FFF0FFF", "FFFFFFF", "FFFFFFF", "FFFFFFF")
 
 
 @pytest.mark.parametrize("heading", range(4))
-def test_a_clean_beam_ends_at_the_first_dirt_of_each_line(heading):
-    """Amid dirt the first shot cleans the first cells of the three lines, the next the second, then the third; a fourth
-    finds nothing. Every third step a shot."""
-    seen = same(script(rig("cleanup", *RIVER, headings="NESW"[heading]), [["clean"]] * 13))
+def test_clean_beam_stops_at_first_dirt(heading):
+    """Shoot every third step at dirt.
+
+    The three shots clean the first, second and third cells of the three lines; a fourth cleans nothing.
+    """
+    recording = assert_deterministic(script(rig("cleanup", *RIVER, headings="NESW"[heading]), [["clean"]] * 13))
     spots = [(x, y) for y in range(7) for x in range(7) if (x, y) != (3, 3)]
     for depth in (1, 2, 3):
         t = 3 * depth - 2
-        changed = [i for i in np.flatnonzero(seen.dirt[t - 1] & ~seen.dirt[t]) if i < len(spots)]
-        assert {spots[i] for i in changed} == {tuple(cell + 3) for cell in reached(heading, depth)}
-        assert seen.cleaned[t, 0] == 3 and seen.clean_wait[t, 0] == 2
-    assert seen.cleaned.sum() == 9 and (seen.clean_wait[[10, 11, 12, 13], 0] == [2, 1, 0, 2]).all()
+        changed = [i for i in np.flatnonzero(recording.dirt[t - 1] & ~recording.dirt[t]) if i < len(spots)]
+        assert {spots[i] for i in changed} == {tuple(cell + 3) for cell in cells_in_beam(heading, depth)}
+        assert recording.cleaned[t, 0] == 3 and recording.clean_wait[t, 0] == 2
+    assert recording.cleaned.sum() == 9 and (recording.clean_wait[[10, 11, 12, 13], 0] == [2, 1, 0, 2]).all()
 
 
-def test_a_clean_beam_passes_players_and_walls_stop_it():
-    seen = same(script(rig("cleanup", "01F", "WWW", "F F", headings="EN"), [["clean", "noop"]]))
-    assert seen.cleaned[1].tolist() == [1, 0] and not seen.dirt[1, 0]
-    seen = same(script(rig("cleanup", "0WF", "   ", "F F", headings="E"), [["clean"]]))
-    assert seen.cleaned[1, 0] == 0
+def test_clean_beam_passes_players():
+    recording = assert_deterministic(script(rig("cleanup", "01F", "WWW", "F F", headings="EN"), [["clean", "noop"]]))
+    assert recording.cleaned[1].tolist() == [1, 0] and not recording.dirt[1, 0]
+    recording = assert_deterministic(script(rig("cleanup", "0WF", "   ", "F F", headings="E"), [["clean"]]))
+    assert recording.cleaned[1, 0] == 0
 
 
-def test_who_cleans_together_is_paid_together_and_others_hear_of_it_a_step_later():
-    """Two shoot at one cell in the same step: both count it. What players are told of others comes a step later."""
+def test_joint_cleaning_is_observed_next_step():
+    """Let two players shoot at one cell in the same step; both count it. Others observe it in the next step."""
     room = rig("cleanup", "0F1", "  2", headings="EWN")
-    seen = same(script(room, [["clean", "clean", "noop"]] + [["noop"] * 3] * 2))
-    assert seen.cleaned[1].tolist() == [1, 1, 0]
-    assert seen.others_cleaned[:4].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 2], [0, 0, 0]]
+    recording = assert_deterministic(script(room, [["clean", "clean", "noop"]] + [["noop"] * 3] * 2))
+    assert recording.cleaned[1].tolist() == [1, 1, 0]
+    assert recording.others_cleaned[:4].tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 2], [0, 0, 0]]
 
 
-def test_eating_takes_a_move():
-    """Beside an apple waiting, turning and zapping leave it; a move onto it eats it, and a second one finds nothing."""
+def test_eating_requires_move():
+    """Wait, turn and zap next to an apple, which remains; a move onto it eats it once."""
     room = rig("harvest", "0A", headings="N")
     quiet = ["noop", "turn_right", "zap", "noop", "turn_left", "forward"]
-    seen = same(script(room, [[line] for line in (*quiet, "step_right", "step_right")]))
-    assert seen.reward[:, 0].tolist() == [0] * 7 + [1, 0]
-    assert seen.apple[:, 0].tolist() == [True] * 7 + [False] * 2
+    recording = assert_deterministic(script(room, [[line] for line in (*quiet, "step_right", "step_right")]))
+    assert recording.reward[:, 0].tolist() == [0] * 7 + [1, 0]
+    assert recording.apple[:, 0].tolist() == [True] * 7 + [False] * 2
 
 
-def test_what_grows_under_a_player_is_eaten_at_once_and_twice_by_one_who_pushes():
-    """All stand where apples grow, beside a clean river: some wait, some turn, some walk into a wall, which counts as
-    entering their own cell. Nobody sees an apple there."""
-    room = rig("cleanup", "0W1W2W3W4W5W6W7W8", below=["H" * 15] * 4, headings="N" * 9, under="B")
+def test_apple_under_player_is_eaten_immediately():
+    """Place players on apple sites next to a clean river.
+
+    Some wait, some turn, some walk into a wall, which counts as a move into their own cell. No player observes an apple
+    there.
+    """
+    room = rig("cleanup", "0W1W2W3W4W5W6W7W8", ground=["H" * 15] * 4, headings="N" * 9, under="B")
     lines = [["noop"] * 3 + ["turn_left"] * 3 + ["forward"] * 3] * 90
-    seen = same(script(room, lines))
-    assert not seen.apple.any() and seen.grew.sum() > 9
-    assert set(seen.reward[:, :6].flat) == {0, 1} and set(seen.reward[:, 6:].flat) == {0, 2}
+    recording = assert_deterministic(script(room, lines))
+    assert not recording.apple.any() and recording.grew.sum() > 9
+    assert set(recording.reward[:, :6].flat) == {0, 1} and set(recording.reward[:, 6:].flat) == {0, 2}
 
 
-def test_eating_in_the_step_in_which_one_is_zapped():
-    seen = same(script(rig("harvest", "0  A1", headings="EW"), [["zap", "forward"], ["noop", "noop"]]))
-    assert seen.reward[1].tolist() == [0, 1] and seen.alive[1].tolist() == [True, False]
+def test_eating_while_zapped():
+    recording = assert_deterministic(
+        script(rig("harvest", "0  A1", headings="EW"), [["zap", "forward"], ["noop", "noop"]])
+    )
+    assert recording.reward[1].tolist() == [0, 1] and recording.alive[1].tolist() == [True, False]
 
 
-def test_neighbours_count_with_a_lag_and_grass_withers():
-    """A lone apple is eaten and its grass withers two steps later; of three in a row the first waits by how many are
-    left near it."""
+def test_neighbor_count_lags():
+    """Eat a single apple, whose grass withers two steps later.
+
+    In a row of three, regrowth depends on the remaining neighbors.
+    """
     room = rig("harvest", "0AAA  A1", headings="EW")
-    forth, back, go = ["forward", "forward"], ["noop", "backward"], ["forward", "noop"]
-    lines = [forth, back, go, go] + [["noop", "noop"]] * 3
-    seen = same(script(room, lines))
-    assert seen.waits[:4, 3].tolist() == [-1, -1, 0, 0] and seen.dry[:4, 3].tolist() == [False, False, True, True]
-    assert seen.waits[:, 0].tolist()[:3] == [-1, -1, 2]
-    if not seen.grew.any():
-        assert seen.waits[:, 0].tolist() == [-1, -1, 2, 2, 1, 0, 0, 0]
+    forth, backward, go = ["forward", "forward"], ["noop", "backward"], ["forward", "noop"]
+    lines = [forth, backward, go, go] + [["noop", "noop"]] * 3
+    recording = assert_deterministic(script(room, lines))
+    assert recording.waits[:4, 3].tolist() == [-1, -1, 0, 0] and recording.dry[:4, 3].tolist() == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert recording.waits[:, 0].tolist()[:3] == [-1, -1, 2]
+    if not recording.grew.any():
+        assert recording.waits[:, 0].tolist() == [-1, -1, 2, 2, 1, 0, 0, 0]

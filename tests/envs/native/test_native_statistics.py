@@ -1,4 +1,4 @@
-"""What native games draw at random has the frequencies of the rules, and what comes of it those of the real engine.
+"""Frequencies of random events in native games match the rules and the real engine.
 
 All seeds are fixed: these tests give the same result always. `reference_statistics.json` says where the engine's
 numbers are from; the frequencies in it count single draws.
@@ -13,17 +13,17 @@ import pytest
 import torch
 from scipy import stats
 
-from llmrl.envs.melting_pot import install
 from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.episode_clock import over
 from llmrl.envs.native.hashed_random import HashedRandom, game_keys
-from llmrl.envs.native.maps import GameMap, parse
+from llmrl.envs.native.vec_env import is_over
+from llmrl.envs.substrate import install
+from llmrl.envs.substrate.maps import GameMap, parse
 from statistics_of_games import condition_of, of_native, reference, z_scores
 
 pytestmark = pytest.mark.meltingpot
 LIKELY = 1e-3
 """Smallest p-value of a fair test; there are about twenty."""
-MANY = 20_000
+N_GAMES = 20_000
 
 
 def melting_pot(substrate: str, clean: bool = False) -> GameMap:
@@ -35,20 +35,20 @@ def keys(games, seed=0):
     return torch.from_numpy(game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64)))
 
 
-def started(substrate, games=MANY, n_agents=7, clean=False, text=None):
-    """An engine, games that have just begun, and their draws."""
+def started(substrate, games=N_GAMES, n_agents=7, clean=False, text=None):
+    """Return an engine, new games, and their random numbers."""
     engine = Engine(Setup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
     draws = HashedRandom(keys(games))
     return engine, engine.start(draws), draws
 
 
 def even(counts):
-    """Whether all of these are equally probable."""
+    """Return whether all of these counts are equally probable."""
     return stats.chisquare(counts).pvalue > LIKELY
 
 
 def agree(*samples):
-    """Whether samples (trials, successes) are of one probability."""
+    """Return whether samples (trials, successes) have the same probability."""
     table = [(successes, trials - successes) for trials, successes in samples]
     return stats.chi2_contingency(table).pvalue > LIKELY
 
@@ -61,32 +61,34 @@ ROOM = "\n".join(["WWWWW", "WPPPW", "WPPPW", "WPPPW", "WAWWW", "WWWWW"])
 
 
 @pytest.mark.parametrize("players", [2, 3])
-def test_everybody_is_as_likely_to_move_first(players):
-    """Players around a free cell all want it."""
+def test_move_order_is_fair(players):
+    """Place players around a free cell that all of them want."""
     engine, state, draws = started("harvest", n_agents=players, text=ROOM)
     places = [(1, 2), (3, 2), (2, 1)][:players]
-    cells = torch.tensor([engine.setup.game_map.cell(x, y) for x, y in places]).expand(MANY, -1)
-    state = dataclasses.replace(state, pos=cells, heading=torch.tensor([1, 3, 2][:players]).expand(MANY, -1))
-    after, _ = engine.step(state, torch.ones((MANY, players), dtype=torch.int64), draws)
+    cells = torch.tensor([engine.setup.game_map.cell(x, y) for x, y in places]).expand(N_GAMES, -1)
+    state = dataclasses.replace(state, pos=cells, heading=torch.tensor([1, 3, 2][:players]).expand(N_GAMES, -1))
+    after, _ = engine.step(state, torch.ones((N_GAMES, players), dtype=torch.int64), draws)
     middle = after.pos == engine.setup.game_map.cell(2, 2)
     assert (middle.sum(1) == 1).all() and even(middle.sum(0))
     if players == 2:
-        won = reference()["frequencies"]["two players enter one free cell: tries, won by the lower slot"]
-        assert agree(won, (MANY, int(middle[:, 0].sum())))
+        wins = reference()["frequencies"]["two players enter one free cell: tries, won by the lower slot"]
+        assert agree(wins, (N_GAMES, int(middle[:, 0].sum())))
 
 
-def test_every_order_of_moves_is_equally_likely():
-    """A line of three moves on: how far each comes tells who went before whom."""
+def test_move_orders_are_uniform():
+    """Move a line of three players; the distances reveal the order."""
     engine, state, draws = started("harvest", n_agents=3, text="\n".join(["WWWWWW", "WPPPAW", "WWWWWW"]))
-    cells = torch.tensor([engine.setup.game_map.cell(x, 1) for x in (1, 2, 3)]).expand(MANY, -1)
+    cells = torch.tensor([engine.setup.game_map.cell(x, 1) for x in (1, 2, 3)]).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=cells, heading=torch.ones_like(state.heading))
-    after, _ = engine.step(state, torch.ones((MANY, 3), dtype=torch.int64), draws)
-    moved = after.pos > cells
-    assert moved[:, 2].all()
-    second, third = moved[:, 1], moved[:, 0]
-    assert binomial(MANY, second.sum(), 1 / 2) and binomial(MANY, third.sum(), 1 / 6) and not (third & ~second).any()
+    after, _ = engine.step(state, torch.ones((N_GAMES, 3), dtype=torch.int64), draws)
+    has_moved = after.pos > cells
+    assert has_moved[:, 2].all()
+    second, third = has_moved[:, 1], has_moved[:, 0]
+    assert (
+        binomial(N_GAMES, second.sum(), 1 / 2) and binomial(N_GAMES, third.sum(), 1 / 6) and not (third & ~second).any()
+    )
     followed = reference()["frequencies"]["a player enters the cell that another leaves: tries, succeeded"]
-    assert agree(followed, (MANY, int(second.sum())))
+    assert agree(followed, (N_GAMES, int(second.sum())))
 
 
 @pytest.mark.slow
@@ -99,50 +101,50 @@ def test_players_begin_anywhere_facing_anywhere(substrate):
         assert even(np.bincount(state.heading[:, player], minlength=4))
         cells = game_map.inside if substrate == "harvest" and player < 2 else game_map.spawn
         counts = np.bincount(state.pos[:, player], minlength=game_map.n_cells)
-        assert even(counts[cells]) and counts[cells].sum() == MANY
+        assert even(counts[cells]) and counts[cells].sum() == N_GAMES
     if engine.n_water:
         assert even(np.bincount(state.phase.flatten().numpy(), minlength=4))
 
 
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_players_come_back_anywhere_that_is_free_facing_anywhere(substrate):
-    """Two are back in the same step; the others stand on spawn cells."""
+def test_respawn_cell_and_heading_are_uniform(substrate):
+    """Respawn two players in one step; the others stand on spawn cells."""
     engine, state, draws = started(substrate)
     spawn = torch.from_numpy(engine.setup.game_map.spawn)
-    pos = torch.cat([torch.zeros(2, dtype=torch.int64), spawn[:5]]).expand(MANY, -1)
-    out = torch.tensor([True, True] + [False] * 5).expand(MANY, -1)
+    pos = torch.cat([torch.zeros(2, dtype=torch.int64), spawn[:5]]).expand(N_GAMES, -1)
+    out = torch.tensor([True, True] + [False] * 5).expand(N_GAMES, -1)
     state = dataclasses.replace(state, pos=pos, alive=~out, out_for=out.to(torch.int32))
-    after, _ = engine.step(state, torch.zeros((MANY, 7), dtype=torch.int64), draws)
+    after, _ = engine.step(state, torch.zeros((N_GAMES, 7), dtype=torch.int64), draws)
     assert after.alive.all() and (after.pos[:, 0] != after.pos[:, 1]).all()
     for player in (0, 1):
         counts = torch.bincount(after.pos[:, player], minlength=engine.n_cells)[spawn]
-        assert not counts[:5].any() and even(counts[5:]) and counts.sum() == MANY
+        assert not counts[:5].any() and even(counts[5:]) and counts.sum() == N_GAMES
         assert even(torch.bincount(after.heading[:, player]))
-    for counted in reference()["frequencies"]["headings of players who came back, N E S W"].values():
-        assert even(counted)
+    for observed_counts in reference()["frequencies"]["headings of players who came back, N E S W"].values():
+        assert even(observed_counts)
 
 
 @pytest.mark.slow
-def test_dirt_appears_from_step_51_on_in_every_other_step_anywhere():
+def test_dirt_appears_from_step_51():
     engine, state, draws = started("cleanup", 4000)
     noop, clean = torch.zeros((4000, 7), dtype=torch.int64), ~state.dirt[0]
     for _ in range(50):
         state, _ = engine.step(state, noop, draws)
     assert (state.dirt.sum(1) == 79).all()
     state, _ = engine.step(state, noop, draws)
-    spilled = state.dirt.sum(1) - 79
-    assert binomial(4000, spilled.sum(), 0.5) and even(state.dirt.sum(0)[clean])
+    n_new_dirt = state.dirt.sum(1) - 79
+    assert binomial(4000, n_new_dirt.sum(), 0.5) and even(state.dirt.sum(0)[clean])
     for _ in range(19):
         state, _ = engine.step(state, noop, draws)
-    spilled = int((state.dirt.sum(1) - 79).sum())
-    assert binomial(80_000, spilled, 0.5)
+    n_new_dirt = int((state.dirt.sum(1) - 79).sum())
+    assert binomial(80_000, n_new_dirt, 0.5)
     for _ in range(180):
         state, _ = engine.step(state, noop, draws)
     assert state.dirt.all(1).any(), "with all of the river dirty, nothing more can get dirty"
 
 
-def test_apples_grow_by_how_much_dirt_there_is():
-    """Nobody moves; every share of dirt from none to all, against the rule and against what the engine did."""
+def test_apple_growth_depends_on_dirt():
+    """Compare each share of dirt with the rule and with the engine, without moves."""
     games = 8 * 148
     engine, state, draws = started("cleanup", games)
     dirt = torch.arange(147)[None] < torch.arange(games)[:, None] % 148
@@ -156,73 +158,77 @@ def test_apples_grow_by_how_much_dirt_there_is():
         band = (amount >= low) & (amount < low + 12)
         expected, variance = 122 * chance[band].sum(), (122 * chance * (1 - chance))[band].sum()
         assert abs(grown[band].sum() - expected) < 3.5 * np.sqrt(variance)
-    counted = reference()["frequencies"]["apples that grew by dirty cells: from (to 5 more), trials, grown"]
-    for low, trials, seen in counted:
+    observed_counts = reference()["frequencies"]["apples that grew by dirty cells: from (to 5 more), trials, grown"]
+    for low, trials, observed_count in observed_counts:
         band = (amount >= low) & (amount < low + 6)
-        if not seen and low > 58:
+        if not observed_count and low > 58:
             assert not grown[band].any()
         else:
-            assert agree((trials, seen), (122 * band.sum(), grown[band].sum())), low
+            assert agree((trials, observed_count), (122 * band.sum(), grown[band].sum())), low
 
 
-def test_apples_come_back_by_how_many_are_near():
-    """The rule, and what the engine did, for sites with none, one, two, three or more live ones around."""
+def test_apple_regrowth_depends_on_neighbors():
+    """Compare sites with 0, 1, 2, and 3 or more live neighbors with the rule and with the engine."""
     engine, state, draws = started("harvest", 40_000)
     groups = torch.arange(4, dtype=torch.int8).repeat(10_000)[:, None].expand(-1, 64)
     pos = torch.from_numpy(engine.setup.game_map.spawn[:7]).expand(40_000, -1)
     state = dataclasses.replace(state, apple=torch.zeros_like(state.apple), group=groups, pos=pos)
     after, _ = engine.step(state, torch.zeros((40_000, 7), dtype=torch.int64), draws)
-    counted = reference()["frequencies"]["apples that came back by live neighbours (3: or more): trials, came back"]
-    for near, rate in enumerate((0, 0.0025, 0.005, 0.025)):
-        back = int(after.apple[near::4].sum())
-        assert binomial(640_000, back, rate) if rate else back == 0
-        assert agree(counted[near], (640_000, back)) if rate else counted[near][1] == 0
+    observed_counts = reference()["frequencies"][
+        "apples that came back by live neighbors (3: or more): trials, came back"
+    ]
+    for n_neighbors, rate in enumerate((0, 0.0025, 0.005, 0.025)):
+        n_regrown = int(after.apple[n_neighbors::4].sum())
+        assert binomial(640_000, n_regrown, rate) if rate else n_regrown == 0
+        assert (
+            agree(observed_counts[n_neighbors], (640_000, n_regrown)) if rate else observed_counts[n_neighbors][1] == 0
+        )
 
 
 @pytest.mark.parametrize(("substrate", "p"), [("cleanup", 0.2), ("harvest", 0.15)])
-def test_episodes_end_at_1099_and_every_100_later(substrate, p):
+def test_episodes_end_at_1099_then_per_hundred(substrate, p):
     setup = Setup(melting_pot(substrate), 7)
-    which = keys(MANY).numpy()
-    going, left = np.ones(MANY, bool), MANY
+    random_keys = keys(N_GAMES).numpy()
+    going, n_remaining = np.ones(N_GAMES, bool), N_GAMES
     lengths = []
     for t in range(1, 5001):
         if t not in (1098, 1099, 1100, 4999, 5000) and (t % 100 not in (0, 99)):
             continue
-        ends = going & over(np.full(MANY, t), None, which, setup)
+        ends = going & is_over(np.full(N_GAMES, t), None, random_keys, setup)
         lengths += [t] * int(ends.sum())
-        if ends.any() and t < 4999 and left > 500:
-            assert binomial(left, ends.sum(), p), t
+        if ends.any() and t < 4999 and n_remaining > 500:
+            assert binomial(n_remaining, ends.sum(), p), t
         going &= ~ends
-        left = int(going.sum())
-    assert left == 0 and set(lengths) <= {*range(1099, 5000, 100), 5000} and 1099 in lengths
-    for seen in reference()["frequencies"]["lengths of episodes"][substrate]:
-        values, counts = np.array([(int(t), n) for t, n in seen.items()]).T
+        n_remaining = int(going.sum())
+    assert n_remaining == 0 and set(lengths) <= {*range(1099, 5000, 100), 5000} and 1099 in lengths
+    for observed_count in reference()["frequencies"]["lengths of episodes"][substrate]:
+        values, counts = np.array([(int(t), n) for t, n in observed_count.items()]).T
         assert stats.ks_2samp(np.repeat(values, counts), lengths).pvalue > LIKELY
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["harvest, uniform", "cleanup, mixed"])
-def test_games_are_like_those_of_the_engine(name):
+def test_games_match_engine_statistics(name):
     entry = reference()["conditions"][name]
     z = z_scores(entry["quantities"], of_native(condition_of(entry), 128, seed=1))
-    assert max(map(abs, z.values())) < 4, sorted(z.items(), key=lambda each: -abs(each[1]))[:5]
+    assert max(map(abs, z.values())) < 4, sorted(z.items(), key=lambda pair: -abs(pair[1]))[:5]
 
 
 @pytest.mark.long
-def test_games_of_all_conditions_are_like_those_of_the_engine():
-    """Means of everything that is counted: no |z| above 4, and at most 5 % above 2."""
+def test_all_conditions_match_engine_statistics():
+    """Compare means of all counts: no |z| above 4, and at most 5 % above 2."""
     scores: dict[str, float] = {}
     for name, entry in reference()["conditions"].items():
         z = z_scores(entry["quantities"], of_native(condition_of(entry), 512, seed=0))
         scores |= {f"{name}: {quantity}": value for quantity, value in z.items()}
-    worst = sorted(scores.items(), key=lambda each: -abs(each[1]))[:10]
+    worst = sorted(scores.items(), key=lambda pair: -abs(pair[1]))[:10]
     assert len(scores) > 350 and abs(worst[0][1]) < 4, worst
     assert np.mean([abs(value) > 2 for value in scores.values()]) <= 0.05, worst
 
 
 @pytest.mark.slow
-def test_a_comparison_notices_other_rates():
-    """Harvest with apples that come back half as often is told from the engine."""
+def test_comparison_detects_different_rates():
+    """Detect Harvest with half the regrowth rate."""
     entry = reference()["conditions"]["harvest, uniform"]
     condition = condition_of(entry)
 

@@ -1,4 +1,4 @@
-"""Whole episodes of the real engine, played again on the native one: everything has to agree after every step."""
+"""Episodes of the real engine, replayed on the native one, which must agree after each step."""
 
 import dataclasses
 import subprocess
@@ -12,7 +12,7 @@ import torch
 import scripted
 from engine_games import Rig, play
 from llmrl.envs.native.hashed_random import HashedRandom, game_keys
-from llmrl.envs.native.maps import OWN_MAPS, parse
+from llmrl.envs.substrate.maps import OWN_MAPS, parse
 from replays import engine_of, replay
 from some import some
 from statistics_of_games import on_engine
@@ -48,7 +48,7 @@ def episodes(name, games, steps, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["harvest"], ["cleanup, clean start", "harvest", "cleanup, legislative"]))
-def test_an_episode_agrees_step_by_step(name):
+def test_episode_matches_step_by_step(name):
     verdict = replay(episodes(name, 1, 200))
     assert verdict.steps == 200 and not verdict.mismatches, verdict.mismatches[:5]
     assert verdict.counts["moves"] > 100 and verdict.counts["apples eaten"] > 0
@@ -56,13 +56,13 @@ def test_an_episode_agrees_step_by_step(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some(["harvest, our map, legislative"], EPISODES))
-def test_episodes_agree_step_by_step(name):
+def test_episodes_match_step_by_step(name):
     rig = EPISODES[name][0]
     recordings = episodes(name, 2, 300, seed=100)
     verdict = replay(recordings)
     assert verdict.steps == 600 and not verdict.mismatches, verdict.mismatches[:5]
     if rig.n_agents == 7 and rig.rules == "upstream":
-        assert all(verdict.counts[each] > 0 for each in HAPPENS[rig.substrate])
+        assert all(verdict.counts[event] > 0 for event in HAPPENS[rig.substrate])
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_episodes_agree_step_by_step(name):
         ("cleanup", ("x", "alive", "heading", "reward", "cleaned", "others_cleaned", "clean_wait", "dirt", "water")),
     ],
 )
-def test_a_replay_notices_any_difference(substrate, changes):
-    """One thing of one step of the recording is changed at a time."""
+def test_replay_detects_differences(substrate, changes):
+    """Change one entry of one step of the recording at a time."""
     rig = Rig(substrate)
-    recording = play(rig, lambda seen, rng: rng.integers(0, len(rig.actions), rig.n_agents), 40, 5)
+    recording = play(rig, lambda observation, rng: rng.integers(0, len(rig.actions), rig.n_agents), 40, 5)
     assert not replay([recording]).mismatches
     # Where somebody is who is out of the game says nothing, and who is out differs from one recording to the next.
     player = int(recording.seen.alive[28:33].all(0).argmax())
@@ -97,21 +97,21 @@ def test_a_replay_notices_any_difference(substrate, changes):
     ("substrate", "change"),
     [
         ("harvest", {"zap_cooldown": 3}),
-        ("harvest", {"away": 5}),
+        ("harvest", {"removal_steps": 5}),
         ("cleanup", {"clean_cooldown": 1}),
         ("cleanup", {"zap_cooldown": 9}),
     ],
 )
-def test_a_replay_notices_other_rules(substrate, change):
+def test_replay_detects_different_rules(substrate, change):
     rig = Rig(substrate)
-    recording = play(rig, lambda seen, rng: rng.choice([1, 4, 5, 7, len(rig.actions) - 1], rig.n_agents), 120, 6)
+    recording = play(rig, lambda observation, rng: rng.choice([1, 4, 5, 7, len(rig.actions) - 1], rig.n_agents), 120, 6)
     engine = engine_of(recording)
     engine.facts = dataclasses.replace(engine.facts, **change)
     assert replay([recording], engine).mismatches
 
 
 @pytest.mark.long
-def test_the_table_of_the_documentation_can_be_printed():
+def test_documentation_table_is_printable():
     script = Path(__file__).parents[3] / "benchmarks" / "parity.py"
     command = [sys.executable, str(script), "replay", "--games", "1", "--steps", "20", "--processes", "1"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -120,17 +120,17 @@ def test_the_table_of_the_documentation_can_be_printed():
 
 
 @pytest.mark.long
-def test_the_engine_starts_where_the_native_one_may():
-    """Places and headings at the start are among those the native engine draws from, apples and dirt are equal."""
+def test_engine_start_is_valid():
+    """Check that start positions and headings are possible in the native engine, and that apples and dirt are equal."""
     for name in ("cleanup", "harvest", "cleanup, legislative", "harvest, legislative"):
         recording = episodes(name, 1, 1)[0]
-        game_map, seen, engine = engine_of(recording).setup.game_map, recording.seen, engine_of(recording)
+        game_map, observation, engine = engine_of(recording).setup.game_map, recording.seen, engine_of(recording)
         keys = game_keys(np.zeros(2000, np.int64), np.arange(2000), np.zeros(2000, np.int64))
         start = engine.start(HashedRandom(torch.from_numpy(keys)))
-        cells = (seen.y[0] + 9) * game_map.stride + seen.x[0] + 9
+        cells = (observation.y[0] + 9) * game_map.stride + observation.x[0] + 9
         for player, cell in enumerate(cells):
-            assert cell in start.pos[:, player] and seen.heading[0, player] in start.heading[:, player]
-        np.testing.assert_array_equal(start.apple[0], seen.apple[0])
-        np.testing.assert_array_equal(start.dirt[0], seen.dirt[0])
+            assert cell in start.pos[:, player] and observation.heading[0, player] in start.heading[:, player]
+        np.testing.assert_array_equal(start.apple[0], observation.apple[0])
+        np.testing.assert_array_equal(start.dirt[0], observation.dirt[0])
         if recording.rig.rules == "legislative":
             assert (start.pos == start.pos[:1]).all() and (start.heading == 0).all()

@@ -1,4 +1,4 @@
-"""What is said of Clean Up and Harvest, in prompts and metrics, is true of the game that is played and paid for."""
+"""Prompts and metrics of Clean Up and Harvest match the rules and the payments of the game."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ import pytest
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.native import maps
-from llmrl.principals.llm_factory import llm_principal
+from llmrl.envs.substrate import maps
 from models import scripted
 from native_games import flat, native
+from shipped import llm_principal
 
 SMALL = {
     "cleanup": "WWWWWWW\nWFFFHHW\nWP P PW\nWBBBB W\nWWWWWWW\n",
     "harvest": "WWWWWWW\nW AA PW\nWAAA PW\nWWWWWWW\n",
 }
 ENGINES = ["native", pytest.param("meltingpot", marks=pytest.mark.meltingpot)]
-PUBLISHED = {"clean_count": "exactly_one", "pay_removed": True}
+PUBLISHED_OPTIONS = {"clean_count": "exactly_one", "reward_removed": True}
 
 
 def game(engine: str, substrate: str, **options: Any) -> VecEnv:
     if engine == "native":
         return native(substrate, 4, **options)
-    from llmrl.envs.melting_pot.env_spec import SubstrateSettings
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
+    from llmrl.envs.substrate.env_spec import SubstrateSettings
 
     return MeltingPotEnv(SubstrateSettings(substrate, 1, observe=["vector"], **options), Seeds(0))  # type: ignore[arg-type]
 
 
-def counted(env: VecEnv) -> dict[str, float]:
-    """What there is at the start, by a step in which nobody does anything: nothing grows or spills in it."""
+def count_events(env: VecEnv) -> dict[str, float]:
+    """Return the initial counts, from a step without actions, growth or new dirt."""
     env.reset(seed=1)
-    found = flat(env.step(np.zeros((env.spec.n_envs, env.spec.n_agents), np.int64)))
-    return {name: float(found[f"info/{name}"][0]) for name in ("apples_live", "dirt") if f"info/{name}" in found}
+    outputs = flat(env.step(np.zeros((env.spec.n_envs, env.spec.n_agents), np.int64)))
+    return {name: float(outputs[f"info/{name}"][0]) for name in ("apples_live", "dirt") if f"info/{name}" in outputs}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("rules", ["upstream", "legislative"])
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_facts_are_those_of_the_game(engine: str, substrate: str, rules: str) -> None:
+def test_facts_match_game(engine: str, substrate: str, rules: str) -> None:
     env = game(engine, substrate, rules=rules, map="melting_pot" if engine == "native" else "auto")
     try:
-        facts, found = env.spec.facts, counted(env)
+        facts, outputs = env.spec.facts, count_events(env)
     finally:
         env.close()
     begins = facts["apple_sites"] if substrate == "harvest" or facts["apples_at_start"] else 0
-    assert found["apples_live"] == begins
-    assert found.get("dirt") == facts.get("dirty_at_start")
+    assert outputs["apples_live"] == begins
+    assert outputs.get("dirt") == facts.get("dirty_at_start")
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
-def test_facts_follow_the_map(engine: str, substrate: str) -> None:
+def test_facts_follow_map(engine: str, substrate: str) -> None:
     mechanism = Incentives() if substrate == "cleanup" else BracketedTax()
     env = game(engine, substrate, map=SMALL[substrate], n_agents=2, mechanism=mechanism)
     try:
@@ -70,9 +70,9 @@ def test_facts_follow_the_map(engine: str, substrate: str) -> None:
         env.close()
 
 
-def test_sites_of_melting_pots_map() -> None:
+def test_melting_pot_map_sites() -> None:
     pytest.importorskip("meltingpot")
-    from llmrl.envs.melting_pot.substrate_rules import SUBSTRATES
+    from llmrl.envs.substrate.substrate_rules import SUBSTRATES
 
     for substrate, facts in SUBSTRATES.items():
         assert maps.find(substrate, "melting_pot").sites == facts.sites
@@ -80,26 +80,29 @@ def test_sites_of_melting_pots_map() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("options", [{}, PUBLISHED], ids=["any", "exactly_one"])
-def test_cleaning_is_counted_as_it_is_paid(engine: str, options: dict[str, Any]) -> None:
-    """Every paid cleaning costs 1 in base reward; under the published rule most shots are neither paid nor charged."""
+@pytest.mark.parametrize("options", [{}, PUBLISHED_OPTIONS], ids=["any", "exactly_one"])
+def test_cleaning_count_matches_payment(engine: str, options: dict[str, Any]) -> None:
+    """Check that paid cleaning costs 1 in base reward.
+
+    Under the published rule most shots are neither paid nor charged.
+    """
     env = game(engine, "cleanup", rules="legislative", mechanism=Incentives(**options))
     try:
         env.reset(seed=2)
-        paid = shots = 0.0
+        payments = shots = 0.0
         rng = np.random.default_rng(0)
         for _ in range(200):
             # Ahead and to the sides, and many shots.
             action = rng.choice([1, 1, 3, 4, 5, 6, 8, 8, 8], size=(env.spec.n_envs, env.spec.n_agents))
-            found = flat(env.step(action))
-            charged = (found["base"] == -1).sum(1)
-            np.testing.assert_array_equal(found["info/paid_cleans"], charged)
-            assert (found["info/paid_cleans"] <= found["info/cleaning_shots"]).all()
-            paid, shots = paid + found["info/paid_cleans"].sum(), shots + found["info/cleaning_shots"].sum()
+            outputs = flat(env.step(action))
+            n_charged = (outputs["base"] == -1).sum(1)
+            np.testing.assert_array_equal(outputs["info/paid_cleans"], n_charged)
+            assert (outputs["info/paid_cleans"] <= outputs["info/cleaning_shots"]).all()
+            payments, shots = payments + outputs["info/paid_cleans"].sum(), shots + outputs["info/cleaning_shots"].sum()
     finally:
         env.close()
-    assert 0 < paid <= shots
-    assert (paid < 0.8 * shots) if options else (paid > 0.95 * shots)
+    assert 0 < payments <= shots
+    assert (payments < 0.8 * shots) if options else (payments > 0.95 * shots)
 
 
 def question(rules: str, **options: Any) -> str:
@@ -108,42 +111,43 @@ def question(rules: str, **options: Any) -> str:
 
 
 @pytest.mark.meltingpot
-def test_the_prompt_follows_every_switch() -> None:
+def test_prompt_follows_switches() -> None:
     plain = question("upstream")
     assert "no apple on any of the orchard's 122 spots. So nothing grows until" in plain
-    published = question("legislative", **PUBLISHED)
+    published_prompt = question("legislative", **PUBLISHED_OPTIONS)
     assert (
-        "an apple on every one of the orchard's 122 spots. These apples can be eaten without any cleaning" in published
+        "an apple on every one of the orchard's 122 spots. These apples can be eaten without any cleaning"
+        in published_prompt
     )
-    for switched, said in {
+    for switched, phrase in {
         "clean_count": "Only a shot that cleans exactly one cell counts as cleaning",
-        "pay_removed": "in each of them it is paid for doing anything else",
+        "reward_removed": "in each of them it is paid for doing anything else",
     }.items():
-        assert said in published and said not in plain
-        assert said not in question("legislative", **{k: v for k, v in PUBLISHED.items() if k != switched})
-    also = "(also cleaning two or three cells at once and being out of the game after a zap)"
-    assert f"doing anything else {also}, which is worth 0 before payments" in published
+        assert phrase in published_prompt and phrase not in plain
+        assert phrase not in question("legislative", **{k: v for k, v in PUBLISHED_OPTIONS.items() if k != switched})
+    remark = "(also cleaning two or three cells at once and being out of the game after a zap)"
+    assert f"doing anything else {remark}, which is worth 0 before payments" in published_prompt
     assert "doing anything else, which is worth 0 before payments" in plain
 
 
-def test_a_tax_on_clean_up_is_told_as_one() -> None:
+def test_describes_clean_up_tax() -> None:
     env = native("cleanup", 1, map=SMALL["cleanup"], n_agents=2, mechanism=BracketedTax())
     text = llm_principal(env.spec, scripted()).question(None).text
     assert "An apple is worth 1 in base reward, and cleaning costs nothing but time." in text
     assert "stands with the numbers below" not in text and "paid_cleans" not in text
 
 
-@pytest.mark.parametrize(("rules", "horizon", "said"), [("upstream", 2000, True), ("upstream", 1000, False),
+@pytest.mark.parametrize(("rules", "horizon", "phrase"), [("upstream", 2000, True), ("upstream", 1000, False),
                                                         ("legislative", 2000, False)])  # fmt: skip
-def test_an_end_by_chance_is_told_where_there_is_one(rules: str, horizon: int, said: bool) -> None:
+def test_describes_random_end(rules: str, horizon: int, phrase: bool) -> None:
     env = native("harvest", 1, rules=rules, horizon=horizon, map="own", mechanism=BracketedTax())
     text = llm_principal(env.spec, scripted()).question(None).text
-    assert (f"An episode lasts {horizon} steps at most: at step 1099" in text) == said
-    assert (f"An episode lasts {horizon} steps.\n" in text) != said
+    assert (f"An episode lasts {horizon} steps at most: at step 1099" in text) == phrase
+    assert (f"An episode lasts {horizon} steps.\n" in text) != phrase
 
 
 @pytest.mark.parametrize("rules", ["upstream", "legislative"])
-def test_zapping_is_told_where_there_is_any(rules: str) -> None:
+def test_describes_zapping(rules: str) -> None:
     env = native("harvest", 1, rules=rules, map="own", mechanism=BracketedTax())
     text = llm_principal(env.spec, scripted()).question(None).text
     assert ("An agent hit by the zapping beam of another is out of the game for 4 steps." in text) == (

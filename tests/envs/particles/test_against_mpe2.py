@@ -1,4 +1,4 @@
-"""Particle worlds step for step against the package they are named after."""
+"""Particle worlds, compared step for step with mpe2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GAMES: list[tuple[Scenario, str, dict[str, Any]]] = [
 
 
 def sampled(env: ParticlesEnv, rng: np.random.Generator) -> np.ndarray:
-    """Legal actions, [n_envs, n_agents]."""
+    """Draw legal actions, [n_envs, n_agents]."""
     spec = env.spec
     mask = env._scenario.legal
     if mask is None:
@@ -43,23 +43,23 @@ def sampled(env: ParticlesEnv, rng: np.random.Generator) -> np.ndarray:
 
 
 def crowded(position: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Some of the games begin with everybody close together, so that discs push each other."""
+    """Move all discs of some games close together, so that they collide."""
     shrink = rng.choice([0.2, 0.5, 1.0], size=(len(position), 1, 1))
     return position * shrink
 
 
 def overlap(world: ParticleWorld) -> bool:
-    """Whether two solid discs overlap in some game."""
+    """Return whether two solid discs overlap in some game."""
     solid = np.flatnonzero(world.bodies.solid)
-    a, b = solid[np.array(np.triu_indices(len(solid), k=1))]
-    distance = np.linalg.norm(world.position[:, a] - world.position[:, b], axis=-1)
-    return bool((distance < world.bodies.size[a] + world.bodies.size[b]).any())
+    x, y = solid[np.array(np.triu_indices(len(solid), k=1))]
+    distance = np.linalg.norm(world.position[:, x] - world.position[:, y], axis=-1)
+    return bool((distance < world.bodies.size[x] + world.bodies.size[y]).any())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scenario", "module", "options"), GAMES, ids=lambda x: getattr(x, "name", None))
-def test_every_step_equals_the_package(scenario: Scenario, module: str, options: dict[str, Any]) -> None:
-    """Driven from outside through the package's own interface, from the positions of our games."""
+def test_steps_match_package(scenario: Scenario, module: str, options: dict[str, Any]) -> None:
+    """Drive the package through its own interface from the positions of our games."""
     rng = np.random.default_rng(1)
     env = ParticlesEnv(Seeds(3), scenario, n_envs=8)
     env.reset()
@@ -78,10 +78,10 @@ def test_every_step_equals_the_package(scenario: Scenario, module: str, options:
         if module == "simple_speaker_listener_v4":
             raw.world.agents[0].goal_b = raw.world.landmarks[env.world.goal[i, 0]]
         for j, name in enumerate(env.spec.agent_names):
-            seen = raw.observe(name)
-            assert np.array_equal(seen, first[i, j, : len(seen)])
-            own = env.spec.n_actions if scenario.legal is None else scenario.legal[j].sum()
-            assert game.action_space(name).n == own
+            observation = raw.observe(name)
+            assert np.array_equal(observation, first[i, j, : len(observation)])
+            n_actions = env.spec.n_actions if scenario.legal is None else scenario.legal[j].sum()
+            assert game.action_space(name).n == n_actions
     touching = False
     for t in range(25):
         action = sampled(env, rng)
@@ -91,43 +91,47 @@ def test_every_step_equals_the_package(scenario: Scenario, module: str, options:
         assert np.allclose(step.reward, reward, atol=1e-6, rtol=1e-6)
         for i, game in enumerate(games):
             numbers = action[i] if scenario.legal is None else action[i] - [5, 0]
-            seen, rewards, ended, cut, _ = game.step(dict(zip(env.spec.agent_names, numbers.tolist(), strict=True)))
+            observation, rewards, terminated, truncated, _ = game.step(
+                dict(zip(env.spec.agent_names, numbers.tolist(), strict=True))
+            )
             world = game.unwrapped.world
             for j, name in enumerate(env.spec.agent_names):
                 assert np.allclose(world.agents[j].state.p_pos, env.world.position[i, j], rtol=0, atol=1e-9)
                 assert np.allclose(world.agents[j].state.p_vel, env.world.velocity[i, j], rtol=0, atol=1e-9)
-                assert np.allclose(seen[name], step.observation["vector"][i, j, : len(seen[name])], rtol=0, atol=1e-6)
-                assert not step.observation["vector"][i, j, len(seen[name]) :].any()
+                assert np.allclose(
+                    observation[name], step.observation["vector"][i, j, : len(observation[name])], rtol=0, atol=1e-6
+                )
+                assert not step.observation["vector"][i, j, len(observation[name]) :].any()
                 assert np.isclose(rewards[name], reward[i, j], rtol=0, atol=1e-9)
-                assert not ended[name]
-                assert cut[name] == step.truncated[i] == (t == 24)
+                assert not terminated[name]
+                assert truncated[name] == step.truncated[i] == (t == 24)
     assert touching == (scenario.bodies.solid.sum() > 1)
 
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_physics_of_any_discs(data: st.DataObject) -> None:
-    """Sizes, masses, accelerations, top speeds, who can move and who is solid, all at random."""
+def test_disc_physics(data: st.DataObject) -> None:
+    """Draw sizes, masses, accelerations, maximum speeds, mobility and solidity at random."""
     from mpe2._mpe_utils.core import Agent, Landmark
     from mpe2._mpe_utils.core import World as Published
 
-    n_agents, n_others = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 4))
+    n_agents, n_landmarks = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 4))
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     bodies = Bodies(
         agents=tuple(f"agent_{i}" for i in range(n_agents)),
-        size=rng.uniform(0.02, 0.3, n_agents + n_others),
-        solid=rng.random(n_agents + n_others) < 0.8,
+        size=rng.uniform(0.02, 0.3, n_agents + n_landmarks),
+        solid=rng.random(n_agents + n_landmarks) < 0.8,
         movable=rng.random(n_agents) < 0.8,
         acceleration=rng.uniform(1, 6, n_agents),
         max_speed=np.where(rng.random(n_agents) < 0.5, np.inf, rng.uniform(0.2, 1.5, n_agents)),
         mass=rng.uniform(0.5, 3, n_agents),
     )
-    ours, theirs = ParticleWorld(bodies, 2, 2, 0), [Published(), Published()]
-    start = rng.uniform(-0.7, 0.7, (2, n_agents + n_others, 2))
-    ours.place(np.ones(2, dtype=bool), start, np.zeros((2, 0), dtype=np.int64))
-    for game, world in enumerate(theirs):
+    native, reference = ParticleWorld(bodies, 2, 2, 0), [Published(), Published()]
+    start = rng.uniform(-0.7, 0.7, (2, n_agents + n_landmarks, 2))
+    native.place(np.ones(2, dtype=bool), start, np.zeros((2, 0), dtype=np.int64))
+    for game, world in enumerate(reference):
         world.dim_c = 2
-        world.agents, world.landmarks = [Agent() for _ in range(n_agents)], [Landmark() for _ in range(n_others)]
+        world.agents, world.landmarks = [Agent() for _ in range(n_agents)], [Landmark() for _ in range(n_landmarks)]
         for i, entity in enumerate(world.entities):
             entity.size, entity.collide = bodies.size[i], bool(bodies.solid[i])
             entity.state.p_pos, entity.state.p_vel = start[game, i].copy(), np.zeros(2)
@@ -137,15 +141,15 @@ def test_physics_of_any_discs(data: st.DataObject) -> None:
             agent.initial_mass = float(bodies.mass[i])
     for _ in range(15):
         move = rng.integers(len(MOVES), size=(2, n_agents))
-        ours.step(move, np.zeros((2, n_agents, 2)), np.ones(2, dtype=bool))
-        for game, world in enumerate(theirs):
+        native.step(move, np.zeros((2, n_agents, 2)), np.ones(2, dtype=bool))
+        for game, world in enumerate(reference):
             for i, agent in enumerate(world.agents):
                 agent.action.u = DIRECTIONS[move[game, i]] * bodies.acceleration[i]
             world.step()
             for i, entity in enumerate(world.entities):
-                assert np.allclose(entity.state.p_pos, ours.position[game, i], rtol=0, atol=1e-9)
+                assert np.allclose(entity.state.p_pos, native.position[game, i], rtol=0, atol=1e-9)
             for i, agent in enumerate(world.agents):
-                assert np.allclose(agent.state.p_vel, ours.velocity[game, i], rtol=0, atol=1e-9)
+                assert np.allclose(agent.state.p_vel, native.velocity[game, i], rtol=0, atol=1e-9)
 
 
 def scenarios() -> st.SearchStrategy[Scenario]:
@@ -159,26 +163,29 @@ def scenarios() -> st.SearchStrategy[Scenario]:
 
 @settings(max_examples=20)
 @given(scenario=scenarios(), seed=st.integers(0, 1000), horizon=st.integers(1, 12))
-def test_both_engines_play_the_same_episodes(scenario: Scenario, seed: int, horizon: int) -> None:
+def test_engines_play_equal_episodes(scenario: Scenario, seed: int, horizon: int) -> None:
     rng = np.random.default_rng(seed)
-    ours = ParticlesEnv(Seeds(seed), scenario, 3, horizon)
-    theirs = ParticlesEnv(Seeds(seed), scenario, 3, horizon, engine="mpe2")
-    a, b = ours.reset(), theirs.reset()
+    native = ParticlesEnv(Seeds(seed), scenario, 3, horizon)
+    reference = ParticlesEnv(Seeds(seed), scenario, 3, horizon, engine="mpe2")
+    x, y = native.reset(), reference.reset()
     for _ in range(horizon + 2):
-        assert a.keys() == b.keys()
-        assert all(np.allclose(a[name], b[name], rtol=0, atol=1e-6) for name in a)
-        action = sampled(ours, rng)
-        one, other = ours.step(action), theirs.step(action)
-        assert np.allclose(one.reward, other.reward, rtol=1e-6, atol=1e-6)
-        assert np.allclose(ours.world.position, theirs.world.position, rtol=0, atol=1e-9)
-        assert np.array_equal(one.truncated, other.truncated)
-        assert all(np.allclose(one.info[name], other.info[name], rtol=1e-6, atol=1e-6) for name in one.info)
+        assert x.keys() == y.keys()
+        assert all(np.allclose(x[name], y[name], rtol=0, atol=1e-6) for name in x)
+        action = sampled(native, rng)
+        native_step, reference_step = native.step(action), reference.step(action)
+        assert np.allclose(native_step.reward, reference_step.reward, rtol=1e-6, atol=1e-6)
+        assert np.allclose(native.world.position, reference.world.position, rtol=0, atol=1e-9)
+        assert np.array_equal(native_step.truncated, reference_step.truncated)
+        assert all(
+            np.allclose(native_step.info[name], reference_step.info[name], rtol=1e-6, atol=1e-6)
+            for name in native_step.info
+        )
         mask = rng.random(3) < 0.3
-        a, b = ours.reset(mask), theirs.reset(mask)
-    theirs.close()
+        x, y = native.reset(mask), reference.reset(mask)
+    reference.close()
 
 
 @pytest.mark.parametrize("scenario", [SimpleReference(3), SimpleSpeakerListener(4)])
-def test_what_the_package_does_not_have_is_refused(scenario: Scenario) -> None:
-    with pytest.raises(ConfigError, match="engine=batched or n_agents=2"):
+def test_rejects_unsupported_options(scenario: Scenario) -> None:
+    with pytest.raises(ConfigError, match=r"engine=batched.*n_agents=2"):
         ParticlesEnv(Seeds(0), scenario, 1, engine="mpe2")

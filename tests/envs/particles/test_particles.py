@@ -1,4 +1,4 @@
-"""Particle worlds as environments: what they say about themselves, masks, metrics, determinism, pictures."""
+"""Particle worlds as environments: specs, masks, metrics, determinism and pictures."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def make(scenario: Scenario, n_envs: int = 4, seed: int = 0, **options: Any) -> 
     return ParticlesEnv(Seeds(seed), scenario, n_envs, **options)
 
 
-def placed(scenario: Scenario, positions: list[list[float]], goal: list[int] | None = None) -> ParticlesEnv:
-    """One game with everybody where told."""
+def place_agents(scenario: Scenario, positions: list[list[float]], goal: list[int] | None = None) -> ParticlesEnv:
+    """Return one game with all agents at the given positions."""
     env = make(scenario, 1)
     env.reset()
     env.world.position[0] = positions
@@ -47,7 +47,7 @@ def random_actions(env: ParticlesEnv, rng: np.random.Generator) -> np.ndarray:
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_spec_and_observations_agree(scenario: Scenario, engine: Any) -> None:
+def test_spec_matches_observations(scenario: Scenario, engine: Any) -> None:
     env = make(scenario, engine=engine)
     spec = env.spec
     assert isinstance(env, VecEnv)
@@ -56,11 +56,11 @@ def test_spec_and_observations_agree(scenario: Scenario, engine: Any) -> None:
     assert len(set(spec.action_names)) == len(spec.action_names) == spec.n_actions
     observation = env.reset()
     step = env.step(random_actions(env, np.random.default_rng(0)))
-    for seen in (observation, step.observation):
-        assert seen.keys() == spec.observation.keys()
+    for channels in (observation, step.observation):
+        assert channels.keys() == spec.observation.keys()
         for name, channel in spec.observation.items():
-            assert seen[name].shape == (4, spec.n_agents, *channel.shape)
-            assert seen[name].dtype == channel.dtype
+            assert channels[name].shape == (4, spec.n_agents, *channel.shape)
+            assert channels[name].dtype == channel.dtype
     assert step.info.keys() == spec.metrics.keys()
     assert all(value.shape == (4,) and value.dtype == np.float32 for value in step.info.values())
     assert step.reward.shape == (4, spec.n_agents)
@@ -78,7 +78,7 @@ def test_spec_and_observations_agree(scenario: Scenario, engine: Any) -> None:
     ),
     seed=st.integers(0, 1000),
 )
-def test_parts_name_every_entry_and_mean_what_they_say(scenario: Scenario, seed: int) -> None:
+def test_parts_name_all_entries(scenario: Scenario, seed: int) -> None:
     rng = np.random.default_rng(seed)
     env = make(scenario, 2, seed)
     env.reset()
@@ -89,12 +89,12 @@ def test_parts_name_every_entry_and_mean_what_they_say(scenario: Scenario, seed:
     channel = env.spec.observation["vector"]
     assert len(channel.parts) == len(names)
     for i, parts in enumerate(channel.parts):
-        covered = np.zeros(channel.shape[0], dtype=int)
+        coverage = np.zeros(channel.shape[0], dtype=int)
         for part in parts.values():
-            covered[part] += 1
+            coverage[part] += 1
         used = max(part.stop for part in parts.values())
-        assert (covered[:used] == 1).all()
-        assert not covered[used:].any()
+        assert (coverage[:used] == 1).all()
+        assert not coverage[used:].any()
         assert not vector[:, i, used:].any()
 
         me = world.agents[:, i]
@@ -111,17 +111,17 @@ def test_parts_name_every_entry_and_mean_what_they_say(scenario: Scenario, seed:
         expected["good_velocities"] = world.velocity[:, good].reshape(2, -1)
         for name in parts.keys() & expected.keys():
             assert np.allclose(vector[:, i, parts[name]], expected[name], rtol=0, atol=1e-6)
-        if "told_goal" in parts:  # a colour a goal; its strongest entry is the landmark's number
+        if "told_goal" in parts:  # one color per goal; its strongest entry is the landmark's number
             mine = [g for g, (knows, _) in enumerate(scenario.guides) if knows == i]
             assert np.array_equal(vector[:, i, parts["told_goal"]].reshape(2, -1, 3).argmax(2), world.goal[:, mine])
         assert parts.keys() - expected.keys() <= {"told_goal", "heard"}
 
 
-def test_ring_of_three_hears_the_others_and_is_rewarded_for_the_next() -> None:
-    env = placed(SimpleReference(3), [[0, 0], [3, 0], [0, 4], [0, 0], [1, 0], [0, 1]], goal=[0, 1, 2])
+def test_three_player_ring_rewards_next() -> None:
+    env = place_agents(SimpleReference(3), [[0, 0], [3, 0], [0, 4], [0, 0], [1, 0], [0, 1]], goal=[0, 1, 2])
     step = env.step(np.array([[0 + 5 * 7, 0 + 5 * 2, 0]]))
-    heard = env.spec.observation["vector"].parts[0]["heard"]
-    words = step.observation["vector"][0, :, heard].reshape(3, 2, 10).argmax(2)
+    heard_slice = env.spec.observation["vector"].parts[0]["heard"]
+    words = step.observation["vector"][0, :, heard_slice].reshape(3, 2, 10).argmax(2)
     assert words.tolist() == [[2, 0], [7, 0], [7, 2]]
     # Agent 0 guides agent 1 to landmark 0: 3 away. 1 guides 2 to landmark 1. 2 guides 0 to landmark 2: 1 away.
     local = -np.array([3, np.sqrt(17), 1])
@@ -129,16 +129,16 @@ def test_ring_of_three_hears_the_others_and_is_rewarded_for_the_next() -> None:
     assert np.isclose(step.info["distance_to_goal"][0], -local.mean())
 
 
-def test_speaker_has_a_word_for_each_listener() -> None:
-    env = placed(SimpleSpeakerListener(3), [[0, 0], [1, 0], [0, 2], [0, 0], [0, 2.1], [9, 9]], goal=[0, 1])
+def test_speaker_has_word_per_listener() -> None:
+    env = place_agents(SimpleSpeakerListener(3), [[0, 0], [1, 0], [0, 2], [0, 0], [0, 2.1], [9, 9]], goal=[0, 1])
     spec = env.spec
     assert spec.n_actions == 5 + 9
     mask = env.reset(np.array([False]))["action_mask"][0]
     assert mask.sum(axis=1).tolist() == [9, 5, 5]
     step = env.step(np.array([[spec.action_names.index("say_2_1"), 0, 0]]))
     for listener, word in ((1, 2), (2, 1)):
-        heard = spec.observation["vector"].parts[listener]["heard"]
-        assert step.observation["vector"][0, listener, heard].argmax() == word
+        heard_slice = spec.observation["vector"].parts[listener]["heard"]
+        assert step.observation["vector"][0, listener, heard_slice].argmax() == word
     assert np.allclose(step.reward, -(1.0 + 0.01) / 2)
     assert np.isclose(step.info["distance_to_goal"][0], (1.0 + 0.1) / 2)
     assert step.info["success"][0] == 0
@@ -148,29 +148,29 @@ def test_speaker_has_a_word_for_each_listener() -> None:
     assert env.step(np.array([[5, 0, 0]])).info["success"][0] == 1
 
 
-def test_metrics_of_spread() -> None:
-    where = [[-0.1, 0], [0.1, 0], [5, 5], [-0.1, 0.09], [0.1, 0.14], [5, 6]]
-    info = placed(SimpleSpread(), where).step(np.zeros((1, 3), dtype=int)).info
+def test_spread_metrics() -> None:
+    positions = [[-0.1, 0], [0.1, 0], [5, 5], [-0.1, 0.09], [0.1, 0.14], [5, 6]]
+    info = place_agents(SimpleSpread(), positions).step(np.zeros((1, 3), dtype=int)).info
     assert info["collisions"] == 1
     assert info["landmarks_covered"] == 1
     assert np.isclose(info["mean_distance"], (0.09 + 0.14 + 1) / 3)
     assert info["success"] == 0
-    where[5] = [5, 5.14]
-    assert placed(SimpleSpread(), where).step(np.zeros((1, 3), dtype=int)).info["success"] == 1
+    positions[5] = [5, 5.14]
+    assert place_agents(SimpleSpread(), positions).step(np.zeros((1, 3), dtype=int)).info["success"] == 1
 
 
-def test_tag_pays_for_catches_and_fines_leaving() -> None:
-    env = placed(SimpleTag(2, 1, 0), [[0, 0], [-0.5, 0], [0, 0.1]])
+def test_tag_rewards_catches_and_fines_leaving() -> None:
+    env = place_agents(SimpleTag(2, 1, 0), [[0, 0], [-0.5, 0], [0, 0.1]])
     step = env.step(np.zeros((1, 3), dtype=int))
     assert step.reward[0].tolist() == [10, 10, -10]
     assert step.info["catches"] == 1
-    for x, fine in ((0.8, 0), (0.95, 0.5), (1.5, np.e), (8.0, 10.0)):
-        env = placed(SimpleTag(1, 1, 0), [[0, 0], [-x, 0]])
+    for distance, fine in ((0.8, 0), (0.95, 0.5), (1.5, np.e), (8.0, 10.0)):
+        env = place_agents(SimpleTag(1, 1, 0), [[0, 0], [-distance, 0]])
         assert np.allclose(env.step(np.zeros((1, 2), dtype=int)).reward[0], [0, -fine], atol=1e-6)
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)
-def test_games_are_truncated_at_the_horizon_and_wait(scenario: Scenario) -> None:
+def test_games_are_truncated_at_horizon(scenario: Scenario) -> None:
     rng = np.random.default_rng(0)
     env = make(scenario, 3, horizon=4)
     env.reset()
@@ -184,30 +184,30 @@ def test_games_are_truncated_at_the_horizon_and_wait(scenario: Scenario) -> None
     assert not after.reward.any()
     assert all(not value.any() for value in after.info.values())
     mask = np.array([False, True, False])
-    begun = env.reset(mask)["vector"]
-    assert np.array_equal(begun[~mask], step.observation["vector"][~mask])
-    assert not np.array_equal(begun[mask], step.observation["vector"][mask])
+    start = env.reset(mask)["vector"]
+    assert np.array_equal(start[~mask], step.observation["vector"][~mask])
+    assert not np.array_equal(start[mask], step.observation["vector"][mask])
     step = env.step(random_actions(env, rng))
     assert step.truncated.tolist() == [True, False, True]
     assert step.reward.any(axis=1).tolist() == [False, scenario.name != "simple_tag" or step.reward[1].any(), False]
 
 
-def test_starts_come_from_the_seed_alone_and_differ_between_games() -> None:
-    env, again = make(SimpleReference(), 50, seed=4), make(SimpleReference(), 50, seed=4)
+def test_starts_follow_seed() -> None:
+    env, second_env = make(SimpleReference(), 50, seed=4), make(SimpleReference(), 50, seed=4)
     first = env.reset()["vector"]
-    assert np.array_equal(first, again.reset()["vector"])
+    assert np.array_equal(first, second_env.reset()["vector"])
     assert len(np.unique(first[:, 0, 2])) == 50
     second = env.reset()["vector"]
     assert not np.isclose(second, first).all(axis=(1, 2)).any()
     assert np.array_equal(env.reset(seed=9)["vector"], make(SimpleReference(), 50).reset(seed=9)["vector"])
     # One game's episodes do not hang on when the others end.
     env.reset(seed=9)
-    again.reset(seed=9)
-    some = np.arange(50) < 10
-    assert np.array_equal(env.reset(some)["vector"][:10], again.reset()["vector"][:10])
+    second_env.reset(seed=9)
+    mask = np.arange(50) < 10
+    assert np.array_equal(env.reset(mask)["vector"][:10], second_env.reset()["vector"][:10])
 
 
-def test_paired_games_begin_alike() -> None:
+def test_paired_games_share_starts() -> None:
     env = make(SimpleReference(), 6)
     env.pair_games(2)
     vector = env.reset()["vector"]
@@ -222,7 +222,7 @@ def test_paired_games_begin_alike() -> None:
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_restored_in_the_middle_it_goes_on_bit_for_bit(scenario: Scenario, engine: Any) -> None:
+def test_restored_game_is_bit_identical(scenario: Scenario, engine: Any) -> None:
     rng = np.random.default_rng(5)
     env = make(scenario, 3, engine=engine, horizon=8)
     env.reset()
@@ -231,22 +231,22 @@ def test_restored_in_the_middle_it_goes_on_bit_for_bit(scenario: Scenario, engin
         if t == 2:
             env.reset(np.array([True, False, False]))
     state = env.state_dict()
-    kept = {name: value.copy() for name, value in state["world"].items()}
-    other = make(scenario, 3, seed=77, engine=engine, horizon=8)
-    other.load_state_dict(state)
+    world_state = {name: value.copy() for name, value in state["world"].items()}
+    restored_env = make(scenario, 3, seed=77, engine=engine, horizon=8)
+    restored_env.load_state_dict(state)
     for _ in range(9):
         action = random_actions(env, rng)
-        random_actions(other, rng)  # draws as much from its own stream of starts
-        a, b = env.step(action), other.step(action)
-        assert np.array_equal(a.reward, b.reward)
-        assert np.array_equal(a.truncated, b.truncated)
-        assert all(np.array_equal(a.info[name], b.info[name]) for name in a.info)
-        assert np.array_equal(a.observation["vector"], b.observation["vector"])
-        assert np.array_equal(env.reset(a.truncated)["vector"], other.reset(b.truncated)["vector"])
-    assert all(np.array_equal(kept[name], state["world"][name]) for name in kept)  # a snapshot
+        random_actions(restored_env, rng)  # draws as much from its own stream of starts
+        x, y = env.step(action), restored_env.step(action)
+        assert np.array_equal(x.reward, y.reward)
+        assert np.array_equal(x.truncated, y.truncated)
+        assert all(np.array_equal(x.info[name], y.info[name]) for name in x.info)
+        assert np.array_equal(x.observation["vector"], y.observation["vector"])
+        assert np.array_equal(env.reset(x.truncated)["vector"], restored_env.reset(y.truncated)["vector"])
+    assert all(np.array_equal(world_state[name], state["world"][name]) for name in world_state)  # a snapshot
 
 
-def test_mask_is_what_policies_read_and_what_is_enforced() -> None:
+def test_action_mask_is_enforced() -> None:
     env = make(SimpleSpeakerListener(), 200)
     observation = {name: torch.as_tensor(value) for name, value in env.reset().items()}
     policy = RandomPolicy(env.spec)
@@ -255,18 +255,18 @@ def test_mask_is_what_policies_read_and_what_is_enforced() -> None:
     assert sorted(set(action[:, 0])) == [5, 6, 7]
     assert sorted(set(action[:, 1])) == [0, 1, 2, 3, 4]
     env.step(action)
-    with pytest.raises(ValueError, match="listener_0 cannot take the action say_1"):
+    with pytest.raises(ValueError, match=r"listener_0.*say_1"):
         env.step(np.tile([5, 6], (200, 1)))
     assert "action_mask" not in make(SimpleTag()).spec.observation
 
 
-def test_bad_calls_are_named() -> None:
+def test_error_names_invalid_calls() -> None:
     env = make(SimpleSpread(), 2)
     with pytest.raises(ValueError, match=r"reset\(\)"):
         env.step(np.zeros((2, 3), dtype=int))
     env.reset()
     for bad in (np.full((2, 3), 5), np.full((2, 3), -1), np.zeros((2, 2), dtype=int)):
-        with pytest.raises(ValueError, match="actions must be"):
+        with pytest.raises(ValueError, match="actions must"):
             env.step(bad)
     with pytest.raises(ConfigError, match="no mechanism"):
         env.set_mechanism(np.zeros(1))
@@ -275,7 +275,7 @@ def test_bad_calls_are_named() -> None:
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)
-def test_picture_shows_every_disc_where_it_is(scenario: Scenario) -> None:
+def test_picture_shows_all_discs(scenario: Scenario) -> None:
     env = make(scenario, 2)
     env.reset()
     count = len(env.world.bodies.size)
@@ -283,7 +283,7 @@ def test_picture_shows_every_disc_where_it_is(scenario: Scenario) -> None:
     image = env.render(1)
     assert image.shape == (320, 320, 3)
     assert image.dtype == np.uint8
-    fill, outline = scenario.colours(env.world.goal[1])
+    fill, outline = scenario.colors(env.world.goal[1])
     n_agents = env.spec.n_agents
     assert len(np.unique(fill[:n_agents], axis=0)) == n_agents
     x, y = ((np.array([1, -1]) * env.world.position[1] / 1.25 + 1) * 160).astype(int).T
@@ -303,7 +303,7 @@ def test_pettingzoo_api(scenario: Scenario) -> None:
     parallel_api_test(ParallelAdapter(make(scenario, 1)), num_cycles=60)
 
 
-def test_options_of_the_command_line_build_their_game() -> None:
+def test_command_line_options_build() -> None:
     from experiments import compose
     from llmrl.config.builder import Builder
 
@@ -316,7 +316,7 @@ def test_options_of_the_command_line_build_their_game() -> None:
     for option, message in (
         ("env=simple_speaker_listener env.scenario.n_agents=6", "less than or equal to 5"),
         ("env=simple_reference env.scenario.n_agents=1", "greater than or equal to 2"),
-        ("env=simple_spread env.engine=cuda", "'batched' or 'mpe2'"),
+        ("env=simple_spread env.engine=cuda", "'batched'.*'mpe2'"),
     ):
         with pytest.raises(ConfigError, match=message):
             Builder(injected).build(dict(compose(*option.split())["env"]), "env")

@@ -1,4 +1,4 @@
-"""Games in lock step against MiniGrid's own, step for step."""
+"""Parallel games, compared step for step with MiniGrid."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from llmrl.envs.rooms.grid_world import (
     FLOOR,
     FORWARD,
     GOAL,
+    GRAY,
     GREEN,
-    GREY,
     KEY,
     LAVA,
     NOTHING,
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.slow
 
 
 class Player:
-    """Wanders for a while, with an eye for what can be picked up, opened, dropped and broken; then solves the game."""
+    """A player that wanders, picks up, opens, drops and breaks objects, and then solves the game."""
 
     def __init__(self, task: RoomTask, rng: np.random.Generator) -> None:
         self.task, self.rng = task, rng
@@ -59,7 +59,7 @@ class Player:
     def act(self, world: GridWorld, game: int) -> int:
         self.wander -= 1
         if self.wander >= 0:
-            front = world.cells.reshape(-1)[world.at[game] + world._ahead[world.heading[game]]]
+            front = world.cells.reshape(-1)[world.at[game] + world._step_offsets[world.heading[game]]]
             kind = int(as_bytes(np.array([front]))[0, 0])
             busy = {KEY: PICKUP, BOX: TOGGLE, DOOR: TOGGLE, EMPTY: FORWARD, GOAL: FORWARD, LAVA: DROP}.get(kind)
             if busy is not None and self.rng.random() < 0.5:
@@ -87,38 +87,40 @@ class Player:
     ],
     ids=lambda value: value.name if isinstance(value, RoomTask) else "",
 )
-def test_every_step_is_that_of_minigrid(task: RoomTask, view: int, happens: set[str]) -> None:
+def test_steps_match_minigrid(task: RoomTask, view: int, happens: set[str]) -> None:
     n, horizon, steps = 6, 90, 240 if task.width < 20 else 50
     env = RoomsEnv(Seeds(0), task, n, view, horizon, ["grid", "view", "direction"])
     observation = env.reset(seed=11)
-    theirs = [reference(task, view, horizon) for _ in range(n)]
+    references = [reference(task, view, horizon) for _ in range(n)]
     rng = np.random.default_rng(5)
     players = [Player(task, rng) for _ in range(n)]
-    seen = np.zeros((n, task.width, task.height), dtype=bool)
-    begun = [0] * n
+    explored_mask = np.zeros((n, task.width, task.height), dtype=bool)
+    start_steps = [0] * n
     counts: Counter[str] = Counter()
 
     def start(game: int) -> None:
-        begin(theirs[game], task, numbers(11, game, begun[game]))
-        begun[game] += 1
-        seen[game] = False
+        begin(references[game], task, numbers(11, game, start_steps[game]))
+        start_steps[game] += 1
+        explored_mask[game] = False
         players[game].begin()
 
     def compare(game: int) -> None:
-        ours, it = env._world, theirs[game]
-        encoded = it.grid.encode()
-        assert np.array_equal(ours.grid[game], encoded)
-        x, y = ours.position
-        assert (x[game], y[game]) == tuple(it.agent_pos)
-        assert ours.heading[game] == it.agent_dir
-        held = (EMPTY, 0, 0) if it.carrying is None else it.carrying.encode()
-        assert tuple(as_bytes(ours.carrying)[game, :3]) == held
-        grid, mask = it.gen_obs_grid()
+        world_native, reference_env = env._world, references[game]
+        encoded = reference_env.grid.encode()
+        assert np.array_equal(world_native.grid[game], encoded)
+        x, y = world_native.position
+        assert (x[game], y[game]) == tuple(reference_env.agent_pos)
+        assert world_native.heading[game] == reference_env.agent_dir
+        held = (EMPTY, 0, 0) if reference_env.carrying is None else reference_env.carrying.encode()
+        assert tuple(as_bytes(world_native.carrying)[game, :3]) == held
+        grid, mask = reference_env.gen_obs_grid()
         assert np.array_equal(observation["view"][game, 0], grid.encode(mask))
-        assert observation["direction"][game, 0].tolist() == np.eye(4)[it.agent_dir].tolist()
-        seen[game] |= in_sight(it)
-        expected = np.dstack([np.where(seen[game][..., None], encoded, 0), np.full(seen[game].shape, 4)])
-        expected[it.agent_pos] = (*held, it.agent_dir)
+        assert observation["direction"][game, 0].tolist() == np.eye(4)[reference_env.agent_dir].tolist()
+        explored_mask[game] |= in_sight(reference_env)
+        expected = np.dstack(
+            [np.where(explored_mask[game][..., None], encoded, 0), np.full(explored_mask[game].shape, 4)]
+        )
+        expected[reference_env.agent_pos] = (*held, reference_env.agent_dir)
         assert np.array_equal(observation["grid"][game, 0], expected)
 
     for game in range(n):
@@ -126,33 +128,35 @@ def test_every_step_is_that_of_minigrid(task: RoomTask, view: int, happens: set[
         compare(game)
     for _ in range(steps):
         action = np.array([[player.act(env._world, game)] for game, player in enumerate(players)])
-        before = env._world.grid
+        initial = env._world.grid
         step = env.step(action)
         observation = step.observation
-        for game, it in enumerate(theirs):
-            held = it.carrying
-            _, reward, terminated, truncated, _ = it.step(int(action[game, 0]))
+        for game, reference_env in enumerate(references):
+            held = reference_env.carrying
+            _, reward, terminated, truncated, _ = reference_env.step(int(action[game, 0]))
             assert step.reward[game, 0] == np.float32(reward)
             assert (bool(step.terminated[game]), bool(step.truncated[game])) == (terminated, truncated)
             assert step.info["success"][game] == (reward > 0)
             compare(game)
-            doors = (before[game, ..., 0] == DOOR) & (before[game, ..., 2] == 0) & (env._world.grid[game, ..., 2] == 1)
+            doors = (
+                (initial[game, ..., 0] == DOOR) & (initial[game, ..., 2] == 0) & (env._world.grid[game, ..., 2] == 1)
+            )
             counts["closed"] += bool(doors.any())
-            counts["dropped"] += held is not None and it.carrying is None
-            counts["carried"] += it.carrying is not None
+            counts["dropped"] += held is not None and reference_env.carrying is None
+            counts["carried"] += reference_env.carrying is not None
             counts["success"] += reward > 0
             counts["lava"] += terminated and reward == 0
             counts["cut"] += truncated
-        ended = step.terminated | step.truncated
-        observation = env.reset(ended)
-        for game in np.flatnonzero(ended).tolist():
+        done = step.terminated | step.truncated
+        observation = env.reset(done)
+        for game in np.flatnonzero(done).tolist():
             start(game)
             compare(game)
-    assert happens <= {what for what, count in counts.items() if count}, counts
+    assert happens <= {event for event, count in counts.items() if count}, counts
 
 
 class Arena(MiniGridEnv):
-    """Any layout on MiniGrid, with no aim."""
+    """An arbitrary layout on MiniGrid, without a goal."""
 
     def __init__(self, layout: RoomLayout, view: int) -> None:
         self.layout = layout
@@ -166,54 +170,56 @@ class Arena(MiniGridEnv):
 
 
 @pytest.mark.parametrize("view", some([3, 7], [3, 5, 7, 9, 13]))
-def test_any_clutter_is_that_of_minigrid(view: int) -> None:
-    """Every kind of object in every colour and state, in games that go on after goals and lava."""
+def test_arbitrary_clutter_matches_minigrid(view: int) -> None:
+    """Use all objects in all colors and states, in games that continue after goals and lava."""
     rng = np.random.default_rng(view)
     n, width, height = 12, 8, 9
     world = GridWorld(n, width, height, margin=view - 1)
     eyes = Viewer(world, view)
     layouts = []
     for _ in range(n):
-        cells = np.full((width, height, 3), (WALL, GREY, 0), dtype=np.uint8)
+        cells = np.full((width, height, 3), (WALL, GRAY, 0), dtype=np.uint8)
         kinds = rng.choice(
             np.arange(EMPTY, LAVA + 1), p=[0.5, 0.12, 0.03, 0.13, 0.08, 0.04, 0.06, 0.02, 0.02], size=(6, 7)
         )
-        colours = np.where(kinds == LAVA, RED, np.where(kinds == GOAL, GREEN, rng.integers(6, size=(6, 7))))
+        colors = np.where(kinds == LAVA, RED, np.where(kinds == GOAL, GREEN, rng.integers(6, size=(6, 7))))
         states = np.where(kinds == DOOR, rng.integers(3, size=(6, 7)), 0)
-        cells[1:-1, 1:-1] = np.stack([kinds, np.where(kinds == EMPTY, 0, colours), states], axis=-1)
+        cells[1:-1, 1:-1] = np.stack([kinds, np.where(kinds == EMPTY, 0, colors), states], axis=-1)
         cells[3, 4] = (EMPTY, 0, 0)
         layouts.append(RoomLayout(cells, (3, 4), int(rng.integers(4))))
     world.begin(range(n), layouts)
-    theirs = [Arena(layout, view) for layout in layouts]
-    for it in theirs:
-        it.reset()
-    happened: Counter[str] = Counter()
+    references = [Arena(layout, view) for layout in layouts]
+    for reference_env in references:
+        reference_env.reset()
+    event_counts: Counter[str] = Counter()
     for _ in range(120):
-        shown = eyes.view(eyes.look())
+        view_image = eyes.view(eyes.look())
         grid = world.grid
-        for game, it in enumerate(theirs):
-            assert np.array_equal(shown[game], it.gen_obs()["image"])
-            assert np.array_equal(grid[game], it.grid.encode())
+        for game, reference_env in enumerate(references):
+            assert np.array_equal(view_image[game], reference_env.gen_obs()["image"])
+            assert np.array_equal(grid[game], reference_env.grid.encode())
         action = rng.choice([0, 1, 2, 2, 2, 3, 4, 5, 5, 6], size=n)
         events = world.step(action, np.ones(n, dtype=bool))
-        for game, it in enumerate(theirs):
-            front = it.grid.get(*it.front_pos)
-            was_shut, held = not getattr(front, "is_open", True), it.carrying
-            _, reward, terminated, _, _ = it.step(int(action[game]))
+        for game, reference_env in enumerate(references):
+            front = reference_env.grid.get(*reference_env.front_pos)
+            is_closed, held = not getattr(front, "is_open", True), reference_env.carrying
+            _, reward, terminated, _, _ = reference_env.step(int(action[game]))
             assert events.goal[game] == (reward > 0)
             assert events.lava[game] == (terminated and reward == 0)
-            assert events.opened[game] == (was_shut and front.is_open)
-            picked = it.carrying is not None and held is None
-            assert events.picked[game] == (it.carrying.encode()[0] if picked else 0)
-        happened.update({"opened": events.opened.sum(), "picked": (events.picked > 0).sum(), "goal": events.goal.sum()})
-    assert all(happened.values())
+            assert events.opened[game] == (is_closed and front.is_open)
+            picked = reference_env.carrying is not None and held is None
+            assert events.picked[game] == (reference_env.carrying.encode()[0] if picked else 0)
+        event_counts.update(
+            {"opened": events.opened.sum(), "picked": (events.picked > 0).sum(), "goal": events.goal.sum()}
+        )
+    assert all(event_counts.values())
     assert np.array_equal(world.time, np.full(n, 120))
 
 
-def standing_before(kind: int, colour: int = 0, state: int = 0, carrying: int = int(NOTHING)) -> GridWorld:
+def face_object(kind: int, color: int = 0, state: int = 0, carrying: int = int(NOTHING)) -> GridWorld:
     cells = np.zeros((5, 5, 3), dtype=np.uint8)
     cells[..., 0] = EMPTY
-    cells[3, 2] = (kind, colour, state)
+    cells[3, 2] = (kind, color, state)
     world = GridWorld(1, 5, 5, margin=2)
     world.begin([0], [RoomLayout(cells, (2, 2), 0)])
     world.carrying[0] = carrying
@@ -225,39 +231,39 @@ def do(world: GridWorld, action: int) -> tuple[int, int, int]:
     return tuple(world.grid[0, 3, 2].tolist())
 
 
-def test_a_box_that_is_toggled_is_gone() -> None:
-    assert do(standing_before(BOX, RED), TOGGLE) == (EMPTY, 0, 0)
+def test_toggled_box_disappears() -> None:
+    assert do(face_object(BOX, RED), TOGGLE) == (EMPTY, 0, 0)
 
 
-def test_a_key_of_another_colour_or_kind_does_not_unlock() -> None:
-    assert do(standing_before(DOOR, BLUE, 2, int(code(KEY, RED))), TOGGLE) == (DOOR, BLUE, 2)
-    assert do(standing_before(DOOR, BLUE, 2, int(code(BOX, BLUE))), TOGGLE) == (DOOR, BLUE, 2)
-    assert do(standing_before(DOOR, BLUE, 2, int(code(KEY, BLUE))), TOGGLE) == (DOOR, BLUE, 0)
+def test_mismatched_key_does_not_unlock() -> None:
+    assert do(face_object(DOOR, BLUE, 2, int(code(KEY, RED))), TOGGLE) == (DOOR, BLUE, 2)
+    assert do(face_object(DOOR, BLUE, 2, int(code(BOX, BLUE))), TOGGLE) == (DOOR, BLUE, 2)
+    assert do(face_object(DOOR, BLUE, 2, int(code(KEY, BLUE))), TOGGLE) == (DOOR, BLUE, 0)
 
 
-def test_floor_can_be_walked_on_and_nothing_can_be_dropped_on_it() -> None:
-    assert do(standing_before(FLOOR, BLUE, 0, int(code(KEY, RED))), DROP) == (FLOOR, BLUE, 0)
-    world = standing_before(FLOOR, BLUE)
+def test_floor_blocks_drop() -> None:
+    assert do(face_object(FLOOR, BLUE, 0, int(code(KEY, RED))), DROP) == (FLOOR, BLUE, 0)
+    world = face_object(FLOOR, BLUE)
     do(world, FORWARD)
     assert [int(axis[0]) for axis in world.position] == [3, 2]
 
 
-def test_an_opened_event_is_a_door_that_was_not_open() -> None:
-    world = standing_before(DOOR, RED, CLOSED)
+def test_open_event_requires_closed_door() -> None:
+    world = face_object(DOOR, RED, CLOSED)
     always = np.array([True])
     assert world.step(np.array([TOGGLE]), always).opened[0]
     assert not world.step(np.array([TOGGLE]), always).opened[0]
     assert world.grid[0, 3, 2].tolist() == [DOOR, RED, CLOSED]
 
 
-def test_nothing_happens_in_games_that_are_not_active() -> None:
-    world = standing_before(KEY, RED)
-    before = world.state_dict()
+def test_inactive_games_are_unchanged() -> None:
+    world = face_object(KEY, RED)
+    initial = world.state_dict()
     world.step(np.array([PICKUP]), np.array([False]))
-    assert all(np.array_equal(before[name], value) for name, value in world.state_dict().items())
+    assert all(np.array_equal(initial[name], value) for name, value in world.state_dict().items())
 
 
-def test_what_lies_outside_the_grid_is_wall() -> None:
+def test_outside_is_wall() -> None:
     world = GridWorld(1, 5, 5, margin=2)
     cells = np.tile(np.array([EMPTY, 0, 0], dtype=np.uint8), (5, 5, 1))
     world.begin([0], [RoomLayout(cells, (4, 2), 0)])
@@ -268,7 +274,7 @@ def test_what_lies_outside_the_grid_is_wall() -> None:
     assert [int(axis[0]) for axis in world.position] == [4, 2]
 
 
-def test_sight_by_table_and_by_bits_is_the_same() -> None:
+def test_sight_implementations_agree() -> None:
     seed, clear = np.divmod(np.arange(4**7), 2**7)
-    for a, b in zip(_spread(seed, clear, 7), _spread_bits(seed, clear, 7), strict=True):
-        assert np.array_equal(a, b)
+    for by_table, by_bits in zip(_spread(seed, clear, 7), _spread_bits(seed, clear, 7), strict=True):
+        assert np.array_equal(by_table, by_bits)

@@ -1,4 +1,4 @@
-"""The vectorised rooms: spec, rewards and ends, layouts by address, checkpoints, pictures, options."""
+"""The vectorized rooms: spec, rewards and ends, layouts by address, checkpoints, pictures and options."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, Simple
 from llmrl.envs.rooms.vec_env import RoomsEnv
 from room_games import IDS, begin, numbers, one_game, reference, solve
 
-EVERYTHING = ["grid", "view", "direction"]
+ALL_CHANNELS = ["grid", "view", "direction"]
 
 
 def make(task: RoomTask | None = None, n_envs: int = 4, **options: Any) -> RoomsEnv:
     return RoomsEnv(Seeds(0), task or SimpleDoorKey(), n_envs, **options)
 
 
-def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+def observations_equal(x: dict[str, np.ndarray], y: dict[str, np.ndarray]) -> bool:
+    return x.keys() == y.keys() and all(np.array_equal(x[name], y[name]) for name in x)
 
 
 def play(env: RoomsEnv, steps: int, seed: int = 0) -> list[Any]:
-    """What a random player sees and gets in `steps` steps, with resets."""
+    """Return observations and outcomes of `steps` steps of a random player, with resets."""
     rng = np.random.default_rng(seed)
-    seen: list[Any] = []
+    history: list[Any] = []
     for _ in range(steps):
         step = env.step(rng.integers(7, size=(env.spec.n_envs, 1)))
-        ended = step.terminated | step.truncated
-        seen.append((step.observation, step.reward, ended, env.reset(ended)))
-    return seen
+        done = step.terminated | step.truncated
+        history.append((step.observation, step.reward, done, env.reset(done)))
+    return history
 
 
 @pytest.fixture(scope="module")
@@ -77,22 +77,22 @@ def test_options(configs, name: str, shapes: dict[str, tuple[int, ...]], horizon
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["env.agent_view_size=4"], "agent_view_size=4 must be odd"),
-        (["env.agent_view_size=33"], "agent_view_size=33 must be odd and 3 to 31"),
+        (["env.agent_view_size=4"], "agent_view_size=4"),
+        (["env.agent_view_size=33"], "agent_view_size=33.*3.*31"),
         (["env.observe=[]"], r"observe=\[\] must name"),
         (["env.observe=[grid,grid]"], "each once"),
         (["env.observe=[pixels]"], "env.observe"),
-        (["env.task.min_size=11"], "max_size=10 is below min_size=11"),
+        (["env.task.min_size=11"], "max_size=10.*min_size=11"),
         (["env.n_envs=0"], "env.n_envs=0"),
-        (["+env.task.n_keys=3"], "env.task has no option 'n_keys'"),
+        (["+env.task.n_keys=3"], "env.task.*'n_keys'"),
     ],
 )
-def test_impossible_options_are_named(configs, overrides: list[str], message: str) -> None:
+def test_error_names_impossible_options(configs, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Builder({"seeds": Seeds(0)}).build(configs("env=simple_doorkey", *overrides), "env")
 
 
-def test_bad_actions_and_calls() -> None:
+def test_invalid_actions_and_calls() -> None:
     env = make()
     with pytest.raises(ValueError, match="reset"):
         env.step(np.zeros((4, 1), dtype=int))
@@ -103,7 +103,7 @@ def test_bad_actions_and_calls() -> None:
         env.render(1)
     env.reset()
     for bad in (np.full((4, 1), 7), np.full((4, 1), -1), np.zeros((4, 2), dtype=int), np.zeros(4, dtype=int)):
-        with pytest.raises(ValueError, match="actions must be"):
+        with pytest.raises(ValueError, match="actions must"):
             env.step(bad)
     with pytest.raises(ConfigError, match="no mechanism"):
         env.set_mechanism(np.zeros(1))
@@ -111,7 +111,7 @@ def test_bad_actions_and_calls() -> None:
         env.set_context(0)
 
 
-def test_a_solved_game_pays_once_and_waits() -> None:
+def test_solved_game_rewards_once() -> None:
     env = make(n_envs=2, horizon=100)
     env.reset()
     plan = solve(one_game(env._world, 0), SimpleDoorKey())
@@ -129,20 +129,20 @@ def test_a_solved_game_pays_once_and_waits() -> None:
     assert np.array_equal(env.render(), picture)
 
 
-def test_lava_ends_the_game_and_pays_nothing() -> None:
+def test_lava_terminates_with_zero_reward() -> None:
     env = make(LavaDoorKey(), n_envs=300)
     env.reset()
     terminated = np.zeros(300, dtype=bool)
     for _ in range(5):
-        before = terminated
+        previous_terminated = terminated
         step = env.step(np.full((300, 1), FORWARD))
         terminated = step.terminated
-        assert (step.info["lava"] == (terminated & ~before)).all()
+        assert (step.info["lava"] == (terminated & ~previous_terminated)).all()
         assert not step.reward.any()
     assert 0 < terminated.sum() < 300
 
 
-def test_the_horizon_cuts() -> None:
+def test_horizon_truncates() -> None:
     env = make(horizon=3)
     env.reset()
     flags = [env.step(np.full((4, 1), LEFT)) for _ in range(4)]
@@ -151,9 +151,9 @@ def test_the_horizon_cuts() -> None:
     assert np.array_equal(flags[2].observation["grid"], flags[3].observation["grid"])
 
 
-def test_layouts_do_not_depend_on_what_is_played() -> None:
-    """The k-th game of every place is the same, though one player gives up after 3 steps and the other after 7."""
-    seen = []
+def test_actions_keep_layouts() -> None:
+    """Compare the k-th layouts of two players who end their episodes after 3 and 7 steps."""
+    history = []
     for horizon in (3, 7):
         env = make(horizon=horizon)
         games = [env.reset(seed=5)["grid"]]
@@ -161,24 +161,24 @@ def test_layouts_do_not_depend_on_what_is_played() -> None:
             for _ in range(horizon):
                 step = env.step(np.full((4, 1), LEFT))
             games.append(env.reset(step.truncated)["grid"])
-        seen.append(np.stack(games))
-    assert np.array_equal(*seen)
-    assert len({game.tobytes() for row in seen[0] for game in row}) > 10  # of 16; some begin with the same sight
+        history.append(np.stack(games))
+    assert np.array_equal(*history)
+    assert len({game.tobytes() for row in history[0] for game in row}) > 10  # of 16; some begin with the same sight
 
 
-def test_seeds_decide_everything() -> None:
-    a, b = make(observe=EVERYTHING, horizon=9), make(observe=EVERYTHING, horizon=9)
-    assert same(a.reset(), b.reset())
-    assert not same(a.reset(), b.reset(seed=1))
-    a.reset(seed=1)
-    for one, other in zip(play(a, 30), play(b, 30), strict=True):
-        assert same(one[0], other[0])
-        assert same(one[3], other[3])
-        assert np.array_equal(one[1], other[1])
-    assert not same(make(observe=["grid"]).reset(), RoomsEnv(Seeds(1), SimpleDoorKey(), 4).reset())
+def test_games_follow_seed() -> None:
+    x, y = make(observe=ALL_CHANNELS, horizon=9), make(observe=ALL_CHANNELS, horizon=9)
+    assert observations_equal(x.reset(), y.reset())
+    assert not observations_equal(x.reset(), y.reset(seed=1))
+    x.reset(seed=1)
+    for step_a, step_b in zip(play(x, 30), play(y, 30), strict=True):
+        assert observations_equal(step_a[0], step_b[0])
+        assert observations_equal(step_a[3], step_b[3])
+        assert np.array_equal(step_a[1], step_b[1])
+    assert not observations_equal(make(observe=["grid"]).reset(), RoomsEnv(Seeds(1), SimpleDoorKey(), 4).reset())
 
 
-def test_paired_games_are_laid_out_alike() -> None:
+def test_paired_games_share_layouts() -> None:
     env = make(n_envs=6)
     env.reset()
     env.reset(np.arange(6) < 2)  # some games are further in their series than others
@@ -195,23 +195,23 @@ def test_paired_games_are_laid_out_alike() -> None:
 
 @pytest.mark.parametrize("task", [LavaDoorKey(), DoorKey(6)], ids=lambda task: task.name)
 def test_state_dict_goes_on_exactly(task: RoomTask) -> None:
-    env = make(task, observe=EVERYTHING, horizon=20)
+    env = make(task, observe=ALL_CHANNELS, horizon=20)
     env.reset(seed=3)
     env.pair_games(2)
     play(env, 33)
     state = env.state_dict()
     first = play(env, 60, seed=1)
-    copy = RoomsEnv(Seeds(99), type(task)(), 4, 3, 20, EVERYTHING) if isinstance(task, LavaDoorKey) else env
+    copy = RoomsEnv(Seeds(99), type(task)(), 4, 3, 20, ALL_CHANNELS) if isinstance(task, LavaDoorKey) else env
     for _ in range(2):  # the second time tells whether playing on changed the snapshot
         copy.load_state_dict(state)
-        for one, other in zip(first, play(copy, 60, seed=1), strict=True):
-            assert same(one[0], other[0])
-            assert same(one[3], other[3])
-            assert np.array_equal(one[1], other[1])
-            assert np.array_equal(one[2], other[2])
+        for step_a, step_b in zip(first, play(copy, 60, seed=1), strict=True):
+            assert observations_equal(step_a[0], step_b[0])
+            assert observations_equal(step_a[3], step_b[3])
+            assert np.array_equal(step_a[1], step_b[1])
+            assert np.array_equal(step_a[2], step_b[2])
 
 
-def test_state_dict_goes_through_a_checkpoint() -> None:
+def test_state_dict_survives_checkpoint() -> None:
     from llmrl.run.checkpoints import _decode, _encode
 
     env = make()
@@ -219,39 +219,43 @@ def test_state_dict_goes_through_a_checkpoint() -> None:
     play(env, 5)
     copy = make()
     copy.load_state_dict(_decode(_encode(env.state_dict(), "env")))
-    assert same(play(env, 5)[-1][0], play(copy, 5)[-1][0])
+    assert observations_equal(play(env, 5)[-1][0], play(copy, 5)[-1][0])
 
 
-def test_what_was_observed_is_not_changed_by_later_steps() -> None:
-    env = make(observe=EVERYTHING)
+def test_observations_are_not_overwritten() -> None:
+    env = make(observe=ALL_CHANNELS)
     first = env.reset()
-    kept = {name: value.copy() for name, value in first.items()}
+    first_copy = {name: value.copy() for name, value in first.items()}
     play(env, 5)
-    assert same(first, kept)
+    assert observations_equal(first, first_copy)
 
 
-def test_a_picture_of_the_view_is_minigrid_s() -> None:
-    env, it = make(DoorKey(8), agent_view_size=7, observe=["view"]), reference(DoorKey(8), 7, 640)
+def test_view_picture_matches_minigrid() -> None:
+    env, reference_env = make(DoorKey(8), agent_view_size=7, observe=["view"]), reference(DoorKey(8), 7, 640)
     env.reset(seed=2)
-    begin(it, DoorKey(8), numbers(2, 3, 0))
+    begin(reference_env, DoorKey(8), numbers(2, 3, 0))
     for action in (LEFT, FORWARD, LEFT, FORWARD, FORWARD):
         env.step(np.full((4, 1), action))
-        it.step(action)
-        assert np.array_equal(env.render(3), it.get_frame())
+        reference_env.step(action)
+        assert np.array_equal(env.render(3), reference_env.get_frame())
 
 
-def test_a_picture_of_the_map_hides_what_was_never_seen() -> None:
+def test_map_picture_hides_unexplored_cells() -> None:
     env = make()
-    seen = env.reset()["grid"][0, 0, ..., 0] > 0
+    explored = env.reset()["grid"][0, 0, ..., 0] > 0
     image = env.render()
     assert image.shape == (320, 320, 3)
     assert image.dtype == np.uint8
     tiles = image.reshape(10, 32, 10, 32, 3).transpose(2, 0, 1, 3, 4)
-    assert (tiles[~seen] == 200).all()
-    assert all((tile != 200).any() for tile in tiles[seen])
-    whole = draw(env._world.grid[0], (int(env._world.position[0][0]), int(env._world.position[1][0])), 0, None)
-    assert not (whole.reshape(10, 32, 10, 32, 3).transpose(2, 0, 1, 3, 4)[~seen] == 200).all(axis=(1, 2, 3)).any()
+    assert (tiles[~explored] == 200).all()
+    assert all((tile != 200).any() for tile in tiles[explored])
+    full_picture = draw(env._world.grid[0], (int(env._world.position[0][0]), int(env._world.position[1][0])), 0, None)
+    assert (
+        not (full_picture.reshape(10, 32, 10, 32, 3).transpose(2, 0, 1, 3, 4)[~explored] == 200)
+        .all(axis=(1, 2, 3))
+        .any()
+    )
 
 
-def test_every_option_has_a_reference() -> None:
+def test_options_have_references() -> None:
     assert {"colored_doorkey", ColoredDoorKey.name, DoorKey.name} < set(IDS)

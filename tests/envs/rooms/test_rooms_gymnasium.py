@@ -22,8 +22,8 @@ from room_games import begin, numbers
 
 @pytest.mark.parametrize("observation", ["map", "view"])
 @pytest.mark.parametrize("name", IDS)
-def test_gymnasium_s_checker_has_nothing_to_say(name: str, observation: str) -> None:
-    with warnings.catch_warnings(record=True) as caught:
+def test_gymnasium_checker_passes(name: str, observation: str) -> None:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         env = gymnasium.make(name, observation=observation, render_mode="rgb_array")
         check_env(env.unwrapped, skip_render_check=True)
@@ -32,26 +32,26 @@ def test_gymnasium_s_checker_has_nothing_to_say(name: str, observation: str) -> 
         )
         side = 32 * env.unwrapped.width
         assert env.render().shape == (side, side, 3)
-    assert not [str(warning.message) for warning in caught]
+    assert not [str(warning.message) for warning in caught_warnings]
 
 
-def test_a_plain_make_finds_them_by_module() -> None:
+def test_plain_make_imports_module() -> None:
     make = "gymnasium.make('llmrl.envs.rooms.gymnasium_envs:llmrl/TwoDoor-v0')"
     program = f"import gymnasium; print({make}.unwrapped.width)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == "20"
 
 
-def test_registering_again_does_nothing() -> None:
-    before = {name: gymnasium.registry[name] for name in IDS}
+def test_registration_is_idempotent() -> None:
+    registered = {name: gymnasium.registry[name] for name in IDS}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         register()
-    assert {name: gymnasium.registry[name] for name in IDS} == before
+    assert {name: gymnasium.registry[name] for name in IDS} == registered
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_seeded_games_are_reproducible_and_seed_0_is_one(seed: int) -> None:
+def test_seeded_games_are_reproducible(seed: int) -> None:
     images = []
     for _ in range(2):
         env = gymnasium.make("llmrl/ColoredDoorKey-v0", n_keys=3, min_size=6, max_size=9)
@@ -62,26 +62,26 @@ def test_seeded_games_are_reproducible_and_seed_0_is_one(seed: int) -> None:
     assert not np.array_equal(images[0][0], env.reset(seed=seed + 2)[0]["image"])
 
 
-def test_many_side_by_side() -> None:
+def test_vector_environment() -> None:
     makers = [lambda: gymnasium.make("llmrl/SimpleDoorKey-v0")] * 2
     envs = gymnasium.vector.SyncVectorEnv(makers)
     assert envs.reset(seed=0)[0]["image"].shape == (2, 10, 10, 4)
     assert pickle.loads(pickle.dumps(envs.single_observation_space)) == envs.single_observation_space  # noqa: S301
 
 
-def test_pictures_are_those_of_the_batched_rooms() -> None:
-    ours = RoomsEnv(Seeds(0), ColoredDoorKey(), 2, agent_view_size=5)
-    ours.reset(seed=4)
-    theirs = gymnasium.make("llmrl/ColoredDoorKey-v0", agent_view_size=5, render_mode="rgb_array").unwrapped
-    begin(theirs, ColoredDoorKey(), numbers(4, 1, 0))
+def test_pictures_match_batched_rooms() -> None:
+    batched_env = RoomsEnv(Seeds(0), ColoredDoorKey(), 2, agent_view_size=5)
+    batched_env.reset(seed=4)
+    gymnasium_env = gymnasium.make("llmrl/ColoredDoorKey-v0", agent_view_size=5, render_mode="rgb_array").unwrapped
+    begin(gymnasium_env, ColoredDoorKey(), numbers(4, 1, 0))
     for action in (0, 2, 0, 2):
-        ours.step(np.full((2, 1), action))
-        theirs.step(action)
-        assert np.array_equal(ours.render(1), theirs.render())
+        batched_env.step(np.full((2, 1), action))
+        gymnasium_env.step(action)
+        assert np.array_equal(batched_env.render(1), gymnasium_env.render())
 
 
-def test_an_observation_it_does_not_have() -> None:
-    with pytest.raises(ValueError, match="neither 'map' nor 'view'"):
+def test_rejects_unknown_observation() -> None:
+    with pytest.raises(ValueError, match=r"'map'.*'view'"):
         gymnasium.make("llmrl/SimpleDoorKey-v0", observation="pixels")
 
 
@@ -102,12 +102,12 @@ def test_docstrings_have_minigrid_s_sections(name: str) -> None:
     assert f"`{name}`" in text
 
 
-def test_the_mission_is_the_task_s() -> None:
+def test_mission_matches_task() -> None:
     observation, _ = gymnasium.make("llmrl/SimpleDoorKey-v0").reset(seed=0)
     assert observation["mission"] == SimpleDoorKey.mission == "open the door"
 
 
-def test_the_batched_rooms_through_gymnasium() -> None:
+def test_batched_rooms_match_gymnasium() -> None:
     from llmrl.envs.adapters.gymnasium_env import GymnasiumAdapter
 
     env = RoomsEnv(Seeds(0), SimpleDoorKey(), 1, observe=["grid", "view", "direction"])

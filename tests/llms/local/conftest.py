@@ -12,7 +12,10 @@ CORPUS = [
 
 
 def save_tokenizer(folder, vocabulary=160, first=None, last="</s>"):
-    """A byte-level BPE tokenizer that puts the special tokens `first` before and `last` after a text; its size."""
+    """Save a byte-level BPE tokenizer and return its size.
+
+    It puts the special tokens `first` before and `last` after a text.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -31,7 +34,7 @@ def save_tokenizer(folder, vocabulary=160, first=None, last="</s>"):
     return tokenizer.get_vocab_size()
 
 
-def randomise(model, seed=0):
+def randomize(model, seed=0):
     """Weights large enough that scores differ from uniform by much, the position biases included."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -69,7 +72,7 @@ def t5_folder(tmp_path_factory):
     )
     model = T5ForConditionalGeneration(config)
     model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))  # tied when built, not when loaded
-    randomise(model).save_pretrained(folder)
+    randomize(model).save_pretrained(folder)
     return folder
 
 
@@ -92,7 +95,7 @@ def llama_folder(tmp_path_factory):
         bos_token_id=3,
         eos_token_id=1,
     )
-    randomise(LlamaForCausalLM(config)).save_pretrained(folder)
+    randomize(LlamaForCausalLM(config)).save_pretrained(folder)
     return folder
 
 
@@ -106,5 +109,5 @@ def gpt2_folder(tmp_path_factory):
     config = GPT2Config(
         vocab_size=size, n_positions=128, n_embd=32, n_layer=2, n_head=4, bos_token_id=3, eos_token_id=1
     )
-    randomise(GPT2LMHeadModel(config)).save_pretrained(folder)
+    randomize(GPT2LMHeadModel(config)).save_pretrained(folder)
     return folder

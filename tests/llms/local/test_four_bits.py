@@ -7,32 +7,33 @@ import pytest
 import torch
 
 from llmrl.core.errors import LLMError
-from llmrl.llms.local.causal_scorer import CausalScorer
-from llmrl.llms.local.four_bits import check_gradients, four_bit_layers
+from llmrl.llms.local.loading import check_gradients, four_bit_layers
 from llmrl.llms.local.lora import Lora
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
+from models import causal_scorer, seq2seq_scorer
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed (llmrl[four-bit])"
 )
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-SCORERS = {"causal": CausalScorer, "seq2seq": Seq2SeqScorer}
+SCORERS = {"causal": causal_scorer, "seq2seq": seq2seq_scorer}
 PROMPTS = ["Goal of the agent: go to the grey box", "Observation: You see a wall 2 steps left"]
 NAMES = ["turn left", "turn right", "go forward"]
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    made = {}
+    paths = {}
     for kind in SCORERS:
-        made[kind] = tmp_path_factory.mktemp(kind)
-        make_small_model(made[kind], [*PROMPTS, *NAMES] * 10, kind, width=128, layers=2, vocabulary=320)
-    return made
+        paths[kind] = tmp_path_factory.mktemp(kind)
+        make_small_model(
+            paths[kind], [*PROMPTS, *NAMES] * 10, kind, shape=SmallModelShape(width=128, layers=2, vocabulary=320)
+        )
+    return paths
 
 
-def adapted(scorer):
-    """The scorer with an adapter that already does something."""
+def train_adapter(scorer):
+    """Return the scorer with an adapter that already does something."""
     Lora(rank=4, alpha=8.0).inject(scorer.module, 0)
     with torch.no_grad():
         for i, (name, p) in enumerate(scorer.module.named_parameters()):
@@ -48,13 +49,13 @@ def gradients(scorer):
     return {name: p.grad.clone() for name, p in scorer.module.named_parameters() if p.requires_grad}
 
 
-def written_out(folder, kind, quantised, device="cpu"):
-    """The same model with its four-bit weights as numbers, computed in float32 by torch."""
+def save_dequantized(folder, kind, quantized, device="cpu"):
+    """Return the same model with its four-bit weights as numbers, computed in float32 by torch."""
     from bitsandbytes.functional import dequantize_4bit
 
     scorer = SCORERS[kind](str(folder), device=device)
     with torch.no_grad():
-        for name, layer in four_bit_layers(quantised.module).items():
+        for name, layer in four_bit_layers(quantized.module).items():
             scorer.module.get_submodule(name).weight.copy_(dequantize_4bit(layer.weight.data, layer.weight.quant_state))
     return scorer
 
@@ -62,17 +63,17 @@ def written_out(folder, kind, quantised, device="cpu"):
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", SCORERS)
-def test_an_adapter_learns_from_the_gradient_of_the_model(folders, kind, device):
+def test_adapter_learns_from_model_gradient(folders, kind, device):
     scorer = SCORERS[kind](str(folders[kind]), four_bit=True, device=device)
     scorer.load()  # which uses the model without a gradient, as rollouts do
     assert len(four_bit_layers(scorer.module)) > 5
-    twin = adapted(written_out(folders[kind], kind, scorer, device))
-    adapted(scorer)
-    expected = gradients(twin)
+    twin = train_adapter(save_dequantized(folders[kind], kind, scorer, device))
+    train_adapter(scorer)
+    reference = gradients(twin)
     for _ in range(2):  # whatever mode the model was put into, and after rollouts
-        found = gradients(scorer)
-        assert found.keys() == expected.keys()
-        errors = torch.stack([(found[name] - x).norm() / x.norm() for name, x in expected.items()])
+        actual = gradients(scorer)
+        assert actual.keys() == reference.keys()
+        errors = torch.stack([(actual[name] - x).norm() / x.norm() for name, x in reference.items()])
         assert errors.median() < 0.05 and errors.max() < 0.3
         scorer.module.train()
         scorer.module.eval()
@@ -80,50 +81,50 @@ def test_an_adapter_learns_from_the_gradient_of_the_model(folders, kind, device)
             scorer.score(PROMPTS[:1], NAMES)
 
 
-def test_products_are_in_half_precision_and_close_to_float32(folders):
-    scorer = CausalScorer(str(folders["causal"]), four_bit=True)
+def test_half_precision_products_match_float32(folders):
+    scorer = causal_scorer(folders["causal"], four_bit=True)
     scorer.load()
     assert {layer.compute_dtype for layer in four_bit_layers(scorer.module).values()} == {torch.bfloat16}
-    half = CausalScorer(str(folders["causal"]), four_bit=True, dtype="float16")
+    half = causal_scorer(folders["causal"], four_bit=True, dtype="float16")
     half.load()
     assert {layer.compute_dtype for layer in four_bit_layers(half.module).values()} == {torch.float16}
     with torch.no_grad():
-        expected = written_out(folders["causal"], "causal", scorer).score(PROMPTS, NAMES)
-        assert ((scorer.score(PROMPTS, NAMES) - expected) / expected).abs().max() < 0.02
+        reference = save_dequantized(folders["causal"], "causal", scorer).score(PROMPTS, NAMES)
+        assert ((scorer.score(PROMPTS, NAMES) - reference) / reference).abs().max() < 0.02
 
 
-def test_a_copy_keeps_its_gradients(folders):
-    scorer = CausalScorer(str(folders["causal"]), four_bit=True)
+def test_copy_keeps_gradients(folders):
+    scorer = causal_scorer(folders["causal"], four_bit=True)
     copied = copy.deepcopy(scorer.module).eval()
     with torch.no_grad():
         copied(input_ids=torch.tensor([[5, 6, 7]]))
     check_gradients(copied)
 
 
-def test_only_these_layers_are_in_training_mode(folders):
+def test_only_quantized_layers_enter_training_mode(folders):
     scorer = SCORERS["seq2seq"](str(folders["seq2seq"]), four_bit=True)
-    quantised = set(four_bit_layers(scorer.module).values())
+    quantized = set(four_bit_layers(scorer.module).values())
     with torch.no_grad():
         scorer.score(PROMPTS, NAMES)
-    assert {module.training for module in quantised} == {True}
-    assert not any(module.training for module in scorer.module.modules() if module not in quantised)
+    assert {module.training for module in quantized} == {True}
+    assert not any(module.training for module in scorer.module.modules() if module not in quantized)
 
 
 @pytest.mark.filterwarnings("ignore:bitsandbytes.*autograd kernel")
-def test_wrong_gradients_are_refused_before_anything_is_trained(folders, monkeypatch):
+def test_wrong_gradients_raise_early(folders, monkeypatch):
     """A layer that is in evaluation mode after all, on a processor that packs weights then; and one that lies."""
-    scorer = CausalScorer(str(folders["causal"]), four_bit=True)
+    scorer = causal_scorer(folders["causal"], four_bit=True)
     layers = four_bit_layers(scorer.module)
     layer = next(iter(layers.values()))
     forward = type(layer).forward
     with monkeypatch.context() as patch:
         patch.setattr(type(layer), "forward", lambda self, x: forward(self, x.detach()) + 0 * x.sum())
-        with pytest.raises(LLMError, match=r"wrong by .* on cpu .*use llm\.four_bit=false"):
+        with pytest.raises(LLMError, match=r"wrong by .* on cpu .*Use llm\.four_bit=false"):
             Lora(rank=4).inject(scorer.module, 0)
     assert not any("lora" in name for name, _ in scorer.module.named_modules())
     if layer.support_avx512bf16_for_cpu:
-        for each in layers.values():
-            del each.train
+        for wrong_layer in layers.values():
+            del wrong_layer.train
         scorer.module.eval()
-        with pytest.raises(LLMError, match=r"four bits give no gradient on cpu"):
+        with pytest.raises(LLMError, match="gradient on cpu"):
             Lora(rank=4).inject(scorer.module, 0)

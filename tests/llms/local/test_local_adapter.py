@@ -11,9 +11,9 @@ from installed import skip_without
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
+from llmrl.llms.by_name import build_model
 from llmrl.llms.local.adapter import BASE, adapter_fingerprint, write_base
-from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.fingerprint import folder_fingerprint
+from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.request_key import request_key
 from tiny_models import make_tiny_causal
 
@@ -21,22 +21,22 @@ skip_without("peft")
 
 
 def make_adapter(model, folder, seed=0, rank=4):
-    """An adapter that changes much: B is random too, where training would begin with zeros."""
+    """Return an adapter that changes much: B is random too, where training would begin with zeros."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        tuned = get_peft_model(
+        peft_model = get_peft_model(
             AutoModelForCausalLM.from_pretrained(model),
             LoraConfig(r=rank, lora_alpha=8 * rank, target_modules="all-linear", task_type="CAUSAL_LM"),
         )
         with torch.no_grad():
-            for name, weight in tuned.named_parameters():
+            for name, weight in peft_model.named_parameters():
                 if "lora_B" in name:
                     weight.normal_(0, 0.3)
-    tuned.save_pretrained(folder)
-    return folder, tuned
+    peft_model.save_pretrained(folder)
+    return folder, peft_model
 
 
 @pytest.fixture(scope="module")
@@ -45,44 +45,43 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def tuned(base, tmp_path_factory):
+def adapter(base, tmp_path_factory):
     return make_adapter(base, tmp_path_factory.mktemp("adapter"))
 
 
 def chat(model, adapter=None, **options):
     options = {"max_tokens": 12, "temperature": 0.0} | options
-    return LocalChat(
-        str(model), device="cpu", seeds=Seeds(0), adapter=None if adapter is None else str(adapter), **options
-    )
+    folder = None if adapter is None else str(adapter)
+    return build_model("local_chat", model=str(model), seeds=Seeds(0), adapter=folder, **options)
 
 
 REQUESTS = [ChatRequest(({"role": "user", "content": text},)) for text in ("Hi", "What next?", "0.1 0.2")]
 
 
-def test_replies_are_those_of_peft_and_not_of_the_model_alone(base, tuned):
-    folder, module = tuned
-    with_it, without = chat(base, folder), chat(base)
+def test_replies_match_peft(base, adapter):
+    folder, module = adapter
+    with_adapter, base_only = chat(base, folder), chat(base)
     torch.manual_seed(5)
-    expected = torch.rand(1)
+    noise = torch.rand(1)
     torch.manual_seed(5)
-    replies = with_it.complete(REQUESTS)
-    assert torch.equal(torch.rand(1), expected)  # loading draws from no generator but its own
-    assert [r.text for r in replies] != [r.text for r in without.complete(REQUESTS)]
+    replies = with_adapter.complete(REQUESTS)
+    assert torch.equal(torch.rand(1), noise)  # loading draws from no generator but its own
+    assert [r.text for r in replies] != [r.text for r in base_only.complete(REQUESTS)]
     module.eval()
     for request, reply in zip(REQUESTS, replies, strict=True):
-        ids = with_it.encode(request.messages)
-        told: list[int] = []
+        ids = with_adapter.encode(request.messages)
+        token_ids: list[int] = []
         with torch.no_grad():
-            while len(told) < 12 and with_it.tokenizer.eos_token_id not in told:
-                told.append(int(module(torch.tensor([ids + told])).logits[0, -1].argmax()))
-        assert reply.text == with_it.tokenizer.decode(told, skip_special_tokens=True)
-    assert not any(weight.requires_grad for weight in with_it._load_model().parameters())
+            while len(token_ids) < 12 and with_adapter.tokenizer.eos_token_id not in token_ids:
+                token_ids.append(int(module(torch.tensor([ids + token_ids])).logits[0, -1].argmax()))
+        assert reply.text == with_adapter.tokenizer.decode(token_ids, skip_special_tokens=True)
+    assert not any(weight.requires_grad for weight in with_adapter._load_model().parameters())
 
 
-def test_kept_replies_of_model_and_adapters_never_mix(base, tuned, tmp_path):
-    folder, _ = tuned
-    other, _ = make_adapter(base, tmp_path / "other", seed=1)
-    models = [chat(base), chat(base, folder), chat(base, other)]
+def test_adapter_cache_is_separate_from_model(base, adapter, tmp_path):
+    folder, _ = adapter
+    second_adapter, _ = make_adapter(base, tmp_path / "other", seed=1)
+    models = [chat(base), chat(base, folder), chat(base, second_adapter)]
     assert len({request_key(model.identity, REQUESTS[0]) for model in models}) == 3
     assert "adapter" not in models[0].identity
     labels = [model.label for model in models]
@@ -94,58 +93,58 @@ def test_kept_replies_of_model_and_adapters_never_mix(base, tuned, tmp_path):
     assert chat(base, copied).identity != models[1].identity
 
 
-def test_an_adapter_on_other_weights_is_refused_before_it_is_used(base, tuned, tmp_path):
-    folder = shutil.copytree(tuned[0], tmp_path / "adapter")
+def test_adapter_with_wrong_base_raises(base, adapter, tmp_path):
+    folder = shutil.copytree(adapter[0], tmp_path / "adapter")
     write_base(folder, str(base), None, folder_fingerprint(str(base)))
     chat(base, folder).check()
-    moved = shutil.copytree(base, tmp_path / "moved")
-    chat(moved, folder).check()  # the same weights elsewhere
-    other = make_tiny_causal(tmp_path / "retrained", seed=1)
-    with pytest.raises(LLMError, match=r"was trained on .*, and llm\.model=.*retrained has other weights"):
-        chat(other, folder).check()
-    with pytest.raises(LLMError, match="has other weights"):
+    copy = shutil.copytree(base, tmp_path / "moved")
+    chat(copy, folder).check()  # the same weights elsewhere
+    retrained = make_tiny_causal(tmp_path / "retrained", seed=1)
+    with pytest.raises(LLMError, match=r"llm\.model"):
+        chat(retrained, folder).check()
+    with pytest.raises(LLMError, match="other weights"):
         chat("Qwen/Qwen2.5-0.5B", folder).check()
     write_base(folder, "Qwen/Qwen2.5-0.5B", None, None)
     chat("Qwen/Qwen2.5-0.5B", folder).check()
     write_base(folder, "Qwen/Qwen2.5-0.5B", "abc", None)
-    with pytest.raises(LLMError, match=r"trained on .* llm\.revision=abc, and .* has other weights"):
+    with pytest.raises(LLMError, match=r"llm\.revision=abc"):
         chat("Qwen/Qwen2.5-0.5B", folder).check()
     (folder / BASE).write_text("{")
     with pytest.raises(LLMError, match="cannot be read"):
         chat(base, folder).check()
 
 
-def test_what_is_no_adapter_is_named(base, tuned, tmp_path, monkeypatch):
-    with pytest.raises(LLMError, match=r"nowhere: there is no such folder.*llmrl-finetune"):
+def test_invalid_adapter_raises(base, adapter, tmp_path, monkeypatch):
+    with pytest.raises(LLMError, match="llmrl-finetune"):
         chat(base, tmp_path / "nowhere").check()
     assert "missing" in chat(base, tmp_path / "nowhere").label
-    with pytest.raises(LLMError, match=r"it has no adapter_config\.json and no adapter_model\.safetensors"):
+    with pytest.raises(LLMError, match=r"adapter_config\.json.*adapter_model\.safetensors"):
         chat(base, tmp_path).check()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == "peft" else object())
-    with pytest.raises(LLMError, match=r"pip install 'llmrl\[finetune\]'"):
-        chat(base, tuned[0]).check()
+    with pytest.raises(LLMError, match=r"'llmrl\[finetune\]'"):
+        chat(base, adapter[0]).check()
 
 
-def test_an_adapter_of_another_architecture_does_not_load(tuned, tmp_path):
+def test_adapter_for_wrong_architecture_raises(adapter, tmp_path):
     gpt2 = make_tiny_causal(tmp_path / "gpt2", "gpt2")
     with pytest.raises(LLMError, match=r"llm\.adapter=.* (cannot be loaded|belongs to another model)"):
-        chat(gpt2, tuned[0]).complete(REQUESTS)
+        chat(gpt2, adapter[0]).complete(REQUESTS)
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shallow = make_tiny_causal(tmp_path / "shallow")
     config = LlamaConfig.from_pretrained(shallow)
     config.num_hidden_layers = 1
     LlamaForCausalLM(config).save_pretrained(shallow)
-    with pytest.raises(LLMError, match="belongs to another model: 14 of its layers"):
-        chat(shallow, tuned[0]).complete(REQUESTS)
+    with pytest.raises(LLMError, match="another model: 14"):
+        chat(shallow, adapter[0]).complete(REQUESTS)
     config.num_hidden_layers, config.hidden_size, config.head_dim = 2, 64, 16
     LlamaForCausalLM(config).save_pretrained(shallow)
-    with pytest.raises(LLMError, match=r"cannot be loaded: .*size mismatch"):
-        chat(shallow, tuned[0]).complete(REQUESTS)
+    with pytest.raises(LLMError, match="size mismatch"):
+        chat(shallow, adapter[0]).complete(REQUESTS)
 
 
-def test_a_damaged_adapter_does_not_load(base, tuned, tmp_path):
-    folder = shutil.copytree(tuned[0], tmp_path / "adapter")
+def test_corrupt_adapter_raises(base, adapter, tmp_path):
+    folder = shutil.copytree(adapter[0], tmp_path / "adapter")
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
     with pytest.raises(LLMError, match="cannot be loaded"):
@@ -155,23 +154,23 @@ def test_a_damaged_adapter_does_not_load(base, tuned, tmp_path):
         chat(base, folder).complete(REQUESTS)
 
 
-def test_a_reply_to_learn_is_spelled_as_the_model_would_have_to_say_it(base):
+def test_target_reply_uses_chat_template(base):
     """The prompt's tokens and the reply's are, together, those of the conversation as the template writes it."""
     model = chat(base)
     messages = REQUESTS[0].messages
-    whole = model.tokenizer.apply_chat_template(
+    text = model.tokenizer.apply_chat_template(
         [*messages, {"role": "assistant", "content": "0.5, 1"}], tokenize=True, return_dict=True
     )["input_ids"]
-    together = [*model.encode(messages), *model.encode_reply(messages, "0.5, 1")]
-    assert whole[: len(together)] == together and together[-1] == model.tokenizer.eos_token_id
-    assert model.tokenizer.decode(whole[len(together) :]) == "\n"
+    token_ids = [*model.encode(messages), *model.encode_reply(messages, "0.5, 1")]
+    assert text[: len(token_ids)] == token_ids and token_ids[-1] == model.tokenizer.eos_token_id
+    assert model.tokenizer.decode(text[len(token_ids) :]) == "\n"
     prompt = model.tokenizer.apply_chat_template(
         list(messages), tokenize=True, return_dict=True, add_generation_prompt=True
     )["input_ids"]
     assert model.encode(messages) == prompt
 
 
-def test_templates_that_begin_a_reply_otherwise_than_they_ask_for_it(base, tmp_path):
+def test_template_with_different_reply_prefix(base, tmp_path):
     template = tmp_path / "thinking.jinja"
     template.write_text(
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -8,8 +8,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from llmrl.core.errors import LLMError
-from llmrl.llms.local.causal_scorer import CausalScorer
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from models import causal_scorer, seq2seq_scorer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "local_models.md").read_text()
 DECODER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -29,7 +28,7 @@ CAUSAL = {
     "GPT-2": ("gpt2", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
 }
 SEQ2SEQ = {"T5": ("t5", T5), "mT5": ("mt5", T5), "LongT5": ("longt5", T5)}
-REFUSED = {
+UNSUPPORTED = {
     "Bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 4}),
     "Mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2}),
     "GPT-Neo": (
@@ -63,21 +62,21 @@ def test_accepted(name, tmp_path, llama_folder):
     """Loading holds the fast computation to plain passes."""
     kind = "seq2seq" if name in SEQ2SEQ else "causal"
     folder = save(tmp_path, llama_folder, *{**CAUSAL, **SEQ2SEQ}[name], kind)
-    scorer = (Seq2SeqScorer if kind == "seq2seq" else CausalScorer)(folder)
+    scorer = (seq2seq_scorer if kind == "seq2seq" else causal_scorer)(folder)
     assert scorer.score(["go forward"], ["turn left", "turn right"]).isfinite().all()
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name, tmp_path, llama_folder):
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_rejects_unsupported_architectures(name, tmp_path, llama_folder):
     kind = "seq2seq" if name in ("UMT5", "BART") else "causal"
-    folder = save(tmp_path, llama_folder, *REFUSED[name], kind)
+    folder = save(tmp_path, llama_folder, *UNSUPPORTED[name], kind)
     with pytest.raises(LLMError, match="cannot be scored"):
-        (Seq2SeqScorer if kind == "seq2seq" else CausalScorer)(folder).load()
+        (seq2seq_scorer if kind == "seq2seq" else causal_scorer)(folder).load()
 
 
-def test_the_page_lists_these():
+def test_page_lists_architectures():
     row = re.search(r"Seq2seq: the T5 family.*?(?=\n- \*\*|\n\n)", PAGE, re.DOTALL)[0].replace("\n", " ")
-    accepted, refused = re.sub(r"not [^)]*", "", row), ", ".join(re.findall(r"not ([^)]*)", row))
+    accepted, rejected = re.sub(r"not [^)]*", "", row), ", ".join(re.findall(r"not ([^)]*)", row))
     for name in [*CAUSAL, *SEQ2SEQ]:
         assert name in accepted, name
-    assert {part.strip() for part in refused.split(",")} == set(REFUSED)
+    assert {part.strip() for part in rejected.split(",")} == set(UNSUPPORTED)

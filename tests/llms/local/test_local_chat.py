@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.records import ChatRequest
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.chat import LocalChat, pad_left, plan_batches
-from llmrl.llms.local.token_sampling import GumbelNoise
+from llmrl.llms.by_name import build_model
+from llmrl.llms.local.chat import GumbelNoise, pad_left, plan_batches
 from tiny_models import CHAT_TEMPLATE, make_tiny_causal, make_tiny_tokenizer
 
 QUESTIONS = ["Hi", "What tax rate do you propose for the next year?", "0.1 0.2 0.3 " * 12, "Why?", "é ü 漢字"]
@@ -34,7 +34,7 @@ def llama(tmp_path_factory):
 def chat(folder, seed=0, **options):
     """In float32, where padding changes the sixth digit and so, with these few tokens, no choice."""
     options = {"dtype": "float32", "max_tokens": 12} | options
-    return LocalChat(str(folder), device="cpu", seeds=Seeds(seed), **options)
+    return build_model("local_chat", model=str(folder), seeds=Seeds(seed), **options)
 
 
 def ask(text, repeat=0, system=None):
@@ -47,12 +47,12 @@ def texts(model, requests):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_batch_gives_what_single_requests_give(folder, temperature):
+def test_batch_matches_single_requests(folder, temperature):
     model = chat(folder, temperature=temperature)
     requests = [ask(question) for question in QUESTIONS]
-    together = model.complete(requests)
-    assert together == [model.complete([request])[0] for request in requests]
-    assert len({reply.text for reply in together}) == len(QUESTIONS)  # else nothing was compared
+    batched = model.complete(requests)
+    assert batched == [model.complete([request])[0] for request in requests]
+    assert len({reply.text for reply in batched}) == len(QUESTIONS)  # else nothing was compared
 
 
 def test_greedy_replies_are_the_likeliest_tokens(llama):
@@ -61,32 +61,32 @@ def test_greedy_replies_are_the_likeliest_tokens(llama):
 
     model, tokenizer = AutoModelForCausalLM.from_pretrained(llama), AutoTokenizer.from_pretrained(llama)
     ids = tokenizer("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)["input_ids"]
-    expected = []
+    references = []
     with torch.no_grad():
-        while len(expected) < 12 and tokenizer.eos_token_id not in expected:
-            expected.append(int(model(torch.tensor([ids + expected])).logits[0, -1].argmax()))
+        while len(references) < 12 and tokenizer.eos_token_id not in references:
+            references.append(int(model(torch.tensor([ids + references])).logits[0, -1].argmax()))
     (reply,) = chat(llama, temperature=0.0).complete([ask("Hi")])
-    assert reply.text == tokenizer.decode(expected, skip_special_tokens=True)
-    assert reply.prompt_tokens == len(ids) and reply.completion_tokens == len(expected)
+    assert reply.text == tokenizer.decode(references, skip_special_tokens=True)
+    assert reply.prompt_tokens == len(ids) and reply.completion_tokens == len(references)
 
 
-def test_a_sampled_reply_is_the_same_whatever_its_company(llama):
+def test_sampled_reply_is_batch_invariant(llama):
     model = chat(llama, batch_tokens=80)  # several batches
     requests = [ask(question) for question in QUESTIONS]
     forward, backward = texts(model, requests), texts(model, requests[::-1])
     assert forward == backward[::-1] == texts(chat(llama, batch_tokens=10_000), requests)
 
 
-def test_requests_that_go_alone_have_no_company_even_in_rounding(llama):
+def test_single_requests_round_identically(llama):
     model = chat(llama, dtype="bfloat16", batch_tokens=1, max_tokens=40)
     requests = [ask(question) for question in QUESTIONS]
     assert texts(model, requests) == texts(model, requests[::-1])[::-1] == [texts(model, [r])[0] for r in requests]
 
 
-def test_seed_and_repeat_give_other_replies(llama):
+def test_seed_or_repeat_changes_reply(llama):
     first = texts(chat(llama), [ask("Hi"), ask("Hi", repeat=1)])
-    other_seed = texts(chat(llama, seed=1), [ask("Hi"), ask("Hi", repeat=1)])
-    assert len({*first, *other_seed}) == 4
+    seed_texts = texts(chat(llama, seed=1), [ask("Hi"), ask("Hi", repeat=1)])
+    assert len({*first, *seed_texts}) == 4
     greedy = chat(llama, temperature=0.0)
     assert texts(greedy, [ask("Hi")]) == texts(greedy, [ask("Hi", repeat=1)])
 
@@ -99,58 +99,58 @@ def test_low_temperature_and_top_p_approach_greedy(llama):
     assert texts(chat(llama, temperature=1.0), requests) != greedy
 
 
-def test_noise_makes_the_greedy_choice_a_sample():
+def test_noise_makes_greedy_choice_stochastic():
     """Frequencies of 20 000 draws, within five standard errors; a ruled-out token never comes."""
     p = torch.tensor([0.6, 0.25, 0.1, 0.05, 0.0])
     n = 20_000
     noise = GumbelNoise([np.random.default_rng(i) for i in range(n)])
     choices = noise(torch.zeros(n, 1), p.log().expand(n, -1)).argmax(dim=1)
     frequencies = torch.bincount(choices, minlength=5) / n
-    for share, expected in zip(frequencies.tolist(), p.tolist(), strict=True):
-        assert abs(share - expected) <= 5 * math.sqrt(expected * (1 - expected) / n)
+    for share, probability in zip(frequencies.tolist(), p.tolist(), strict=True):
+        assert abs(share - probability) <= 5 * math.sqrt(probability * (1 - probability) / n)
 
 
-def test_tokens_are_counted_exactly(llama):
+def test_token_counts_are_exact(llama):
     model = chat(llama, temperature=0.0)
     request = ask("0.1, 0.2", system="Answer in numbers.")
     turns = ["system\nAnswer in numbers.<|im_end|>\n", "user\n0.1, 0.2<|im_end|>\n", "assistant\n"]
     prompt = "".join(f"<|im_start|>{turn}" for turn in turns)
-    expected = len(make_tiny_tokenizer()(prompt, add_special_tokens=False)["input_ids"])
+    n_tokens = len(make_tiny_tokenizer()(prompt, add_special_tokens=False)["input_ids"])
     (reply,) = model.complete([request])
-    assert model.count_tokens(request.messages) == reply.prompt_tokens == expected
+    assert model.count_tokens(request.messages) == reply.prompt_tokens == n_tokens
     assert model.cost(reply.prompt_tokens, reply.completion_tokens) == 0.0
 
 
-def test_finish_tells_a_cut_reply_from_a_whole_one(llama):
+def test_finish_reason_marks_truncation(llama):
     model = chat(llama, max_tokens=380)
     replies = model.complete([ask(question, repeat) for question in QUESTIONS for repeat in range(4)])
-    whole = [reply for reply in replies if reply.finish == "stop"]
-    assert whole and all(reply.completion_tokens <= 380 for reply in whole)
+    complete = [reply for reply in replies if reply.finish == "stop"]
+    assert complete and all(reply.completion_tokens <= 380 for reply in complete)
     assert not any("<|" in reply.text for reply in replies)
     # The same streams, cut: replies begin alike and say so.
-    cut = chat(llama, max_tokens=3).complete([ask("Why?")])[0]
-    assert cut.finish == "length" and cut.completion_tokens == 3
-    shortest = min(whole, key=lambda reply: reply.completion_tokens)
+    truncated = chat(llama, max_tokens=3).complete([ask("Why?")])[0]
+    assert truncated.finish == "length" and truncated.completion_tokens == 3
+    shortest = min(complete, key=lambda reply: reply.completion_tokens)
     question = ask(QUESTIONS[replies.index(shortest) // 4], replies.index(shortest) % 4)
     exact = chat(llama, max_tokens=shortest.completion_tokens).complete([question])[0]
     assert exact == shortest
 
 
-def test_a_prompt_beyond_the_window_is_refused_before_anything_is_computed(llama):
+def test_long_prompt_raises_early(llama):
     model = chat(llama)
     messages = ask("word " * 600).messages
     assert not model.fits(messages) and model.fits(ask("Hi").messages)
     assert model.context_window == 512  # from the model's config
-    with pytest.raises(LLMError, match=r"context window of 512.*llm\.max_tokens"):
+    with pytest.raises(LLMError, match=r"512.*llm\.max_tokens"):
         model.complete([ask("Hi"), ChatRequest(messages, purpose="principal")])
     assert model._model is None
-    with pytest.raises(LLMError, match="context window of 20"):
+    with pytest.raises(LLMError, match=r"window.* 20"):
         chat(llama, context_window=20).complete([ask("Hi")])
-    with pytest.raises(ConfigError, match=r"513 is more than the 512"):
+    with pytest.raises(ConfigError, match=r"513.*512"):
         chat(llama, context_window=513).fits(messages)
 
 
-def test_sampling_settings_that_came_with_the_weights_are_not_used(llama, tmp_path):
+def test_sampling_config_in_weights_is_ignored(llama, tmp_path):
     """Many models bring a repetition penalty, a top_k or a shorter reply along."""
     from transformers import GenerationConfig
 
@@ -166,7 +166,7 @@ def test_sampling_settings_that_came_with_the_weights_are_not_used(llama, tmp_pa
     assert model._end_tokens == {2, 5}
 
 
-def test_identity_holds_what_changes_an_answer(llama, tmp_path):
+def test_identity_covers_settings(llama, tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text(CHAT_TEMPLATE)
     base = chat(llama).identity
@@ -181,14 +181,14 @@ def test_identity_holds_what_changes_an_answer(llama, tmp_path):
         assert chat(llama, **change).identity != base, change
     assert chat(llama, batch_tokens=7, context_window=50, seed=5).identity == base
     folder = make_tiny_causal(tmp_path / "model", seed=0)
-    before = chat(folder).identity
+    original = chat(folder).identity
     make_tiny_causal(folder, seed=1)  # retrained in place
-    assert chat(folder).identity["files"] != before["files"] == base["files"]
+    assert chat(folder).identity["files"] != original["files"] == base["files"]
 
 
-def test_a_template_of_ones_own(tmp_path):
+def test_custom_template(tmp_path):
     folder = make_tiny_causal(tmp_path / "model", chat_template=None)
-    with pytest.raises(LLMError, match=r"no chat template.*llm\.chat_template"):
+    with pytest.raises(LLMError, match=r"llm\.chat_template"):
         chat(folder).complete([ask("Hi")])
     template = tmp_path / "template.jinja"
     template.write_text("{% for message in messages %}{{ message['content'] }}{% endfor %}")
@@ -199,12 +199,12 @@ def test_a_template_of_ones_own(tmp_path):
         chat(folder, chat_template="nowhere.jinja")
 
 
-def test_a_template_that_refuses_is_reported(llama):
+def test_template_error_is_reported(llama):
     with pytest.raises(LLMError, match=r"unknown role.*llm\.chat_template"):
         chat(llama).complete([ChatRequest(({"role": "tool", "content": "5"},))])
 
 
-def test_checks_cost_nothing_and_name_what_is_missing(tmp_path, llama, monkeypatch):
+def test_check_is_free(tmp_path, llama, monkeypatch):
     model = chat(llama)
     model.check()
     assert model._tokenizer is None and model._model is None
@@ -220,7 +220,7 @@ def test_checks_cost_nothing_and_name_what_is_missing(tmp_path, llama, monkeypat
         model.check()
 
 
-def test_scores_that_are_no_numbers_stop_the_run(tmp_path):
+def test_non_finite_logits_raise(tmp_path):
     from transformers import AutoModelForCausalLM
 
     folder = make_tiny_causal(tmp_path)
@@ -232,25 +232,25 @@ def test_scores_that_are_no_numbers_stop_the_run(tmp_path):
         chat(folder, temperature=0.0).complete([ask("Hi")])
 
 
-def test_weights_come_back_after_close(llama):
+def test_weights_reload_after_close(llama):
     model = chat(llama)
-    before = texts(model, [ask("Hi")])
+    original = texts(model, [ask("Hi")])
     model.close()
-    assert model._model is None and texts(model, [ask("Hi")]) == before
+    assert model._model is None and texts(model, [ask("Hi")]) == original
 
 
 @given(lengths=st.lists(st.integers(1, 50), max_size=20), reply=st.integers(1, 20), limit=st.integers(1, 300))
-def test_batches_hold_every_request_once_and_keep_the_limit(lengths, reply, limit):
+def test_batches_partition_requests(lengths, reply, limit):
     batches = plan_batches(lengths, reply, limit)
     assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
     for batch in batches:
         assert len(batch) == 1 or len(batch) * (max(lengths[i] for i in batch) + reply) <= limit
-    for one, two in itertools.pairwise(batches):
-        # No two neighbours could have gone together with the next request alone.
-        assert (len(one) + 1) * (lengths[two[0]] + reply) > limit
+    for earlier, two in itertools.pairwise(batches):
+        # No two neighbors could have gone together with the next request alone.
+        assert (len(earlier) + 1) * (lengths[two[0]] + reply) > limit
 
 
-def test_prompts_are_padded_on_the_left():
+def test_prompt_padding_precedes_text():
     ids, mask = pad_left([[5, 6], [7, 8, 9, 5]], pad=0)
     assert ids.tolist() == [[0, 0, 5, 6], [7, 8, 9, 5]]
     assert mask.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]

@@ -1,5 +1,7 @@
 """The scorers against one plain pass of the model per (prompt, candidate) pair."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.model_protocols import Scorer
-from llmrl.llms.local.causal_scorer import CausalScorer
-from llmrl.llms.local.seq2seq_scorer import Seq2SeqScorer
+from llmrl.core.seeding import Seeds
+from models import causal_scorer, seq2seq_scorer
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +26,10 @@ CANDIDATES = ["turn left", "turn right", "go", "go forward", "toggle the purple 
 
 
 class Reference:
-    """Scores as the definition has them: no batch, no padding, no mask, one pass of the model per pair, and the tokens
-    of the whole text that the two make."""
+    """Scores by definition, without batches, padding or masks.
+
+    Each pair takes one pass of the model over the tokens of the text that prompt and candidate make together.
+    """
 
     def __init__(self, folder, kind, dtype=torch.float32):
         auto = AutoModelForSeq2SeqLM if kind == "seq2seq" else AutoModelForCausalLM
@@ -38,9 +42,9 @@ class Reference:
     def candidate_ids(self, prompt, candidate):
         if self.kind == "seq2seq":
             return self.tokens(candidate.lstrip(" "))
-        before, whole = self.tokens(prompt.rstrip(" ")), self.tokens(prompt + candidate)
-        if whole[: len(before)] == before:
-            return whole[len(before) :]
+        prefix, full = self.tokens(prompt.rstrip(" ")), self.tokens(prompt + candidate)
+        if full[: len(prefix)] == prefix:
+            return full[len(prefix) :]
         return self.tokens(" " * (len(prompt) - len(prompt.rstrip(" "))) + candidate)
 
     def prompt_ids(self, prompt):
@@ -66,7 +70,7 @@ class Reference:
         )
 
     def first_token(self, prompt):
-        """The distribution of the token after a prompt."""
+        """Return the distribution of the token after a prompt."""
         ids = torch.tensor(self.prompt_ids(prompt))[None]
         if self.kind == "seq2seq":
             start = torch.tensor([[self.model.config.decoder_start_token_id]])
@@ -84,111 +88,111 @@ class Reference:
 
 @pytest.fixture(params=["t5", "llama", "gpt2"])
 def case(request):
-    """A function that makes a scorer of one architecture, and its reference."""
+    """Return a function that makes a scorer of one architecture, and its reference."""
     folder = request.getfixturevalue(f"{request.param}_folder")
-    cls = Seq2SeqScorer if request.param == "t5" else CausalScorer
+    scorer, kind = (seq2seq_scorer, "seq2seq") if request.param == "t5" else (causal_scorer, "causal")
 
     def make(**options):
-        return cls(str(folder), **options)
+        return scorer(folder, **options)
 
-    return make, Reference(folder, cls.kind)
+    return make, Reference(folder, kind)
 
 
 def largest(difference):
     return float(difference.detach().abs().max())
 
 
-def test_scores_are_those_of_one_pass_per_pair(case):
+def test_scores_match_single_passes(case):
     make, reference = case
     scorer = make()
     with torch.no_grad():
-        scores, expected = scorer.score(PROMPTS, CANDIDATES), reference.score(PROMPTS, CANDIDATES)
+        scores, references = scorer.score(PROMPTS, CANDIDATES), reference.score(PROMPTS, CANDIDATES)
     assert scores.shape == (5, 7) and scores.dtype == torch.float32 and not scores.requires_grad
-    assert largest(scores - expected) < 1e-5
-    assert expected.std() > 1  # so that the agreement says something
+    assert largest(scores - references) < 1e-5
+    assert references.std() > 1  # so that the agreement says something
     assert isinstance(scorer, Scorer)
 
 
-def test_gradients_are_those_of_one_pass_per_pair(case):
+def test_gradients_match_single_passes(case):
     make, reference = case
     scorer = make(batch_tokens=100)
     weights = torch.randn(len(PROMPTS), len(CANDIDATES), generator=torch.Generator().manual_seed(0))
     (scorer.score(PROMPTS, CANDIDATES) * weights).mean().backward()
     (reference.score(PROMPTS, CANDIDATES) * weights).mean().backward()
-    expected = {name: weight.grad for name, weight in reference.model.named_parameters()}
-    found = {name: weight.grad for name, weight in scorer.module.named_parameters()}
-    assert found.keys() == expected.keys() and len(found) > 10
-    for name, gradient in expected.items():
+    references = {name: weight.grad for name, weight in reference.model.named_parameters()}
+    actual = {name: weight.grad for name, weight in scorer.module.named_parameters()}
+    assert actual.keys() == references.keys() and len(actual) > 10
+    for name, gradient in references.items():
         assert largest(gradient) > 0, name
-        assert largest(found[name] - gradient) < 1e-5, name
+        assert largest(actual[name] - gradient) < 1e-5, name
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 60, 150, 10_000])
-def test_the_token_budget_changes_the_cost_alone(case, batch_tokens):
+def test_token_budget_keeps_scores(case, batch_tokens):
     make, reference = case
     scorer = make(batch_tokens=batch_tokens)
     with torch.no_grad():
-        scored, whole = scorer.forward(PROMPTS, CANDIDATES), make().forward(PROMPTS, CANDIDATES)
-        assert largest(scored.log_probs - reference.score(PROMPTS, CANDIDATES)) < 1e-5
-    assert largest(scored.state - whole.state) < 1e-5
-    assert scored.tokens <= whole.tokens  # less padding in smaller batches
+        output, reference_output = scorer.forward(PROMPTS, CANDIDATES), make().forward(PROMPTS, CANDIDATES)
+        assert largest(output.log_probs - reference.score(PROMPTS, CANDIDATES)) < 1e-5
+    assert largest(output.state - reference_output.state) < 1e-5
+    assert output.tokens <= reference_output.tokens  # less padding in smaller batches
 
 
-def test_a_score_does_not_depend_on_the_rest_of_the_batch(case):
+def test_score_is_batch_invariant(case):
     make, _ = case
     scorer = make()
     with torch.no_grad():
-        together = scorer.score(PROMPTS, CANDIDATES)
+        batched = scorer.score(PROMPTS, CANDIDATES)
         for i, prompt in enumerate(PROMPTS):
             for j, candidate in enumerate(CANDIDATES):
-                assert largest(scorer.score([prompt], [candidate]) - together[i, j]) < 1e-5
+                assert largest(scorer.score([prompt], [candidate]) - batched[i, j]) < 1e-5
 
 
-def test_duplicates_cost_nothing(case):
+def test_duplicates_are_free(case):
     make, _ = case
     scorer = make()
     with torch.no_grad():
-        once, many = (
+        single, repeated = (
             scorer.forward(PROMPTS[:3], ["go", "turn left"]),
             scorer.forward(PROMPTS[:3] * 4, ["go", "turn left"] * 9),
         )
-    assert many.tokens == once.tokens
-    assert torch.equal(many.log_probs, once.log_probs.repeat(4, 9))
+    assert repeated.tokens == single.tokens
+    assert torch.equal(repeated.log_probs, single.log_probs.repeat(4, 9))
 
 
-def test_candidates_of_each_prompt(case):
+def test_candidates_per_prompt(case):
     make, reference = case
     lists = [["turn left", "go"], ["go forward"], ["toggle", "go", "go forward now"], ["go", "pick up"], ["p"]]
     for budget in (60, 10_000):
-        scored = make(batch_tokens=budget).forward(PROMPTS, lists)
-        assert scored.log_probs.shape == (5, 3)
+        output = make(batch_tokens=budget).forward(PROMPTS, lists)
+        assert output.log_probs.shape == (5, 3)
         for i, texts in enumerate(lists):
             row = reference.score([PROMPTS[i]], texts)[0]
-            assert largest(scored.log_probs[i, : len(texts)] - row) < 1e-5
-            assert torch.isneginf(scored.log_probs[i, len(texts) :]).all()
-        scored.log_probs.exp().sum().backward()  # padding sends no NaN back
+            assert largest(output.log_probs[i, : len(texts)] - row) < 1e-5
+            assert torch.isneginf(output.log_probs[i, len(texts) :]).all()
+        output.log_probs.exp().sum().backward()  # padding sends no NaN back
 
 
 def test_state_is_the_hidden_state_at_the_prompt(case):
     make, reference = case
     scorer = make()
-    scored = scorer.forward(PROMPTS, CANDIDATES)
+    output = scorer.forward(PROMPTS, CANDIDATES)
     for i, prompt in enumerate(PROMPTS):
-        assert largest(scored.state[i] - reference.state(prompt)) < 1e-5
-    alone = scorer.forward(PROMPTS)
-    assert alone.log_probs.shape == (5, 0)
-    assert largest(alone.state - scored.state) < 1e-5
-    assert scored.state.requires_grad
+        assert largest(output.state[i] - reference.state(prompt)) < 1e-5
+    states = scorer.forward(PROMPTS)
+    assert states.log_probs.shape == (5, 0)
+    assert largest(states.state - output.state) < 1e-5
+    assert output.state.requires_grad
 
 
-def test_end_of_sequence_counts_on_demand(case):
+def test_sequence_end_token_is_optional(case):
     make, reference = case
     with torch.no_grad():
         scores = make(add_eos=True).score(PROMPTS, CANDIDATES)
         assert largest(scores - reference.score(PROMPTS, CANDIDATES, add_eos=True)) < 1e-5
 
 
-def test_length_normalization_is_the_mean_over_tokens(case):
+def test_length_normalization_is_token_mean(case):
     make, reference = case
     scores = make(length_normalization="tokens", add_eos=True).score(PROMPTS[:2], CANDIDATES)
     for i, prompt in enumerate(PROMPTS[:2]):
@@ -196,12 +200,12 @@ def test_length_normalization_is_the_mean_over_tokens(case):
             assert largest(scores[i, j] - reference.token_log_probs(prompt, candidate, add_eos=True).mean()) < 1e-5
 
 
-def test_probabilities_of_all_tokens_sum_to_one(case):
+def test_token_probabilities_sum_to_1(case):
     make, reference = case
     scorer = make()
     tokenizer = reference.tokenizer
     texts = {i: tokenizer.decode([i]) for i in range(len(tokenizer))}
-    # Tokens that a text can stand for: those that tokenise to themselves.
+    # Tokens that a text can stand for: those that tokenize to themselves.
     texts = {i: text for i, text in texts.items() if tokenizer(text, add_special_tokens=False)["input_ids"] == [i]}
     assert len(texts) == len(tokenizer)
     prompts = [PROMPTS[0], PROMPTS[1], PROMPTS[4]]
@@ -211,31 +215,31 @@ def test_probabilities_of_all_tokens_sum_to_one(case):
         total = scorer.score(prompts, list(texts.values())).exp().sum(-1)
         # A second token after each of them: still a partition of what can follow.
         pairs = make(add_eos=True).score(prompts[:1], list(texts.values())).exp().sum(-1)
-        expected = torch.tensor([reference.first_token(prompt)[list(texts)].sum() for prompt in prompts])
-    assert largest(total - expected) < 1e-5
+        references = torch.tensor([reference.first_token(prompt)[list(texts)].sum() for prompt in prompts])
+    assert largest(total - references) < 1e-5
     assert reference.kind == "seq2seq" or largest(total - 1) < 1e-5
     assert float(pairs) < 1
 
 
-def test_dropout_is_never_active(case):
+def test_dropout_is_inactive(case):
     make, _ = case
     scorer = make()
     assert not scorer.module.training
     with torch.no_grad():
-        before = scorer.score(PROMPTS, CANDIDATES)
+        original = scorer.score(PROMPTS, CANDIDATES)
         scorer.module.train()
-        assert torch.equal(scorer.score(PROMPTS, CANDIDATES), before)
+        assert torch.equal(scorer.score(PROMPTS, CANDIDATES), original)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close(case, dtype):
     make, reference = case
     with torch.no_grad():
-        scores, expected = make(dtype=dtype).score(PROMPTS, CANDIDATES), reference.score(PROMPTS, CANDIDATES)
+        scores, references = make(dtype=dtype).score(PROMPTS, CANDIDATES), reference.score(PROMPTS, CANDIDATES)
     assert scores.dtype == torch.float32
     # Eight bits of mantissa: about a hundredth of a score.
-    assert largest((scores - expected) / expected) < 0.05
-    assert torch.corrcoef(torch.stack([scores.flatten(), expected.flatten()]))[0, 1] > 0.999
+    assert largest((scores - references) / references) < 0.05
+    assert torch.corrcoef(torch.stack([scores.flatten(), references.flatten()]))[0, 1] > 0.999
 
 
 words = st.sampled_from(["turn", "left", "right", "go", "the grey key", "2", ",", "zé", "\n"])
@@ -258,11 +262,11 @@ def test_any_texts(case):
     )
     def holds(prompts, candidates, batch_tokens, add_eos):
         scorer = scorers[add_eos]
-        scorer.batch_tokens = batch_tokens
+        scorer.settings = replace(scorer.settings, batch_tokens=batch_tokens)
         with torch.no_grad():
             scores = scorer.score(prompts, candidates)
-            expected = reference.score(prompts, candidates, add_eos)
-            torch.testing.assert_close(scores, expected, rtol=1e-6, atol=1e-5)  # float32 has 1.2e-7
+            references = reference.score(prompts, candidates, add_eos)
+            torch.testing.assert_close(scores, references, rtol=1e-6, atol=1e-5)  # float32 has 1.2e-7
 
     holds()
 
@@ -270,36 +274,38 @@ def test_any_texts(case):
 def test_the_option_files_build_scorers(t5_folder, llama_folder):
     from llmrl.config.builder import Builder
     from llmrl.core.option_files import options
+    from llmrl.core.services import ModelServices
 
+    services = ModelServices(Seeds(0), "cpu")
     for name, folder in (("local_scorer_seq2seq", t5_folder), ("local_scorer_causal", llama_folder)):
         option = options("llm")[name]
-        scorer = Builder({"device": "cpu"}).build(option, "llm")
+        scorer = Builder(services).build(option, "llm")
         assert isinstance(scorer, Scorer) and scorer.label == f"{option['model']} (local scorer)"
         scorer.check()
         with pytest.raises(ConfigError, match=r"llm.batch_tokens=0"):
-            Builder({"device": "cpu"}).build({**option, "batch_tokens": 0}, "llm")
-        scorer = Builder({"device": "cpu"}).build({**option, "model": str(folder)}, "llm")
+            Builder(services).build({**option, "batch_tokens": 0}, "llm")
+        scorer = Builder(services).build({**option, "model": str(folder)}, "llm")
         assert scorer.score(["go"], ["left", "right"]).shape == (1, 2)
 
 
-def test_long_prompts_are_refused_or_cut(case):
+def test_long_prompts_raise_or_truncate(case):
     make, reference = case
     long = PROMPTS[2]
     size = len(reference.prompt_ids(long))
     with pytest.raises(
         ConfigError,
-        match=rf"a prompt has {size} tokens, and llm.max_prompt_tokens=20; .*smaller env.history.* llm.truncate=left, "
-        "which cuts off what a prompt begins with.*Action 0: ?'",
+        match=rf"a prompt has {size} tokens, but llm.max_prompt_tokens=20; .*smaller env.history.* llm.truncate=left, "
+        "which cuts off the start of a prompt.*Action 0: ?'",
     ):
         make(max_prompt_tokens=20).score(["go", long], ["go"])
-    cut = make(max_prompt_tokens=20, truncate="left")
-    assert largest(cut.score(["go", long], ["go"])[0] - make().score(["go"], ["go"])[0]) < 1e-5
+    truncated = make(max_prompt_tokens=20, truncate="left")
+    assert largest(truncated.score(["go", long], ["go"])[0] - make().score(["go"], ["go"])[0]) < 1e-5
     # The special tokens stay, the beginning of the text goes.
     text = reference.tokens(long if reference.kind == "seq2seq" else long.rstrip(" "))
-    expected = reference.tokenizer.decode(text[len(text) - 20 + (size - len(text)) :])
-    assert len(reference.prompt_ids(expected)) == 20
-    between = "" if reference.kind == "seq2seq" else " "  # which belongs to what follows
-    assert largest(cut.score([long], ["go"]) - reference.score([expected + between], ["go"])) < 1e-5
+    remainder = reference.tokenizer.decode(text[len(text) - 20 + (size - len(text)) :])
+    assert len(reference.prompt_ids(remainder)) == 20
+    separator = "" if reference.kind == "seq2seq" else " "  # which belongs to what follows
+    assert largest(truncated.score([long], ["go"]) - reference.score([remainder + separator], ["go"])) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -314,31 +320,31 @@ def test_long_prompts_are_refused_or_cut(case):
         (["a", "b"], [["go"], "go"], "mixes"),
     ],
 )
-def test_bad_arguments_are_named(case, prompts, candidates, message):
+def test_bad_arguments_raise(case, prompts, candidates, message):
     with pytest.raises(ConfigError, match=message):
         case[0]().score(prompts, candidates)
 
 
-def test_an_empty_prompt_needs_a_special_token_to_stand_on(t5_folder, llama_folder, gpt2_folder):
-    assert Seq2SeqScorer(str(t5_folder)).score([""], ["go"]).isfinite().all()
-    assert CausalScorer(str(llama_folder)).score([""], ["go"]).isfinite().all()
+def test_empty_prompt_needs_special_token(t5_folder, llama_folder, gpt2_folder):
+    assert seq2seq_scorer(t5_folder).score([""], ["go"]).isfinite().all()
+    assert causal_scorer(llama_folder).score([""], ["go"]).isfinite().all()
     with pytest.raises(ConfigError, match="a prompt is empty"):
-        CausalScorer(str(gpt2_folder)).score([""], ["go"])
+        causal_scorer(gpt2_folder).score([""], ["go"])
 
 
-def test_texts_longer_than_the_model_reads(gpt2_folder):
-    scorer, reference = CausalScorer(str(gpt2_folder)), Reference(gpt2_folder, "causal")
+def test_texts_exceed_model_context(gpt2_folder):
+    scorer, reference = causal_scorer(gpt2_folder), Reference(gpt2_folder, "causal")
     ids = reference.prompt_ids(" go" * 126)
     assert len(ids) == 126
     with pytest.raises(
         ConfigError,
-        match=r"a prompt has 126 tokens and its longest candidate 3, and .* reads 128; .*smaller env.history.*"
+        match=r"a prompt has 126 tokens and its longest candidate 3, but .* reads 128; .*smaller env.history.*"
         r"llm\.max_prompt_tokens=125 and llm\.truncate=left.*The prompt: ' go go .* \.\.\. ",
     ):
         scorer.score(["go", " go" * 126], [" go go go"])
     # What the message offers works.
-    cut = CausalScorer(str(gpt2_folder), max_prompt_tokens=125, truncate="left")
-    assert cut.score([" go" * 126], [" go go go"]).isfinite().all()
+    truncated = causal_scorer(gpt2_folder, max_prompt_tokens=125, truncate="left")
+    assert truncated.score([" go" * 126], [" go go go"]).isfinite().all()
     # Each text alone counts, not the longest prompt of a batch with the longest candidate of another.
     prompts, lists = ["go", " go" * 126], [[" go" * 126], [" go go"]]
     scores = scorer.score(prompts, lists)
@@ -346,26 +352,26 @@ def test_texts_longer_than_the_model_reads(gpt2_folder):
         assert largest(scores[i, :1] - reference.score(prompts[i : i + 1], lists[i])[0]) < 1e-4  # 126 terms
 
 
-def test_a_model_that_ignores_positions_is_refused(llama_folder, monkeypatch):
+def test_position_invariant_model_raises(llama_folder, monkeypatch):
     from transformers.models.llama.modeling_llama import LlamaModel
 
     forward = LlamaModel.forward
     monkeypatch.setattr(LlamaModel, "forward", lambda self, *a, position_ids=None, **kw: forward(self, *a, **kw))
-    scorer = CausalScorer(str(llama_folder))
+    scorer = causal_scorer(llama_folder)
     for _ in range(2):  # and stays refused
-        with pytest.raises(LLMError, match=r"LlamaForCausalLM cannot be scored: .* ignores masks or positions"):
+        with pytest.raises(LLMError, match="LlamaForCausalLM"):
             scorer.score(["go"], ["go"])
 
 
-def test_the_wrong_kind_of_model_is_refused(t5_folder, tmp_path):
+def test_wrong_model_type_raises(t5_folder, tmp_path):
     from transformers import BartConfig, BartForConditionalGeneration
 
     with pytest.raises(LLMError, match="causal language model cannot be loaded"):
-        CausalScorer(str(t5_folder)).load()
+        causal_scorer(t5_folder).load()
     AutoTokenizer.from_pretrained(t5_folder).save_pretrained(tmp_path)
     small = {
         f"{side}_{name}": 2 for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
     }
     BartForConditionalGeneration(BartConfig(vocab_size=99, d_model=8, **small)).save_pretrained(tmp_path)
     with pytest.raises(LLMError, match=r"BartForConditionalGeneration cannot be scored: .*models that work: T5"):
-        Seq2SeqScorer(str(tmp_path)).load()
+        seq2seq_scorer(tmp_path).load()

@@ -10,7 +10,7 @@ from in_process import call
 from llmrl.cli.llm import main
 from llmrl.envs.babyai.pretraining_texts import stories
 from llmrl.llms.local.next_token import read_texts
-from llmrl.llms.local.small import make_small_model
+from llmrl.llms.local.small import SmallModelShape, make_small_model
 
 MOVES = ("turn left", "turn right", "go forward")
 
@@ -18,49 +18,55 @@ MOVES = ("turn left", "turn right", "go forward")
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
     """By whether stories meant anything: the model's folder, and the loss on others before and after."""
-    found = {}
+    results = {}
     for informative in (True, False):
         folder = tmp_path_factory.mktemp("model")
         texts = stories(3000, 0, informative)
-        make_small_model(folder, texts[:300], width=64, layers=2, heads=2, vocabulary=600, tokens="words")
-        found[informative] = folder, read_texts(folder, texts, 250, seed=0, learning_rate=3e-3)
-    return found
+        make_small_model(
+            folder, texts[:300], shape=SmallModelShape(width=64, layers=2, heads=2, vocabulary=600, tokens="words")
+        )
+        results[informative] = folder, read_texts(folder, texts, 250, seed=0, learning_rate=3e-3)
+    return results
 
 
-def share_right(folder, told):
-    """How often the move that a story ends with is the likeliest of all three."""
+def share_right(folder, stories):
+    """Return how often the move at the end of a story is the likeliest of all three."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     right = 0
-    for story in told:
+    for story in stories:
         [move] = [move for move in MOVES if move in story]
         begin = story[: story.index(move)].rstrip()
         scores = []
-        for each in MOVES:
-            ids = torch.tensor([tokenizer(f"{begin} {each}", add_special_tokens=False)["input_ids"]])
+        for action in MOVES:
+            ids = torch.tensor([tokenizer(f"{begin} {action}", add_special_tokens=False)["input_ids"]])
             with torch.inference_mode():
                 scores.append(-float(model(ids, labels=ids).loss) * (ids.shape[1] - 1))
         right += MOVES[scores.index(max(scores))] == move
-    return right / len(told)
+    return right / len(stories)
 
 
 @pytest.mark.long
-def test_reading_makes_other_stories_less_surprising(read):
-    for _, (before, after) in read.values():
-        assert after < before / 3
+def test_training_lowers_story_perplexity(read):
+    for _, (initial, after) in read.values():
+        assert after < initial / 3
 
 
 @pytest.mark.long
-def test_what_people_do_is_learnt_only_where_it_means_something(read):
-    told = stories(100, 99)
-    assert share_right(read[True][0], told) > 0.7
-    assert share_right(read[False][0], told) < 0.55
+def test_training_learns_only_meaningful_behavior(read):
+    test_stories = stories(100, 99)
+    assert share_right(read[True][0], test_stories) > 0.7
+    assert share_right(read[False][0], test_stories) < 0.55
 
 
 @pytest.mark.slow
-def test_the_same_again_is_the_same(tmp_path):
+def test_training_is_deterministic(tmp_path):
     weights = []
     for name in "ab":
-        make_small_model(tmp_path / name, stories(200, 0), width=32, layers=1, heads=2, vocabulary=400, tokens="words")
+        make_small_model(
+            tmp_path / name,
+            stories(200, 0),
+            shape=SmallModelShape(width=32, layers=1, heads=2, vocabulary=400, tokens="words"),
+        )
         read_texts(tmp_path / name, stories(200, 0), 5, seed=1)
         weights.append((tmp_path / name / "model.safetensors").read_bytes())
     assert weights[0] == weights[1]
@@ -69,12 +75,22 @@ def test_the_same_again_is_the_same(tmp_path):
 @pytest.mark.slow
 def test_the_command(tmp_path):
     words = ["make", str(tmp_path / "read"), "env=goto_red_ball", "env.actions=restricted", "env.history=1"]
-    where = {"cwd": tmp_path, "environment": os.environ}
+    options = {"cwd": tmp_path, "environment": os.environ}
     small = ["--tokens", "words", "--width", "32", "--layers", "1", "--heads", "2"]
     done = call(
-        main, "llmrl-llm", *words, *small, "--reads", "stories", "--stories", "100", "--story-steps", "3", **where
+        main,
+        "llmrl-llm",
+        *words,
+        *small,
+        "--reads",
+        "stories",
+        "--stories",
+        "100",
+        "--pretraining-steps",
+        "3",
+        **options,
     )
     assert done.returncode == 0 and "it has read stories" in done.stdout, done.stdout + done.stderr
     words[1] = str(tmp_path / "refused")
-    done = call(main, "llmrl-llm", *words, "--kind", "seq2seq", "--reads", "stories", **where)
-    assert done.returncode != 0 and "only causal models" in done.stderr and not (tmp_path / "refused").exists()
+    done = call(main, "llmrl-llm", *words, "--kind", "seq2seq", "--reads", "stories", **options)
+    assert done.returncode != 0 and "needs a causal model" in done.stderr and not (tmp_path / "refused").exists()

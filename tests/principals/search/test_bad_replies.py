@@ -14,22 +14,23 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.search_task import Dataset, SearchTask
+from llmrl.finetuning.search_task import SearchTask
 from llmrl.llms.call_log import FILE_NAME as LEDGER
 from llmrl.llms.call_log import read_calls
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.run.proposals import read_proposals
 from policies import LAKE, POLE, returned, searcher
+from shipped import dataset
 
 STORM = (
     "llm.malformed=0.1", "llm.out_of_range=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1",
     "llm.max_invalid=null",
 )  # fmt: skip
-TINY = ("env.n_envs=1", "search.evaluate_episodes=2", "search.evaluate_every=0", "hardware.cores=1")
+TINY = ("env.n_envs=1", "search.evaluate_episodes=2", "search.evaluation_interval=0", "hardware.cores=1")
 
 
-def searched(tmp_path, *overrides):
-    """The last row of a run with a language model, its calls and its proposals without those of the warm-up."""
+def run_search(tmp_path, *overrides):
+    """Return the last row of a run with a language model, its calls and its proposals without those of the warm-up."""
     run(*overrides, f"output_root={tmp_path}")
     folder = only_run_folder(tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -37,15 +38,15 @@ def searched(tmp_path, *overrides):
     return [row for row in rows if "llm/calls" in row][-1], list(read_calls(folder / LEDGER)), proposals
 
 
-def answered(tmp_path, reply, *overrides):
-    """The same, by a server that answers as `reply` does."""
+def search_with_replies(tmp_path, reply, *overrides):
+    """Run the same search with a server that answers as `reply` does."""
     with FakeOpenAIServer(reply) as server:
         model = ("llm=openai_compatible", f"llm.base_url={server.url}", "llm.model=fake-model", "llm.api_key_env=null")
-        return searched(tmp_path, *model, *overrides)
+        return run_search(tmp_path, *model, *overrides)
 
 
 def lines(numbers):
-    """A reply in the published form."""
+    """Return a reply in the published form."""
     return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + "\nBecause."
 
 
@@ -55,7 +56,7 @@ def numbers_in(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("chosen", "overrides", "takes_any"),
+    ("case", "overrides", "takes_any"),
     [
         (("cartpole",), ("principal=llm", "env.horizon=60", "search.warmup=2"), False),
         (("mountain_car", "props"), ("env.horizon=30", "search.warmup=2"), True),
@@ -63,25 +64,29 @@ def numbers_in(text):
         (("reacher", "props"), ("env.horizon=10", "search.warmup=2"), True),
     ],
 )
-def test_a_storm_of_malformed_replies(tmp_path, chosen, overrides, takes_any):
-    """Half of all replies are spoilt: the search goes on, and each of them is counted. Where numbers out of bounds are
-    tried, they are no bad ones."""
-    if chosen[0] == "reacher":
+def test_malformed_replies(tmp_path, case, overrides, takes_any):
+    """The search goes on when half of all replies are malformed, and counts each of them.
+
+    Numbers out of bounds are valid where the search evaluates them.
+    """
+    if case[0] == "reacher":
         pytest.importorskip("mujoco")
     budget = ("search.iterations=30", "search.episodes=1", "principal.repair_turns=1", "principal.fallback=best")
     model = ("llm=scripted", *STORM)
-    last, calls, proposals = searched(tmp_path, *search_in(*chosen), *overrides, *budget, *TINY, *model)
-    far = [len(call["reply"]) > 0 and np.abs(numbers_in(call["reply"])).max(initial=0.0) >= 1e4 for call in calls]
-    for call, huge in zip(calls, far, strict=True):
+    last, calls, proposals = run_search(tmp_path, *search_in(*case), *overrides, *budget, *TINY, *model)
+    is_extreme = [
+        len(call["reply"]) > 0 and np.abs(numbers_in(call["reply"])).max(initial=0.0) >= 1e4 for call in calls
+    ]
+    for call, huge in zip(calls, is_extreme, strict=True):
         text = call["reply"]
-        whole = "By rule, not by thought" in text and text[-1] in "}." and not text.startswith("Sure!")
-        assert call["valid"] == (whole and (takes_any or not huge))
+        is_intact = "By rule, not by thought" in text and text[-1] in "}." and not text.startswith("Sure!")
+        assert call["valid"] == (is_intact and (takes_any or not huge))
     invalid = sum(not call["valid"] for call in calls)
     assert last["llm/invalid_replies"] == invalid and last["llm/calls"] == len(calls)
     assert last["llm/invalid_replies"] == last["llm/repairs"] + 2 * last["llm/fallbacks"]
     assert 0.25 < invalid / len(calls) < 0.7 and last["llm/fallbacks"] > 0 and last["llm/repairs"] > 0
-    tried = [np.abs(p["vector"]).max() >= 1e4 for p in proposals]
-    assert len(proposals) == 30 and any(far) and any(tried) == takes_any
+    extreme_proposals = [np.abs(p["vector"]).max() >= 1e4 for p in proposals]
+    assert len(proposals) == 30 and any(is_extreme) and any(extreme_proposals) == takes_any
     assert last["llm/unplayable_proposals"] == 0
 
 
@@ -90,49 +95,52 @@ def test_a_storm_of_malformed_replies(tmp_path, chosen, overrides, takes_any):
     ("task", "states", "actions", "action"),
     [("frozen_lake", 16, 4, 4), ("cliff_walking", 48, 4, -1), ("maze", 9, 4, -1), ("nim", 11, 3, 3)],
 )
-def test_actions_that_there_are_not_are_never_played(tmp_path, task, states, actions, action):
+def test_impossible_actions_do_not_reach_game(tmp_path, task, states, actions, action):
     """As published, where numbers out of bounds are tried: of actions there are no others."""
     bad, good = lines([action] * states), lines([0] * states)
 
     def reply(messages):
-        repaired = "This is iteration 2" not in messages[0]["content"] and len(messages) > 1
-        return good if repaired else bad
+        is_new_turn = "This is iteration 2" not in messages[0]["content"] and len(messages) > 1
+        return good if is_new_turn else bad
 
     budget = ("search.iterations=3", "search.episodes=2", "principal.repair_turns=1", "principal.fallback=best")
     preset = (*search_in(task, "props"), "search.warmup=1")
-    last, calls, proposals = answered(tmp_path, reply, *preset, *budget, *TINY)
+    last, calls, proposals = search_with_replies(tmp_path, reply, *preset, *budget, *TINY)
     assert [last[f"llm/{name}"] for name in ("invalid_replies", "repairs", "fallbacks")] == [4, 2, 1]
     assert f"params[0]={action} is outside [0, {actions - 1}]" in calls[1]["messages"][2]["content"]
     assert all(set(p["vector"]) <= set(range(actions)) for p in proposals) and len(proposals) == 3
 
 
-def test_nor_are_they_when_a_proposer_is_tuned():
+def test_finetuning_rejects_impossible_actions():
     """Fine-tuning treats a proposal as the search does, and draws tables from the actions that there are."""
-    made = PromptFormat(searcher(LAKE, out_of_range="accept"))
-    assert made.usable(np.array([0.0, 2.0, 1.0, 3.0])) is None and made.usable(np.array([-1.0, 0, 0, 0])) is None
-    assert made.usable(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
+    prompt_format = PromptFormat(searcher(LAKE, out_of_range="accept"))
+    assert (
+        prompt_format.usable(np.array([0.0, 2.0, 1.0, 3.0])) is None
+        and prompt_format.usable(np.array([-1.0, 0, 0, 0])) is None
+    )
+    assert prompt_format.usable(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
     assert searcher(LAKE, out_of_range="clamp").parse("[0, -3, 1, 9]").tolist() == [0, 0, 1, 2]
     weights = searcher(LAKE, TabularAgent(LAKE, entries="values"), out_of_range="accept")
     assert weights.parse(str([7.0] * 12)).tolist() == [7.0] * 12, "values of actions are no choices"
 
 
-def test_random_trials_of_a_table_are_of_its_actions(tmp_path):
-    seen = []
+def test_random_table_trials_use_valid_actions(tmp_path):
+    trial_vectors = []
 
     def play(vectors, seeds):
-        seen.append(vectors)
+        trial_vectors.append(vectors)
         return np.arange(float(len(vectors)))[:, None]
 
     task = SearchTask("lake", LAKE, {}, play, PromptFormat(searcher(LAKE)), {})
-    Dataset(trials=64, episodes=1, low=-10.0, high=10.0, prompts=1, held_out=1, examples=1).prepare(
+    dataset(trials=64, episodes=1, low=-10.0, high=10.0, prompts=1, held_out=1, examples=1).prepare(
         task, tmp_path, Seeds(0)
     )
-    assert {*np.concatenate(seen).ravel()} == {0.0, 1.0, 2.0}
+    assert {*np.concatenate(trial_vectors).ravel()} == {0.0, 1.0, 2.0}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["mountain_car_continuous", "swimmer"])
-def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path, task):
+def test_non_finite_returns_are_counted(tmp_path, task):
     """As published: actions as they are, numbers as large as they come, and an end where no reply can be read."""
     if task == "swimmer":
         pytest.importorskip("mujoco")
@@ -143,37 +151,37 @@ def test_numbers_that_break_the_game_are_counted_and_the_best_is_played(tmp_path
         return lines([next(x for key, x in sizes.items() if f"This is iteration {key}" in messages[0]["content"])] * d)
 
     budget = ("search.iterations=3", "search.episodes=2", "search.warmup=0", "env.horizon=20")
-    last, calls, proposals = answered(tmp_path, reply, *search_in(task, "props"), *budget, *TINY)
+    last, calls, proposals = search_with_replies(tmp_path, reply, *search_in(task, "props"), *budget, *TINY)
     assert last["llm/unplayable_proposals"] == 1 and last["llm/repeated_proposals"] == 0 and len(calls) == 3
     assert [p["vector"] for p in proposals] == [[0.1] * d, [0.1] * d, [0.2] * d]
     assert [p.get("reasoning") for p in proposals] == ["Because.", None, "Because."]
     assert np.isfinite([p["returns"] for p in proposals]).all() and last["episodes"] == 6
 
 
-def test_of_several_proposals_only_those_are_replaced():
+def test_only_invalid_proposals_are_replaced():
     principal = searcher(POLE)
     principal.reasons, principal.fallbacks = ["a", "b", "c"], [False, False, True]
     principal.notes = ["", "", "no reply"]
     vectors = np.arange(24.0).reshape(3, 8)
-    tried = principal.replacement_for(vectors, np.array([False, True, False]))
-    assert tried.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
+    replacements = principal.replacement_for(vectors, np.array([False, True, False]))
+    assert replacements.tolist() == [vectors[0].tolist(), [0.0] * 8, vectors[2].tolist()]
     assert principal.reasons == ["a", "", "c"] and principal.fallbacks == [False, True, True]
     assert principal.counters["unplayable_proposals"] == 1
-    principal.tell([returned(vector, 1.0) for vector in tried])
+    principal.tell([returned(vector, 1.0) for vector in replacements])
     rows = [line for line in principal.question(None).text.splitlines() if " -> " in line]
     assert ["not what you proposed" in row for row in rows] == [False, True, False] and "no reply" in rows[2]
-    other = searcher(POLE)
-    other.load_state_dict(principal.state_dict())
-    assert other.counters == principal.counters
+    restored = searcher(POLE)
+    restored.load_state_dict(principal.state_dict())
+    assert restored.counters == principal.counters
 
 
-def test_whoever_else_proposes_such_numbers_is_told_so(tmp_path):
+def test_other_principals_report_non_finite_returns(tmp_path):
     huge = ("agent.bound=1e40", "agent.decimals=null", "agent.clip_actions=false", "principal.values=[1e40,1e40,1e40]")
-    with pytest.raises(ConfigError, match=r"returned no finite number.*smaller ones \(agent.bound\)"):
+    with pytest.raises(ConfigError, match=r"agent.bound"):
         run("env=mountain_car_continuous", "agent=linear", "principal=fixed", *huge, f"output_root={tmp_path}")
 
 
-def test_numbers_too_large_to_be_rounded_stay_as_they_are():
+def test_huge_numbers_are_not_rounded():
     space = ParameterSpace("two", (Parameter("a", -6.0, 6.0, "", "", 1), Parameter("b", -6.0, 6.0, "", "", None)))
     assert space.rounded(np.array([1.7e308, -1e300]), clip=False).tolist() == [1.7e308, -1e300]
     assert space.rounded(np.array([0.25, 0.25]) + 1e9, clip=False).tolist() == [1e9 + 0.2, 1e9 + 0.25]
@@ -183,14 +191,14 @@ def test_numbers_too_large_to_be_rounded_stay_as_they_are():
         principal.parse(str([1e308] * 7 + [float("inf")]))
 
 
-def test_replies_that_break_the_game_have_no_value_when_they_are_judged():
-    made = PromptFormat(searcher(POLE, out_of_range="accept"))
+def test_non_finite_judgment_has_no_value():
+    prompt_format = PromptFormat(searcher(POLE, out_of_range="accept"))
 
-    class Asked:
+    class StubQuestion:
         shown = ()
 
     judge = RewardFunction(
-        made, lambda vectors, seeds: np.where(np.abs(vectors[:, :1]) > 1e30, -np.inf, 1.0), 1, Seeds(0)
+        prompt_format, lambda vectors, seeds: np.where(np.abs(vectors[:, :1]) > 1e30, -np.inf, 1.0), 1, Seeds(0)
     )
-    attempts = judge([Asked(), Asked()], [str([1e40] * 8), str([7.0] * 8)], "now")
+    attempts = judge([StubQuestion(), StubQuestion()], [str([1e40] * 8), str([7.0] * 8)], "now")
     assert [attempt.value for attempt in attempts] == [None, 1.0]

@@ -10,36 +10,37 @@ import pytest
 
 from experiments import compose, search_in
 from fake_openai_server import FakeOpenAIServer
-from llmrl.agents.search_agent import LinearAgent, MLPAgent, TabularAgent
+from llmrl.agents.search_agent import LinearAgent, TabularAgent
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.spaces import Channel
 from llmrl.llms.client import ChatClient
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.structured import InvalidReply
-from llmrl.principals.llm_factory import llm_principal
 from llmrl.principals.llm_search import LLMSearch
 from models import Echo, connected, scripted
 from policies import ARM, LAKE, POLE, returned, searcher
+from shipped import llm_principal, search_agent
 from societies import toy
 
 TEN = replace(POLE, observation={"vector": Channel((4,), "float32")})
 """A game like CartPole: a linear policy has ten numbers."""
+MLP = search_agent("mlp_policy", ARM, hidden=[3])
 GOLDEN = Path(__file__).parent / "golden"
-PUBLISHED = {"rows": "named", "reply": "lines", "count_from": 0, "told_iterations": 400}
+PAPER_OPTIONS = {"rows": "named", "reply": "lines", "first_iteration": 0, "prompt_iterations": 400}
 
 
-def told(principal, n=3, per_iteration=1):
+def with_history(principal, n=3, per_iteration=1):
     """After `n` iterations of `per_iteration` proposals, with returns 10, 20, ..."""
     rng = np.random.default_rng(len(principal.history.records))
     for i in range(n):
-        drawn = rng.normal(0, 3, (per_iteration, principal.space.dim))
-        vectors = principal.space.rounded(drawn)
+        samples = rng.normal(0, 3, (per_iteration, principal.space.dim))
+        vectors = principal.space.rounded(samples)
         principal.tell([returned(v, 10.0 * (i + 1) + k, length=7.0) for k, v in enumerate(vectors)])
         principal.iteration += 1
     return principal
 
 
-def reviewed(name, text):
+def check_snapshot(name, text):
     """Compare with a golden file. LLMRL_UPDATE_GOLDEN=1 rewrites it after a deliberate change; then read the diff."""
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("LLMRL_UPDATE_GOLDEN"):
@@ -53,112 +54,117 @@ class TestPrompt:
         ("name", "make"),
         [
             ("described", lambda: searcher(step_size=1.0, optimum=200.0)),
-            ("described_numbers", lambda: searcher(ARM, MLPAgent(ARM, hidden=(3,)), observations=True)),
+            (
+                "described_numbers",
+                lambda: searcher(ARM, MLP, observations=True),
+            ),
             ("described_table", lambda: searcher(LAKE, optimum=0.74)),
             ("numeric", lambda: searcher(prompt="numeric", step_size=0.5, duplicates="accept")),
-            ("numeric_published", lambda: searcher(prompt="numeric", optimum=500.0, step_size=1.0, **PUBLISHED)),
-            ("numeric_table", lambda: searcher(LAKE, prompt="numeric", **PUBLISHED)),
+            ("numeric_published", lambda: searcher(prompt="numeric", optimum=500.0, step_size=1.0, **PAPER_OPTIONS)),
+            ("numeric_table", lambda: searcher(LAKE, prompt="numeric", **PAPER_OPTIONS)),
         ],
     )
-    def test_is_as_reviewed(self, name, make):
+    def test_snapshot(self, name, make):
         principal = make()
         principal.on_search_start(100, 20)
-        reviewed(name, told(principal).question(None).text)
+        check_snapshot(name, with_history(principal).question(None).text)
 
     @pytest.mark.parametrize("treatment", ["props", "props_main", "props_plus"])
-    def test_of_published_treatments_stays_as_it_was(self, treatment):
+    def test_paper_treatment_snapshots(self, treatment):
         settings = {**compose(*search_in("cartpole", treatment))["principal"]}
         del settings["_target_"]
         principal = searcher(**settings)
         principal.on_search_start(400, 20)
-        told(principal, 5)
+        with_history(principal, 5)
         principal.tell([returned(principal.history.records[1]["vector"], 25.0)])
-        reviewed(treatment, principal.question(None).text)
+        check_snapshot(treatment, principal.question(None).text)
 
-    def test_of_several_in_a_reply_and_in_several_questions(self):
-        together, apart = searcher(one_prompt_per_batch=True), searcher(prompt="numeric", reply="lines")
-        reviewed("together", told(together, 1, 3).question(None, 1, 3).text)
-        reviewed("second_of_three", told(apart, 1, 3).question(None, 2, 3).text)
+    def test_multiple_proposals_snapshots(self):
+        joint, separate = searcher(joint_prompt=True), searcher(prompt="numeric", reply="lines")
+        check_snapshot("together", with_history(joint, 1, 3).question(None, 1, 3).text)
+        check_snapshot("second_of_three", with_history(separate, 1, 3).question(None, 2, 3).text)
 
-    def test_numbers_only_means_that(self):
+    def test_numbers_only_prompt(self):
         text = searcher(prompt="numeric").question(None).text
         for word in ("pole", "left", "cart", "policy", "reward", "episode", "angle", "weight"):
             assert word not in text.lower()
 
-    def test_hints_are_shown_where_they_are_given_only(self):
+    def test_hints_are_optional(self):
         bare = searcher().question(None).text
         assert "highest value" not in bare and "change numbers by" not in bare
         assert "highest value there can be is about -5." in searcher(optimum=-5.0).question(None).text
         assert "change numbers by about 0.1 at a time" in searcher(step_size=0.1).question(None).text
 
-    def test_whole_numbers_have_no_step_and_no_signs(self):
+    def test_integers_have_no_step_size(self):
         text = searcher(LAKE, step_size=1.0).question(None).text
         assert "Each is a whole number from 0 to 2." in text
         assert "change numbers by" not in text and "negative" not in text
 
     @pytest.mark.parametrize("prompt", ["numeric", "described"])
     @pytest.mark.parametrize("rows", ["compact", "named"])
-    def test_its_beginning_stays_the_same_byte_for_byte(self, prompt, rows):
+    def test_prefix_is_byte_stable(self, prompt, rows):
         """With the whole history a prompt is the one before up to its last row, one more row, and the last lines."""
         principal = searcher(prompt=prompt, rows=rows, step_size=1.0, optimum=9.0)
         principal.on_search_start(50, 20)
-        texts = [told(principal, 1).question(None).text for _ in range(12)]
-        for before, after in pairwise(texts):
-            fixed = before[: before.index("\n## Now\n")]
+        texts = [with_history(principal, 1).question(None).text for _ in range(12)]
+        for earlier, after in pairwise(texts):
+            fixed = earlier[: earlier.index("\n## Now\n")]
             assert after.startswith(fixed) and len(after) - len(fixed) < 500
 
-    def test_only_the_last_lines_and_the_table_change_with_any_history(self):
-        principal = searcher(history="best_and_last", window=2, newest=2)
-        texts = [told(principal, 1).question(None).text for _ in range(9)]
+    def test_only_last_lines_change_with_history(self):
+        principal = searcher(history="best_and_last", window=2, n_recent=2)
+        texts = [with_history(principal, 1).question(None).text for _ in range(9)]
         assert len({text[: text.index("\n[")] for text in texts}) == 1
 
-    def test_iterations_are_counted_as_asked(self):
-        principal = searcher(count_from=0)
+    def test_iterations_are_counted_per_question(self):
+        principal = searcher(first_iteration=0)
         principal.on_search_start(30, 5)
         assert "This is iteration 0 of 30." in principal.question(None).text
         assert "as the mean of 5 runs" in principal.question(None).text
         principal.ask()
         assert "This is iteration 1 of 30." in principal.question(None).text
-        assert "of 400." in searcher(told_iterations=400).question(None).text
+        assert "of 400." in searcher(prompt_iterations=400).question(None).text
         assert "This is iteration 1." in searcher().question(None).text
 
-    def test_warm_up_vectors_are_no_iterations(self):
+    def test_warmup_vectors_are_no_iterations(self):
         principal = searcher()
         principal.tell([returned(np.full(8, 0.5 * i), i) for i in range(4)])
         text = principal.question(None).text
         assert "Tried so far: 4. This is iteration 1" in text and text.count(" -> ") == 4
 
     def test_best_and_last(self):
-        principal = searcher(history="best_and_last", window=2, newest=3, sliding_history=True, advice=False)
+        principal = searcher(history="best_and_last", window=2, n_recent=3, sliding_history=True, advice=False)
         for value in (5, 90, 3, 80, 4, 70, 1, 2, 6):
             principal.tell([returned(np.full(8, value / 100), value)])
         text = principal.question(None).text
         assert [float(line.split("-> ")[1]) for line in text.splitlines() if " -> " in line] == [90, 80, 1, 2, 6]
         assert "Shown are the 3 newest proposals and the 2 best of the others." in text
 
-    def test_the_newest_grow_and_are_cut_back(self):
+    def test_newest_grows_then_shrinks(self):
         """A question begins as the one before did but where the window is cut, every third time."""
-        principal, shown, same = searcher(history="last", window=3), [], []
-        before = ""
+        principal, line_counts, is_prefix = searcher(history="last", window=3), [], []
+        previous = ""
         for _ in range(16):
-            text = told(principal, 1).question(None).text
+            text = with_history(principal, 1).question(None).text
             rows = [line for line in text.splitlines() if " -> " in line]
-            same.append(text.startswith(before))
-            before = text[: text.index("\n## Now\n")]
-            shown.append(len(rows))
-        assert shown == [1, 2, 3, 4, 5, *[3, 4, 5] * 3, 3, 4] and same == [n != 3 or i < 3 for i, n in enumerate(shown)]
+            is_prefix.append(text.startswith(previous))
+            previous = text[: text.index("\n## Now\n")]
+            line_counts.append(len(rows))
+        assert line_counts == [1, 2, 3, 4, 5, *[3, 4, 5] * 3, 3, 4] and is_prefix == [
+            n != 3 or i < 3 for i, n in enumerate(line_counts)
+        ]
         assert "Shown are at least the 3 newest proposals." in text
 
-    def test_what_was_measured_is_shown_if_wanted(self):
+    def test_observations_are_optional(self):
         line = "-> 10.00 (standard error 1.32, length 7)"
-        assert line in told(searcher(observations=True), 1).question(None).text
-        assert "length" not in told(searcher(prompt="numeric"), 1).question(None).text
+        assert line in with_history(searcher(observations=True), 1).question(None).text
+        assert "length" not in with_history(searcher(prompt="numeric"), 1).question(None).text
 
     def test_the_schema_holds_the_numbers(self):
         assert searcher().asker.schema["required"] == ["reasoning", "params"]
         assert searcher(reply="lines").asker.schema is None
 
-    def test_a_policy_without_words_is_told_number_by_number(self):
+    def test_unlabeled_policy_lists_numbers(self):
         class Plain:
             channel, space = "vector", LinearAgent(POLE).controller.space
 
@@ -168,7 +174,7 @@ class TestPrompt:
         text = llm_principal(POLE, scripted(), controller=Plain()).question(None).text
         assert "- params[1]: weight of position on 1 (right)" in text
 
-    def test_a_user_s_prompt(self, tmp_path):
+    def test_user_prompt(self, tmp_path):
         (tmp_path / "search").mkdir()
         (tmp_path / "search" / "mine.j2").write_text(
             '{% extends "ours/numeric.j2" %}{% block task %}Guess!{% endblock %}'
@@ -178,51 +184,59 @@ class TestPrompt:
 
 
 class TestAdvice:
-    def test_of_changes_that_no_action_shows(self):
-        """What is said to change nothing does not: of a linear policy, a network and a table of values."""
+    def test_advice_on_action_invariant_changes(self):
+        """Changes that the prompt calls ineffective change no action.
+
+        This holds for a linear policy, a network and a table.
+        """
         rng = np.random.default_rng(0)
-        seen = rng.normal(size=(50, 3))
-        for agent, last in ((LinearAgent(POLE), 0), (MLPAgent(POLE, hidden=(4,)), 16)):
+        observations = rng.normal(size=(50, 3))
+        for agent, last in ((LinearAgent(POLE), 0), (search_agent("mlp_policy", POLE, hidden=[4]), 16)):
             controller = agent.controller
             theta = rng.normal(0, 2, controller.space.dim)
             assert "So nothing changes where" in searcher(agent=agent).question(None).text
-            acts = controller.act(seen, np.tile(theta, (50, 1)))
+            acts = controller.act(observations, np.tile(theta, (50, 1)))
             assert 0 < acts.mean() < 1
             scaled, shifted, biased, wrong = (theta.copy() for _ in range(4))
             scaled[last:] *= 3.0
             shifted[last : last + 2] += 0.7
             biased[-2:] -= 5.0
             wrong[last] += 5.0
-            for same in (scaled, shifted, biased):
-                assert (controller.act(seen, np.tile(same, (50, 1))) == acts).all()
-            assert (controller.act(seen, np.tile(wrong, (50, 1))) != acts).any()
+            for equivalent in (scaled, shifted, biased):
+                assert (controller.act(observations, np.tile(equivalent, (50, 1))) == acts).all()
+            assert (controller.act(observations, np.tile(wrong, (50, 1))) != acts).any()
         assert f"params[{last}] to params[25] are multiplied" in searcher(agent=agent).question(None).text
         assert "add" not in searcher(ARM, LinearAgent(ARM)).controller.invariances
 
-    def test_of_tables(self):
+    def test_advice_on_tables(self):
         agent = TabularAgent(LAKE, entries="values")
         text = searcher(LAKE, agent).question(None).text
         assert "all values of one state are multiplied" in text
         table = np.random.default_rng(1).normal(size=(4, 3))
-        states, moved = np.arange(4), (table * [[1.0], [2.0], [0.1], [3.0]] + [[1.0], [-4.0], [2.0], [0.0]]).ravel()
-        played = [agent.controller.act(states, np.tile(each, (4, 1))).tolist() for each in (table.ravel(), moved)]
-        assert played[0] == played[1]
+        states, transformed = (
+            np.arange(4),
+            (table * [[1.0], [2.0], [0.1], [3.0]] + [[1.0], [-4.0], [2.0], [0.0]]).ravel(),
+        )
+        actions = [
+            agent.controller.act(states, np.tile(vector, (4, 1))).tolist() for vector in (table.ravel(), transformed)
+        ]
+        assert actions[0] == actions[1]
         assert "multiplied" not in searcher(LAKE).question(None).text
 
-    def test_of_measuring_again_where_that_tells_more(self):
-        again = "Numbers may be proposed again"
-        told_, common, strict = searcher(), searcher(), searcher(duplicates="reask")
-        for each, same in ((told_, False), (common, True), (strict, False)):
-            each.on_search_start(10, 20, same)
-        assert again in told_.question(None).text and "Never propose" not in told_.question(None).text
-        assert again not in common.question(None).text and again not in strict.question(None).text
+    def test_advice_on_measuring_repeatedly(self):
+        repeat_notice = "Numbers may be proposed again"
+        with_noise, common, strict = searcher(), searcher(), searcher(duplicates="reask")
+        for principal, has_notice in ((with_noise, False), (common, True), (strict, False)):
+            principal.on_search_start(10, 20, has_notice)
+        assert repeat_notice in with_noise.question(None).text and "Never propose" not in with_noise.question(None).text
+        assert repeat_notice not in common.question(None).text and repeat_notice not in strict.question(None).text
         assert "Never propose numbers that were tried already." in strict.question(None).text
 
-    def test_no_standard_error_of_two(self):
-        for n, said in ((2, False), (3, True)):
+    def test_two_samples_have_no_standard_error(self):
+        for n, has_error in ((2, False), (3, True)):
             principal = searcher()
             principal.tell([returned(np.zeros(8), 1.0, n)])
-            assert ("(standard error" in principal.question(None).text) == said
+            assert ("(standard error" in principal.question(None).text) == has_error
 
 
 class TestReplies:
@@ -234,41 +248,41 @@ class TestReplies:
             vectors = principal.ask(None, n)
         return principal, vectors, [request["messages"] for request in server.requests]
 
-    def test_valid_at_once(self):
+    def test_valid_at_first_turn(self):
         principal, vectors, _ = self.ask(self.GOOD)
         assert vectors.tolist() == [[1, 2, 3, 4, 5, 6, -1, 0.5]] and principal.reasons == ["up"]
 
-    def test_a_repair_turn_shows_the_failed_answer_and_the_fault(self):
+    def test_repair_turn_shows_failed_answer(self):
         bad = "params[0]: 1; params[1]: 2"
         principal, _, (first, second) = self.ask(lambda m: bad if len(m) == 1 else self.GOOD)
         assert second[0] == first[0] and second[1] == {"role": "assistant", "content": bad}
         assert "no number for params[2], params[3]" in second[2]["content"] and "from -6 to 6" in second[2]["content"]
         assert principal.asker.counters["invalid_replies"] == principal.asker.counters["repairs"] == 1
 
-    def test_decimals_are_rounded(self):
+    def test_decimals_round(self):
         _, vectors, _ = self.ask("[1.04, 2.06, 0, 0, 0, 0, -0.04, 0]")
         assert vectors.tolist() == [[1.0, 2.1, 0, 0, 0, 0, 0, 0]] and not np.signbit(vectors).any()
 
     @pytest.mark.parametrize(
-        ("how", "first", "invalid", "moved"), [("reask", 0.0, 2, 0), ("clamp", 6.0, 0, 2), ("accept", 9.3, 0, 0)]
+        ("policy", "first", "invalid", "n_moves"), [("reask", 0.0, 2, 0), ("clamp", 6.0, 0, 2), ("accept", 9.3, 0, 0)]
     )
-    def test_numbers_out_of_bounds(self, how, first, invalid, moved):
+    def test_out_of_bounds_numbers(self, policy, first, invalid, n_moves):
         reply = "[9.26, -7, 0, 0, 0, 0, 0, 0]"
-        principal, vectors, _ = self.ask(reply, out_of_range=how)
+        principal, vectors, _ = self.ask(reply, out_of_range=policy)
         metrics = principal.tell([returned(vectors[0], 1.0)])
         assert vectors[0, 0] == first and metrics["llm/invalid_replies"] == invalid
-        assert metrics["llm/moved_numbers"] == moved
+        assert metrics["llm/moved_numbers"] == n_moves
 
-    def test_what_was_tried_is_measured_again_or_refused(self):
+    def test_duplicates_are_measured_or_rejected(self):
         principal, vectors, _ = self.ask(self.GOOD)
         principal.tell([returned(vectors[0], 1.0)])
         assert principal.parse(self.GOOD).tolist() == vectors[0].tolist()
         strict = searcher(duplicates="reask")
         strict.tell([returned(vectors[0], 1.0)])
-        with pytest.raises(InvalidReply, match="these numbers were proposed already"):
+        with pytest.raises(InvalidReply, match="already"):
             strict.parse(self.GOOD)
 
-    def test_it_is_refused_even_if_rounding_makes_it_the_same(self):
+    def test_duplicates_after_rounding_raise(self):
         principal = searcher(duplicates="reask")
         principal.tell([returned([1, 2, 3, 4, 5, 6, -1, 0.5], 1.0)])
         with pytest.raises(InvalidReply, match="already"):
@@ -283,13 +297,13 @@ class TestReplies:
         metrics = principal.tell([returned(vectors[0], 1.0)])
         assert metrics["llm/repeated_proposals"] == 1 and metrics["llm/fallbacks"] == 2
 
-    def test_so_are_equal_proposals_of_one_step(self):
+    def test_equal_proposals_in_step_are_counted(self):
         with FakeOpenAIServer(lambda messages: '{"params": [1, 2, 3, 4, 5, 6, 1, 2]}') as server:
             principal = searcher(llm=connected(server), duplicates="accept")
             principal.ask(n=3)
         assert principal.counters["repeated_proposals"] == 2
 
-    def test_luck_in_one_episode_is_not_proposed_again(self):
+    def test_lucky_episode_is_not_repeated(self):
         with FakeOpenAIServer(lambda messages: "no") as server:
             principal = searcher(llm=connected(server))
             for x, value, n in ((0.1, 9.0, 1), (0.2, 3.0, 20), (0.3, 2.0, 20)):
@@ -297,7 +311,7 @@ class TestReplies:
             assert principal.ask().tolist() == [[0.2] * 8]
 
     @pytest.mark.parametrize(("fallback", "value"), [("best", 0.2), ("last", 0.3)])
-    def test_what_is_proposed_without_a_valid_reply(self, fallback, value):
+    def test_fallback_proposals(self, fallback, value):
         with FakeOpenAIServer(lambda messages: "no") as server:
             principal = searcher(llm=connected(server), fallback=fallback)
             assert principal.ask().tolist() == [[0.0] * 8]
@@ -305,21 +319,21 @@ class TestReplies:
                 principal.tell([returned(np.full(8, x), y)])
             assert principal.ask().tolist() == [[value] * 8]
 
-    def test_the_run_can_be_stopped_instead(self):
-        with pytest.raises(LLMError, match=r"no valid reply for step 1.*principal.fallback=best"):
+    def test_fallback_can_stop_run(self):
+        with pytest.raises(LLMError, match=r"1.*principal.fallback=best"):
             self.ask("no", fallback="stop")
 
-    def test_several_in_one_reply(self):
+    def test_multiple_proposals_in_reply(self):
         reply = '{"reasoning": "two", "proposals": [[1, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]]}'
-        principal, vectors, requests = self.ask(reply, 2, one_prompt_per_batch=True, duplicates="reask")
+        principal, vectors, requests = self.ask(reply, 2, joint_prompt=True, duplicates="reask")
         assert vectors[:, 0].tolist() == [1, 2] and len(requests) == 1 and principal.reasons == ["two", "two"]
         assert principal.asker.schema["required"] == ["reasoning", "proposals"]
-        alike = reply.replace("[2,", "[1,")
-        principal, vectors, requests = self.ask(alike, 2, one_prompt_per_batch=True, duplicates="reask")
+        repeated = reply.replace("[2,", "[1,")
+        principal, vectors, requests = self.ask(repeated, 2, joint_prompt=True, duplicates="reask")
         assert len(requests) == 2 and "list 2 was proposed already" in requests[1][2]["content"]
         assert '"proposals"' in requests[1][2]["content"] and principal.asker.counters["fallbacks"] == 1
 
-    def test_several_questions(self):
+    def test_multiple_questions(self):
         def reply(messages):
             k = int(messages[0]["content"].split("this is number ")[1][0])
             return str([k, 0, 0, 0, 0, 0, 0, 0])
@@ -335,28 +349,32 @@ class TestReplies:
             principal.parse("[0, 3, 0, 0]")
 
 
-def test_a_part_of_the_history_takes_a_fifth_of_the_tokens():
-    """400 iterations after 20 random vectors: the best 20 and the last 10 as a treatment shows them, described, and all
-    under names as published. Prompts are rendered at every fortieth iteration, and grow evenly in between."""
+def test_partial_history_saves_tokens():
+    """A part of the history takes a fifth of the tokens.
+
+    Compared are 400 iterations after 20 random vectors: the best 20 and the last 10 with descriptions, as a treatment
+    shows them, and all of them by name as published. Prompts are rendered at every fortieth iteration, and grow evenly
+    in between.
+    """
     moments, total = range(0, 401, 40), []
     for treatment in ("short_history", "props"):
         settings = {**compose(*search_in("cartpole", treatment))["principal"]}
         assert settings.pop("_target_").endswith("llm_principal")
         principal, tokens = searcher(TEN, LinearAgent(TEN), **settings), []
         principal.on_search_start(400, 20)
-        told(principal, 20)
+        with_history(principal, 20)
         for moment in moments:
             tokens.append(estimate_tokens(principal.question(None).text))
-            told(principal, 40)
+            with_history(principal, 40)
             principal.iteration = moment + 40
         total.append(np.interp(np.arange(400), moments, tokens).sum())
     assert total[0] < total[1] / 5 and total[1] > 5e6
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"one_prompt_per_batch": True}, {"history": "best_and_last", "window": 3, "newest": 2}]
+    "settings", [{}, {"joint_prompt": True}, {"history": "best_and_last", "window": 3, "n_recent": 2}]
 )
-def test_the_estimate_is_near_what_is_asked(settings):
+def test_estimate_approximates_prompt(settings):
     """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
     principal = searcher(**settings)
     principal.on_search_start(12, 20)
@@ -366,12 +384,12 @@ def test_the_estimate_is_near_what_is_asked(settings):
     for i in range(12):
         principal.tell([returned(vector, 100.0 + i) for vector in principal.ask(None, 2)])
     used = principal.llm.metrics()
-    assert estimate.calls == used["llm/calls"] == (12 if "one_prompt_per_batch" in settings else 24)
+    assert estimate.calls == used["llm/calls"] == (12 if "joint_prompt" in settings else 24)
     assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
     assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
 
 
-class TestSeveralMeasurements:
+class TestRepeatedMeasurements:
     """The same vector thrice, 122, 152.2 and 148.6, and another one in between."""
 
     def rows(self, **settings):
@@ -384,45 +402,45 @@ class TestSeveralMeasurements:
             if line.startswith(("[0.", "params[0]: 0."))
         ]
 
-    def test_are_one_row_where_the_best_are_shown(self):
+    def test_best_history_merges_measurements(self):
         assert self.rows(history="best", window=1, advice=False) == ["145.00"]
-        shown = self.rows(history="best_and_last", window=1, newest=1, advice=False)
-        assert shown == ["145.00", "140.93 (mean of 3 measurements)"]
+        rows = self.rows(history="best_and_last", window=1, n_recent=1, advice=False)
+        assert rows == ["145.00", "140.93 (mean of 3 measurements)"]
         [_, row] = self.rows(history="best", observations=True)
         assert row.startswith("140.93 (mean of 3 measurements, standard error ")
 
     @pytest.mark.parametrize("form", ["compact", "named"])
-    def test_else_their_rows_stay_and_the_mean_follows_the_table(self, form):
+    def test_full_history_appends_mean(self, form):
         assert [row.split(" (")[0] for row in self.rows(rows=form)] == ["122.00", "145.00", "152.20", "148.60"]
         principal = searcher(rows=form)
         for x, value in ((0.1, 122.0), (0.2, 145.0), (0.1, 152.2), (0.1, 148.6)):
             principal.tell([returned(np.full(8, x), value, 20)])
-        below = principal.question(None).text.split("## Measured several times\n")[1]
-        assert ": 3 times, mean 140.93, values spread by 16.5\n" in below and below.count("\n- ") == 0
-        assert "Best so far: " in below and "with 145.00, measured once." in below
+        means = principal.question(None).text.split("## Measured several times\n")[1]
+        assert ": 3 times, mean 140.93, values spread by 16.5\n" in means and means.count("\n- ") == 0
+        assert "Best so far: " in means and "with 145.00, measured once." in means
 
-    def test_but_three_as_published(self):
+    def test_paper_prompt_keeps_rows(self):
         settings = {**compose(*search_in("cartpole", "props"))["principal"]}
         del settings["_target_"]
         assert self.rows(**settings) == ["122.00", "145.00", "152.20", "148.60"]
 
-    @pytest.mark.parametrize("chosen", [("cartpole", "props"), ("cartpole", "props_main"), ("maze", "props_plus")])
-    def test_treatments_of_the_published_prompts_and_budget(self, chosen):
-        config = compose(*search_in(*chosen))
+    @pytest.mark.parametrize("case", [("cartpole", "props"), ("cartpole", "props_main"), ("maze", "props_plus")])
+    def test_paper_treatments_match_budget(self, case):
+        config = compose(*search_in(*case))
         assert config["principal"]["measurements"] == "separate" and config["search"]["race"] == 0
 
 
-def test_a_restored_searcher_asks_the_same():
-    principal = told(searcher(), 4)
-    other = searcher()
-    other.load_state_dict(principal.state_dict())
-    assert other.question(None).text == principal.question(None).text and other.tried == principal.tried
-    assert np.array_equal(other.ask(), principal.ask())
+def test_restart_asks_equal_question():
+    principal = with_history(searcher(), 4)
+    restored = searcher()
+    restored.load_state_dict(principal.state_dict())
+    assert restored.question(None).text == principal.question(None).text and restored.tried == principal.tried
+    assert np.array_equal(restored.ask(), principal.ask())
 
 
-def test_too_long_a_history_is_cut_and_said():
+def test_long_history_is_truncated_with_notice():
     model = Echo(max_tokens=50)
-    principal = told(searcher(llm=ChatClient(model)), 8)
+    principal = with_history(searcher(llm=ChatClient(model)), 8)
     model.context_window = model.count_tokens([{"content": principal.question(None).text}]) + 10
     text = principal.question(None).text
     assert text.count(" -> ") < 8 and "There is room for" in text.split("## Now")[1]
@@ -431,21 +449,21 @@ def test_too_long_a_history_is_cut_and_said():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rows": "named"}, "principal.rows=named is for the parameters of a policy"),
+        ({"rows": "named"}, "principal.rows=named"),
         ({"reply": "lines"}, "principal.reply=lines"),
-        ({"count_from": 0}, "principal.count_from=0"),
-        ({"told_iterations": 400}, "principal.told_iterations=400"),
-        ({"one_prompt_per_batch": True}, "principal.one_prompt_per_batch=True"),
+        ({"first_iteration": 0}, "principal.first_iteration=0"),
+        ({"prompt_iterations": 400}, "principal.prompt_iterations=400"),
+        ({"joint_prompt": True}, "principal.joint_prompt=True"),
         ({"out_of_range": "accept"}, "principal.out_of_range=accept"),
-        ({"prompt": "numeric"}, "principal.prompt=numeric does not exist"),
+        ({"prompt": "numeric"}, "principal.prompt=numeric"),
     ],
 )
-def test_what_is_of_policies_is_refused_for_mechanisms(settings, message):
+def test_policy_options_raise_for_mechanisms(settings, message):
     with pytest.raises(ConfigError, match=message):
         llm_principal(toy(), scripted(), **settings)
 
 
-def test_what_is_of_both_works_for_mechanisms():
+def test_shared_options_work_for_mechanisms():
     hinted = llm_principal(toy(), scripted(), step_size=0.5, optimum=10.0).question(None).text
     assert "The highest payoff there can be is about 10;" in hinted and "change numbers by about 0.5." in hinted
     with FakeOpenAIServer(lambda messages: '{"x0": 9, "x1": 2}') as server:
@@ -453,8 +471,8 @@ def test_what_is_of_both_works_for_mechanisms():
         assert principal.ask().tolist() == [[3.0, 2.0]] and principal.counters["moved_numbers"] == 1
 
 
-def test_prompts_of_mechanisms_are_none_of_policies():
-    with pytest.raises(ConfigError, match="prompt=cleanup is none for policy search; there are described, numeric"):
+def test_mechanism_prompts_differ_from_policy_prompts():
+    with pytest.raises(ConfigError, match=r"prompt=cleanup.*described, numeric"):
         searcher(prompt="cleanup")
     with pytest.raises(ConfigError, match="no mechanism"):
         llm_principal(POLE, scripted())
@@ -466,6 +484,6 @@ def test_prompts_of_mechanisms_are_none_of_policies():
     [(LAKE, {}, True), (LAKE, {"prompt": "numeric"}, False), (POLE, {}, False)],
     ids=["described, no text", "numeric", "described, a text"],
 )
-def test_a_description_of_nothing_is_warned_of(spec, settings, warned, caplog):
+def test_unused_description_warns(spec, settings, warned, caplog):
     searcher(spec, **settings)
-    assert ("nothing but its name is known: set env.text" in caplog.text) == warned
+    assert ("needs a description of the game" in caplog.text) == warned

@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 
 
-def read_numbers(text, n, d, **more):
-    return parse_answer(text, VectorParser([f"params[{i}]" for i in range(d)], n, **more))
+def read_numbers(text, n, d, **question):
+    parser = VectorParser([f"params[{i}]" for i in range(d)], n, question=VectorQuestion(**question))
+    return parse_answer(text, parser)
 
 
-WANTED = [1.0, -0.5, 2.0]
+EXAMPLE_VECTOR = [1.0, -0.5, 2.0]
 
 FORMS = {
     "json": '{"reasoning": "r", "params": [1.0, -0.5, 2]}',
@@ -66,7 +67,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form):
-    assert read_numbers(FORMS[form], 1, 3).answer.tolist() == [WANTED]
+    assert read_numbers(FORMS[form], 1, 3).answer.tolist() == [EXAMPLE_VECTOR]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_forms(form):
         ("", "the reply is empty: there is no list of 3 numbers"),
         ("I cannot help with that.", "there is no list of 3 numbers in the reply, and no JSON object"),
         ('{"params": [1, 2]}', "params holds 2 numbers, 3 are needed"),
-        ('{"params": [1, 2, "many"]}', "a list of numbers holds 'many'"),
+        ('{"params": [1, 2, "many"]}', "'many'"),
         ('{"params": [1, 2, NaN]}', "a list of numbers holds nan"),
         ('{"params": [1, ..., 3, 4]}', "params holds|a list of numbers holds"),
         ('{"params[0]": 1, "params[2]": 2}', r"no number for params\[1\]"),
@@ -90,7 +91,7 @@ def test_forms(form):
         ("[1, 2, 3] or [4, 5, 6]", "several different answers"),
     ],
 )
-def test_what_is_not_accepted_and_why(text, message):
+def test_invalid_replies_explain_reason(text, message):
     with pytest.raises(InvalidReply, match=message):
         read_numbers(text, 1, 3)
 
@@ -109,16 +110,16 @@ def test_what_is_not_accepted_and_why(text, message):
         "| params | was | new |\n|---|---|---|\n| params[0] | 9 | 1 |\n| params[1] | 9 | -0.5 |\n| params[2] | 9 | 2 |",
     ],
 )
-def test_what_is_forgiven(text):
-    assert read_numbers(text, 1, 3).answer.tolist() == [WANTED]
+def test_tolerant_parsing(text):
+    assert read_numbers(text, 1, 3).answer.tolist() == [EXAMPLE_VECTOR]
 
 
-def test_a_row_that_was_shown_is_no_answer_and_a_new_one_with_a_value_made_up_is():
+def test_history_row_is_not_answer():
     row = "params[0]: 1; params[1]: -0.5; params[2]: 2; f(params): 14.00"
-    assert read_numbers(row, 1, 3).answer.tolist() == [WANTED]
+    assert read_numbers(row, 1, 3).answer.tolist() == [EXAMPLE_VECTOR]
     with pytest.raises(InvalidReply):
-        read_numbers(row, 1, 3, tried=[WANTED])
-    assert read_numbers('{"params": [1, -0.5, 2]}', 1, 3, tried=[WANTED]).answer.tolist() == [WANTED]
+        read_numbers(row, 1, 3, tried=[EXAMPLE_VECTOR])
+    assert read_numbers('{"params": [1, -0.5, 2]}', 1, 3, tried=[EXAMPLE_VECTOR]).answer.tolist() == [EXAMPLE_VECTOR]
 
 
 def test_an_index_counts_not_the_place():
@@ -126,12 +127,12 @@ def test_an_index_counts_not_the_place():
     assert reading.answer.tolist() == [[4.0, 5.0]]
 
 
-def test_other_iterations_are_no_answer():
+def test_different_iterations_are_not_answers():
     text = "params[0]: 1; params[1]: 2\n\nIteration 4\nparams[0]: 3; params[1]: 4"
     assert read_numbers(text, 1, 2, turn=3).answer.tolist() == [[1.0, 2.0]]
 
 
-def test_several_vectors():
+def test_multiple_vectors():
     two = '{"reasoning": "both", "proposals": [[1, 2], [3, 4]]}'
     reading = read_numbers(two, 2, 2)
     assert reading.answer.tolist() == [[1, 2], [3, 4]] and reading.reasons == "both"
@@ -141,25 +142,25 @@ def test_several_vectors():
     assert read_numbers("[1, 2]\n[3, 4]\n[5, 6]", 2, 2).answer.tolist() == [[1, 2], [3, 4]]
     with pytest.raises(InvalidReply, match="proposals holds 1 lists, 2 are needed"):
         read_numbers('{"proposals": [[1, 2]]}', 2, 2)
-    with pytest.raises(InvalidReply, match="there is no 2 lists of 2 numbers"):
+    with pytest.raises(InvalidReply, match="2 lists of 2"):
         read_numbers("params[0]: 1; params[1]: 2", 2, 2)
 
 
-def test_reasons_are_kept():
+def test_reasons_are_parsed():
     assert read_numbers(FORMS["json"], 1, 3).reasons == "r"
     assert read_numbers(FORMS["published"], 1, 3).reasons == "Because."
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.sampled_from([": ", " = ", ":"]), st.randoms())
-def test_what_was_written_is_read(numbers, sign, random):
-    named = [f"params[{i}]{sign}{x!r}" for i, x in enumerate(numbers)]
-    random.shuffle(named)
-    for text in ("; ".join(named), "\n".join(named), json.dumps({"params": numbers})):
+def test_format_round_trip(numbers, sign, random):
+    assignments = [f"params[{i}]{sign}{x!r}" for i, x in enumerate(numbers)]
+    random.shuffle(assignments)
+    for text in ("; ".join(assignments), "\n".join(assignments), json.dumps({"params": numbers})):
         np.testing.assert_array_equal(read_numbers(text, 1, len(numbers)).answer, [numbers])
 
 
 @given(st.text(max_size=300))
-def test_no_reply_breaks_it(text):
+def test_arbitrary_reply_never_crashes(text):
     for reply in (text, f"params[0]: {text}", f"[{text}]", f'{{"params": [{text}]}}', f"<think>{text}"):
         try:
             assert np.isfinite(read_numbers(reply, 1, 2).answer).all()

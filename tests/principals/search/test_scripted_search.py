@@ -17,46 +17,46 @@ from policies import ARM, LAKE, POLE, returned, searcher
 FORMS = {
     "json": {},
     "lines": {"reply": "lines"},
-    "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "count_from": 0, "duplicates": "accept"},
-    "together": {"one_prompt_per_batch": True},
-    "lines together": {"one_prompt_per_batch": True, "reply": "lines"},
-    "a part of the history": {"history": "best_and_last", "window": 4, "newest": 2},
+    "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "first_iteration": 0, "duplicates": "accept"},
+    "together": {"joint_prompt": True},
+    "lines together": {"joint_prompt": True, "reply": "lines"},
+    "a part of the history": {"history": "best_and_last", "window": 4, "n_recent": 2},
     "with a hint": {"step_size": 0.3},
 }
 
 
 def climb(principal, value, iterations, n=1):
     """Values found, [iterations, n]."""
-    found = []
+    means = []
     for _ in range(iterations):
         vectors = principal.ask(None, n)
         outcomes = [returned(vector, value(vector)) for vector in vectors]
         principal.tell(outcomes)
-        found.append([outcome.value for outcome in outcomes])
+        means.append([outcome.value for outcome in outcomes])
     assert (
         principal.asker.counters == dict.fromkeys(("invalid_replies", "repairs", "fallbacks", "trimmed_prompts"), 0)
         or principal.settings.history == "best_and_last"
     )
-    return np.array(found)
+    return np.array(means)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
-def test_it_climbs_in_every_form(form):
+def test_climbs_in_all_formats(form):
     """A hill at (2, 2, ...), 100 high, of which a uniform draw sees -10 on average."""
     principal = searcher(**FORMS[form])
-    found = climb(principal, lambda v: 100 - float(((v - 2) ** 2).sum()), 20, 3)
-    assert found[-6:].mean() > 20 and found.max() > 60
+    means = climb(principal, lambda v: 100 - float(((v - 2) ** 2).sum()), 20, 3)
+    assert means[-6:].mean() > 20 and means.max() > 60
     assert all("By rule, not by thought" in reason for reason in principal.reasons)
 
 
 def test_tables():
     best = np.array([2.0, 0.0, 1.0, 2.0])
-    found = climb(searcher(LAKE), lambda v: float((v == best).sum()), 25)
-    assert found.max() == 4
+    means = climb(searcher(LAKE), lambda v: float((v == best).sum()), 25)
+    assert means.max() == 4
 
 
-def test_proposals_of_an_iteration_differ_and_are_the_same_for_the_same_past():
+def test_proposals_in_iteration_differ_deterministically():
     runs = []
     for _ in range(2):
         principal = searcher()
@@ -65,42 +65,42 @@ def test_proposals_of_an_iteration_differ_and_are_the_same_for_the_same_past():
     assert runs[0] == runs[1] and len(set(runs[0])) == 30
 
 
-def test_it_knows_its_prompts_from_others():
-    for other in ("You are the principal of a society", "This is a connection test.", "3 numbers, called params[0]"):
+def test_unread_prompts_raise():
+    for prompt in ("You are the principal of a society", "This is a connection test.", "3 numbers, called params[0]"):
         with pytest.raises(UnreadPromptError):
-            scripted_search.reply([{"role": "user", "content": other}])
+            scripted_search.reply([{"role": "user", "content": prompt}])
 
 
-def test_it_reads_ranges_that_differ():
-    class Mixed:
+def test_heterogeneous_ranges():
+    class MixedController:
         channel = "vector"
         space = ParameterSpace(
             "mixed", (Parameter("params[0]", 0.0, 3.0, "u", "a", 0), Parameter("params[1]", -0.5, 0.25, "u", "b", 2))
         )
 
     agent = LinearAgent(POLE)
-    agent.controller = Mixed()
+    agent.controller = MixedController()
     principal = searcher(agent=agent)
     assert "- params[1]: from -0.5 to 0.25, 2 digits after the point" in principal.question(None).text
     for vector in np.concatenate([principal.ask() for _ in range(5)]):
-        assert np.array_equal(vector, Mixed.space.check(Mixed.space.rounded(vector)))
+        assert np.array_equal(vector, MixedController.space.check(MixedController.space.rounded(vector)))
 
 
-def test_a_repair_turn_gets_another_answer():
+def test_repair_turn_changes_answer():
     question = {"role": "user", "content": searcher().question(None).text}
     first = scripted_search.reply([question])
-    again = scripted_search.reply(
+    repaired = scripted_search.reply(
         [question, {"role": "assistant", "content": first}, {"role": "user", "content": "no"}]
     )
-    assert json.loads(first)["params"] != json.loads(again)["params"]
+    assert json.loads(first)["params"] != json.loads(repaired)["params"]
     assert scripted_search.reply([question]) == first
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_spoilt_numbers_are_far_outside_in_every_form(form):
+def test_corrupt_numbers_are_far_outside(form):
     """All of them, of either sign, and nothing else: indices stay what they are."""
     settings = FORMS[form]
-    n = 2 if settings.get("one_prompt_per_batch") else 1
+    n = 2 if settings.get("joint_prompt") else 1
     [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None, 1, n).text, purpose="search")])
     vectors = parse_answer(reply.text, VectorParser([f"params[{i}]" for i in range(8)], n)).answer
     assert vectors.shape == (n, 8) and (np.abs(vectors) >= 1e5).all()
@@ -118,13 +118,13 @@ WAVES = {
 
 
 @pytest.mark.parametrize("name", WAVES)
-def test_known_functions_through_the_prompts(name):
+def test_known_functions_through_prompts(name):
     """Two numbers from -6 to 6, numbers only: 30 questions for 4 bring it nearer the top than 99 of 100 places are."""
     agent = LinearAgent(ARM, bias=False)
     space = agent.controller.space
     agent.controller.space = ParameterSpace(space.name, space.parameters[:2])
     shift = np.array([0.7, -0.4])
-    principal = searcher(ARM, agent, prompt="numeric", one_prompt_per_batch=True, step_size=1.0)
-    found = climb(principal, lambda v: WAVES[name](v - shift), 30, 4)
+    principal = searcher(ARM, agent, prompt="numeric", joint_prompt=True, step_size=1.0)
+    means = climb(principal, lambda v: WAVES[name](v - shift), 30, 4)
     box = np.random.default_rng(0).uniform(-6, 6, (4000, 2))
-    assert found.max() > np.quantile([WAVES[name](v - shift) for v in box], 0.99)
+    assert means.max() > np.quantile([WAVES[name](v - shift) for v in box], 0.99)

@@ -7,7 +7,7 @@ from cluster import Cluster, NoClusterError, cluster
 
 @pytest.fixture(scope="session")
 def slurm_cluster() -> Cluster:
-    """The one-node cluster of this machine; tests are skipped where there can be none."""
+    """Return the one-node cluster of this machine; tests are skipped where there can be none."""
     try:
         return cluster()
     except NoClusterError as reason:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
-from llmrl.analysis.runs import read_runs
+from llmrl.results.run_records import read_runs
 from sweeping import sweep
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
@@ -27,24 +27,28 @@ NEEDS = (
 
 
 @pytest.mark.long
-def test_who_needs_a_run_waits_for_its_job(slurm_cluster: Cluster, tmp_path: Path):
+def test_dependent_run_waits_for_job(slurm_cluster: Cluster, tmp_path: Path):
     """Submitted at once, and nobody holds a place while it is computed."""
     done = sweep(*NEEDS, "agent.init_from_seed=shared", "seed=0,1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    first, *others = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
-    assert "init_from" not in first.overrides and len(others) == 2
-    assert {run.state for run in (first, *others)} == {"finished"} and {run.attempt for run in (first, *others)} == {1}
-    assert all(run.started >= first.updated for run in others)
-    assert len({run.job_id.partition("_")[0] for run in others}) == 1 and first.job_id not in {r.job_id for r in others}
+    first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
+    assert "init_from" not in first.overrides and len(dependents) == 2
+    assert {run.state for run in (first, *dependents)} == {"finished"} and {
+        run.attempt for run in (first, *dependents)
+    } == {1}
+    assert all(run.started >= first.updated for run in dependents)
+    assert len({run.job_id.partition("_")[0] for run in dependents}) == 1 and first.job_id not in {
+        r.job_id for r in dependents
+    }
     assert "submitted 1 runs" in done.stdout and "submitted 2 runs" in done.stdout
 
 
 @pytest.mark.long
-def test_a_failure_is_told_by_all_who_need_it(slurm_cluster: Cluster, tmp_path: Path):
+def test_dependents_report_failure(slurm_cluster: Cluster, tmp_path: Path):
     done = sweep(
         *NEEDS, "agent.observation_channels=[nothing]", "agent.init_from_seed=shared", "seed=0,1", cwd=tmp_path
     )
     assert done.returncode == 1, done.stdout + done.stderr
-    first, *others = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
-    assert {run.state for run in (first, *others)} == {"failed"} and first.attempt == 1
-    assert all(str(first.folder) in run.error and first.error in run.error for run in others)
+    first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
+    assert {run.state for run in (first, *dependents)} == {"failed"} and first.attempt == 1
+    assert all(str(first.folder) in run.error and first.error in run.error for run in dependents)

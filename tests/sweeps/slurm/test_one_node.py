@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import ONE_NODE, SCRIPTS, NoClusterError, as_root, one_node, outside_of_jobs
+from cluster import ONE_NODE, SCRIPTS, NoClusterError, as_root, environment_outside_jobs, one_node
 
 pytestmark = pytest.mark.slurm
 
-NOBODY = 65534
+UNPRIVILEGED_UID = 65534
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def root():
 
 
 def configured(folder: Path, **settings: str) -> dict[str, list[str]]:
-    """The lines of a new configuration, by their first key."""
+    """Return the lines of a new configuration, by their first key."""
     done = one_node("configure", {"SLURM_CONF": str(folder / "slurm.conf"), **settings})
     assert done.returncode == 0, done.stderr
     lines: dict[str, list[str]] = {}
@@ -45,7 +45,7 @@ def fields(line: str) -> dict[str, str]:
     return {"": name} | dict(word.split("=", 1) for word in rest)
 
 
-def test_configuration_is_of_this_machine_and_loopback_only(root, tmp_path):
+def test_configuration_is_local(root, tmp_path):
     lines = configured(tmp_path)
     host, _, address = lines["SlurmctldHost"][0].rstrip(")").partition("(")
     assert address.startswith("127.")
@@ -79,17 +79,17 @@ def test_settings_reach_the_configuration(root, tmp_path):
     assert lines["AuthInfo"] == ["cred_expire=17"]
 
 
-def test_configuring_again_changes_nothing(root, tmp_path):
+def test_configuration_is_idempotent(root, tmp_path):
     configured(tmp_path)
-    before = (tmp_path / "slurm.conf").stat().st_mtime_ns
+    mtime = (tmp_path / "slurm.conf").stat().st_mtime_ns
     configured(tmp_path)
-    assert (tmp_path / "slurm.conf").stat().st_mtime_ns == before
+    assert (tmp_path / "slurm.conf").stat().st_mtime_ns == mtime
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("MAX_ARRAY_SIZE", "many"), ("REQUEUE_DELAY", "4"), ("GRACE_TIME", "-1")]
 )
-def test_bad_settings_are_refused(root, tmp_path, setting, value):
+def test_bad_settings_raise(root, tmp_path, setting, value):
     name = f"LLMRL_SLURM_{setting}"
     done = one_node("configure", {"SLURM_CONF": str(tmp_path / "slurm.conf"), name: value})
     assert done.returncode == 1
@@ -98,7 +98,7 @@ def test_bad_settings_are_refused(root, tmp_path, setting, value):
 
 
 @pytest.mark.parametrize("command", ["configure", "start", "stop"])
-def test_the_configuration_of_another_cluster_is_left_alone(root, tmp_path, command):
+def test_foreign_configuration_is_preserved(root, tmp_path, command):
     foreign = tmp_path / "slurm.conf"
     foreign.write_text("ClusterName=theirs\n")
     done = one_node(command, {"SLURM_CONF": str(foreign)})
@@ -108,16 +108,16 @@ def test_the_configuration_of_another_cluster_is_left_alone(root, tmp_path, comm
 
 
 @pytest.mark.parametrize("command", ["install", "configure", "start", "stop"])
-def test_without_root_it_says_so(command):
-    def become_nobody():
+def test_missing_root_is_reported(command):
+    def drop_privileges():
         if os.geteuid() == 0:
-            os.setuid(NOBODY)
+            os.setuid(UNPRIVILEGED_UID)
 
     # The script through standard input: nobody may not be allowed to read the checkout.
     done = subprocess.run(
         ["bash", "-s", command],
         input=ONE_NODE.read_text(),
-        preexec_fn=become_nobody,
+        preexec_fn=drop_privileges,
         cwd="/",
         capture_output=True,
         text=True,
@@ -126,7 +126,7 @@ def test_without_root_it_says_so(command):
     assert f"'{command}' needs root" in done.stderr
 
 
-def test_start_when_it_runs_changes_nothing(slurm_cluster):
+def test_start_is_idempotent(slurm_cluster):
     boot = slurm_cluster.run("scontrol", "show", "config").splitlines()
     done = one_node("start")
     assert (done.returncode, done.stdout.strip()) == (0, "one_node.sh: the cluster is up already")
@@ -137,20 +137,20 @@ def test_start_when_it_runs_changes_nothing(slurm_cluster):
 def test_daemons_listen_on_loopback_only(slurm_cluster):
     listening = slurm_cluster.run("ss", "--listening", "--tcp", "--numeric", "--no-header").splitlines()
     addresses = [line.split()[3].rsplit(":", 1) for line in listening]
-    ours = {port: host for host, port in addresses if port in ("6817", "6818")}
-    assert ours.keys() == {"6817", "6818"}
-    assert all(host.startswith("127.") for host in ours.values())
+    listeners = {port: host for host, port in addresses if port in ("6817", "6818")}
+    assert listeners.keys() == {"6817", "6818"}
+    assert all(host.startswith("127.") for host in listeners.values())
 
 
-def test_a_job_runs_and_a_failing_one_is_failed(slurm_cluster, tmp_path):
+def test_jobs_report_exit_state(slurm_cluster, tmp_path):
     good, bad = (
         slurm_cluster.run("sbatch", "--parsable", f"--output={tmp_path}/%j.log", f"--wrap={command}")
         for command in ("echo from $SLURM_JOB_ID", "exit 7")
     )
     assert slurm_cluster.wait(good)["JobState"] == "COMPLETED"
     assert (tmp_path / f"{good}.log").read_text() == f"from {good}\n"
-    ended = slurm_cluster.wait(bad)
-    assert (ended["JobState"], ended["ExitCode"]) == ("FAILED", "7:0")
+    job = slurm_cluster.wait(bad)
+    assert (job["JobState"], job["ExitCode"]) == ("FAILED", "7:0")
 
 
 class Example:
@@ -170,7 +170,7 @@ class Example:
         overrides += [f"output_root={self.root}"]
         done = subprocess.run(
             ["sbatch", "--parsable", *options, str(SCRIPTS / "train.sbatch"), *overrides],
-            env=outside_of_jobs() | {"LLMRL_BIN": str(Path(sys.executable).parent)},
+            env=environment_outside_jobs() | {"LLMRL_BIN": str(Path(sys.executable).parent)},
             cwd=folder,
             capture_output=True,
             text=True,
@@ -195,7 +195,7 @@ class Example:
 
 
 @pytest.mark.long
-def test_the_example_job_resumes_after_a_warning_and_after_a_requeue(slurm_cluster, tmp_path):
+def test_example_job_resumes_after_requeue(slurm_cluster, tmp_path):
     reference = Example(slurm_cluster, tmp_path, steps=4, name="reference")
     disturbed = Example(slurm_cluster, tmp_path, steps=4, name="disturbed")
     # What SLURM does before the time limit.
@@ -205,16 +205,16 @@ def test_the_example_job_resumes_after_a_warning_and_after_a_requeue(slurm_clust
     assert json.loads(disturbed.read("status.json"))["state"] == "preempted"
     slurm_cluster.wait(disturbed.job, "RUNNING")
     slurm_cluster.run("scontrol", "requeue", disturbed.job)
-    ended = slurm_cluster.wait(disturbed.job, "COMPLETED")
-    assert ended["Restarts"] == "2"
+    job = slurm_cluster.wait(disturbed.job, "COMPLETED")
+    assert job["Restarts"] == "2"
     assert slurm_cluster.wait(reference.job)["JobState"] == "COMPLETED"
     assert disturbed.numbers() == reference.numbers()
 
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_cancelled_example_job_saves_and_stays_away(slurm_cluster, tmp_path):
-    example = Example(slurm_cluster, tmp_path, steps=50, name="cancelled")
+def test_canceled_example_job_saves(slurm_cluster, tmp_path):
+    example = Example(slurm_cluster, tmp_path, steps=50, name="canceled")
     example.wait_for_progress()
     slurm_cluster.run("scancel", example.job)
     assert slurm_cluster.wait(example.job)["JobState"] == "CANCELLED"

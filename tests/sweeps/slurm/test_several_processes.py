@@ -10,8 +10,8 @@ import pytest
 import commands
 from cluster import Cluster
 from experiments import comparable_metrics, only_run_folder, rows_alike
-from llmrl.analysis.runs import read_runs
-from sweeping import THIRD_PARTY, command, start, until
+from llmrl.results.run_records import read_runs
+from sweeping import THIRD_PARTY, command, start, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
@@ -21,16 +21,16 @@ TWO = ("hardware=slurm_cpu", "hardware.backend.processes_per_node=2", "hardware.
 
 
 @pytest.mark.long
-def test_a_job_of_two_processes_is_requeued_and_ends_as_one_process_does(slurm_cluster: Cluster, tmp_path: Path):
+def test_requeue_matches_single_process(slurm_cluster: Cluster, tmp_path: Path):
     if slurm_cluster.cpus < 2:
         pytest.skip("two tasks need two cores")
     launcher = start(*RUN, *TWO, cwd=tmp_path)
     outputs = tmp_path / "outputs" / "signal_game"
 
-    def well_on_its_way() -> bool:
+    def is_progressing() -> bool:
         return outputs.is_dir() and any(run.last_metrics().get("updates", 0) >= 20 for run in read_runs(outputs))
 
-    until(well_on_its_way, 240)
+    wait_for(is_progressing, 240)
     (record,) = read_runs(outputs)
     job = slurm_cluster.show(record.job_id)
     assert (job["NumTasks"], job["NumNodes"], job["NumCPUs"]) == ("2", "1", "2")
@@ -41,7 +41,9 @@ def test_a_job_of_two_processes_is_requeued_and_ends_as_one_process_does(slurm_c
     assert (record.state, record.attempt) == ("finished", 2)
     assert "1 finished" in command("status", "outputs", cwd=tmp_path).stdout
 
-    one = commands.run([sys.executable, "-m", "llmrl.cli.train", *RUN, "output_root=alone"], cwd=tmp_path, timeout=200)
-    assert one.returncode == 0
-    two, alone = comparable_metrics(record.folder), comparable_metrics(only_run_folder(tmp_path / "alone"))
-    assert rows_alike(two, alone, rel=1e-4)
+    completed = commands.run(
+        [sys.executable, "-m", "llmrl.cli.train", *RUN, "output_root=alone"], cwd=tmp_path, timeout=200
+    )
+    assert completed.returncode == 0
+    two, single = comparable_metrics(record.folder), comparable_metrics(only_run_folder(tmp_path / "alone"))
+    assert rows_alike(two, single, rel=1e-4)

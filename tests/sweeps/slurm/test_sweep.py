@@ -15,48 +15,49 @@ import pytest
 import yaml
 
 import commands
-from cluster import Cluster, outside_of_jobs
+from cluster import Cluster, environment_outside_jobs
 from experiments import comparable_metrics
-from llmrl.analysis.runs import read_runs
-from sweeping import TROUBLED, command, start, states, sweep, table, until
+from llmrl.results.run_records import read_runs
+from sweeping import FAULTY_AGENT, command, start, states, sweep, table, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 SLURM = ("hardware=slurm_cpu", "hardware.memory_gb=1")
 ROOM = ("env=escape_room", "env.n_envs=4", "design.adapt_rounds=2", "design.validate_episodes=4", "design.references=0")
+ROOM += ("design.evaluations=1",)
 
 
-def by_seed(cwd: Path) -> dict[int, dict]:
+def runs_per_seed(cwd: Path) -> dict[int, dict]:
     return {row["seed"]: row for row in table(cwd)}
 
 
-def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster, tmp_path: Path):
-    """Three principals, three seeds; more runs than an array may hold, whatever this cluster allows."""
+def test_single_command_sweep_produces_report(slurm_cluster: Cluster, tmp_path: Path):
+    """Three principals, two seeds; more runs than an array may hold, whatever this cluster allows."""
     smaller = tmp_path / "bin" / "scontrol"
     smaller.parent.mkdir()
-    said = "sed 's/^MaxArraySize .*/MaxArraySize = 6/'"
-    smaller.write_text(f'#!/bin/bash\nset -o pipefail\n{shutil.which("scontrol")} "$@" | {said}\n')
+    edit = "sed 's/^MaxArraySize .*/MaxArraySize = 4/'"
+    smaller.write_text(f'#!/bin/bash\nset -o pipefail\n{shutil.which("scontrol")} "$@" | {edit}\n')
     smaller.chmod(0o755)
     path = os.pathsep.join([str(smaller.parent), os.environ["PATH"]])
-    overrides = (*SLURM, *ROOM, "principal=ucb,thompson,llm", "seed=0,1,2", "design.steps=2")
+    overrides = (*SLURM, *ROOM, "principal=ucb,thompson,llm", "seed=0,1", "design.steps=2")
     done = sweep(*overrides, cwd=tmp_path, PATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 finished" in done.stdout
+    assert "6 finished" in done.stdout
     rows = table(tmp_path)
     assert {row["state"] for row in rows} == {"finished"} and {row["attempt"] for row in rows} == {1}
     jobs = {row["job_id"] for row in rows}
-    assert len(jobs) == 9 and len({job.split("_")[0] for job in jobs}) == 2
+    assert len(jobs) == 6 and len({job.split("_")[0] for job in jobs}) == 2
     assert all(slurm_cluster.show(job)["JobState"] == "COMPLETED" for job in jobs)
-    shown = command("status", "outputs", cwd=tmp_path)
-    assert shown.returncode == 0 and shown.stdout.count("100%") == 9
+    output = command("status", "outputs", cwd=tmp_path)
+    assert output.returncode == 0 and output.stdout.count("100%") == 6
 
-    again = sweep(*overrides, cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.count("nothing to do") == 9
+    second_sweep = sweep(*overrides, cwd=tmp_path)
+    assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == 6
     assert [row["updated"] for row in table(tmp_path)] == [row["updated"] for row in rows]
 
     report = [sys.executable, "-c", "from llmrl.cli.sweep_report import main; main()", "outputs/escape_room"]
-    made = commands.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert made.returncode == 0, made.stdout + made.stderr
+    report_process = commands.run(report, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert report_process.returncode == 0, report_process.stdout + report_process.stderr
     page = (tmp_path / "outputs" / "escape_room" / "report" / "report.html").read_text()
     assert all(f"principal={name}" in page for name in ("ucb", "thompson", "scripted rule"))
     assert "not a language model" in page
@@ -65,25 +66,25 @@ def test_nine_runs_from_one_command_to_tables_and_curves(slurm_cluster: Cluster,
 
     curves = EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "outputs"))
     curves.Reload()
-    compared = {name for name, tags in curves.Runs().items() if "Compare/2_online_objective" in tags["scalars"]}
-    groups = {f"escape_room/mean/{name}" for name in ("ucb", "thompson", "scripted-rule")}  # three runs have no band
-    runs = compared - groups
-    assert compared >= groups
-    assert len(runs) == 9 and all("principal_" in name and name.startswith("escape_room/") for name in runs)
+    tag_names = {name for name, tags in curves.Runs().items() if "Compare/2_online_objective" in tags["scalars"]}
+    groups = {f"escape_room/mean/{name}" for name in ("ucb", "thompson", "scripted-rule")}  # two runs have no band
+    runs = tag_names - groups
+    assert tag_names >= groups
+    assert len(runs) == 6 and all("principal_" in name and name.startswith("escape_room/") for name in runs)
 
-    # The same nine as rows of two jobs.
+    # The same six as rows of two jobs.
     packed = sweep(*overrides, "hardware.jobs=2", "output_root=packed", cwd=tmp_path)
-    assert packed.returncode == 0 and "9 finished" in packed.stdout, packed.stdout + packed.stderr
-    beside = table(tmp_path, "packed")
-    assert len({row["job_id"] for row in beside}) == 2
+    assert packed.returncode == 0 and "6 finished" in packed.stdout, packed.stdout + packed.stderr
+    packed_rows = table(tmp_path, "packed")
+    assert len({row["job_id"] for row in packed_rows}) == 2
     numbers = {(row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"])) for row in rows}
-    for row in beside:
+    for row in packed_rows:
         assert comparable_metrics(Path(row["folder"])) == numbers[row["overrides"]["principal"], row["seed"]]
         assert list(Path(row["folder"]).glob("events.out.tfevents.*"))
 
 
 @pytest.mark.long
-def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tmp_path: Path):
+def test_interruptions_keep_results(slurm_cluster: Cluster, tmp_path: Path):
     """One run requeued twice, one warned of its time limit, one killed outright, and beside them one made to fail."""
     room = (*ROOM, "principal=ucb", "design.steps=1000", "checkpoint_seconds=0.5", "seed=0,1,2")
     (tmp_path / "reference").mkdir()
@@ -91,7 +92,7 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
     assert reference.returncode == 0, reference.stdout + reference.stderr
 
     launcher = start(*SLURM, *room, cwd=tmp_path)
-    failing = start(*TROUBLED, *SLURM, "agent.trouble=raise", "agent.until=ok", "seed=9", cwd=tmp_path)
+    failing = start(*FAULTY_AGENT, *SLURM, "agent.trouble=raise", "agent.until=ok", "seed=9", cwd=tmp_path)
     done: dict[int, int] = {0: 0, 1: 0, 2: 0}
 
     def meddle() -> bool:
@@ -118,13 +119,13 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
             done[seed] += 1
         return done == {0: 2, 1: 1, 2: 1}
 
-    until(meddle, 300)
+    wait_for(meddle, 300)
     out, err = launcher.communicate(timeout=300)
     assert launcher.returncode == 1, out + err
     assert "2 finished, 1 lost" in out, out
     out, err = failing.communicate(timeout=300)
     assert failing.returncode == 1 and "ZeroDivisionError: made to fail" in out, out + err
-    rows = by_seed(tmp_path)
+    rows = runs_per_seed(tmp_path)
     assert {seed: row["state"] for seed, row in rows.items()} == {
         0: "finished",
         1: "finished",
@@ -143,21 +144,25 @@ def test_interrupted_runs_end_as_if_they_had_not_been(slurm_cluster: Cluster, tm
     assert (in_slurm[0]["Restarts"], in_slurm[1]["Restarts"]) == ("2", "1")
     assert "SLURM: FAILED" in rows[2]["error"]
 
-    again = sweep(*SLURM, *room, cwd=tmp_path)
-    assert again.returncode == 0 and again.stdout.count("nothing to do") == 2, again.stdout + again.stderr
-    assert {row["attempt"] for seed, row in by_seed(tmp_path).items() if seed == 2} == {2}
+    second_sweep = sweep(*SLURM, *room, cwd=tmp_path)
+    assert second_sweep.returncode == 0 and second_sweep.stdout.count("nothing to do") == 2, (
+        second_sweep.stdout + second_sweep.stderr
+    )
+    assert {row["attempt"] for seed, row in runs_per_seed(tmp_path).items() if seed == 2} == {2}
     for seed in range(3):
-        (expected,) = (tmp_path / "reference").rglob(f"escape_room/*/s{seed}")
-        (found,) = (tmp_path / "outputs").rglob(f"escape_room/*/s{seed}")
-        assert comparable_metrics(found) == comparable_metrics(expected), f"seed {seed}"
-        assert json.loads((found / "summary.json").read_text()) == json.loads((expected / "summary.json").read_text())
+        (reference_folder,) = (tmp_path / "reference").rglob(f"escape_room/*/s{seed}")
+        (folder,) = (tmp_path / "outputs").rglob(f"escape_room/*/s{seed}")
+        assert comparable_metrics(folder) == comparable_metrics(reference_folder), f"seed {seed}"
+        assert json.loads((folder / "summary.json").read_text()) == json.loads(
+            (reference_folder / "summary.json").read_text()
+        )
 
 
 @pytest.mark.long
-def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster, tmp_path: Path):
+def test_time_limit_saves(slurm_cluster: Cluster, tmp_path: Path):
     """A run longer than its time limit saves and, where no more time-outs are allowed, ends FAILED and resumable."""
     limits = ("hardware.backend.time_min=2", "hardware.backend.warn_s=30", "hardware.backend.max_timeouts=0")
-    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+    overrides = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     done = sweep(*overrides, *SLURM, *limits, cwd=tmp_path)
     assert done.returncode == 143, done.stdout + done.stderr
     (row,) = table(tmp_path)
@@ -172,52 +177,54 @@ def test_time_limit_saves_and_says_when_it_has_had_enough(slurm_cluster: Cluster
     assert row["attempt"] == 2 and "resumed from iteration" in (Path(row["folder"]) / "run.log").read_text()
 
 
-def test_submit_and_return_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
-    overrides = (*TROUBLED, *SLURM, "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
+def test_submit_returns_then_cancel(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
     done = sweep(*overrides, "seed=0,1,2,3", "hydra.launcher.wait=false", cwd=tmp_path)
     assert done.returncode == 0 and "4 submitted" in done.stdout, done.stdout + done.stderr
-    until(lambda: "running" in states(tmp_path).values())
-    again = sweep(*overrides, "seed=0,1,2,3", cwd=tmp_path)
-    assert again.returncode == 0 and "4 elsewhere" in again.stdout, again.stdout
-    cancelled = command("cancel", "outputs", cwd=tmp_path)
-    assert cancelled.returncode == 0 and "cancelled 4 jobs" in cancelled.stdout
-    until(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
+    wait_for(lambda: "running" in states(tmp_path).values())
+    second_sweep = sweep(*overrides, "seed=0,1,2,3", cwd=tmp_path)
+    assert second_sweep.returncode == 0 and "4 elsewhere" in second_sweep.stdout, second_sweep.stdout
+    canceled = command("cancel", "outputs", cwd=tmp_path)
+    assert canceled.returncode == 0 and "canceled 4 jobs" in canceled.stdout
+    wait_for(lambda: not {"running", "queued"} & set(states(tmp_path).values()))
     rows = table(tmp_path)
     assert {row["state"] for row in rows} <= {"preempted", "cancelled"} and "preempted" in states(tmp_path).values()
     for row in rows:
-        told = "everything is saved" if row["state"] == "preempted" else "cancelled before it began"
-        assert told in row["error"], row
+        message = "everything is saved" if row["state"] == "preempted" else "canceled before it started"
+        assert message in row["error"], row
 
 
 @pytest.mark.long
-def test_launching_from_inside_an_allocation_and_another_folder(slurm_cluster: Cluster, tmp_path: Path):
+def test_launch_inside_allocation(slurm_cluster: Cluster, tmp_path: Path):
     """Nothing of the enclosing job is handed on; overrides with spaces, `=` and `/` arrive as they are."""
     marker = tmp_path / "a b=c" / "ok file"
     marker.parent.mkdir()
     marker.touch()
     (tmp_path / "elsewhere").mkdir()
     inner = [
-        *(sys.executable, "-m", "llmrl.cli.train", "--multirun", *TROUBLED, *SLURM),
+        *(sys.executable, "-m", "llmrl.cli.train", "--multirun", *FAULTY_AGENT, *SLURM),
         *("agent.trouble=slow", f"agent.until='{marker}'", "seed=0,1", f"output_root='{tmp_path}/out put'"),
         *("hydra.launcher.wait=false",),
     ]
     outer = ["srun", "--ntasks=1", "--cpus-per-task=1", "--mem=500M", "--job-name=enclosing", *inner]
     done = subprocess.run(
-        outer, cwd=tmp_path / "elsewhere", env=outside_of_jobs(), capture_output=True, text=True, timeout=120
+        outer, cwd=tmp_path / "elsewhere", env=environment_outside_jobs(), capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0 and "2 submitted" in done.stdout, done.stdout + done.stderr
-    until(lambda: {row["state"] for row in table(tmp_path, "out put")} == {"finished"})
+    wait_for(lambda: {row["state"] for row in table(tmp_path, "out put")} == {"finished"})
     for row in table(tmp_path, "out put"):
         assert yaml.safe_load((Path(row["folder"]) / "config.yaml").read_text())["agent"]["until"] == str(marker)
         assert slurm_cluster.show(row["job_id"])["JobName"] == "llmrl"
 
 
-def test_what_slurm_refuses_is_said_and_can_be_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
-    overrides = (*TROUBLED, "agent.trouble=none", "agent.until=ok", "seed=0")
+def test_slurm_rejection_can_be_resubmitted(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*FAULTY_AGENT, "agent.trouble=none", "agent.until=ok", "seed=0")
     done = sweep(*overrides, *SLURM, "hardware.backend.partition=no_such", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stdout + done.stderr
-    said = " ".join(done.stdout.replace("│", " ").split())
-    assert "sbatch refused" in said and "hardware.backend.partition=no_such" in said and "main" in said, done.stdout
+    output = " ".join(done.stdout.replace("│", " ").split())
+    assert "sbatch refused" in output and "hardware.backend.partition=no_such" in output and "main" in output, (
+        done.stdout
+    )
     (row,) = table(tmp_path)
     assert row["state"] == "lost" and "no_such" in row["error"]
     assert "no_such" in command("logs", row["folder"], cwd=tmp_path).stdout
@@ -226,7 +233,7 @@ def test_what_slurm_refuses_is_said_and_can_be_submitted_again(slurm_cluster: Cl
 
 
 @pytest.mark.long
-def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster: Cluster, tmp_path: Path):
+def test_code_change_warns(slurm_cluster: Cluster, tmp_path: Path):
     """A held job starts after the code on disk has become another (here: a copy of the package, edited)."""
     import shutil
 
@@ -235,26 +242,26 @@ def test_code_that_changes_between_submission_and_start_is_told_of(slurm_cluster
     copy = tmp_path / "code"
     shutil.copytree(Path(llmrl.__file__).parent, copy / "llmrl", ignore=shutil.ignore_patterns("__pycache__"))
     path = os.pathsep.join([str(copy), os.environ["PYTHONPATH"]])
-    overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
+    overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
     held = ("hydra.launcher.wait=false", "hardware.backend.extra={hold: true}")
     done = sweep(*overrides, *held, cwd=tmp_path, PYTHONPATH=path)
     assert done.returncode == 0, done.stdout + done.stderr
     (copy / "llmrl" / "__init__.py").open("a").write("\n# changed\n")
     (row,) = table(tmp_path)
     slurm_cluster.run("scontrol", "release", row["job_id"])
-    until(lambda: table(tmp_path)[0]["state"] == "finished")
+    wait_for(lambda: table(tmp_path)[0]["state"] == "finished")
     assert "the code has changed between submission" in (Path(row["folder"]) / "run.log").read_text()
 
 
 @pytest.mark.long
-def test_preemption_with_a_time_of_grace_puts_the_run_back(slurm_cluster: Cluster, tmp_path: Path):
+def test_preemption_requeues_run(slurm_cluster: Cluster, tmp_path: Path):
     """In a partition with GraceTime, SIGTERM comes while the job still counts as running."""
-    overrides = (*TROUBLED, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+    overrides = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     launcher = start(*overrides, *SLURM, "hardware.backend.partition=scavenge", cwd=tmp_path)
-    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
     (row,) = table(tmp_path)
     slurm_cluster.run("scancel", "--signal=TERM", row["job_id"])  # what its grace begins with
-    until(lambda: table(tmp_path)[0]["attempt"] == 2)
+    wait_for(lambda: table(tmp_path)[0]["attempt"] == 2)
     (tmp_path / "ok").touch()
     out, err = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, out + err
@@ -262,53 +269,55 @@ def test_preemption_with_a_time_of_grace_puts_the_run_back(slurm_cluster: Cluste
 
 
 @pytest.mark.long
-def test_a_job_between_two_attempts_waits_and_is_not_submitted_again(slurm_cluster: Cluster, tmp_path: Path):
+def test_pending_retry_is_not_resubmitted(slurm_cluster: Cluster, tmp_path: Path):
     """Requeued, with setup lines that take a while: SLURM says RUNNING before the run does."""
     slow = ("hardware.backend.setup=[sleep 6]", "agent.trouble=slow", "agent.until=ok", "design.steps=2000")
-    overrides = (*TROUBLED, *SLURM, *slow, "seed=0")
+    overrides = (*FAULTY_AGENT, *SLURM, *slow, "seed=0")
     launcher = start(*overrides, cwd=tmp_path)
-    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
     (row,) = table(tmp_path)
     slurm_cluster.run("scontrol", "requeue", row["job_id"])
-    seen = set()
+    state_history = set()
 
-    def running_again() -> bool:
+    def is_rerunning() -> bool:
         (now,) = table(tmp_path)
         if now["attempt"] == 1 and slurm_cluster.show(row["job_id"])["JobState"] in ("PENDING", "RUNNING"):
-            seen.add(now["state"])
+            state_history.add(now["state"])
         return now["attempt"] == 2
 
-    until(lambda: slurm_cluster.show(row["job_id"])["Restarts"] == "1")
-    again = sweep(*overrides, cwd=tmp_path)
-    assert again.returncode == 0 and "1 elsewhere" in again.stdout, again.stdout + again.stderr
-    until(running_again)
-    assert seen <= {"queued", "running"}, seen
+    wait_for(lambda: slurm_cluster.show(row["job_id"])["Restarts"] == "1")
+    second_sweep = sweep(*overrides, cwd=tmp_path)
+    assert second_sweep.returncode == 0 and "1 elsewhere" in second_sweep.stdout, (
+        second_sweep.stdout + second_sweep.stderr
+    )
+    wait_for(is_rerunning)
+    assert state_history <= {"queued", "running"}, state_history
     (tmp_path / "ok").touch()
     out, err = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, out + err
 
 
 @pytest.mark.long
-def test_a_rerun_that_never_began_is_not_taken_for_the_run_before_it(slurm_cluster: Cluster, tmp_path: Path):
-    overrides = (*TROUBLED, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
+def test_unstarted_rerun_differs_from_previous_run(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=none", "agent.until=ok", "seed=0")
     assert sweep(*overrides, cwd=tmp_path).returncode == 0
     launcher = start(*overrides, "rerun=true", "hardware.backend.extra={hold: true}", cwd=tmp_path)
-    until(lambda: states(tmp_path) == {("none", 0): "queued"})
-    cancelled = command("cancel", "outputs", cwd=tmp_path)
-    assert "cancelled 1 jobs" in cancelled.stdout, cancelled.stdout + cancelled.stderr
+    wait_for(lambda: states(tmp_path) == {("none", 0): "queued"})
+    canceled = command("cancel", "outputs", cwd=tmp_path)
+    assert "canceled 1 jobs" in canceled.stdout, canceled.stdout + canceled.stderr
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130 and "left the queue before the run had" in out, out + err
     assert states(tmp_path) == {("none", 0): "finished"}
 
 
 @pytest.mark.long
-def test_interrupting_the_wait_leaves_the_jobs_and_says_so(slurm_cluster: Cluster, tmp_path: Path):
-    overrides = (*TROUBLED, *SLURM, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
+def test_interrupt_leaves_jobs_running(slurm_cluster: Cluster, tmp_path: Path):
+    overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
     launcher = start(*overrides, cwd=tmp_path)
-    until(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
+    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
     os.killpg(launcher.pid, signal.SIGINT)
     out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 130 and "the jobs go on" in out and "1 submitted" in out, out + err
+    assert launcher.returncode == 130 and "the jobs continue" in out and "1 submitted" in out, out + err
     assert states(tmp_path) == {("slow", 0): "running"}
     (tmp_path / "ok").touch()
-    until(lambda: states(tmp_path) == {("slow", 0): "finished"})
+    wait_for(lambda: states(tmp_path) == {("slow", 0): "finished"})

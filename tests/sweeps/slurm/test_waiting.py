@@ -1,4 +1,4 @@
-"""Why a job waits, as a real queue says it."""
+"""Reasons for which a job waits, as a real queue reports them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from cluster import Cluster
-from sweeping import command, sweep, table, until
+from sweeping import command, sweep, table, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.slurm]
 
 
-def test_a_job_that_may_not_start_yet_says_so(slurm_cluster: Cluster, tmp_path: Path):
+def test_held_job_reports_reason(slurm_cluster: Cluster, tmp_path: Path):
     """It takes no place of anybody: it is to begin in an hour, and is taken back."""
     words = ("env=escape_room", "principal=random", "design.references=0", "seed=0", "hydra.launcher.wait=false")
-    later = ("hardware=slurm_cpu", "hardware.memory_gb=1", '+hardware.backend.extra.begin="now+1hour"')
-    done = sweep(*words, *later, cwd=tmp_path)
+    start_later = ("hardware=slurm_cpu", "hardware.memory_gb=1", '+hardware.backend.extra.begin="now+1hour"')
+    done = sweep(*words, *start_later, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     try:
-        until(lambda: table(tmp_path)[0]["waits"], 60)
+        wait_for(lambda: table(tmp_path)[0]["waits"], 60)
         [row] = table(tmp_path)
         assert row["state"] == "queued" and row["waits"].endswith("(BeginTime)") and "may not start yet" in row["waits"]
-        said = command("status", "outputs", cwd=tmp_path)
-        assert said.returncode == 0 and "BeginTime" in said.stdout
+        output = command("status", "outputs", cwd=tmp_path)
+        assert output.returncode == 0 and "BeginTime" in output.stdout
     finally:
         command("cancel", "outputs", cwd=tmp_path)
     assert table(tmp_path)[0]["waits"] == ""

@@ -47,9 +47,9 @@ class SignalGame:
         reward = correct + (action == 0) * self._bonus[:, None].astype(np.float32)
         self._time += 1
         self._draw()
-        never = np.zeros(self.spec.n_envs, dtype=bool)
+        no_resets = np.zeros(self.spec.n_envs, dtype=bool)
         info = {"correct": correct.sum(1)}
-        return Step(self._observe(), reward, correct, never, self._time >= self.spec.horizon, info)
+        return Step(self._observe(), reward, correct, no_resets, self._time >= self.spec.horizon, info)
 
     def pair_games(self, groups: int) -> None:
         self._group = self.spec.games_per_group(groups)
@@ -79,8 +79,8 @@ class SignalGame:
         """Nothing is open."""
 
     def _draw(self) -> None:
-        drawn = self._rng.integers(self.spec.n_actions, size=(self._group, self.spec.n_agents))
-        self._signal = np.tile(drawn, (self.spec.n_envs // self._group, 1))
+        draws = self._rng.integers(self.spec.n_actions, size=(self._group, self.spec.n_agents))
+        self._signal = np.tile(draws, (self.spec.n_envs // self._group, 1))
 
     def _observe(self) -> Observation:
         return {"vector": np.eye(self.spec.n_actions, dtype=np.float32)[self._signal]}

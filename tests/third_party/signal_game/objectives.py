@@ -10,7 +10,7 @@ def _gap(collected: SocietyEpisodes) -> np.ndarray:
 
 
 def smallest_gap() -> Objective:
-    """How close the poorest agent comes to the richest: `design.objective={_target_: ...}`."""
+    """Return how close the poorest agent comes to the richest: `design.objective={_target_: ...}`."""
     return Objective(
         name="smallest_gap",
         of=_gap,

@@ -130,7 +130,7 @@ class AlwaysZero:
         return {"teacher/weight": self.weight}
 
     def reset(self) -> None:
-        """It has no memory."""
+        """Do nothing, since the policy has no memory."""
 
     def state_dict(self) -> State:
         return {}
@@ -139,7 +139,7 @@ class AlwaysZero:
         """Nothing to load."""
 
 
-class Troubled(RandomPolicy):
+class FaultyPolicy(RandomPolicy):
     """Random, and in trouble at every action as long as the file `until` does not exist."""
 
     def __init__(self, spec: EnvSpec, trouble: str, until: Path) -> None:
@@ -164,4 +164,4 @@ class TroubledAgent(EchoAgent):
     """`agent=troubled`: `trouble` is none, raise, shout, kill or slow."""
 
     def __init__(self, spec: EnvSpec, trouble: Literal["none", "raise", "shout", "kill", "slow"], until: str) -> None:
-        self.policy = Troubled(spec, trouble, Path(until))
+        self.policy = FaultyPolicy(spec, trouble, Path(until))

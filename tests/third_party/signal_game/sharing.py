@@ -53,19 +53,19 @@ class TogetherAgent:
 
     def update(self, rollout: Any, generator: torch.Generator) -> dict[str, float]:
         processes = self.policy.processes
-        seen, action, reward = (
+        observation, action, reward = (
             x.flatten(0, 2) for x in (rollout.observation["vector"], rollout.action, rollout.reward)
         )
-        own = processes.share(len(action))
-        log_prob = self.policy.layer(seen[own]).log_softmax(-1).gather(-1, action[own, None]).squeeze(-1)
-        loss = -(log_prob * (reward[own] - reward.mean())).sum() / len(action)
+        shard = processes.share(len(action))
+        log_prob = self.policy.layer(observation[shard]).log_softmax(-1).gather(-1, action[shard, None]).squeeze(-1)
+        loss = -(log_prob * (reward[shard] - reward.mean())).sum() / len(action)
         self.adam.zero_grad()
         loss.backward()
         processes.all_reduce_gradients(self.policy.layer.parameters())
-        whole = loss.detach().clone()
-        processes.all_reduce([whole])
+        loss_ = loss.detach().clone()
+        processes.all_reduce([loss_])
         self.adam.step()
-        return {"loss": float(whole)}
+        return {"loss": float(loss_)}
 
     def reset(self) -> None:
         """Nobody asks."""

@@ -1,1 +1,1 @@
-"""Policies that are functions of a few numbers, for a proposer to search."""
+"""Policies with few parameters, which a proposer searches."""

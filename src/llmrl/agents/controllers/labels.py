@@ -1,4 +1,4 @@
-"""What the entries of an observation and the outputs of a policy are called, from the environment's own words."""
+"""Names of an observation's elements and of a policy's outputs, from the environment's own texts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.spaces import EnvSpec
 
-SHOWN = 12
-"""Names of a list that are written out; of longer ones the first and the last few."""
+MAX_NAMES = 12
+"""Maximum number of names in a list that is not abbreviated."""
 
 
-def n_inputs(spec: EnvSpec, who: str) -> int:
-    """Numbers of the channel `vector`.
+def n_inputs(spec: EnvSpec, subject: str) -> int:
+    """Return the length of the channel `vector`.
 
     Raises:
         ConfigError: there is no such channel.
@@ -20,14 +20,14 @@ def n_inputs(spec: EnvSpec, who: str) -> int:
     if "vector" not in spec.observation:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"{who} reads an observation of numbers, and env={spec.name} shows {', '.join(spec.observation)}; use an "
-            "environment with the channel vector, or agent=llm_player where it is put into words",
+            f"{subject} needs the channel vector, but env={spec.name} has only {', '.join(spec.observation)}; use an "
+            "environment with that channel, or agent=llm_player if there are texts",
         )
     return int(spec.observation["vector"].shape[0])
 
 
-def n_states(spec: EnvSpec, who: str) -> int:
-    """States that the channel `state` tells apart.
+def n_states(spec: EnvSpec, subject: str) -> int:
+    """Return the number of states in the channel `state`.
 
     Raises:
         ConfigError: there is no such channel.
@@ -35,30 +35,30 @@ def n_states(spec: EnvSpec, who: str) -> int:
     if "state" not in spec.observation:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"{who} has an entry for every state, and the observation of env={spec.name} is not the number of a state "
-            f"(a Discrete space); it shows {', '.join(spec.observation)}: cut numbers into bins with agent.bins, or "
-            "use agent=linear or agent=mlp_policy",
+            f"{subject} needs a discrete observation (the channel state), but env={spec.name} has only "
+            f"{', '.join(spec.observation)}; discretize numbers with agent.bins, or use agent=linear or "
+            "agent=mlp_policy",
         )
     return int(spec.observation["state"].high) + 1
 
 
-def states_told(spec: EnvSpec) -> str:
-    """A line that says which state is which, where the environment does; else nothing."""
-    rule = "" if spec.text is None else spec.text.states
-    signs = " (// divides without a remainder, % is the remainder)" if "%" in rule else ""
-    return f"In state s: {rule}{signs}.\n" if rule else ""
+def describe_states(spec: EnvSpec) -> str:
+    """Return a line that explains the numbers of states, if the environment has such a text; else ""."""
+    states = "" if spec.text is None else spec.text.states
+    operators = " (// divides without a remainder, % is the remainder)" if "%" in states else ""
+    return f"In state s: {states}{operators}.\n" if states else ""
 
 
 def input_names(spec: EnvSpec) -> tuple[str, ...]:
-    """A name for each entry of the channel `vector`: the environment's own where there is one for each."""
+    """Return a name for each element of the channel `vector`: the environment's own, if it names each."""
     n = int(spec.observation["vector"].shape[0])
     if "state" in spec.observation:
         return tuple(f"in state {i}" for i in range(n))
-    told = [] if spec.text is None else [name for name, _ in spec.text.observation]
-    # A thing with parts is listed before them.
-    leaves = [name for name in told if not any(other.startswith(f"{name}.") for other in told)]
-    if len(leaves) == n:
-        return tuple(leaves)
+    field_names = [] if spec.text is None else [name for name, _ in spec.text.observation]
+    # An object is listed before its parts; only the parts are elements of the vector.
+    leaf_names = [name for name in field_names if not any(other.startswith(f"{name}.") for other in field_names)]
+    if len(leaf_names) == n:
+        return tuple(leaf_names)
     names = [f"observation[{i}]" for i in range(n)]
     for parts in spec.observation["vector"].parts[:1]:
         for name, part in parts.items():
@@ -69,27 +69,27 @@ def input_names(spec: EnvSpec) -> tuple[str, ...]:
 
 
 def output_names(spec: EnvSpec) -> tuple[str, ...]:
-    """A name for each output: the number of an action with what it does, or what a number of the action is called."""
+    """Return a name for each output. It is the number and name of an action, or the name of a number of the action."""
     if spec.continuous_actions is not None:
         return spec.continuous_actions.names
     return tuple(action_name(spec, i) for i in range(spec.n_actions))
 
 
 def action_name(spec: EnvSpec, action: int) -> str:
-    """The number of an action, with its name where it has one."""
+    """Return the number of an action, with its name if it has one."""
     name = spec.action_names[action]
     return str(action) if name == str(action) else f"{action} ({name})"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names with commas between them; the middle of a long list is left out."""
-    if len(names) <= SHOWN:
+def join_abbreviated(names: Sequence[str]) -> str:
+    """Join names with commas; the middle of a long list is omitted."""
+    if len(names) <= MAX_NAMES:
         return ", ".join(names)
-    half = SHOWN // 2
-    return f"{', '.join(names[:half])}, ..., {', '.join(names[-half:])}"
+    n_shown = MAX_NAMES // 2
+    return f"{', '.join(names[:n_shown])}, ..., {', '.join(names[-n_shown:])}"
 
 
-def indices(first: int, last: int) -> str:
-    """`params[3]`, `params[3] and params[4]`, or `params[3] to params[7]`."""
-    joint = " and " if last == first + 1 else " to "
-    return f"params[{first}]" if first == last else f"params[{first}]{joint}params[{last}]"
+def format_indices(first: int, last: int) -> str:
+    """Return `params[3]`, `params[3] and params[4]`, or `params[3] to params[7]`."""
+    conjunction = " and " if last == first + 1 else " to "
+    return f"params[{first}]" if first == last else f"params[{first}]{conjunction}params[{last}]"

@@ -1,4 +1,4 @@
-"""Policies that weigh their observation: linear ones, and small networks of such layers."""
+"""Linear policies and small multilayer perceptrons."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Literal
 
 import numpy as np
 
-from llmrl.agents.controllers.labels import indices, input_names, listed, n_inputs, output_names
+from llmrl.agents.controllers.labels import format_indices, input_names, join_abbreviated, n_inputs, output_names
 from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
 Activation = Literal["tanh", "leaky_relu"]
@@ -18,49 +19,49 @@ Output = Literal["raw", "tanh", "leaky_relu"]
 
 LEAK = 0.2
 """Slope of the leaky ReLU below zero (the published one)."""
-WRITTEN_OUT = 40
-"""Inputs of a layer that are described one by one; of larger layers the rule alone is told."""
+MAX_LISTED_INPUTS = 40
+"""Maximum number of inputs of a layer that are described one by one; larger layers get only a general rule."""
 
 
 @dataclass(frozen=True)
 class LayerSettings:
-    """Shape of a `LayeredController`, and what its numbers may be.
+    """Shape of a `LayeredController`, and the range of its parameters.
 
     Attributes:
-        hidden: units of each hidden layer; none for a linear policy.
-        bias: layers have biases.
-        activation: of hidden layers.
-        output, clip_actions: what the last layer's outputs decide, see `ActionDecoder`.
-        bound: every number lies between -bound and bound.
-        decimals: digits after the point of every number; None: all.
+        hidden: number of units in each hidden layer; empty for a linear policy.
+        bias: whether layers have biases.
+        activation: activation of hidden layers.
+        output, clip_actions: map from the last layer's outputs to actions, see `ActionDecoder`.
+        bound: each parameter is between -bound and bound.
+        decimals: digits after the decimal point of each parameter; None: all.
     """
 
-    hidden: Sequence[int]
+    hidden: Sequence[PositiveInt]
     bias: bool
     activation: Activation
-    bound: float
-    decimals: int | None
+    bound: PositiveFloat
+    decimals: NonNegativeInt | None
     output: Output
     clip_actions: bool
 
 
 class LayeredController:
-    """A linear policy, or a multilayer perceptron: x -> act(x W + b) -> ... -> x W + b -> decision.
+    """Linear policy or multilayer perceptron: x -> act(x W + b) -> ... -> x W + b -> action.
 
-    The flat order of the numbers is layer by layer; in a layer of k inputs and m outputs row by row of W, so that
-    number i is the weight of input i div m on output i mod m, and then the m biases. For a linear policy that is the
-    published order (ProPS, arXiv 2511.21928).
+    The flat order of the parameters is layer by layer. A layer of k inputs and m outputs has first the rows of W, so
+    that parameter i is the weight of input i div m on output i mod m, and then m biases. For a linear policy this is
+    the published order (ProPS, arXiv 2511.21928).
 
-    Every game has weights of its own. Sums are formed input by input, so that a game's actions are, bit for bit, the
-    same whatever games are played beside it.
+    Each game has its own weights. Sums are computed input by input, so that a game's actions are bit for bit
+    independent of the other games.
 
     Args:
-        spec: of the environment.
+        spec: spec of the environment.
         settings: shape and bounds.
 
     Raises:
-        ConfigError: the environment shows no vector, the bound has more digits than its numbers, or a choice is to be
-            stretched over bounds.
+        ConfigError: the environment has no channel `vector`, the bound has more digits than the parameters, or
+            `output=tanh` is used with discrete actions.
     """
 
     channel = "vector"
@@ -69,12 +70,14 @@ class LayeredController:
         s = settings
         if s.decimals is not None and round(s.bound, s.decimals) != s.bound:
             raise ConfigError(
-                f"agent.bound={s.bound:g} has more digits than agent.decimals={s.decimals} leaves; set a bound with "
-                "fewer, or agent.decimals=null"
+                f"agent.bound={s.bound:g} has more digits than agent.decimals={s.decimals} allows; use fewer digits, "
+                "or "
+                "agent.decimals=null"
             )
         if spec.continuous_actions is None and s.output == "tanh":
             raise ConfigError(
-                f"agent.output=tanh is for actions that are numbers; env={spec.name} has a choice: use raw"
+                f"agent.output=tanh needs numeric actions, but those of env={spec.name} are discrete; use "
+                "agent.output=raw"
             )
         self.name = "multilayer perceptron" if s.hidden else "linear policy"
         self.bias, self.activation = s.bias, s.activation
@@ -85,21 +88,21 @@ class LayeredController:
         self.space = ParameterSpace(self.name, tuple(self._parameters(s.bound, s.decimals)))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions [n] or [n, a] for observations [n, k] under parameters [n, d]."""
+        """Return actions [n] or [n, a] for observations [n, k] under parameters [n, d]."""
         return self.prepared(parameters)(observation)
 
     def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """`act` with these parameters, [n, d], for many steps: what it needs of them is laid out once."""
-        # Games are the last axis here: NumPy's inner loop is then over the longest one.
-        n, columns, at = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
+        """Return `act` with fixed parameters [n, d] for many steps; their layout is computed once."""
+        # Games are the last axis, so that NumPy's inner loop runs over the longest axis.
+        n, columns, offset = len(parameters), np.ascontiguousarray(parameters.T, dtype=np.float64), 0
         layers = []
         for k, m in self.layers:
-            # Biases, then the products of each input, to be added up in this order.
+            # Biases, then the products of each input; they are summed in this order.
             terms = np.zeros((1 + k, m, n))
             if self.bias:
-                terms[0] = columns[at + k * m : at + (k + 1) * m]
-            layers.append((columns[at : at + k * m].reshape(k, m, n), terms, terms[1:]))
-            at += (k + self.bias) * m
+                terms[0] = columns[offset + k * m : offset + (k + 1) * m]
+            layers.append((columns[offset : offset + k * m].reshape(k, m, n), terms, terms[1:]))
+            offset += (k + self.bias) * m
 
         def act(observation: np.ndarray) -> np.ndarray:
             x = observation.T
@@ -107,7 +110,7 @@ class LayeredController:
                 if number:
                     x = np.tanh(x) if self.activation == "tanh" else leaky_relu(x)
                 np.multiply(x[:, None], weights, products)
-                # Of a single column NumPy would add up pairs instead.
+                # NumPy would sum a single column pairwise, in another order.
                 x = np.add.reduce(terms, axis=0) if terms[0].size > 1 else np.cumsum(terms, axis=0)[-1]
             return self.decision(x.T)
 
@@ -115,77 +118,78 @@ class LayeredController:
 
     @property
     def layout(self) -> str:
-        """What the numbers are, in words, by their index."""
-        told, at = [], 0
+        """Description of the parameters by index, for prompts."""
+        lines, offset = [], 0
         for number, (k, m) in enumerate(self.layers):
-            told += self._layer(number, at, k, m)
-            at += (k + self.bias) * m
-        return "\n".join([*told, self.decision.told])
+            lines += self._describe_layer(number, offset, k, m)
+            offset += (k + self.bias) * m
+        return "\n".join([*lines, self.decision.description])
 
     @property
     def invariances(self) -> str:
-        """Changes to the numbers that no action depends on, in words; "" where there are none."""
+        """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
         if self.decision.numbers is not None:
             return ""
         k, m = self.layers[-1]
-        at = self.space.dim - (k + self.bias) * m
-        if at:
-            what, inputs = f"params[{at}] to params[{self.space.dim - 1}]", "of one hidden unit"
+        offset = self.space.dim - (k + self.bias) * m
+        if offset:
+            subject, inputs = f"params[{offset}] to params[{self.space.dim - 1}]", "of one hidden unit"
         else:
-            what, inputs = "all numbers", "of one entry of the observation"
+            subject, inputs = "all numbers", "of one entry of the observation"
         biases = ", or to all biases of the outputs" if self.bias else ""
         return (
             "Only which output is largest counts. So nothing changes where "
-            f"{what} are multiplied by the same positive factor, or the same amount is added to the {m} weights "
+            f"{subject} are multiplied by the same positive factor, or the same amount is added to the {m} weights "
             f"{inputs}{biases}. Numbers that differ in nothing else are one policy, up to what rounding does."
         )
 
-    def _layer(self, number: int, at: int, k: int, m: int) -> list[str]:
+    def _describe_layer(self, number: int, offset: int, k: int, m: int) -> list[str]:
         last = number == len(self.layers) - 1
         source = f"hidden{number}" if number else "observation"
         target = "output" if last else f"hidden{number + 1}"
-        shift = f" + params[{at + k * m} + j]" if self.bias else ""
-        start = f"{at} + " if at else ""
+        shift = f" + params[{offset + k * m} + j]" if self.bias else ""
+        start = f"{offset} + " if offset else ""
         sum_ = f"the sum over i of {source}[i] * params[{start}{m} * i + j]{shift}"
         rule = "tanh" if self.activation == "tanh" else f"leaky ReLU (slope {LEAK:g} below 0)"
-        how = "" if last else f"{rule} of "
-        told = [f"{target}[j], for j from 0 to {m - 1}, is {how}{sum_}, with i from 0 to {k - 1}."]
-        if number == 0 and k <= WRITTEN_OUT:
+        prefix = "" if last else f"{rule} of "
+        lines = [f"{target}[j], for j from 0 to {m - 1}, is {prefix}{sum_}, with i from 0 to {k - 1}."]
+        if number == 0 and k <= MAX_LISTED_INPUTS:
             for i, name in enumerate(self.input_names):
-                own = "" if name == f"observation[{i}]" else f" ({name})"
-                told.append(f"- {indices(i * m, i * m + m - 1)}: weights of observation[{i}]{own}")
+                suffix = "" if name == f"observation[{i}]" else f" ({name})"
+                lines.append(f"- {format_indices(i * m, i * m + m - 1)}: weights of observation[{i}]{suffix}")
             if self.bias:
-                told.append(f"- {indices(k * m, k * m + m - 1)}: biases")
+                lines.append(f"- {format_indices(k * m, k * m + m - 1)}: biases")
         elif number == 0:
-            told.append(f"The entries of the observation are: {listed(self.input_names)}.")
-        return told
+            lines.append(f"The entries of the observation are: {join_abbreviated(self.input_names)}.")
+        return lines
 
     def _parameters(self, bound: float, decimals: int | None) -> list[Parameter]:
-        made: list[Parameter] = []
+        parameters: list[Parameter] = []
         for number, (k, m) in enumerate(self.layers):
             last = number == len(self.layers) - 1
             targets = self.decision.names if last else [f"hidden {number + 1}.{j}" for j in range(m)]
             sources = self.input_names if number == 0 else [f"hidden {number}.{i}" for i in range(k)]
             meanings = [f"weight of {source} on {target}" for source in sources for target in targets]
             meanings += [f"bias of {target}" for target in targets] if self.bias else []
-            made += [
-                Parameter(f"params[{len(made) + i}]", -bound, bound, "weight", meaning, decimals)
+            parameters += [
+                Parameter(f"params[{len(parameters) + i}]", -bound, bound, "weight", meaning, decimals)
                 for i, meaning in enumerate(meanings)
             ]
-        return made
+        return parameters
 
 
 class ActionDecoder:
-    """What a policy's outputs decide.
+    """Map from a policy's outputs to actions.
 
-    The action with the largest output (of equal ones the first), where there is one of several; else the outputs
-    themselves, one a number of the action.
+    A discrete action is the one with the largest output (the first of equal ones); a numeric action consists of the
+    outputs themselves.
 
     Args:
-        spec: of the environment.
-        clip: numbers of an action are put inside their bounds; whole numbers always are.
-        output: what is done to the outputs first. `raw`: nothing; `leaky_relu`, slope 0.2; `tanh`, stretched over the
-            bounds of a number.
+        spec: spec of the environment.
+        clip: clip numbers of an action to their bounds; integers are always clipped.
+        output: function applied to the outputs first. `raw`: none; `leaky_relu`: slope 0.2; `tanh`: scaled to the
+            bounds
+            of each number.
     """
 
     def __init__(self, spec: EnvSpec, clip: bool, output: Output = "raw") -> None:
@@ -196,41 +200,45 @@ class ActionDecoder:
             self.low, self.high = np.array(spec.continuous_actions.low), np.array(spec.continuous_actions.high)
 
     def __call__(self, outputs: np.ndarray) -> np.ndarray:
-        """Actions [n] int64 or [n, a] float64, of outputs [n, size]."""
+        """Return actions [n] int64 or [n, a] float64 for outputs [n, size]."""
         if self.output == "leaky_relu":
             outputs = leaky_relu(outputs)
         elif self.output == "tanh":
             outputs = np.tanh(outputs)
         if self.numbers is None:
-            chosen: np.ndarray = outputs.argmax(axis=1)
-            return chosen
+            actions: np.ndarray = outputs.argmax(axis=1)
+            return actions
         if self.output == "tanh":
             outputs = (self.high + self.low) / 2 + (self.high - self.low) / 2 * outputs
-        whole = np.array(self.numbers.whole)
-        outputs = np.where(whole, np.rint(outputs), outputs)
-        return np.where(self.clip | whole, np.clip(outputs, self.low, self.high), outputs)
+        is_integer = np.array(self.numbers.whole)
+        outputs = np.where(is_integer, np.rint(outputs), outputs)
+        return np.where(self.clip | is_integer, np.clip(outputs, self.low, self.high), outputs)
 
     @property
-    def told(self) -> str:
-        """The rule, in words, for outputs called output[0], output[1], ..."""
-        squash = {"raw": "", "tanh": "tanh of ", "leaky_relu": f"leaky ReLU (slope {LEAK:g} below 0) of "}[self.output]
+    def description(self) -> str:
+        """Description of the map, for prompts, with outputs called output[0], output[1], ..."""
+        squashing = {"raw": "", "tanh": "tanh of ", "leaky_relu": f"leaky ReLU (slope {LEAK:g} below 0) of "}[
+            self.output
+        ]
         if self.numbers is None:
-            return f"The action taken is the one whose output is largest: {listed(self._numbered())}."
+            return f"The action taken is the one whose output is largest: {join_abbreviated(self._output_labels())}."
         bounds = [
             f"output[{j}] is {name}, from {low:g} to {high:g}"
             for j, (name, low, high) in enumerate(zip(self.names, self.low, self.high, strict=True))
         ]
-        every, some = all(self.numbers.whole), any(self.numbers.whole)
+        all_integer, any_integer = all(self.numbers.whole), any(self.numbers.whole)
         rule = {"raw": "", "tanh": ", stretched over its bounds"}.get(self.output, "")
-        kept = "put inside these bounds" if self.clip or every else "given to the game as it is"
-        whole = " rounded to a whole number and" if every else ""
-        told = f"The action is {squash}the outputs{rule}: {listed(bounds)}; each is{whole} {kept}."
-        if every or not some:
-            return told
-        names = [name for name, is_whole in zip(self.names, self.numbers.whole, strict=True) if is_whole]
-        return f"{told} Rounded to a whole number inside the bounds: {listed(names)}."
+        clipping = "put inside these bounds" if self.clip or all_integer else "given to the game as it is"
+        rounding = " rounded to a whole number and" if all_integer else ""
+        rule_text = (
+            f"The action is {squashing}the outputs{rule}: {join_abbreviated(bounds)}; each is{rounding} {clipping}."
+        )
+        if all_integer or not any_integer:
+            return rule_text
+        names = [name for name, is_integer in zip(self.names, self.numbers.whole, strict=True) if is_integer]
+        return f"{rule_text} Rounded to a whole number inside the bounds: {join_abbreviated(names)}."
 
-    def _numbered(self) -> list[str]:
+    def _output_labels(self) -> list[str]:
         return [f"output[{j}] is of action {name}" for j, name in enumerate(self.names)]
 
 

@@ -1,4 +1,4 @@
-"""A policy with many numbers, searched along a few random directions."""
+"""Policy with many parameters that is searched along a few random directions."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ Basis = Literal["orthonormal", "normal"]
 
 
 class ProjectedController:
-    """The numbers of `inner` are theta = z Q^T, and z is searched.
+    """Controller whose parameters z determine those of `inner`, theta = z Q^T.
 
     Q [d, rank] is drawn once. `orthonormal`: the orthogonal factor of a matrix of standard normal numbers. The code of
-    ProPS (arXiv 2511.21928) takes the first `rank` columns of a square matrix's, which are those of its first `rank`
-    columns; its own start, theta drawn from N(0, s^2) and z = theta Q, is z drawn from N(0, s^2). `normal`: independent
-    N(0, 1 / rank) entries, so that theta scatters as z does.
+    ProPS (arXiv 2511.21928) uses the first `rank` columns of the factor of a square matrix, which equal the factor of
+    its first `rank` columns; its initial theta from N(0, s^2) with z = theta Q corresponds to z from N(0, s^2).
+    `normal`: independent N(0, 1 / rank) elements, so that theta has the variance of z.
 
     Args:
         inner: the policy.
-        seeds: of Q.
-        rank: directions, at most as many as the policy has numbers.
-        basis: see above.
-        bound: every entry of z lies between -bound and bound; theta may leave the bounds of `inner`.
-        decimals: digits after the point of the entries of z; None: all.
+        seeds: seed tree from which Q is drawn.
+        rank: number of directions, at most the number of the policy's parameters.
+        basis: distribution of Q, see above.
+        bound: each element of z is between -bound and bound; theta may exceed the bounds of `inner`.
+        decimals: digits after the decimal point of the elements of z; None: all.
 
     Raises:
-        ConfigError: more directions than numbers.
+        ConfigError: `rank` exceeds the number of parameters.
     """
 
     def __init__(
@@ -43,7 +43,9 @@ class ProjectedController:
         self.clip_actions = bool(getattr(inner, "clip_actions", True))
         d = inner.space.dim
         if rank > d:
-            raise ConfigError(f"agent.rank={rank}: the {inner.space.name} has only {d} numbers; set agent.rank <= {d}")
+            raise ConfigError(
+                f"agent.rank={rank} exceeds the {d} parameters of the {inner.space.name}; use agent.rank<={d}"
+            )
         rng = seeds.numpy("projection")
         if basis == "orthonormal":
             self.basis = np.linalg.qr(rng.standard_normal((d, rank)))[0]
@@ -57,17 +59,20 @@ class ProjectedController:
         self.space = ParameterSpace(name, tuple(entries))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions of n games for what is observed in them under z [n, rank]."""
+        """Return the actions of n games for their observations under z [n, rank]."""
         return self.prepared(parameters)(observation)
 
     def prepared(self, parameters: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        """`act` with these parameters for many steps."""
+        """Return `act` with fixed parameters for many steps."""
         theta, inner = self.full(parameters), self.inner
-        quicker: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]] | None = getattr(inner, "prepared", None)
-        return partial(inner.act, parameters=theta) if quicker is None else quicker(theta)
+        prepare: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]] | None = getattr(inner, "prepared", None)
+        return partial(inner.act, parameters=theta) if prepare is None else prepare(theta)
 
     def full(self, parameters: np.ndarray) -> np.ndarray:
-        """theta [n, d] of z [n, rank]; summed direction by direction, so that a row does not depend on the others."""
+        """Return theta [n, d] for z [n, rank].
+
+        Sums run direction by direction, so that results of a game do not depend on the others.
+        """
         theta = np.zeros((len(parameters), len(self.basis)))
         for i in range(self.basis.shape[1]):
             theta = theta + parameters[:, i, None] * self.basis[:, i]
@@ -75,7 +80,7 @@ class ProjectedController:
 
     @property
     def invariances(self) -> str:
-        """Changes to the numbers that no action depends on, in words; "" where there are none."""
+        """Description of the changes to the parameters that affect no action, for prompts; "" if there are none."""
         if not getattr(self.inner, "invariances", "") or len(getattr(self.inner, "layers", ())) > 1:
             return ""
         return (

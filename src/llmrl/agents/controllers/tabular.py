@@ -1,4 +1,4 @@
-"""Policies for games whose state is a number, or is made one: for every state an action, or the values of all."""
+"""Tables of actions or of action values, for environments with discrete or discretized states."""
 
 from __future__ import annotations
 
@@ -6,106 +6,188 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.agents.controllers.bins import Bins
-from llmrl.agents.controllers.labels import action_name, listed, n_states, states_told
+from llmrl.agents.controllers.labels import (
+    action_name,
+    describe_states,
+    input_names,
+    join_abbreviated,
+    n_inputs,
+    n_states,
+)
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 
+MAX_STATES = 100_000
 
-class TabularController:
-    """One whole number a state: the action taken in it.
+
+class Bins:
+    """Discretization of an observation into bins of equal width; a state is one bin for each number.
+
+    Numbers below a range are in its first bin, and those above it in its last.
 
     Args:
-        spec: of the environment.
-        actions: numbers of the actions that may be chosen, without gaps; None: all.
-        bins: make states of an observation of numbers; None: it is the number of a state.
+        spec: spec of the environment.
+        ranges: low, high and number of bins, for each number of the channel `vector`.
+
+    Attributes:
+        n: number of states, the product of the numbers of bins.
 
     Raises:
-        ConfigError: there are no `bins` and the observation is not the number of a state, an action is several numbers,
-            or `actions` are not actions next to each other.
+        ConfigError: there is no such channel, it has another length, a range is empty, or there are too many states.
+    """
+
+    def __init__(self, spec: EnvSpec, ranges: Sequence[Sequence[float]]) -> None:
+        inputs, names = n_inputs(spec, "agent.bins"), input_names(spec)
+        if len(ranges) != inputs:
+            raise ConfigError(
+                f"agent.bins has {len(ranges)} ranges, but env={spec.name} observes {inputs} numbers "
+                f"({', '.join(names)}); write [low, high, bins] for each"
+            )
+        for name, bin_range in zip(names, ranges, strict=True):
+            if (
+                len(bin_range) != 3
+                or not np.isfinite(bin_range).all()
+                or bin_range[0] >= bin_range[1]
+                or not _is_integer(bin_range[2])
+            ):
+                raise ConfigError(
+                    f"agent.bins: {list(bin_range)} for {name} must be [low, high, bins] with low < high and bins >= 1"
+                )
+        self._low = np.array([low for low, _, _ in ranges], dtype=np.float64)
+        self._high = np.array([high for _, high, _ in ranges], dtype=np.float64)
+        self._counts = np.array([int(count) for _, _, count in ranges], dtype=np.int64)
+        self.n = int(np.prod(self._counts.astype(object)))
+        if self.n > MAX_STATES:
+            raise ConfigError(f"agent.bins results in {self.n:,} states; use fewer bins, at most {MAX_STATES:,} states")
+        # The bin of the last number changes fastest, as in a C-ordered array.
+        self._strides = np.append(np.cumprod(self._counts[:0:-1])[::-1], 1)
+        self._names = names
+
+    def state(self, observation: np.ndarray) -> np.ndarray:
+        """Return the states, [n] int64, of observations [n, k]."""
+        fraction = (observation - self._low) / (self._high - self._low)
+        # Clip first, since infinity cannot be converted to an integer.
+        bins = np.floor(np.clip(fraction, 0.0, 1.0) * self._counts).astype(np.int64)
+        states: np.ndarray = np.minimum(bins, self._counts - 1) @ self._strides
+        return states
+
+    @property
+    def description(self) -> str:
+        """Description of the states for prompts, one line for each number."""
+        lines = [
+            "In state s each number of the observation lies in a bin, counted from 0 (// divides without a remainder, "
+            "% is the remainder):"
+        ]
+        dimensions = zip(self._names, self._low, self._high, self._counts, self._strides, strict=True)
+        for name, low, high, count, stride in dimensions:
+            index = f"(s // {stride}) % {count}" if stride > 1 else f"s % {count}"
+            width = (high - low) / count
+            lines.append(f"- {name}: bin {index} of {count}, each {width:.4g} wide, from {low:g} to {high:g}")
+        return "\n".join(lines) + "\nNumbers outside a range are in its first or last bin.\n"
+
+
+def _is_integer(x: float) -> bool:
+    return x == int(x) and x >= 1
+
+
+class TabularController:
+    """Table with one integer per state, the action taken in it.
+
+    Args:
+        spec: spec of the environment.
+        actions: consecutive indices of the allowed actions; None: all.
+        bins: discretization of a numeric observation; None: the observation is the index of a state.
+
+    Raises:
+        ConfigError: there are no `bins` and the observation is not the index of a state, actions are not discrete, or
+            `actions` are not consecutive indices of actions.
     """
 
     name = "table of actions"
 
     def __init__(self, spec: EnvSpec, actions: Sequence[int] | None, bins: Bins | None = None) -> None:
-        self.channel, self._bins = _seen(bins), bins
+        self.channel, self._bins = _channel(bins), bins
         n = n_states(spec, "agent=tabular") if bins is None else bins.n
-        allowed = list(range(spec.need_discrete("agent=tabular")))
+        indices = list(range(spec.need_discrete("agent=tabular")))
         if actions is not None:
-            if not actions or list(actions) != list(range(actions[0], actions[-1] + 1)) or not {*actions} <= {*allowed}:
+            if not actions or list(actions) != list(range(actions[0], actions[-1] + 1)) or not {*actions} <= {*indices}:
                 raise ConfigError(
-                    f"agent.actions={list(actions)}: numbers of actions of env={spec.name} (0 to {len(allowed) - 1}), "
-                    "ascending and without gaps, are needed; null allows all of them"
+                    f"agent.actions={list(actions)} must be ascending indices of actions of env={spec.name} "
+                    f"(0 to {len(indices) - 1}) without gaps; null allows all actions"
                 )
-            allowed = list(actions)
-        self.names = tuple(action_name(spec, i) for i in allowed)
-        self._states = states_told(spec) if bins is None else bins.told
-        low, high = float(allowed[0]), float(allowed[-1])
+            indices = list(actions)
+        self.names = tuple(action_name(spec, i) for i in indices)
+        self._states = describe_states(spec) if bins is None else bins.description
+        low, high = float(indices[0]), float(indices[-1])
         entries = (
             Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True) for s in range(n)
         )
         self.space = ParameterSpace(self.name, tuple(entries))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions [n] for states [n], or observations [n, k], under tables [n, states]."""
+        """Return actions [n] for states [n], or observations [n, k], under tables [n, states]."""
         states = observation if self._bins is None else self._bins.state(observation)
-        chosen: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
-        return chosen
+        actions: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
+        return actions
 
     @property
     def layout(self) -> str:
         return (
             f"params[s] is the number of the action taken in state s, for s from 0 to {self.space.dim - 1}.\n"
             f"{self._states}"
-            f"The actions are: {listed(self.names)}."
+            f"The actions are: {join_abbreviated(self.names)}."
         )
 
 
 class QTableController:
-    """A value for every state and action; the action with the largest one is taken (of equal ones the first).
+    """Table with a value for each state and action; the action with the largest value is taken.
 
-    Number s * n_actions + a is that of action a in state s.
+    Of equal values the first counts. Parameter s * n_actions + a is the value of action a in state s.
 
     Args:
-        spec: of the environment.
-        bound: every value lies between -bound and bound.
-        decimals: digits after the point; None: all.
+        spec: spec of the environment.
+        bound: each value is between -bound and bound.
+        decimals: digits after the decimal point; None: all.
         bins: as in `TabularController`.
 
     Raises:
-        ConfigError: there are no `bins` and the observation is not the number of a state, or an action is several
-            numbers.
+        ConfigError: there are no `bins` and the observation is not the index of a state, or actions are not discrete.
     """
 
     name = "table of values"
 
     def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None = None) -> None:
-        self.channel, self._bins = _seen(bins), bins
+        self.channel, self._bins = _channel(bins), bins
         self.n_states = n_states(spec, "agent=tabular") if bins is None else bins.n
         self.n_actions = spec.need_discrete("agent=tabular")
         self.names = tuple(action_name(spec, i) for i in range(self.n_actions))
-        self._states = states_told(spec) if bins is None else bins.told
+        self._states = describe_states(spec) if bins is None else bins.description
         self.space = ParameterSpace(
             self.name,
             tuple(
                 Parameter(
-                    f"params[{s * self.n_actions + a}]", -bound, bound, "value", f"action {name} in state {s}", decimals
+                    f"params[{s * self.n_actions + action}]",
+                    -bound,
+                    bound,
+                    "value",
+                    f"action {name} in state {s}",
+                    decimals,
                 )
                 for s in range(self.n_states)
-                for a, name in enumerate(self.names)
+                for action, name in enumerate(self.names)
             ),
         )
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
-        """Actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
+        """Return actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
         states = observation if self._bins is None else self._bins.state(observation)
         tables = parameters.reshape(-1, self.n_states, self.n_actions)
-        chosen: np.ndarray = np.argmax(tables[np.arange(len(states)), states], axis=1)
-        return chosen
+        actions: np.ndarray = np.argmax(tables[np.arange(len(states)), states], axis=1)
+        return actions
 
     @property
     def invariances(self) -> str:
-        """Changes to the numbers that no action depends on, in words."""
+        """Description of the changes to the parameters that affect no action, for prompts."""
         return (
             "Only which value of a state is largest counts. So nothing changes where all values of one state are "
             "multiplied by the same positive factor, or the same amount is added to all of them."
@@ -117,10 +199,10 @@ class QTableController:
             f"params[{self.n_actions} * s + a] is the value of action a in state s, for s from 0 to "
             f"{self.n_states - 1}. In a state the action with the largest value is taken.\n"
             f"{self._states}"
-            f"The actions are: {listed(self.names)}."
+            f"The actions are: {join_abbreviated(self.names)}."
         )
 
 
-def _seen(bins: Bins | None) -> str:
-    """The channel that is read."""
+def _channel(bins: Bins | None) -> str:
+    """Return the name of the channel that the table reads."""
     return "state" if bins is None else "vector"

@@ -1,4 +1,4 @@
-"""Players that read a game instead of learning it: chat models, and simple rules beside them."""
+"""Players that act by reading descriptions of a game instead of learning: chat models and simple rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Player", "make_player"]
 
 
 def __getattr__(name: str) -> Any:
-    """The Python API, imported when it is asked for."""
+    """Import and return an object of the Python API at its first access."""
     if name in __all__:
         from llmrl.agents.llm_player import gym_player
 

@@ -1,4 +1,4 @@
-"""Answers of a player: their form, parsing of replies into actions, and fallbacks for invalid replies."""
+"""Formats of a player's answers: their schema, parsing of replies into actions, fallbacks for invalid replies."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ContinuousActions, EnvSpec
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import AnswerParser, parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured import InvalidReply
 
 AnswerWith = Literal["name", "number"]
 Action = int | list[float]
 """Index of a discrete action, or the numbers of a continuous one."""
 PLAN = ("plan",)
-"""Names of the field with a plan in a reply."""
-LONGEST_PLAN = 600
-"""Most characters kept of a plan."""
+"""Names of the field for a plan in a reply."""
+MAX_PLAN_LENGTH = 600
+"""Maximum number of characters of a plan."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PlayerReply:
 class AnswerFormat(Protocol):
     """Format of the answers in a game."""
 
-    told: tuple[tuple[str, str], ...]
+    descriptions: tuple[tuple[str, str], ...]
     """Pairs (answer, description of its effect)."""
     numbered: bool
     """Whether discrete actions are answered by their number."""
@@ -48,19 +48,21 @@ class AnswerFormat(Protocol):
         ...
 
     def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the reply's `action`. It is the same in every state, whatever is legal, because
-        providers cache it together with the prompt."""
+        """Return the JSON schema of the reply's `action`.
+
+        It is the same in every state, whatever is legal, because providers cache it together with the prompt.
+        """
         ...
 
     def examples(self) -> list[Action]:
-        """Return one or two actions for examples in prompts, not always the first ones."""
+        """Return one or two actions for examples in prompts, which are not always the first actions."""
         ...
 
-    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
+    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
         """Return the action of a parsed answer; raise InvalidReply if it is illegal or out of bounds."""
         ...
 
-    def accepted(self, legal: Sequence[bool] | None) -> str:
+    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
         """Return a phrase that names the accepted answers, for error messages."""
         ...
 
@@ -68,115 +70,125 @@ class AnswerFormat(Protocol):
         """Return the legal answers as they are shown to players, as a JSON-compatible value."""
         ...
 
-    def shown(self, action: Action) -> Any:
+    def as_json(self, action: Action) -> Any:
         """Return the answer that means `action`, as a JSON-compatible value."""
         ...
 
     def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
-        """Return the action without a valid answer: the last one if legal, else the first legal one; for continuous
-        actions the last one, else 0 clipped to the bounds."""
+        """Return the action that replaces a missing valid answer.
+
+        This is the last action if it is legal, else the first legal one. For continuous actions it is the last action,
+        else 0 clipped to the bounds.
+        """
         ...
 
 
-def answers_of(spec: EnvSpec, answer_with: AnswerWith, decimals: int) -> AnswerFormat:
+def make_answer_format(spec: EnvSpec, action_format: AnswerWith, decimals: int) -> AnswerFormat:
     """Return the format of answers in an environment.
 
     Args:
         spec: spec of the environment, whose text names the actions.
-        answer_with: answer discrete actions by their `name`, or by their `number` from 0.
+        action_format: answer discrete actions by their `name`, or by their `number` from 0.
         decimals: digits after the decimal point of continuous actions.
 
     Raises:
         ConfigError: text and actions do not match, or a continuous action has no bounds.
     """
     assert spec.text is not None
-    told = spec.text.actions
+    actions = spec.text.actions
     if spec.continuous_actions is not None:
-        return ContinuousAnswer(spec.continuous_actions, told, decimals, spec.name)
-    if len(told) != spec.n_actions:
+        return ContinuousAnswer(spec.continuous_actions, actions, decimals, spec.name)
+    if len(actions) != spec.n_actions:
         raise ConfigError(
-            f"the text of env={spec.name} describes {len(told)} actions, and there are {spec.n_actions}; see env.text"
+            f"the text of env={spec.name} describes {len(actions)} actions, but there are {spec.n_actions}; change "
+            "env.text"
         )
     if spec.text.amount:
-        return AmountAnswer(told, spec.text.amount)
-    return DiscreteAnswer(told, numbered=answer_with == "number")
+        return AmountAnswer(actions, spec.text.amount)
+    return DiscreteAnswer(actions, numbered=action_format == "number")
 
 
 class DiscreteAnswer:
-    """Format of discrete actions, answered by name or, if `numbered`, by number from 0; both are understood."""
+    """Format of discrete actions, answered by name or, if `numbered`, by number from 0; parsing accepts both."""
 
-    def __init__(self, told: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
-        self.question = ChoiceParser([name for name, _ in told], [said for _, said in told], numbered)
+    def __init__(self, descriptions: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
+        self.question = ChoiceParser(
+            [name for name, _ in descriptions], [description for _, description in descriptions], numbered
+        )
         self.question.kept = PLAN
-        self.told = tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(told)) if numbered else told
-        self.names = [name for name, _ in self.told]
+        self.descriptions = (
+            tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(descriptions)) if numbered else descriptions
+        )
+        self.names = [name for name, _ in self.descriptions]
         self.numbered = all(name.isdigit() for name in self.names)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "enum": [int(n) for n in self.names]} if self.numbered else _enum(self.names)
+        return {"type": "integer", "enum": [int(n) for n in self.names]} if self.numbered else _enum_schema(self.names)
 
     def examples(self) -> list[Action]:
         n = len(self.names)
         first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
         return [first] if n == 1 else [first, (first + 1 + n // 2) % n if n > 2 else 1 - first]
 
-    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
-        if legal is not None and not legal[meant]:
-            raise InvalidReply(f"the action {self.names[meant]!r} is not legal now")
-        return int(meant)
+    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+        if legal is not None and not legal[answer]:
+            raise InvalidReply(f"the action {self.names[answer]!r} is not legal now")
+        return int(answer)
 
-    def accepted(self, legal: Sequence[bool] | None) -> str:
-        return "choose one of " + ", ".join(f'"{name}"' if not self.numbered else name for name in self._legal(legal))
+    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
+        return "choose one of " + ", ".join(
+            f'"{name}"' if not self.numbered else name for name in self._legal_names(legal)
+        )
 
     def legal_answers(self, legal: Sequence[bool]) -> Any:
-        return [self.shown(i) for i, fine in enumerate(legal) if fine]
+        return [self.as_json(i) for i, is_legal in enumerate(legal) if is_legal]
 
-    def shown(self, action: Action) -> Any:
+    def as_json(self, action: Action) -> Any:
         assert isinstance(action, int)
         return int(self.names[action]) if self.numbered else self.names[action]
 
     def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
         if isinstance(last, int) and (legal is None or legal[last]):
             return last
-        # If no action is legal, the environment must decide what happens.
-        return 0 if legal is None or not any(legal) else next(i for i, fine in enumerate(legal) if fine)
+        # If no action is legal, the environment decides what happens.
+        return 0 if legal is None or not any(legal) else next(i for i, is_legal in enumerate(legal) if is_legal)
 
-    def _legal(self, legal: Sequence[bool] | None) -> list[str]:
+    def _legal_names(self, legal: Sequence[bool] | None) -> list[str]:
         if legal is None or not any(legal):
             return self.names
-        return [name for name, fine in zip(self.names, legal, strict=True) if fine]
+        return [name for name, is_legal in zip(self.names, legal, strict=True) if is_legal]
 
 
 class AmountAnswer(DiscreteAnswer):
-    """Format of actions that are amounts, answered by a whole number; the names of actions are understood, too.
+    """Format of actions that are amounts, answered by an integer; parsing accepts names of actions, too.
 
     Args:
-        told: (name, effect) of each action; action i means i units.
-        amount: what it is an amount of, in words.
+        descriptions: (name, effect) of each action; action i means i units.
+        amount: description of the amount in words.
     """
 
-    def __init__(self, told: tuple[tuple[str, str], ...], amount: str) -> None:
-        super().__init__(told)
-        self.told = (("action", f"{amount} (a whole number from 0 to {len(told) - 1})"),)
+    def __init__(self, descriptions: tuple[tuple[str, str], ...], amount: str) -> None:
+        super().__init__(descriptions)
+        self.descriptions = (("action", f"{amount} (a whole number from 0 to {len(descriptions) - 1})"),)
 
     def schema(self) -> dict[str, Any]:
         return {"type": "integer", "minimum": 0, "maximum": len(self.names) - 1}
 
-    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
-        if legal is not None and not legal[meant]:
-            raise InvalidReply(f"{meant} is not possible now")
-        return int(meant)
+    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+        if legal is not None and not legal[answer]:
+            raise InvalidReply(f"{answer} is not possible now")
+        return int(answer)
 
-    def accepted(self, legal: Sequence[bool] | None) -> str:
+    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
         possible = self.legal_answers(legal if legal is not None and any(legal) else [True] * len(self.names))
         return f"the action is a whole number: {possible}"
 
     def legal_answers(self, legal: Sequence[bool]) -> Any:
-        amounts = [i for i, fine in enumerate(legal) if fine]
-        contiguous = amounts == list(range(amounts[0], amounts[-1] + 1))
-        return f"{amounts[0]} to {amounts[-1]}" if contiguous else amounts
+        amounts = [i for i, is_legal in enumerate(legal) if is_legal]
+        is_contiguous = amounts == list(range(amounts[0], amounts[-1] + 1))
+        return f"{amounts[0]} to {amounts[-1]}" if is_contiguous else amounts
 
-    def shown(self, action: Action) -> Any:
+    def as_json(self, action: Action) -> Any:
         assert isinstance(action, int)
         return action
 
@@ -186,41 +198,46 @@ class ContinuousAnswer:
 
     numbered = False
 
-    def __init__(self, numbers: ContinuousActions, told: tuple[tuple[str, str], ...], decimals: int, name: str) -> None:
-        self.names = [key for key, _ in told]
+    def __init__(
+        self, numbers: ContinuousActions, descriptions: tuple[tuple[str, str], ...], decimals: int, name: str
+    ) -> None:
+        self.names = [key for key, _ in descriptions]
         if len(self.names) != numbers.dim:
             raise ConfigError(
-                f"the text of env={name} describes {len(self.names)} numbers of an action, and it has {numbers.dim}"
+                f"the text of env={name} describes {len(self.names)} numbers of an action, but there are "
+                f"{numbers.dim}; change env.text"
             )
         self.low, self.high = np.array(numbers.low), np.array(numbers.high)
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
-            raise ConfigError(f"an action of env={name} has no bounds, so nobody can be told what may be chosen")
+            raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
         self.question = VectorParser(self.names, bounds=bounds, wanted="action")
         self.question.kept = PLAN
         self.whole, self.decimals = np.array(numbers.whole), decimals
-        kinds = ["a whole number " if whole else "" for whole in numbers.whole]
-        self.told = tuple((key, f"{said} ({kinds[i]}{self._bounds(i)})") for i, (key, said) in enumerate(told))
+        kinds = ["a whole number " if is_integer else "" for is_integer in numbers.whole]
+        self.descriptions = tuple(
+            (key, f"{description} ({kinds[i]}{self._bounds(i)})") for i, (key, description) in enumerate(descriptions)
+        )
 
     def examples(self) -> list[Action]:
-        places = [self.low + share * (self.high - self.low) for share in (0.75, 0.25)]
-        return [self.action(np.where(self.whole, np.round(place), place), None) for place in places]
+        points = [self.low + share * (self.high - self.low) for share in (0.75, 0.25)]
+        return [self.action(np.where(self.whole, np.round(point), point), None) for point in points]
 
     def schema(self) -> dict[str, Any]:
-        each = {
+        properties = {
             name: {
-                "type": "integer" if whole else "number",
+                "type": "integer" if is_integer else "number",
                 "minimum": _plain_number(low),
                 "maximum": _plain_number(high),
             }
-            for name, low, high, whole in zip(self.names, self.low, self.high, self.whole, strict=True)
+            for name, low, high, is_integer in zip(self.names, self.low, self.high, self.whole, strict=True)
         }
-        return {"type": "object", "properties": each, "required": self.names, "additionalProperties": False}
+        return {"type": "object", "properties": properties, "required": self.names, "additionalProperties": False}
 
-    def action(self, meant: Any, legal: Sequence[bool] | None) -> Action:
-        values = np.asarray(meant, dtype=np.float64).reshape(-1)
-        slack = 1e-6 * (self.high - self.low)
-        for i in np.flatnonzero((values < self.low - slack) | (values > self.high + slack)):
+    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+        values = np.asarray(answer, dtype=np.float64).reshape(-1)
+        tolerance = 1e-6 * (self.high - self.low)
+        for i in np.flatnonzero((values < self.low - tolerance) | (values > self.high + tolerance)):
             raise InvalidReply(f"{self.names[i]} must be {self._bounds(i)}, got {values[i]:g}")
         for i in np.flatnonzero(self.whole & (values != np.round(values))):
             raise InvalidReply(f"{self.names[i]} must be a whole number {self._bounds(i)}, got {values[i]:g}")
@@ -228,13 +245,13 @@ class ContinuousAnswer:
         rounded = np.clip(np.round(values, self.decimals), self.low, self.high)
         return [float(value) + 0.0 for value in rounded]
 
-    def accepted(self, legal: Sequence[bool] | None) -> str:
+    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
         return "the action has " + ", ".join(f"{name} ({self._bounds(i)})" for i, name in enumerate(self.names))
 
     def legal_answers(self, legal: Sequence[bool]) -> Any:
         return []
 
-    def shown(self, action: Action) -> Any:
+    def as_json(self, action: Action) -> Any:
         assert isinstance(action, list)
         return {name: _plain_number(value) for name, value in zip(self.names, action, strict=True)}
 
@@ -248,9 +265,12 @@ class ContinuousAnswer:
 
 
 def reply_schema(answers: AnswerFormat, reflect: bool, plan: bool = False) -> dict[str, Any]:
-    """Return the JSON schema of a whole reply; reflection and plan come first, so that the action follows from them."""
-    before = (["reflection"] if reflect else []) + (["plan"] if plan else [])
-    properties: dict[str, Any] = {name: {"type": "string"} for name in before}
+    """Return the JSON schema of a complete reply.
+
+    Reflection and plan come first, so that the action follows from them.
+    """
+    leading_fields = (["reflection"] if reflect else []) + (["plan"] if plan else [])
+    properties: dict[str, Any] = {name: {"type": "string"} for name in leading_fields}
     properties["action"] = answers.schema()
     return {
         "type": "object",
@@ -269,18 +289,18 @@ def read_reply(
         InvalidReply: the reply holds no legal action or, with `reflect`, no reflection.
     """
     try:
-        found = parse_answer(text, answers.question, cut)
-        action = answers.action(found.answer, legal)
+        answer = parse_answer(text, answers.question, cut)
+        action = answers.action(answer.answer, legal)
     except InvalidReply as fault:
-        raise InvalidReply(f"{fault}; {answers.accepted(legal)}") from None
-    reflection = " ".join(found.reasons.split())
+        raise InvalidReply(f"{fault}; {answers.accepted_answers(legal)}") from None
+    reflection = " ".join(answer.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
-    plan = " ".join(found.kept.split())[:LONGEST_PLAN]
+    plan = " ".join(answer.kept.split())[:MAX_PLAN_LENGTH]
     return PlayerReply(action, reflection, plan if plan.strip(" .\u2026") else "")
 
 
-def _enum(names: list[str]) -> dict[str, Any]:
+def _enum_schema(names: list[str]) -> dict[str, Any]:
     return {"type": "string", "enum": names}
 
 

@@ -1,4 +1,4 @@
-"""What one player of one game has seen and said in an episode, and the messages made of it."""
+"""Record of one player's observations and answers in an episode, and the messages made of it."""
 
 from __future__ import annotations
 
@@ -13,50 +13,54 @@ from llmrl.core.records import State, embedded
 from llmrl.llms.images import IMAGES
 
 Show = Literal["step", "reward", "return", "legal_actions", "last_episode"]
-"""What an observation is accompanied by."""
-LONGEST_BETWEEN = 120
-"""Characters of the longest entry of an observation between two decisions."""
-SHOWN: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
-"""Of these, what is about the present episode alone: the default."""
+"""Additions to an observation."""
+MAX_ENTRY_LENGTH = 120
+"""Maximum number of characters of an entry of an observation between two decisions."""
+DEFAULT_ADDITIONS: tuple[Show, ...] = ("step", "reward", "return", "legal_actions")
+"""Default additions, which only concern the present episode."""
 
 Message = dict[str, Any]
 
 
-def shortened(frame: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was observed between two decisions without long entries, such as maps, which the newest observation
-    repeats."""
-    seen = frame.get("observation")
-    if not isinstance(seen, Mapping):
+def shorten_observation(frame: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an observation between two decisions without long entries, such as maps.
+
+    The newest observation repeats these entries.
+    """
+    observation = frame.get("observation")
+    if not isinstance(observation, Mapping):
         return dict(frame)
-    short = {name: value for name, value in seen.items() if len(said(value)) <= LONGEST_BETWEEN}
+    short = {name: value for name, value in observation.items() if len(to_json(value)) <= MAX_ENTRY_LENGTH}
     return {**frame, "observation": short}
 
 
 @dataclass
 class PlayerConversation:
-    """One player's side of one game.
+    """Conversation of one player in one game.
 
-    Turns of the user and the player alternate: what was seen in steps that the player was not asked in is told in the
-    next turn. All of it is JSON.
+    Turns of user and player alternate. Observations of steps without a question are part of the next turn. All turns
+    are JSON.
 
     Attributes:
-        turns: (what was told, what was answered) of the newest questions, oldest first.
-        frames: what was seen since the last answer, oldest first; the last one is the present.
-        pictures: the newest frames of the episode as data URLs, oldest first; the last one shows the present.
-        action: the last one; None before the first of an episode.
-        steps, total: steps of the episode, and the sum of their rewards; NaN as soon as one of them is not known.
-        reward: sum of the rewards since the last observation, or since the episode began; None without a step since.
-        since: steps since the last answer.
+        turns: (user's turn, player's answer) of the newest questions, oldest first.
+        frames: observations since the last answer, oldest first; the last one is the present one.
+        pictures: newest frames of the episode as data URLs, oldest first; the last one shows the present.
+        action: last action; None before the first one of an episode.
+        steps: number of steps of the episode.
+        total: sum of the episode's rewards; NaN if one of them is unknown.
+        reward: sum of the rewards since the last observation, or since the start of the episode; None without a step
+            since.
+        since: number of steps since the last answer.
         last_episode: result of the previous episode, until the first observation of this one; empty if unknown.
-        decided: how many answers there have been in the episode.
-        shown_from: the first of them that is still shown.
-        replaced: the last decision, in words, where it was made without a usable reply; "" where the reply counted.
-        plan: the newest that the player wrote in the episode; "": none.
-        plan_turn: the newest turn in which it stands, by its number in the episode.
-        lessons: the newest lessons of earlier episodes, oldest first.
-        unlearnt: there is an episode over, of which no lesson has been drawn yet.
-        before: how many answers there were in the last episode that is over.
-        asked_to_talk: the present question is what to say, and not what to do.
+        decided: number of answers in the episode.
+        shown_from: index of the first answer that is still shown.
+        replaced: description of the last action if it replaced an invalid reply; else "".
+        plan: newest plan that the player wrote in the episode; "": there is none.
+        plan_turn: index of the newest turn that contains the plan.
+        lessons: newest lessons of earlier episodes, oldest first.
+        unlearnt: whether an episode has ended from which no lesson has been drawn yet.
+        before: number of answers in the last completed episode.
+        asked_to_talk: whether the present question is for a message instead of an action.
     """
 
     turns: list[tuple[str, str]] = field(default_factory=list)
@@ -79,7 +83,7 @@ class PlayerConversation:
     asked_to_talk: bool = False
 
     def begin(self) -> None:
-        """A new episode; turns of the last one are kept until a lesson has been drawn from them."""
+        """Start a new episode. Turns of the last one stay until a lesson has been drawn from them."""
         if not self.unlearnt:
             self.turns = []
         self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
@@ -88,12 +92,15 @@ class PlayerConversation:
         self.plan, self.plan_turn = "", 0
 
     def add_observation(self, observation: str | None, legal: Any, show: Sequence[Show]) -> None:
-        """Take in what is observed now, in words where it is told in words, and what of the rest is to be shown.
+        """Add the present observation, with the additions in `show`.
 
-        `legal` are the legal answers as they are shown (`AnswerFormat.legal_answers`); None: all are.
+        Args:
+            observation: observation in words; None: there is none.
+            legal: legal answers as they are shown (`AnswerFormat.legal_answers`); None: all are legal.
+            show: additions to the observation.
         """
         frame: dict[str, Any] = {} if observation is None else {"observation": embedded(observation)}
-        # Where players take turns, the first observation may come after the first step.
+        # If players take turns, the first observation may come after the first step.
         if self.decided == 0 and not self.frames:
             frame["start"] = True
             if "last_episode" in show and self.last_episode:
@@ -102,57 +109,69 @@ class PlayerConversation:
         if "step" in show:
             frame["step"] = self.steps
         if "reward" in show and self.reward is not None and not math.isnan(self.reward):
-            frame["reward"] = tidy(self.reward)
+            frame["reward"] = round_reward(self.reward)
         if "return" in show and not math.isnan(self.total):
-            frame["return"] = tidy(self.total)
+            frame["return"] = round_reward(self.total)
         if "legal_actions" in show and legal is not None:
             frame["legal_actions"] = legal
         self.frames.append(frame)
         self.reward = None
 
     def add_frame(self, picture: str, keep: int) -> None:
-        """Take in a frame of what is to be seen now; the newest `keep` are kept."""
+        """Add a frame of the present state; the newest `keep` frames remain."""
         self.pictures = [*self.pictures, picture][-keep:]
 
-    def hear(self, own: str, to: str, others: Sequence[dict[str, str]]) -> None:
-        """Take in a round of talk: what the player said itself, to whom, and what it heard."""
-        spoken = {"to": to, "message": own} if to else own
-        self.frames[-1] |= ({"you_said": spoken} if own else {}) | ({"heard": list(others)} if others else {})
+    def hear(self, message: str, to: str, heard: Sequence[dict[str, str]]) -> None:
+        """Add a round of talk: the player's own message, its recipient, and the messages from others."""
+        own_message = {"to": to, "message": message} if to else message
+        self.frames[-1] |= ({"you_said": own_message} if message else {}) | ({"heard": list(heard)} if heard else {})
 
     def question(self, shown: int = 0) -> str:
-        """The present turn of the user, before which `shown` earlier turns are shown."""
-        *before, now = self.frames
-        told = {"no_usable_reply": self.replaced} if self.replaced else {}
-        plan: dict[str, Any] = {"your_plan": self.plan} if self._plan_is_lost(shown) else {}
+        """Return the user's present turn, which follows `as_json` earlier turns."""
+        *earlier, latest = self.frames
+        notice = {"no_usable_reply": self.replaced} if self.replaced else {}
+        plan: dict[str, Any] = {"your_plan": self.plan} if self._is_plan_hidden(shown) else {}
         plan |= {"talk": True} if self.asked_to_talk else {}
-        between = [shortened(frame) for frame in before]
-        return said({**told, **({"since_your_last_action": between} if between else {}), **now, **plan})
+        intermediate = [shorten_observation(frame) for frame in earlier]
+        return to_json(
+            {**notice, **({"since_your_last_action": intermediate} if intermediate else {}), **latest, **plan}
+        )
 
-    def _plan_is_lost(self, shown: int) -> bool:
-        """Whether there is a plan, and no turn that is shown has it."""
-        return bool(self.plan) and self.plan_turn < self.decided - shown
+    def _is_plan_hidden(self, n_turns: int) -> bool:
+        """Return whether there is a plan that no shown turn contains."""
+        return bool(self.plan) and self.plan_turn < self.decided - n_turns
 
     def window(self, history: int, sliding: bool) -> int:
-        """How many earlier turns are shown: the newest `history` with `sliding`; else they grow to less than twice as
-        many and are cut back to `history`, so that most questions begin as the one before did."""
-        shown = self.decided - self.shown_from
-        if sliding or shown >= 2 * history:
-            shown = min(shown, history)
-        return min(shown, len(self.turns))
+        """Return the number of earlier turns to show.
+
+        With `sliding` these are the newest `history` turns. Otherwise their number grows to less than twice as many and
+        is then cut to `history`, so that most prompts begin like the previous one.
+        """
+        n_turns = self.decided - self.shown_from
+        if sliding or n_turns >= 2 * history:
+            n_turns = min(n_turns, history)
+        return min(n_turns, len(self.turns))
 
     def messages(self, system: str, shown: int) -> tuple[Message, ...]:
-        """The system's, `shown` earlier turns, and the question."""
+        """Return the system message, `as_json` earlier turns, and the question."""
         earlier = self.turns[len(self.turns) - shown :]
-        told = [m for u, a in earlier for m in (message("user", u), message("assistant", a))]
-        seen = {IMAGES: list(self.pictures)} if self.pictures else {}
-        return (message("system", system), *told, message("user", self.question(shown)) | seen)
+        turns = [m for question, answer in earlier for m in (message("user", question), message("assistant", answer))]
+        images = {IMAGES: list(self.pictures)} if self.pictures else {}
+        return (message("system", system), *turns, message("user", self.question(shown)) | images)
 
     def answer(self, reply: str, action: Action, keep: int, replaced: str = "", plan: str = "") -> None:
-        """A decision was made, without the player where it was `replaced`; the newest `keep` turns are kept, and the
-        `plan` in the reply, if there is one."""
-        shown = self.decided - self.shown_from
-        self.turns = [*self.turns, (self.question(shown), reply)][-keep:] if keep else []
-        if plan or self._plan_is_lost(shown):
+        """Add a decision, and keep the newest `keep` turns.
+
+        Args:
+            reply: the player's answer as it is shown later.
+            action: chosen action.
+            keep: number of turns to keep.
+            replaced: description of the action if it replaced an invalid reply.
+            plan: plan in the reply; "": there is none.
+        """
+        n_turns = self.decided - self.shown_from
+        self.turns = [*self.turns, (self.question(n_turns), reply)][-keep:] if keep else []
+        if plan or self._is_plan_hidden(n_turns):
             self.plan, self.plan_turn = plan or self.plan, self.decided
         self.frames, self.action, self.since, self.replaced = [], action, 0, replaced
         self.decided += 1
@@ -165,20 +184,20 @@ class PlayerConversation:
         self.since += 1
 
     def end(self, terminated: bool, learn: bool) -> None:
-        """The episode is over; `learn`: a lesson is to be drawn from it."""
-        known = {} if math.isnan(self.total) else {"return": tidy(self.total)}
+        """End the episode; `learn` says whether a lesson will be drawn from it."""
+        score = {} if math.isnan(self.total) else {"return": round_reward(self.total)}
         self.last_episode = {
-            **known,
+            **score,
             "steps": self.steps,
             "end": "the game was over" if terminated else "the time was up",
         }
         self.unlearnt, self.before = learn, self.decided
 
     def state_dict(self) -> State:
-        """Plain data, copied."""
+        """Return a copy of the conversation as plain data."""
         return {
             "turns": [list(turn) for turn in self.turns],
-            "frames": [said(frame) for frame in self.frames],
+            "frames": [to_json(frame) for frame in self.frames],
             "pictures": list(self.pictures),
             "action": list(self.action) if isinstance(self.action, list) else self.action,
             "steps": self.steps,
@@ -199,10 +218,11 @@ class PlayerConversation:
 
     @classmethod
     def from_state(cls, state: State) -> PlayerConversation:
+        """Return the conversation of a `state_dict`."""
         return cls(
             **{
                 **state,
-                "turns": [(told, answered) for told, answered in state["turns"]],
+                "turns": [(question, answer) for question, answer in state["turns"]],
                 "frames": [json.loads(frame) for frame in state["frames"]],
                 "pictures": list(state["pictures"]),
                 "last_episode": dict(state["last_episode"]),
@@ -212,15 +232,16 @@ class PlayerConversation:
 
 
 def message(role: str, content: str) -> Message:
+    """Return a message of a conversation."""
     return {"role": role, "content": content}
 
 
-def said(value: Any) -> str:
-    """`value` as JSON in one line."""
+def to_json(value: Any) -> str:
+    """Return `value` as JSON on one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def tidy(value: float) -> int | float:
-    """A sum of rewards without the noise of its last digits."""
+def round_reward(value: float) -> int | float:
+    """Round a sum of rewards to four decimals, and to an integer if it is one."""
     value = round(float(value), 4) + 0.0
     return int(value) if value.is_integer() else value

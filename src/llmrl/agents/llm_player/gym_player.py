@@ -1,24 +1,22 @@
-"""A player for a Gymnasium environment in a program of one's own."""
+"""Player of a Gymnasium environment for user programs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.agents.llm_player.answer_format import AnswerWith
-from llmrl.agents.llm_player.conversation import SHOWN, Show
-from llmrl.agents.llm_player.player_settings import PlayerSettings
+from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
 from llmrl.core.arguments import checked, type_hints_of
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
-from llmrl.core.ranges import NonNegativeInt, PositiveInt
+from llmrl.core.option_files import option
 from llmrl.core.records import Observation, PolicyOutput, Step
 from llmrl.core.spaces import Channel, EnvDescription, EnvSpec
 from llmrl.envs.gym.channel_spaces import continuous_actions, to_actions
@@ -31,75 +29,86 @@ if TYPE_CHECKING:
     import gymnasium
 
 
+_NEEDS_RUN = (
+    *("players", "examples", "examples_path", "example_steps", "personas", "show_text", "show_frames", "frame_size"),
+    *("message_interval", "message_recipients", "max_message_length"),
+)
+"""Options of `agent=llm_player` that only a run supports."""
+
+
 class Player:
-    """A chat model that plays one Gymnasium environment; make it with `make_player`.
+    """Chat model that plays one Gymnasium environment; created by `make_player`.
 
     >>> player = make_player(env, text="taxi", llm="gpt4o", temperature=0.0)              # doctest: +SKIP
     >>> observation, info = env.reset(seed=0)                                             # doctest: +SKIP
     >>> player.reset()                                                                    # doctest: +SKIP
-    >>> over = False                                                                      # doctest: +SKIP
-    >>> while not over:                                                                   # doctest: +SKIP
+    >>> done = False                                                                      # doctest: +SKIP
+    >>> while not done:                                                                   # doctest: +SKIP
     ...     action = player.act(observation, info)
     ...     observation, reward, terminated, truncated, info = env.step(action)
-    ...     player.on_step(reward, terminated, truncated)  # may be left out
-    ...     over = terminated or truncated
+    ...     player.on_step(reward, terminated, truncated)  # optional
+    ...     done = terminated or truncated
 
     Attributes:
-        note: what there is to say about the last action: reflection, reply, whether it was valid, tokens, cost.
-        policy: what decides, with its counters.
+        note: description of the last action: reflection, reply, whether it was valid, tokens, cost.
+        policy: policy of the player, with its counters.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], describer: Describer, policy: LLMPolicy) -> None:
         self.env, self.policy = env, policy
         self._describer = describer
         self.note: dict[str, Any] = {}
-        self._over = True
-        self._acted: tuple[Observation, PolicyOutput] | None = None
-        self._untold = False  # an action was taken, and nobody has said what it led to
+        self._is_over = True
+        self._last_decision: tuple[Observation, PolicyOutput] | None = None
+        self._needs_report = False  # whether the result of the last action has not been reported
 
     def reset(self) -> None:
-        """A new episode begins. What the environment is seeded with is the caller's business: the model's replies
-        depend on what is seen, and on its own stream."""
+        """Start a new episode.
+
+        The caller seeds the environment. The model's replies depend on the observations and on its own stream.
+        """
         self.policy.on_reset(np.array([True]), {})
-        self.note, self._over, self._untold = {}, False, False
+        self.note, self._is_over, self._needs_report = {}, False, False
 
     def act(self, observation: Any, info: Mapping[str, Any] | None = None) -> Any:
-        """The action for an observation, as the environment's `step` takes it; `info` may hold an `action_mask`.
+        """Return the action for an observation in the form that the environment's `step` takes.
 
-        Each call is one step of the episode.
+        `info` may contain an `action_mask`. Each call is one step of the episode.
 
         Raises:
-            ValueError: the episode is over, or none has begun.
+            ValueError: the episode is over, or none was started.
             LLMError: the model could not be reached.
         """
-        if self._over:
+        if self._is_over:
             raise ValueError("the episode is over; call reset() first")
-        if self._untold:
+        if self._needs_report:
             self.on_step(math.nan)
-        told = np.empty((1, 1), dtype=object)
-        told[0, 0] = self._describer.describe(observation, info or {})
-        seen: dict[str, Any] = {"text": told}
+        text = np.empty((1, 1), dtype=object)
+        text[0, 0] = self._describer.describe(observation, info or {})
+        inputs: dict[str, Any] = {"text": text}
         if "action_mask" in self.policy.channels:
             n = self.policy.spec.n_actions
             mask = (info or {}).get("action_mask")
-            seen["action_mask"] = (np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))[None, None]
-        act = self.policy.act(seen)
+            inputs["action_mask"] = (np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))[
+                None, None
+            ]
+        act = self.policy.act(inputs)
         assert act.notes is not None
-        self.note, self._acted, self._untold = act.notes[0][0], (seen, act), True
+        self.note, self._last_decision, self._needs_report = act.notes[0][0], (inputs, act), True
         [action] = to_actions(self.env.action_space, act.action.numpy())
         return action
 
     def on_step(self, reward: float, terminated: bool = False, truncated: bool = False) -> None:
-        """What the action led to: what is shown with the next observation, and what lessons and `last_episode` need.
+        """Report the result of the action, which the next observation, lessons and `last_episode` use.
 
-        A player who is not told plays on without rewards, returns and ends of episodes.
+        Without these calls, the player acts without rewards, returns and ends of episodes.
         """
-        over = terminated or truncated
+        done = terminated or truncated
         rewards = np.array([[reward]], dtype=np.float32)
         step = Step({}, rewards, rewards, np.array([terminated]), np.array([truncated]))
-        if self._acted is not None:
-            self.policy.on_step(Transition(*self._acted, step, np.array([over])))
-        self._over, self._untold = over, False
+        if self._last_decision is not None:
+            self.policy.on_step(Transition(*self._last_decision, step, np.array([done])))
+        self._is_over, self._needs_report = done, False
 
 
 def make_player(
@@ -107,81 +116,66 @@ def make_player(
     text: str = "own",
     llm: str | ChatModel = "scripted",
     *,
-    history: NonNegativeInt = 10,
-    action_every: PositiveInt = 1,
-    reflection: bool = True,
-    require_reflection: bool = True,
-    show: Sequence[Show] = SHOWN,
-    lessons: NonNegativeInt = 0,
-    answer_with: AnswerWith = "name",
-    legal_only: bool = True,
-    decimals: NonNegativeInt = 2,
-    repair_turns: NonNegativeInt = 1,
-    sliding_history: bool = False,
-    plan: bool = False,
     success: Success | None = None,
-    success_at: float | None = None,
+    success_threshold: float | None = None,
     prompts: Path | None = None,
     seed: int = 0,
-    **settings: Any,
+    **options: Any,
 ) -> Player:
-    """A player for `env`.
+    """Return a player for `env`.
 
     Args:
         env: any Gymnasium environment with a Discrete, MultiDiscrete, MultiBinary or bounded Box action.
-        text: what puts it into words: a shipped text (`taxi`), a file, `own` (the environment or a wrapper around it
-            has `get_goal_description`, `get_observation_schema` and `get_action_schema`), or `auto`.
-        llm: a model, or the name of an option of conf/llm, with `settings` in place of its own.
-        history, action_every, reflection, require_reflection, show, lessons, answer_with, legal_only, decimals,
-            repair_turns, sliding_history, plan: as in `agent=llm_player`.
-        success, success_at: what makes an episode a success, as in `env.success`; the model is told.
-        prompts: a folder of prompts that come before the package's.
-        seed: of the model's stream.
+        text: description of the environment in words: an included text (`taxi`), a file, `own` (the environment or a
+            wrapper of it has `get_goal_description`, `get_observation_schema` and `get_action_schema`), or `auto`.
+        llm: a model, or the name of an option of conf/llm.
+        success: criterion of a successful episode, as in `env.success`; it is part of the prompt.
+        success_threshold: threshold of this criterion, as in `env.success_threshold`.
+        prompts: folder of prompts that take precedence over the package's.
+        seed: seed of the model's stream.
+        options: options that replace defaults of `agent=llm_player` (`history=5`) or, if `llm` is a name, of that model
+            (`temperature=0.0`).
 
     Raises:
-        ConfigError: no environment, an argument that cannot be, text and environment that do not fit together, or no
-            such model.
-        LLMError: the model could never answer.
+        ConfigError: `env` is not an environment, an option is unknown or out of range, text and environment do not
+            match, or the model does not exist.
+        LLMError: the model cannot answer.
     """
-    _check(env, dict(locals()))
+    _check(
+        env,
+        {"text": text, "success": success, "success_threshold": success_threshold, "prompts": prompts, "seed": seed},
+    )
+    fields = type_hints_of(PlayerSettings)
+    values = {name: value for name, value in option("agent", "llm_player").items() if name in fields}
+    values |= {name: value for name, value in options.items() if name in fields and name not in _NEEDS_RUN}
+    settings = PlayerSettings(**{name: checked(value, fields[name], name) for name, value in values.items()})
+    model_options = {name: value for name, value in options.items() if name not in values or name in _NEEDS_RUN}
     if isinstance(llm, str):
-        model: ChatModel = chat_model(llm, seed=seed, **settings)
-    elif settings:
-        raise ConfigError(f"{next(iter(settings))}: settings are for models that are named, as in llm='gpt4o'")
+        model: ChatModel = chat_model(llm, seed=seed, **model_options)
+    elif model_options:
+        raise ConfigError(
+            f"{next(iter(model_options))} is not an option of make_player; options of a model need its name, e.g. "
+            "llm='gpt4o'"
+        )
     else:
         model = llm
-    describer = describer_of(text, env, SuccessCriterion.of(success, success_at))
+    describer = describer_of(text, env, SuccessCriterion.of(success, success_threshold))
     spec = _spec(env, describer.game)
-    told = PlayerSettings(
-        history=history,
-        action_every=action_every,
-        reflection=reflection,
-        require_reflection=require_reflection,
-        show=show,
-        lessons=lessons,
-        answer_with=answer_with,
-        legal_only=legal_only,
-        decimals=decimals,
-        repair_turns=repair_turns,
-        prompt_folder=prompts,
-        sliding_history=sliding_history,
-        plan=plan,
-    )
-    policy = LLMPolicy(spec, model, told)
-    return Player(env, describer, policy)
+    return Player(env, describer, LLMPolicy(spec, model, settings, PlayerContent(prompts)))
 
 
-def _check(env: Any, given: dict[str, Any]) -> None:
-    """Raise ConfigError for arguments of `make_player` that could not be; `given` holds them by name."""
+def _check(env: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise ConfigError for invalid arguments of `make_player`, given by name."""
     if not hasattr(env, "action_space") or not hasattr(env, "observation_space"):
-        cure = f"gymnasium.make({env!r})" if isinstance(env, str) else "what gymnasium.make(id) returns"
-        raise ConfigError(f"make_player takes an environment, not {env!r}: pass {cure}")
-    for name, hint in type_hints_of(make_player).items():
-        if name in given and name not in ("llm", "settings"):
-            checked(given[name], hint, name)
+        remedy = f"gymnasium.make({env!r})" if isinstance(env, str) else "the result of gymnasium.make(id)"
+        raise ConfigError(f"make_player needs an environment, got {env!r}; pass {remedy}")
+    hints = type_hints_of(make_player)
+    for name, value in arguments.items():
+        checked(value, hints[name], name)
 
 
 def _spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
+    """Return the spec of an environment with its description in words."""
     from gymnasium import spaces
 
     actions = env.action_space
@@ -198,6 +192,6 @@ def _spec(env: gymnasium.Env[Any, Any], text: EnvDescription) -> EnvSpec:
         continuous_actions=continuous_actions(actions, name),
         text=text,
     )
-    # Whether an environment tells which actions are legal is seen in its first info; all are, where it does not.
-    masked = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
-    return replace(spec, observation={**spec.observation, **masked})
+    # Only the first info shows whether an environment reports legal actions; without a mask, all are legal.
+    mask_channel = {"action_mask": Channel((n_actions,), "bool", 0, 1)} if n_actions else {}
+    return replace(spec, observation={**spec.observation, **mask_channel})

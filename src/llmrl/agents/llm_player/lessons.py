@@ -1,4 +1,4 @@
-"""Lessons that players write down after episodes and are told in later ones (Reflexion, arXiv 2303.11366)."""
+"""Lessons that players write after episodes and are shown in later ones (Reflexion, arXiv 2303.11366)."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import Conversing, Query, QueryStats, StructuredQuery, most_that_fit
+from llmrl.llms.structured_query import Conversation, Query, QueryStats, StructuredQuery, largest_fitting
 
 LESSON_TURNS = 50
-"""Most turns of an episode, the newest ones, from which a lesson is drawn."""
-LONGEST_LESSON = 600
-"""Most characters of a lesson."""
-_LESSON = TextParser("lesson", LONGEST_LESSON)
+"""Maximum number of turns of an episode, the newest ones, from which a lesson is drawn."""
+MAX_LESSON_LENGTH = 600
+"""Maximum number of characters of a lesson."""
+_LESSON = TextParser("lesson", MAX_LESSON_LENGTH)
 
 Pupil = tuple[PlayerConversation, int, str, str]
-"""A player with an episode to learn from: its conversation, its index, its model, and the place of the question."""
-Drawn = tuple[PlayerConversation, str | None, QueryStats]
-"""A player, the lesson that it drew (None: none that is valid), and what the question took."""
+"""Player with a completed episode: its conversation, its index, its model, and the place of the question."""
+DrawnLesson = tuple[PlayerConversation, str | None, QueryStats]
+"""Player's conversation, its lesson (None: no valid one), and the statistics of the question."""
 
 
 class Lesson(BaseModel):
@@ -39,12 +39,12 @@ class Lessons:
     Args:
         llm: the chat model.
         prompts: prompts of the players.
-        kept: number of newest lessons that a player keeps; 0: none are drawn.
-        repair_turns: chances to correct an invalid reply.
+        max_lessons: maximum number of lessons that a player keeps, the newest ones; 0: none are drawn.
+        repair_turns: maximum number of corrections of an invalid reply.
     """
 
-    def __init__(self, llm: ChatModel, prompts: PlayerPrompts, kept: int, repair_turns: int) -> None:
-        self._llm, self._prompts, self.kept = llm, prompts, kept
+    def __init__(self, llm: ChatModel, prompts: PlayerPrompts, max_lessons: int, repair_turns: int) -> None:
+        self._llm, self._prompts, self.max_lessons = llm, prompts, max_lessons
         self.asker: StructuredQuery[str] = StructuredQuery(
             llm,
             "lesson",
@@ -53,28 +53,28 @@ class Lessons:
             json_schema(Lesson),
             repair_turns,
         )
-        self.question(PlayerConversation(turns=[("{}", "{}")]), 0, "", "")  # a fault in the prompt is found at once
+        self.question(PlayerConversation(turns=[("{}", "{}")]), 0, "", "")  # raises early if the prompt is wrong
 
-    def drawing(self, pupils: Sequence[Pupil]) -> Conversing[Iterator[Drawn]]:
-        """Ask for a lesson from each episode that a player leaves behind; what was drawn is kept by the players."""
+    def draw(self, pupils: Sequence[Pupil]) -> Conversation[Iterator[DrawnLesson]]:
+        """Request a lesson from each completed episode; the players keep them."""
         lessons = (yield from self.asker.asking([self.question(*pupil) for pupil in pupils])) if pupils else []
         for (seat, *_), lesson in zip(pupils, lessons, strict=False):
             if lesson is not None:
-                seat.lessons = [*seat.lessons, lesson][-self.kept :]
+                seat.lessons = [*seat.lessons, lesson][-self.max_lessons :]
             seat.turns, seat.unlearnt = [], False
         return zip([seat for seat, *_ in pupils], lessons, self.asker.asked, strict=False)
 
     def question(self, seat: PlayerConversation, agent: int, model: str, place: str) -> Query:
-        """Return the question for a lesson, with as much of the episode as the model's context window takes."""
+        """Return the question for a lesson, with as much of the episode as the model's context window allows."""
         system = self._prompts.system(agent, tuple(seat.lessons))
 
-        def told(kept: int) -> tuple[Prompt, tuple[Message, ...]]:
-            prompt = self._prompts.lesson(seat, kept)
+        def render(n_turns: int) -> tuple[Prompt, tuple[Message, ...]]:
+            prompt = self._prompts.lesson(seat, n_turns)
             return prompt, (message("system", system.text), message("user", prompt.text))
 
-        most = min(len(seat.turns), LESSON_TURNS)
-        kept = most_that_fit(lambda k: self._llm.fits(told(k)[1], model), most) if model else most
-        prompt, messages = told(max(kept, 0))
+        max_turns = min(len(seat.turns), LESSON_TURNS)
+        n_turns = largest_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
+        prompt, messages = render(max(n_turns, 0))
         return Query(messages, prompt.name, prompt.hash, place=place, model=model)
 
 
@@ -84,4 +84,4 @@ def read_lesson(text: str, cut: bool = False) -> str:
     Raises:
         InvalidReply: the reply holds no lesson.
     """
-    return " ".join(parse_answer(text, _LESSON, cut).answer.split())[:LONGEST_LESSON]
+    return " ".join(parse_answer(text, _LESSON, cut).answer.split())[:MAX_LESSON_LENGTH]

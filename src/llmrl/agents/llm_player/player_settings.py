@@ -7,63 +7,92 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmrl.agents.llm_player.answer_format import AnswerWith
-from llmrl.agents.llm_player.conversation import Show
-from llmrl.agents.llm_player.episode_examples import RecordedEpisode
+from llmrl.agents.llm_player.conversation import DEFAULT_ADDITIONS, Show
+from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode
 from llmrl.agents.llm_player.talk import TalkTo
+from llmrl.core.ranges import NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
 class PlayerSettings:
-    """How a player is told of its game, and how it may answer.
+    """Options of `LLMPlayer`: prompts and answers. Ranges are in `conf/agent/llm_player.yaml`.
 
     Attributes:
-        history: earlier turns (what was told, what was answered) that are shown at least, as soon as there are so many;
-            >= 0.
-        sliding_history: exactly the newest `history` turns are shown, so that each question begins otherwise; else
-            they grow to less than twice as many and are cut back.
-        action_every: steps an action is taken for, as long as it is legal; >= 1.
+        history: minimum number of earlier turns (question and answer) in a prompt, once there are so many.
+        sliding_history: whether exactly the newest `history` turns are shown, so that each prompt begins differently;
+            otherwise their number grows to less than twice as many and is then cut to `history`.
+        action_interval: number of steps for which an action is repeated, as long as it is legal.
         reflection: whether replies begin with a reflection.
-        require_reflection: whether a reply without the reflection that was asked for is invalid.
-        plan: whether a reply may hold a plan for later turns, which the player is shown as long as it has no other.
-        show_frames: the newest frames of the game that are shown with a question; 0: none. Their longer side has
-            `frame_size` pixels at most.
-        show_text: whether observations are told in words.
-        models: the model that each player is, by the name that the run has for it; (): all are the chosen one.
-        examples: episodes of others that are shown, `example_steps` of each, played by `examples_by`, in words.
-        show: what an observation is accompanied by.
-        lessons: lessons of earlier episodes that are kept; 0: none is drawn.
-        answer_with: whether choices are answered by name or by number.
-        legal_only: whether an answer must be legal, where the environment tells which actions are.
-        decimals: digits after the point of the numbers of an action.
-        repair_turns: chances to correct an invalid reply.
-        talk_every: steps between rounds in which players say something before they act; 0: they are silent.
-        talk_to: who hears a message.
-        talk_length: most characters of a message.
-        personas: who players are, in words, player by player and from the first again; (): nobody in particular.
-        prompt_folder: the user's own prompts, `player/<name>.j2` in it; None: there are none.
+        require_reflection: whether a reply without the requested reflection is invalid.
+        plan: whether a reply may contain a plan for later turns, which is shown until it is replaced.
+        show: additions to an observation; None: `DEFAULT_ADDITIONS`.
+        show_frames: number of newest frames in a prompt; 0: none.
+        frame_size: maximum pixels of the longer side of a frame.
+        players: model of each player: number of players by model name, in the order of players, or one name for each
+            player; `llm` is the chosen model. None: the chosen model for all.
+        show_text: whether observations are given in words.
+        lessons: number of lessons from earlier episodes in a prompt; 0: none are drawn.
+        examples: number of example episodes in the prompt.
+        examples_path: source of the examples: `heuristic`, the environment's rule, which plays them now, or the folder
+            of a run of another seed that has recorded episodes.
+        example_steps: number of first steps shown of each example.
+        action_format: whether choices are answered by name or by number.
+        require_legal: whether an answer must be legal, where the environment reports legal actions.
+        decimals: digits after the point of real-valued actions.
+        repair_turns: maximum number of requests to correct an invalid reply.
+        message_interval: number of steps between rounds in which players send a message before they act; 0: never.
+        message_recipients: recipients of a message.
+        max_message_length: maximum characters of a message.
+        personas: YAML file with a list of texts that describe the players; player k has text k, modulo their number.
     """
 
-    history: int
-    action_every: int
+    history: NonNegativeInt
+    sliding_history: bool
+    action_interval: PositiveInt
     reflection: bool
     require_reflection: bool
-    show: Sequence[Show]
-    lessons: int
-    answer_with: AnswerWith
-    legal_only: bool
-    decimals: int
-    repair_turns: int
-    prompt_folder: Path | None
-    sliding_history: bool = False
-    plan: bool = False
-    show_frames: int = 0
-    frame_size: int = 336
-    show_text: bool = True
+    plan: bool
+    show: list[Show] | None
+    show_frames: NonNegativeInt
+    frame_size: PositiveInt
+    players: dict[str, PositiveInt] | list[str] | None
+    show_text: bool
+    lessons: NonNegativeInt
+    examples: NonNegativeInt
+    examples_path: str | None
+    example_steps: PositiveInt
+    action_format: AnswerWith
+    require_legal: bool
+    decimals: NonNegativeInt
+    repair_turns: NonNegativeInt
+    message_interval: NonNegativeInt
+    message_recipients: TalkTo
+    max_message_length: PositiveInt
+    personas: str | None
+
+    @property
+    def additions(self) -> Sequence[Show]:
+        """Additions to an observation."""
+        return DEFAULT_ADDITIONS if self.show is None else self.show
+
+    @property
+    def example_player(self) -> str:
+        """Description of the player of the examples in words."""
+        return "a simple rule" if self.examples_path == RULE else "another player"
+
+
+@dataclass(frozen=True)
+class PlayerContent:
+    """Content of prompts that a player's settings name.
+
+    Attributes:
+        prompt_folder: folder of the user's prompts, `player/<name>.j2` in it; None: there are none.
+        models: model of each player, by the run's name of the model; (): the chosen one for all.
+        examples: example episodes.
+        personas: texts that describe the players; (): there are none.
+    """
+
+    prompt_folder: Path | None = None
     models: Sequence[str] = ()
     examples: Sequence[RecordedEpisode] = ()
-    example_steps: int = 50
-    examples_by: str = "another player"
-    talk_every: int = 0
-    talk_to: TalkTo = "all"
-    talk_length: int = 300
     personas: Sequence[str] = ()

@@ -1,4 +1,4 @@
-"""A chat model as a policy: it is told what there is to see, reflects, and answers with an action."""
+"""Policy of a chat model that is shown observations in words, reflects, and answers with an action."""
 
 from __future__ import annotations
 
@@ -13,121 +13,133 @@ from llmrl.agents.llm_player.answer_format import (
     Action,
     AnswerFormat,
     PlayerReply,
-    answers_of,
+    make_answer_format,
     read_reply,
     reply_schema,
 )
-from llmrl.agents.llm_player.conversation import Message, PlayerConversation, said
+from llmrl.agents.llm_player.conversation import Message, PlayerConversation, to_json
 from llmrl.agents.llm_player.lessons import LESSON_TURNS, Lessons
 from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
-from llmrl.agents.llm_player.player_settings import PlayerSettings
-from llmrl.agents.llm_player.talk import Said, Talk
+from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
+from llmrl.agents.llm_player.talk import Talk, TalkMessage
 from llmrl.core.errors import Incompatible, LLMError, Misfit
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Camera
 from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.images import picture
+from llmrl.llms.images import encode_frame
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured_query import Conversing, Query, QueryStats, StructuredQuery, conversed, most_that_fit
+from llmrl.llms.structured_query import (
+    Conversation,
+    Query,
+    QueryStats,
+    StructuredQuery,
+    largest_fitting,
+    run_conversation,
+)
 
 FALLBACK = "(no usable reply)"
-"""Stands in the history where the player said nothing that could be used; what was done is told in the next turn."""
-UNASKED = 10
-"""Of steps without a choice, which may go on for long, the newest ones that the next question tells."""
+"""Answer in the history that replaces an invalid reply; the next turn states the action taken."""
+MAX_UNASKED_STEPS = 10
+"""Maximum number of steps without a choice that the next question shows, the newest ones."""
 
-Counted = tuple[dict[str, int], ...]
-"""Counters of a player, and of its kinds of questions."""
+Counters = tuple[dict[str, int], ...]
+"""Counters of a player, and of its types of questions."""
 
 
 class LLMPolicy:
-    """Asks a chat model for the actions of all players of all games that are played, in one batch a step.
+    """Policy that requests the actions of all players of all active games from a chat model, in one batch per step.
 
-    Nobody asks for games that wait. A player who is shown an empty text has nothing to decide (out of the game for a
-    while) and takes the first action. One with a single legal action takes it unasked. What is invalid is shown to the
-    model again, `repair_turns` times; if nothing valid comes, the last action is taken if it is legal, else the first
-    legal one (of several numbers the last ones, else 0), and that is counted. So a reply never ends an experiment; only
-    a model that cannot be reached does.
+    Inactive games are not part of the batch. A player with an empty text has nothing to decide (it is temporarily out
+    of the game) and takes the first action; a player with a single legal action takes it. An invalid reply is returned
+    to the model up to `repair_turns` times. If no reply is valid, the last action is repeated if it is legal, else the
+    first legal action is taken (for continuous actions the last numbers, else 0), and this is counted. Therefore a
+    reply never ends an experiment, only an unreachable model does.
 
-    With `lessons`, a player who begins another episode is first asked what is to be learnt from the last one, and is
-    told the newest of these lessons from then on (Reflexion, arXiv 2303.11366).
+    With `lessons`, a player that starts another episode is first asked for a lesson from the last one, and is shown the
+    newest lessons from then on (Reflexion, arXiv 2303.11366).
 
     Args:
-        spec: of the environment.
+        spec: spec of the environment.
         llm: the model.
-        settings: how it is told, and may answer.
+        settings: options of the players.
+        content: models, examples, personas and user's prompts; None: none of them.
 
     Raises:
-        ConfigError: the environment has not been put into words, or a prompt is wrong.
+        ConfigError: the environment has no description in words, or a prompt is wrong.
 
     Attributes:
-        camera: what players are shown of their game; None until somebody plays.
+        camera: function that renders the frames players are shown; None until a game is played.
     """
 
-    def __init__(self, spec: EnvSpec, llm: ChatModel, settings: PlayerSettings) -> None:
+    def __init__(
+        self, spec: EnvSpec, llm: ChatModel, settings: PlayerSettings, content: PlayerContent | None = None
+    ) -> None:
         if spec.text is None or "text" not in spec.observation:
             raise Incompatible(
                 Misfit.INTERFACE,
-                f"a player that reads needs the game in words, and env={spec.name} has none: set env.text (a shipped "
-                "text, a file, own, auto), or env.observe=[text] where the environment has that option",
+                f"a language player needs observations in words, but env={spec.name} has none; set env.text (an "
+                "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
         self.spec, self.text, self.llm = spec, spec.text, llm
         self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
-            *(name for name in ("action_mask",) if settings.legal_only and name in spec.observation),
+            *(name for name in ("action_mask",) if settings.require_legal and name in spec.observation),
             *(name for name in ("pixels",) if settings.show_frames and _is_picture(spec, name)),
         )
-        self.settings, repair_turns = settings, settings.repair_turns
+        self.settings, self.content, repair_turns = settings, content or PlayerContent(), settings.repair_turns
         self.must_reflect = settings.reflection and settings.require_reflection
-        self.answers: AnswerFormat = answers_of(spec, settings.answer_with, settings.decimals)
-        whole = spec.continuous_actions is not None and all(spec.continuous_actions.whole)
-        decimals = 0 if whole else settings.decimals
+        self.answers: AnswerFormat = make_answer_format(spec, settings.action_format, settings.decimals)
+        all_integer = spec.continuous_actions is not None and all(spec.continuous_actions.whole)
+        decimals = 0 if all_integer else settings.decimals
         self.talk: Talk | None = None
-        if settings.talk_every:
-            self.talk = Talk(spec, settings.talk_every, settings.talk_to, settings.talk_length)
-        self.prompts = PlayerPrompts(spec, settings, self.answers, decimals, self.channels, self.talk)
+        if settings.message_interval:
+            self.talk = Talk(spec, settings.message_interval, settings.message_recipients, settings.max_message_length)
+        self.prompts = PlayerPrompts(spec, settings, self.content, self.answers, decimals, self.channels, self.talk)
         self.asker: StructuredQuery[PlayerReply] = StructuredQuery(
             llm, "player", self._read, self.prompts.repair, None, repair_turns
         )
-        self.speaker: StructuredQuery[Said] = StructuredQuery(
-            llm, "talk", lambda reply: Said(reply.text), self.prompts.repair, None, repair_turns
+        self.speaker: StructuredQuery[TalkMessage] = StructuredQuery(
+            llm, "talk", lambda reply: TalkMessage(reply.text), self.prompts.repair, None, repair_turns
         )
         self.lessons = Lessons(llm, self.prompts, settings.lessons, repair_turns)
-        # Turns that are kept: as many as are shown, or as a lesson is drawn from.
-        shown = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
-        self._keep = max(shown, LESSON_TURNS if settings.lessons else 0)
+        # Number of turns to keep: as many as are shown, or are needed for a lesson.
+        max_turns = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
+        self._keep = max(max_turns, LESSON_TURNS if settings.lessons else 0)
         self._schema = reply_schema(self.answers, settings.reflection, settings.plan)
         self.seats = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
-        """Numbers of the episodes that the games are in: with them replies belong to a place in an episode, and not to
-        whoever asked first. None: equal questions are counted."""
-        self.models = tuple(settings.models) or (CHOSEN,) * spec.n_agents
+        """Numbers of the games' present episodes, which identify questions by their place in an episode.
+
+        None: equal questions are distinguished by counting them.
+        """
+        self.models = tuple(self.content.models) or (CHOSEN,) * spec.n_agents
         self.counts = PlayerCounts(self.models)
-        # Faults in prompts are found before the first question.
+        # Raises if a prompt is wrong, before the first question.
         self.system = [self.prompts.system(agent, ()) for agent in range(spec.n_agents)]
         self.prompts.repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        """New episodes have begun; games in which none has begun wait."""
+        """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
         for game in np.flatnonzero(games):
             for seat in self.seats[game]:
                 seat.begin()
 
     def on_step(self, transition: Transition) -> None:
-        """What the last actions led to."""
-        step, ended = transition.step, transition.ended
+        """Add the results of the last actions."""
+        step, done = transition.step, transition.ended
         reward, terminated = on_host(step.reward), np.asarray(step.terminated)
         for game in np.flatnonzero(self.playing):
             for agent, seat in enumerate(self.seats[game]):
                 seat.add_reward(float(reward[game, agent]))
-                if ended[game]:
+                if done[game]:
                     seat.end(bool(terminated[game]), self.settings.lessons > 0)
-        self.playing &= ~ended
+        self.playing &= ~done
 
     def act(
         self,
@@ -136,101 +148,110 @@ class LLMPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        """Actions [n_envs, n_agents], or [n_envs, n_agents, a], with a note on each.
+        """Return actions [n_envs, n_agents], or [n_envs, n_agents, a], with a note on each.
 
         Raises:
-            LLMError: the model could not be reached, or may not be paid any more.
+            LLMError: the model could not be reached, or the budget is exhausted.
         """
-        return conversed(self.acting(observation), self.llm.chat)
+        return run_conversation(self.acting(observation), self.llm.chat)
 
-    def acting(self, observation: dict[str, Any]) -> Conversing[PolicyOutput]:
-        """`act` for who sends the requests elsewhere: yields them, is sent their replies, and returns the actions."""
-        notes: list[list[dict[str, Any]]] = [[{} for _ in row] for row in self.seats]
+    def acting(self, observation: dict[str, Any]) -> Conversation[PolicyOutput]:
+        """Do the same as `act` as a generator that yields requests, receives their replies, and returns the actions."""
+        notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.seats]
         yield from self._learning(notes)
-        asked: list[tuple[int, int]] = []
+        pending: list[tuple[int, int]] = []
         legal: list[list[bool] | None] = []
-        reading: list[tuple[int, int]] = []
+        observers: list[tuple[int, int]] = []
         for game in np.flatnonzero(self.playing).tolist():
-            views = self._views(observation, game)
+            views = self._frames(observation, game)
             for agent, seat in enumerate(self.seats[game]):
                 text, mask = str(observation["text"][game, agent]), self._mask(observation, game, agent)
                 if not text:
-                    # Asked as soon as there is something to decide again.
-                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_every
+                    # The player is asked as soon as it has something to decide again.
+                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_interval
                     continue
-                told = text if self.settings.show_text else None
+                frame_text = text if self.settings.show_text else None
                 legal_answers = None if mask is None else self.answers.legal_answers(mask)
-                seat.add_observation(told, legal_answers, self.settings.show)
+                seat.add_observation(frame_text, legal_answers, self.settings.additions)
                 if views:
                     seat.add_frame(views[agent], self.settings.show_frames)
-                reading.append((game, agent))
-                forced = mask is not None and sum(mask) == 1
-                if forced:
-                    # Asked as soon as there is a choice again.
-                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_every
-                    seat.frames = seat.frames[-UNASKED:]
-                if not forced and self._asks(seat, mask):
-                    asked.append((game, agent))
+                observers.append((game, agent))
+                is_forced = mask is not None and sum(mask) == 1
+                if is_forced:
+                    # The player is asked as soon as it has a choice again.
+                    seat.action, seat.since = self.answers.fallback(None, mask), self.settings.action_interval
+                    seat.frames = seat.frames[-MAX_UNASKED_STEPS:]
+                if not is_forced and self._must_ask(seat, mask):
+                    pending.append((game, agent))
                     legal.append(mask)
                 else:
                     assert seat.action is not None
-                    notes[game][agent] |= {"action": self.answers.shown(seat.action), "asked": False}
-                    notes[game][agent] |= {"reflection": ""} if forced else {}
-                    notes[game][agent] |= self._who(self.models[agent])
-        yield from self._talking(reading, observation["text"], notes)
-        questions = [self._question(g, a) for g, a in asked]
+                    notes[game][agent] |= {"action": self.answers.as_json(seat.action), "asked": False}
+                    notes[game][agent] |= {"reflection": ""} if is_forced else {}
+                    notes[game][agent] |= self._speaker_fields(self.models[agent])
+        yield from self._talking(observers, observation["text"], notes)
+        questions = [self._question(game, agent) for game, agent in pending]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
         decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
-        for (game, agent), mask, decision, took in zip(asked, legal, decisions, self.asker.asked, strict=False):
-            notes[game][agent] |= self._decide(self.seats[game][agent], decision, mask, took, self.models[agent])
+        for (game, agent), mask, decision, stats in zip(pending, legal, decisions, self.asker.asked, strict=False):
+            notes[game][agent] |= self._apply_decision(
+                self.seats[game][agent], decision, mask, stats, self.models[agent]
+            )
         return PolicyOutput(self._actions(), notes=notes)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
-        """Zeros: it knows no values."""
+        """Return zeros, because the policy estimates no values."""
         return torch.zeros(self.spec.n_envs, self.spec.n_agents)
 
     def metrics(self) -> dict[str, float]:
-        """Return what players count: `player/decisions`, `player/lessons`, `player/messages` (without silence);
-        `player/invalid_rate`, of all replies; `player/failed_calls`, questions that got no reply;
-        `player/fallback_rate`, decisions without a valid reply; the two rates of each model, too, as
-        `player/<model>/...`, where players are several; and `llm/...` of `StructuredQuery.metrics`, of all kinds of
-        questions together.
+        """Return the players' counts and rates, and `llm/...` of `StructuredQuery.metrics` for all questions together.
+
+        Counts: `player/decisions`, `player/lessons`, `player/messages` (non-empty ones), and `player/failed_calls`
+            (questions
+        without a reply). Rates: `player/invalid_rate` among all replies, and `player/fallback_rate`, decisions without
+        a valid reply. With several models, there are also both rates of each model, as `player/<model>/...`.
         """
-        others = (self.lessons.asker.metrics(), self.speaker.metrics())
-        both = {name: x + sum(other[name] for other in others) for name, x in self.asker.metrics().items()}
-        return both | self.counts.metrics(
-            bool(self.settings.lessons), bool(self.settings.models), talks=self.talk is not None
+        other_metrics = (self.lessons.asker.metrics(), self.speaker.metrics())
+        all_metrics = {
+            name: x + sum(other[name] for other in other_metrics) for name, x in self.asker.metrics().items()
+        }
+        return all_metrics | self.counts.metrics(
+            bool(self.settings.lessons), bool(self.content.models), talk=self.talk is not None
         )
 
     @property
     def carried(self) -> tuple[str, ...]:
-        """What goes from an episode to the next one of the same game: "last_episode", "lessons", or nothing."""
-        told = ("last_episode",) if "last_episode" in self.settings.show else ()
-        return (*told, *(("lessons",) if self.settings.lessons else ()))
+        """Names of what an episode passes on to the next one of the same game.
+
+        These are "last_episode" and "lessons", or nothing.
+        """
+        episode_additions = ("last_episode",) if "last_episode" in self.settings.additions else ()
+        return (*episode_additions, *(("lessons",) if self.settings.lessons else ()))
 
     def one_game(self) -> LLMPolicy:
-        """The same player for one game by itself, with counters of its own."""
-        return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings)
+        """Return the same player for a single game, with separate counters."""
+        return LLMPolicy(replace(self.spec, n_envs=1), self.llm, self.settings, self.content)
 
-    def counted(self) -> Counted:
-        """What was counted since the last time that this was asked for."""
-        found = tuple(dict(counters) for counters in self._counters)
+    def counted(self) -> Counters:
+        """Return the counts since the last call, and reset them."""
+        snapshot = tuple(dict(counters) for counters in self._counters)
         for counters in self._counters:
             counters.update(dict.fromkeys(counters, 0))
-        return found
+        return snapshot
 
-    def add(self, counted: Counted) -> None:
-        """Count what another one counted."""
-        for counters, more in zip(self._counters, counted, strict=True):
-            counters.update({name: x + more[name] for name, x in counters.items()})
+    def add(self, counted: Counters) -> None:
+        """Add the counts of another policy."""
+        for counters, counts in zip(self._counters, counted, strict=True):
+            counters.update({name: x + counts[name] for name, x in counters.items()})
 
     @property
     def _counters(self) -> tuple[dict[str, int], ...]:
-        return *self.counts.each, self.asker.counters, self.lessons.asker.counters, self.speaker.counters
+        """All counters, which may be changed in place."""
+        return *self.counts.counters, self.asker.counters, self.lessons.asker.counters, self.speaker.counters
 
     def state_dict(self) -> State:
         return {
-            "seats": [[seat.state_dict() for seat in row] for row in self.seats],
+            "seats": [[seat.state_dict() for seat in players] for players in self.seats],
             "playing": self.playing.copy(),
             "counts": self.counts.state_dict(),
             "asker": self.asker.state_dict(),
@@ -239,21 +260,25 @@ class LLMPolicy:
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.seats = [[PlayerConversation.from_state(seat) for seat in row] for row in state["seats"]]
+        self.seats = [[PlayerConversation.from_state(seat) for seat in players] for players in state["seats"]]
         self.playing = np.array(state["playing"])
         self.counts.load_state_dict(state["counts"])
         self.asker.load_state_dict(state["asker"])
         self.lessons.asker.load_state_dict(state["pupil"])
         self.speaker.load_state_dict(state["speaker"])
 
-    def _asks(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
-        if seat.action is None or seat.since >= self.settings.action_every or seat.decided == 0:
+    def _must_ask(self, seat: PlayerConversation, mask: Sequence[bool] | None) -> bool:
+        """Return whether a player must be asked for an action now."""
+        if seat.action is None or seat.since >= self.settings.action_interval or seat.decided == 0:
             return True
         return isinstance(seat.action, int) and mask is not None and not mask[seat.action]
 
-    def _views(self, observation: dict[str, Any], game: int) -> list[str]:
-        """What each player of a game is shown of it now: what it observes in pixels, or what the camera takes where it
-        observes none; [] where players are shown nothing."""
+    def _frames(self, observation: dict[str, Any], game: int) -> list[str]:
+        """Return what each player of a game is shown now, as PNG data URLs.
+
+        These are its observations in pixels or, without such observations, the camera's frames; [] if players are shown
+        no frames.
+        """
         if not self.settings.show_frames:
             return []
         if "pixels" in self.channels:
@@ -261,103 +286,114 @@ class LLMPolicy:
         else:
             assert self.camera is not None
             frames = list(self.camera(game))
-        return [picture(frame, self.settings.frame_size) for frame in frames]
+        return [encode_frame(frame, self.settings.frame_size) for frame in frames]
 
     def _question(self, game: int, agent: int) -> Query:
+        """Return the question for a player's next action."""
         seat = self.seats[game][agent]
-        return self._asked_of(game, agent, seat.decided, self._schema)
+        return self._make_query(game, agent, seat.decided, self._schema)
 
-    def _asked_of(self, game: int, agent: int, what: object, schema: Any) -> Query:
-        """Return a question to a player about what it sees now; `what` names it among the questions of an episode."""
+    def _make_query(self, game: int, agent: int, label: object, schema: Any) -> Query:
+        """Return a question to a player about its present observation.
+
+        `label` identifies the question within the episode.
+        """
         seat, model = self.seats[game][agent], self.models[agent]
         prompt = self.prompts.system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
-        messages = self._fitting(seat, prompt, model)
-        return Query(messages, prompt.name, prompt.hash, schema, self._place(game, agent, what), model)
+        messages = self._fitting_messages(seat, prompt, model)
+        return Query(messages, prompt.name, prompt.hash, schema, self._place(game, agent, label), model)
 
-    def _place(self, game: int, agent: int, what: object) -> str:
-        return "" if self.episodes is None else f"episode {self.episodes[game]}, player {self._seat(agent)}, {what}"
+    def _place(self, game: int, agent: int, label: object) -> str:
+        """Return the place of a question in the run's episodes; "" if episodes are not numbered."""
+        return (
+            ""
+            if self.episodes is None
+            else f"episode {self.episodes[game]}, player {self._player_index(agent)}, {label}"
+        )
 
-    def _seat(self, agent: int) -> int:
-        """Return which player of the whole game an agent is, from 0."""
+    def _player_index(self, agent: int) -> int:
+        """Return the index of an agent among all players of the game."""
         return self.spec.seats[agent] if self.spec.seats else agent
 
-    def _fitting(self, seat: PlayerConversation, prompt: Prompt, model: str) -> tuple[Message, ...]:
-        """The messages with as many earlier turns as the model's context window takes."""
-        whole = seat.window(self.settings.history, self.settings.sliding_history)
-        shown = most_that_fit(lambda k: self.llm.fits(seat.messages(prompt.text, k), model), whole)
-        if shown < 0:
+    def _fitting_messages(self, seat: PlayerConversation, prompt: Prompt, model: str) -> tuple[Message, ...]:
+        """Return the messages with as many earlier turns as the model's context window allows."""
+        max_turns = seat.window(self.settings.history, self.settings.sliding_history)
+        n_turns = largest_fitting(lambda k: self.llm.fits(seat.messages(prompt.text, k), model), max_turns)
+        if n_turns < 0:
             raise LLMError(
-                f"the prompt {prompt.name} and one observation do not fit into the context window of "
-                f"{self.llm.label_of(model)}; "
-                "choose a model with a longer one, or a smaller llm.max_tokens"
+                f"the prompt {prompt.name} and one observation exceed the context window of "
+                f"{self.llm.label_of(model)}; choose a model with a larger one, or a smaller llm.max_tokens"
             )
-        self.asker.counters["trimmed_prompts"] += shown < whole
-        if shown < whole and not self.settings.sliding_history:
-            shown = -(-shown // 2)  # room to grow: else the oldest turn would go with every question
-        seat.shown_from = seat.decided - shown
-        return seat.messages(prompt.text, shown)
+        self.asker.counters["trimmed_prompts"] += n_turns < max_turns
+        if n_turns < max_turns and not self.settings.sliding_history:
+            n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
+        seat.shown_from = seat.decided - n_turns
+        return seat.messages(prompt.text, n_turns)
 
-    def _decide(
+    def _apply_decision(
         self,
         seat: PlayerConversation,
         decision: PlayerReply | None,
         mask: Sequence[bool] | None,
-        took: QueryStats,
+        stats: QueryStats,
         model: str,
     ) -> dict[str, Any]:
-        """Take a decision, or what is done in its place; the note on it."""
-        made = decision or PlayerReply(self.answers.fallback(seat.action, mask))
-        shown = self.answers.shown(made.action)
-        plan = {"plan": made.plan} if self.settings.plan and made.plan else {}
+        """Take the decision of a reply or its fallback, and return the note on it."""
+        reply = decision or PlayerReply(self.answers.fallback(seat.action, mask))
+        action_text = self.answers.as_json(reply.action)
+        plan = {"plan": reply.plan} if self.settings.plan and reply.plan else {}
         if decision is None:
-            replaced = f"your last reply could not be used; done instead: {said(shown)}"
-            seat.answer(FALLBACK, made.action, self._keep, replaced)
+            notice = f"your last reply could not be used; done instead: {to_json(action_text)}"
+            seat.answer(FALLBACK, reply.action, self._keep, notice)
         else:
-            reflected = {"reflection": made.reflection} if self.settings.reflection else {}
-            answer = said({**reflected, **plan, "action": shown})
-            seat.answer(answer, made.action, self._keep, plan=plan.get("plan", ""))
-        self.counts.decided(model, decision is None)
-        self.counts.took(model, took)
+            reflection = {"reflection": reply.reflection} if self.settings.reflection else {}
+            answer = to_json({**reflection, **plan, "action": action_text})
+            seat.answer(answer, reply.action, self._keep, plan=plan.get("plan", ""))
+        self.counts.count_decision(model, decision is None)
+        self.counts.count_replies(model, stats)
         return {
-            "reflection": made.reflection,
+            "reflection": reply.reflection,
             **plan,
-            "action": shown,
+            "action": action_text,
             "asked": True,
             "valid": decision is not None,
-            "reply": took.text,
-            **self._who(model),
-            **_took(took),
+            "reply": stats.text,
+            **self._speaker_fields(model),
+            **_stats_row(stats),
         }
 
     def _talking(
-        self, reading: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
-    ) -> Conversing[None]:
-        """Let players who are `reading` [(game, agent)] speak where there is a round of talk, and hear each other."""
+        self, observers: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
+    ) -> Conversation[None]:
+        """Let the players in `observers`, pairs (game, agent), exchange messages if a round of talk is due."""
         talk = self.talk
         if talk is None:
             return
-        speaking = [(g, a) for g, a in reading if talk.due(self.seats[g][a].steps)]
+        speaking = [(game, agent) for game, agent in observers if talk.due(self.seats[game][agent].steps)]
         if not speaking:
             return
-        for g, a in speaking:
-            self.seats[g][a].asked_to_talk = True
-        questions = [self._asked_of(g, a, f"talk {self.seats[g][a].steps}", talk.schema()) for g, a in speaking]
-        parsers = [lambda reply, agent=a: talk.read(reply.text, agent, reply.cut) for _, a in speaking]
+        for game, agent in speaking:
+            self.seats[game][agent].asked_to_talk = True
+        questions = [
+            self._make_query(game, agent, f"talk {self.seats[game][agent].steps}", talk.schema())
+            for game, agent in speaking
+        ]
+        parsers = [lambda reply, agent=agent: talk.read(reply.text, agent, reply.cut) for _, agent in speaking]
         replies = yield from self.speaker.asking(questions, parsers)
-        said: dict[int, list[Said | None]] = {g: [None] * self.spec.n_agents for g, _ in speaking}
-        for (g, a), message_, took in zip(speaking, replies, self.speaker.asked, strict=True):
-            said[g][a] = message_ or Said("")
-            self.seats[g][a].asked_to_talk = False
-            self.counts.spoke(self.models[a], message_)
-            self.counts.took(self.models[a], took)
-            notes[g][a] |= {"said": (message_ or Said("")).text, "talk_took": _took(took)}
-        for g, round_ in said.items():
-            for a, entries in enumerate(talk.heard(round_, [str(text) for text in texts[g]])):
-                if (own := round_[a]) is not None:
-                    self.seats[g][a].hear(own.text, own.to, entries)
+        game_messages: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speaking}
+        for (game, agent), message, stats in zip(speaking, replies, self.speaker.asked, strict=True):
+            game_messages[game][agent] = message or TalkMessage("")
+            self.seats[game][agent].asked_to_talk = False
+            self.counts.count_message(self.models[agent], message)
+            self.counts.count_replies(self.models[agent], stats)
+            notes[game][agent] |= {"said": (message or TalkMessage("")).text, "talk_took": _stats_row(stats)}
+        for game, messages in game_messages.items():
+            for agent, heard_messages in enumerate(talk.hear_round(messages, [str(text) for text in texts[game]])):
+                if (utterance := messages[agent]) is not None:
+                    self.seats[game][agent].hear(utterance.text, utterance.to, heard_messages)
 
-    def _learning(self, notes: list[list[dict[str, Any]]]) -> Conversing[None]:
-        """Draw a lesson from each episode that a player leaves behind for another one."""
+    def _learning(self, notes: list[list[dict[str, Any]]]) -> Conversation[None]:
+        """Draw a lesson from each completed episode of players that start another one."""
         if not self.settings.lessons:
             return
         pupils = [
@@ -366,49 +402,56 @@ class LLMPolicy:
             for agent, seat in enumerate(self.seats[game])
             if seat.unlearnt
         ]
-        drawn = yield from self.lessons.drawing(
-            [(self.seats[g][a], a, self.models[a], self._place(g, a, "lesson")) for g, a in pupils]
+        lessons = yield from self.lessons.draw(
+            [
+                (self.seats[game][agent], agent, self.models[agent], self._place(game, agent, "lesson"))
+                for game, agent in pupils
+            ]
         )
-        for (game, agent), (_, lesson, took) in zip(pupils, drawn, strict=False):
+        for (game, agent), (_, lesson, stats) in zip(pupils, lessons, strict=False):
             if lesson is not None:
-                self.counts.learnt(self.models[agent])
-            self.counts.took(self.models[agent], took)
-            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _took(took)}
+                self.counts.count_lesson(self.models[agent])
+            self.counts.count_replies(self.models[agent], stats)
+            notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _stats_row(stats)}
 
     def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:
         return read_reply(reply.text, self.answers, legal, self.must_reflect, reply.cut)
 
     def _mask(self, observation: dict[str, Any], game: int, agent: int) -> list[bool] | None:
+        """Return the legal actions of a player; None if all are legal or unknown."""
         if "action_mask" not in self.channels:
             return None
         mask: list[bool] = np.asarray(observation["action_mask"][game, agent]).astype(bool).tolist()
-        # Where all are legal, or the environment knows of none, there is nothing to tell.
+        # A mask with all or no legal actions is not shown.
         return mask if any(mask) and not all(mask) else None
 
     def _actions(self) -> torch.Tensor:
-        """Of all games; those that wait do anything."""
+        """Return the actions of all games; those of inactive games are arbitrary."""
         numbers = self.spec.continuous_actions
-        blank: Action = 0 if numbers is None else self.answers.fallback(None, None)
-        actions = [[blank if seat.action is None else seat.action for seat in row] for row in self.seats]
+        default_action: Action = 0 if numbers is None else self.answers.fallback(None, None)
+        actions = [
+            [default_action if seat.action is None else seat.action for seat in players] for players in self.seats
+        ]
         return torch.tensor(actions, dtype=torch.int64 if numbers is None else torch.float32)
 
-    def _who(self, model: str) -> dict[str, Any]:
-        """Who speaks, for the note on a step; said where players are several models."""
-        return {"model": self.llm.label_of(model)} if self.settings.models else {}
+    def _speaker_fields(self, model: str) -> dict[str, Any]:
+        """Return the label of the speaking model for a note; {} if all players are the same model."""
+        return {"model": self.llm.label_of(model)} if self.content.models else {}
 
 
 def _is_picture(spec: EnvSpec, name: str) -> bool:
-    """Whether a channel holds pictures as they can be shown."""
+    """Return whether a channel contains images that can be shown."""
     channel = spec.observation.get(name)
     return channel is not None and channel.dtype == "uint8" and len(channel.shape) == 3 and channel.shape[-1] == 3
 
 
-def _took(asked: QueryStats) -> dict[str, Any]:
+def _stats_row(stats: QueryStats) -> dict[str, Any]:
+    """Return the statistics of a question for a note."""
     return {
-        "replies": asked.replies,
-        "invalid": asked.invalid,
-        "failed": asked.failed,
-        "prompt_tokens": asked.prompt_tokens,
-        "completion_tokens": asked.completion_tokens,
-        "cost": asked.cost,
+        "replies": stats.replies,
+        "invalid": stats.invalid,
+        "failed": stats.failed,
+        "prompt_tokens": stats.prompt_tokens,
+        "completion_tokens": stats.completion_tokens,
+        "cost": stats.cost,
     }

@@ -1,1 +1,1 @@
-"""A language model as policy: it scores what may be done, and is trained from reward."""
+"""Language model as a policy, which scores the texts of actions and is trained from reward."""

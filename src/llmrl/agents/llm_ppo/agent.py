@@ -1,13 +1,14 @@
-"""`agent=llm_ppo`: a language model as policy, trained by PPO from reward (Carta et al. 2023, arXiv 2302.02662)."""
+"""Agent whose policy is a language model trained by PPO from reward (Carta et al. 2023, arXiv 2302.02662)."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from llmrl.agents.llm_ppo.network import Actions, Activation, LanguageActorCritic, LanguageNetworkSettings, Precision
+from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings
 from llmrl.agents.llm_ppo.policy import LanguagePolicy
 from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
 from llmrl.algorithms.ppo import PPO, PPOSettings
@@ -17,118 +18,124 @@ from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.protocols import AgentLoop
-from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.local.candidate_scorer import LocalScorer
-from llmrl.llms.local.fingerprint import folder_fingerprint
+from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.local.lora import Lora
 from llmrl.run.artifacts import saved_state
 
 Tune = Literal["full", "lora", "heads", "nothing"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LanguagePPOSettings(LanguageNetworkSettings):
+    """Options of `LanguagePPOAgent`; those of the network are inherited. Ranges are in `conf/agent/llm_ppo.yaml`.
+
+    Attributes:
+        tune: trained weights: all weights, an adapter (`lora`), only the heads, or nothing; then the agent only plays.
+        lora: settings of the adapter.
+        recompute: compute activations again instead of storing them for the gradient.
+        kl_coefficient: weight of the divergence from the policy before training, which for an adapter is the model
+            without it; 0: none.
+        sharded: shard the weights over several processes, for models larger than a GPU (FSDP); no effect in one
+            process.
+        init_from: run folder whose newest checkpoint contains the initial trained weights, read at every start; None:
+            those of the model.
+        init_from_seed: seed of that run; unused here, since `init_from` names the run already.
+        ppo: hyperparameters.
+    """
+
+    tune: Tune
+    lora: Lora
+    recompute: bool
+    kl_coefficient: NonNegativeFloat
+    sharded: bool
+    init_from: str | None
+    init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own"
+    ppo: PPOSettings
+
+
 class LanguagePPOAgent:
     """One language model that plays all agents, and its learner.
 
-    Dropout is never active: a probability in an update is that of the rollout while the weights are the same (float32;
-    in bfloat16 up to its rounding, as the two read other texts at once).
+    Dropout is never active, so probabilities in update and rollout agree for equal weights (in bfloat16 up to rounding,
+    because the two compute different texts together).
 
     Args:
-        spec: of the environment it plays.
-        seeds: initial weights of heads and adapters come from its stream `weights`.
+        spec: spec of the environment.
+        settings: options.
+        seeds: seed tree, whose stream `weights` initializes heads and adapters.
         device: torch device.
         scorer: the language model.
-        processes: that share its work.
+        processes: processes that share its work.
         has_principal: whether a principal governs the agent.
-        text_channel: text channel that it reads.
-        actions, temperature, head_hidden, head_activation, precision, piece_tokens: see
-            `LanguageNetworkSettings`.
-        tune: what is trained: all weights, an adapter (`lora`), the heads alone, or nothing: then it only plays.
-        lora: the adapter.
-        recompute: compute activations again instead of keeping them for the gradient.
-        kl_coefficient: weight of the divergence from the policy before training, which of an adapter is the model
-            without one; 0: none.
-        divided: each of several processes holds a part of the weights only, for models larger than a GPU (FSDP);
-            without effect in one process.
-        init_from: run folder whose newest checkpoint gives the first weights of what is trained, read at every start;
-            None: as the model is.
-        init_from_seed: which seed's run that is; `init_from` names it already, so nothing depends on it here.
-        ppo: hyperparameters.
 
     Raises:
-        ConfigError: the parts do not fit each other, or the weights to start from do not fit this agent.
+        ConfigError: options are incompatible, or the initial weights do not fit this agent.
         LLMError: the model cannot be loaded.
-        CheckpointError: there are no weights to start from.
+        CheckpointError: the initial weights do not exist.
     """
 
     loop: ClassVar[AgentLoop] = "learn"
     reads_texts: ClassVar[bool] = True
     plays_if = ("tune", "nothing")
-    """Option, and its value with which the agent only plays."""
+    """Option and the value for which the agent only plays."""
 
     def __init__(
         self,
         spec: EnvSpec,
+        settings: LanguagePPOSettings,
         seeds: Seeds,
         device: str,
         scorer: Scorer,
         processes: ProcessGroup,
         has_principal: bool,
-        text_channel: str,
-        actions: Actions,
-        temperature: PositiveFloat,
-        tune: Tune,
-        lora: Lora,
-        head_hidden: list[PositiveInt],
-        head_activation: Activation,
-        precision: Precision,
-        recompute: bool,
-        piece_tokens: PositiveInt,
-        kl_coefficient: NonNegativeFloat,
-        divided: bool,
-        init_from: str | None,
-        ppo: PPOSettings,
-        init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own",
     ) -> None:
         if not isinstance(scorer, LocalScorer):
-            raise ConfigError("agent=llm_ppo trains a model of this process: use llm=local_scorer_seq2seq or _causal")
+            raise ConfigError(
+                "agent=llm_ppo needs a local scorer; use llm=local_scorer_seq2seq or llm=local_scorer_causal"
+            )
         if has_principal:
-            raise ConfigError("agent=llm_ppo plays alone: no principal governs it; use principal=none or agent=ppo")
-        _check_training(scorer, actions, tune, lora, kl_coefficient, divided)
+            raise ConfigError("agent=llm_ppo does not support a principal; use principal=none or agent=ppo")
+        _check_training(scorer, settings)
+        tune = settings.tune
         generator = seeds.torch("weights")
         module = scorer.module
         if tune == "lora":
-            lora.inject(module, seeds.integer("adapter"))
+            settings.lora.inject(module, seeds.integer("adapter"))
             module.to(device)
         else:
             module.requires_grad_(tune == "full")
-        if recompute:
+        if settings.recompute:
             scorer.recompute_activations()
-        settings = LanguageNetworkSettings(
-            text_channel, actions, temperature, head_hidden, head_activation, precision, piece_tokens
-        )
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
         self.policy = LanguagePolicy(spec, network).to(device)
-        if divided and processes.world_size > 1:
+        if settings.sharded and processes.world_size > 1:
             network.divide()
         self.learns = tune != self.plays_if[1]
         self.tune, self.label = tune, scorer.label
         self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)
         self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
-        if init_from is not None:
-            self._start_from(Path(init_from))
-        # Before a checkpoint of this run is loaded: an attempt that goes on from one has the same anchor.
-        anchor = ReferenceKL(network, kl_coefficient, adapters=tune == "lora") if kl_coefficient else None
-        self._ppo = PPO(self.policy, ppo, anchor) if self.learns else None
+        if settings.init_from is not None:
+            self._load_initial_weights(Path(settings.init_from))
+        # Created before a checkpoint of this run is loaded, so that a resumed run has the same reference policy.
+        weight = settings.kl_coefficient
+        anchor = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
+        self._ppo = PPO(self.policy, settings.ppo, anchor) if self.learns else None
 
     def min_rollout_steps(self, games: int) -> int:
+        """Return the minimum number of steps of a rollout of `games` games."""
         return 1 if self._ppo is None else self._ppo.min_rollout_steps(games)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """One update by PPO; `language/tokens`: positions the model computed since the last one."""
+        """Update the policy by PPO.
+
+        `language/tokens` counts the positions that the model computed since the last update.
+        """
         if self._ppo is None:
             return {}
         metrics = self._ppo.update(rollout, generator)
@@ -138,116 +145,128 @@ class LanguagePPOAgent:
         return metrics
 
     def adapt(self, spec: EnvSpec) -> None:
-        """Play an environment whose actions have other names from now on.
+        """Play an environment whose actions have other names.
 
         Raises:
-            ConfigError: a head has no output for one of them.
+            ConfigError: the number of actions does not fit the head.
         """
         self.policy.network.name_actions(spec)
 
     def reset(self) -> None:
-        """Go back to the original weights.
+        """Raise ConfigError, because the agent stores no copy of its initial weights.
 
-        Raises:
-            ConfigError: nobody kept them: only a principal would ask, and none governs this agent.
+        Only a principal would call this, and no principal governs this agent.
         """
-        raise ConfigError("agent=llm_ppo keeps no copy of its first weights to go back to")
+        raise ConfigError(
+            "agent=llm_ppo cannot be reset, because it stores no copy of its initial weights; use agent=ppo"
+        )
 
     def describe(self) -> dict[str, Any]:
+        """Return a description of the policy, what is trained, and numbers of parameters."""
         parameters = list(self.policy.parameters())
-        what = "names of actions scored" if self.policy.network.scoring else "a head for the actions"
+        output = "names of actions scored" if self.policy.network.scoring else "a head for the actions"
         return {
-            "policy": f"{self.label}, {what}",
+            "policy": f"{self.label}, {output}",
             "tuned": self.tune,
             "parameters": sum(p.numel() for p in parameters),
             "trainable": sum(p.numel() for p in parameters if p.requires_grad) if self.learns else 0,
         }
 
     def state_dict(self) -> State:
-        """What is trained; the rest of the model is what `llm=` loads or draws."""
+        """Return the trained weights and the learner's state; `llm=` determines the rest of the model."""
         learner = None if self._ppo is None else self._ppo.state_dict()
         network = self.policy.network
         return {
-            "policy": self._whole(),
+            "policy": self._gathered_weights(),
             "model": self._files,
             "learner": learner,
             "tokens": sum(network.processes.all_gather_object(network.tokens)),
         }
 
     def load_state_dict(self, state: State) -> None:
-        made_with = state.get("model")  # not known of hub names
-        if None not in (made_with, self._files) and made_with != self._files:
+        """Restore weights and learner; raise ConfigError if the model's files differ or weights do not fit."""
+        model_files = state.get("model")  # None for names on the hub
+        if None not in (model_files, self._files) and model_files != self._files:
             raise ConfigError(
-                f"llm.model={self._model} has other files than when this run was made: put the old ones back, or "
-                "start the run anew with resume=false (rerun=true if it is finished)"
+                f"the files of llm.model={self._model} have changed since this run was created; restore them, or "
+                "restart the run with resume=false (rerun=true if it is finished)"
             )
         self._load(state["policy"], "the checkpoint")
-        # They are of all processes together, which add up what each of them has.
+        # The stored number is the sum over all processes, so only one process restores it.
         self.policy.network.tokens = state["tokens"] if self.policy.network.processes.is_main else 0
         if self._ppo is not None:
             self._ppo.load_state_dict(state["learner"])
 
     def _weights(self) -> dict[str, torch.Tensor]:
+        """Return this process's part of the trained weights."""
         return {name: p.detach() for name, p in self.policy.named_parameters() if name in self._trained}
 
-    def _whole(self) -> dict[str, torch.Tensor]:
-        whole: dict[str, torch.Tensor] = gathered(self._weights())
-        return whole
+    def _gathered_weights(self) -> dict[str, torch.Tensor]:
+        """Return the trained weights, gathered from all processes."""
+        weights: dict[str, torch.Tensor] = gathered(self._weights())
+        return weights
 
-    def _load(self, saved: dict[str, torch.Tensor], source: str) -> None:
-        mine = self._weights()
-        wrong = sorted(set(mine) ^ set(saved)) or [n for n, x in saved.items() if x.shape != mine[n].shape]
-        if wrong:
+    def _load(self, weights: dict[str, torch.Tensor], source: str) -> None:
+        """Copy `weights` into the policy; raise ConfigError if names or shapes differ."""
+        local_weights = self._weights()
+        differences = sorted(set(local_weights) ^ set(weights)) or [
+            n for n, x in weights.items() if x.shape != local_weights[n].shape
+        ]
+        if differences:
             raise ConfigError(
-                f"{source}: its weights do not fit this agent (first difference: {wrong[0]}); use the same llm=, "
-                "llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
+                f"the weights of {source} do not fit this agent (first difference: {differences[0]}); use the same "
+                "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
             )
         with torch.no_grad():
-            for name, x in divided_like(saved, mine).items():
-                mine[name].copy_(x)
+            for name, x in divided_like(weights, local_weights).items():
+                local_weights[name].copy_(x)
 
-    def _start_from(self, run: Path) -> None:
+    def _load_initial_weights(self, run: Path) -> None:
+        """Load the initial weights from the newest checkpoint of another run."""
         try:
             state = saved_state(run)[1]
         except CheckpointError as error:
             raise CheckpointError(
-                f"agent.init_from={run}: {error}. It is read at every start, also of a run that goes on or is "
-                "evaluated: keep that folder where it is, or put a link there"
+                f"agent.init_from={run}: {error}. It is read at every start, also of a resumed or evaluated run, so "
+                "keep that folder, or create a link to it"
             ) from error
-        saved = state.get("agents", [{}])[-1].get("policy")
-        if saved is None:
-            raise ConfigError(f"agent.init_from={run}: that run's agent has no weights to start from")
-        self._load(saved, f"agent.init_from={run}")
+        weights = state.get("agents", [{}])[-1].get("policy")
+        if weights is None:
+            raise ConfigError(
+                f"agent.init_from={run}: the agent of that run has no weights of a policy; use a run of agent=llm_ppo"
+            )
+        self._load(weights, f"agent.init_from={run}")
 
 
-def _check_training(
-    scorer: LocalScorer, actions: Actions, tune: Tune, lora: Lora, kl_coefficient: float, divided: bool
-) -> None:
-    """Raises ConfigError if nothing would be learned, or not what was asked for."""
-    if scorer.four_bit and tune == "full":
-        raise ConfigError("weights in four bits cannot be trained: use agent.tune=lora, or llm.four_bit=false")
-    if scorer.dtype != "float32" and tune == "full":
+def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
+    """Raise ConfigError if nothing would be learned, or options are incompatible."""
+    tune, actions, lora, kl_coefficient = settings.tune, settings.actions, settings.lora, settings.kl_coefficient
+    if scorer.settings.four_bit and tune == "full":
         raise ConfigError(
-            f"agent.tune=full loses its small steps in weights of llm.dtype={scorer.dtype}: use llm.dtype=float32 with "
-            "agent.precision=bfloat16, or agent.tune=lora"
+            "llm.four_bit=true cannot be used with agent.tune=full; use agent.tune=lora, or llm.four_bit=false"
+        )
+    if scorer.settings.dtype != "float32" and tune == "full":
+        raise ConfigError(
+            f"agent.tune=full cannot be used with llm.dtype={scorer.settings.dtype}, in which small updates vanish; "
+            "use llm.dtype=float32 with agent.precision=bfloat16, or agent.tune=lora"
         )
     if tune == "heads" and actions == "scores":
         raise ConfigError(
-            "agent.tune=heads trains layers of its own, and with agent.actions=scores none of them acts: use "
+            "agent.tune=heads cannot be used with agent.actions=scores, because no head affects the actions; use "
             "agent.actions=head, or agent.tune=lora"
         )
     if tune == "lora" and lora.dropout:
         raise ConfigError(
-            f"agent.lora.dropout={lora.dropout:g}: dropout is never active in agent=llm_ppo, as probabilities of "
-            "rollout and update have to agree; use 0"
+            f"agent.lora.dropout={lora.dropout:g} must be 0 in agent=llm_ppo, because probabilities of rollout and "
+            "update have to agree"
         )
     if kl_coefficient and (actions == "head" or tune in ("heads", "nothing")):
         raise ConfigError(
-            "agent.kl_coefficient holds a model to the scores it gave before training, and there is nothing to "
-            "hold: it needs agent.actions=scores and agent.tune=full or lora"
+            f"agent.kl_coefficient={kl_coefficient:g} needs agent.actions=scores and agent.tune=full or lora, got "
+            f"agent.actions={actions} and agent.tune={tune}; set it to 0 otherwise"
         )
-    if divided and (scorer.four_bit or (kl_coefficient and tune == "full")):
+    if settings.sharded and (scorer.settings.four_bit or (kl_coefficient and tune == "full")):
         raise ConfigError(
-            "agent.divided=true divides weights that are whole numbers of bytes, and keeps no copy of them: use "
-            "llm.four_bit=false, and agent.tune=lora with agent.kl_coefficient"
+            "agent.sharded=true supports neither four-bit weights nor a copy of the weights; use llm.four_bit=false, "
+            "and agent.tune=lora with agent.kl_coefficient"
         )

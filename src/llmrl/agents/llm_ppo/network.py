@@ -1,4 +1,4 @@
-"""Language model as an actor-critic: it scores the actions' names, and a head on its hidden state gives the value."""
+"""Actor-critic on a language model that scores the texts of actions; a head on its hidden state gives the value."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from llmrl.agents.llm_ppo.sharding import shard
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.networks import categorical
-from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialise
+from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 
 Actions = Literal["scores", "head"]
 Activation = Literal["relu", "tanh", "sigmoid"]
@@ -32,23 +32,23 @@ class LanguageNetworkSettings:
     """Settings of a language actor-critic.
 
     Attributes:
-        channel: text channel that the model reads.
+        text_channel: text channel that the model reads.
         actions: source of the policy: `scores` of the actions' names, or a `head`.
         temperature: temperature of the scores, > 0.
         head_hidden: hidden widths of the heads.
         head_activation: activation between the heads' layers.
         precision: precision of the model's computation; `bfloat16` is autocast with unchanged weights.
-        piece_tokens: most prompt tokens in one piece of a minibatch, padding included; longer prompts, and joint
-            actions with more, run alone.
+        piece_tokens: maximum number of prompt tokens in one piece of a minibatch, padding included; longer prompts, and
+            joint actions with more, run alone.
     """
 
-    channel: str
+    text_channel: str
     actions: Actions
-    temperature: float
-    head_hidden: Sequence[int]
+    temperature: PositiveFloat
+    head_hidden: Sequence[PositiveInt]
     head_activation: Activation
     precision: Precision
-    piece_tokens: int
+    piece_tokens: PositiveInt
 
 
 class LanguageActorCritic(nn.Module):
@@ -59,7 +59,7 @@ class LanguageActorCritic(nn.Module):
     a head. Heads compute in float32.
 
     Args:
-        spec: spec of the environment; scored are the continuations of its texts (`EnvSpec.continuations`).
+        spec: spec of the environment, with the texts of actions (`EnvSpec.continuations`).
         scorer: the language model.
         generator: random numbers of the heads' initial weights.
         settings: settings of the network.
@@ -78,14 +78,14 @@ class LanguageActorCritic(nn.Module):
         processes: ProcessGroup,
     ) -> None:
         super().__init__()
-        channel, hidden, activation = settings.channel, settings.head_hidden, settings.head_activation
+        channel, hidden, activation = settings.text_channel, settings.head_hidden, settings.head_activation
         self.n_actions = spec.need_discrete("a language model that scores actions")
-        texts = [name for name, each in spec.observation.items() if each.dtype == "object"]
+        texts = [name for name, layout in spec.observation.items() if layout.dtype == "object"]
         if channel not in texts:
-            lacks = f"agent=llm_ppo reads texts, and env={spec.name} offers no text channel {channel!r}"
+            problem = f"agent=llm_ppo reads texts, but env={spec.name} has no text channel {channel!r}"
             if texts:
-                raise ConfigError(f"{lacks}, but {', '.join(texts)}: set agent.text_channel={texts[0]}")
-            raise Incompatible(Misfit.INTERFACE, f"{lacks}; use env=babyai_text")
+                raise ConfigError(f"{problem}, only {', '.join(texts)}; set agent.text_channel={texts[0]}")
+            raise Incompatible(Misfit.INTERFACE, f"{problem}; use env=babyai_text")
         self.scorer, self.channel, self.processes = scorer, channel, processes
         self.scoring, self.temperature = settings.actions == "scores", settings.temperature
         self.precision, self.piece_tokens = settings.precision, settings.piece_tokens
@@ -96,26 +96,29 @@ class LanguageActorCritic(nn.Module):
         width = config.get_text_config().hidden_size
         self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
         self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
-        self.tokens = 0  # positions computed so far
+        self.tokens = 0  # number of positions computed so far
         self.divided = False  # whether the weights are sharded over the processes
 
     def name_actions(self, spec: EnvSpec) -> None:
-        """Score the actions of `spec` from now on.
+        """Score the actions of `spec` instead of the previous ones.
 
         Raises:
             ConfigError: their number differs from the head's outputs, or names are equal or empty.
         """
         names = spec.continuations(self.channel)
-        said = [name.strip() for name in names]
+        labels = [name.strip() for name in names]
         if not self.scoring and len(names) != self.n_actions:
             raise ConfigError(
-                f"agent.actions=head has one output for each of {self.n_actions} actions, and env={spec.name} has "
-                f"{len(names)}: only agent.actions=scores can play with other actions than it was trained with"
+                f"agent.actions=head has one output for each of {self.n_actions} actions, but env={spec.name} has "
+                f"{len(names)}; use agent.actions=scores for environments with other actions"
             )
-        if self.scoring and (twice := [name for i, name in enumerate(said) if name in said[:i]]):
-            raise ConfigError(f"two actions of env={spec.name} are called {twice[0]!r}: scores cannot tell them apart")
-        if self.scoring and not all(said):
-            raise ConfigError(f"an action of env={spec.name} has an empty name, which cannot be scored: {said}")
+        if self.scoring and (duplicates := [name for i, name in enumerate(labels) if name in labels[:i]]):
+            raise ConfigError(
+                f"two actions of env={spec.name} have the name {duplicates[0]!r}; use agent.actions=head, or "
+                "different names"
+            )
+        if self.scoring and not all(labels):
+            raise ConfigError(f"an action of env={spec.name} has an empty name: {labels}; use agent.actions=head")
         self.candidates, self.n_actions = names, len(names)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,17 +137,17 @@ class LanguageActorCritic(nn.Module):
             ConfigError: a prompt is too long for the model.
         """
         with self._autocast():
-            scored = self.scorer.forward(prompts, self.candidates if self.actor is None else ())
-        self.tokens += scored.tokens
-        state = scored.state.float()
-        logits = scored.log_probs / self.temperature if self.actor is None else self.actor(state)
+            output = self.scorer.forward(prompts, self.candidates if self.actor is None else ())
+        self.tokens += output.tokens
+        state = output.state.float()
+        logits = output.log_probs / self.temperature if self.actor is None else self.actor(state)
         return logits, self.critic(state).squeeze(-1)
 
     def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
         """Yield this process's pieces of a minibatch, each with its share of the samples.
 
-        A piece has whole joint actions (`team_step`; without it every sample is one) with prompts of similar length and
-        at most `piece_tokens` tokens; a joint action with more is in a piece of its own.
+        A piece has complete joint actions (`team_step`; without it every sample is one) with prompts of similar length
+        and at most `piece_tokens` tokens; a joint action with more is in a separate piece.
         """
         n, world = len(batch["action"]), self.processes.world_size
         prompts, places = batch[self.channel].distinct()
@@ -153,36 +156,36 @@ class LanguageActorCritic(nn.Module):
         read: list[set[int]] = [set() for _ in range(int(joint.max()) + 1)]
         for number, place in zip(joint.tolist(), places.tolist(), strict=True):
             read[number].add(place)
-        # Joint actions with the same prompts are in one piece, so that each prompt is computed as rarely as possible.
-        alike: dict[tuple[int, ...], list[int]] = {}
-        for number, found in enumerate(read):
-            alike.setdefault(tuple(sorted(found, key=lambda i: (-lengths[i], i))), []).append(number)
+        # Joint actions with the same prompts are in one piece, so that few prompts are computed repeatedly.
+        members_by_prompts: dict[tuple[int, ...], list[int]] = {}
+        for number, indices in enumerate(read):
+            members_by_prompts.setdefault(tuple(sorted(indices, key=lambda i: (-lengths[i], i))), []).append(number)
         groups: list[tuple[set[int], list[int]]] = []
-        # Every process makes the same groups and computes each `world`-th; the budget gives each process some.
+        # Every process makes the same groups and computes one in `world`; the budget is such that each gets some.
         budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
         longest = 0
-        for chosen in sorted(alike, key=lambda chosen: [(-lengths[i], i) for i in chosen]):
-            if not groups or len(groups[-1][0] | set(chosen)) * longest > budget:
+        for members in sorted(members_by_prompts, key=lambda members: [(-lengths[i], i) for i in members]):
+            if not groups or len(groups[-1][0] | set(members)) * longest > budget:
                 groups.append((set(), []))
-                longest = lengths[chosen[0]]
-            groups[-1][0].update(chosen)
-            groups[-1][1].extend(alike[chosen])
-        own = groups[self.processes.rank :: world]
-        for _, numbers in own:
+                longest = lengths[members[0]]
+            groups[-1][0].update(members)
+            groups[-1][1].extend(members_by_prompts[members])
+        local_groups = groups[self.processes.rank :: world]
+        for _, numbers in local_groups:
             rows = torch.isin(joint, torch.tensor(numbers, device=joint.device)).nonzero().squeeze(1)
-            yield _picked(batch, rows), len(rows) / n
+            yield _select(batch, rows), len(rows) / n
         # At least one piece; with sharded weights, as many as any process has.
-        for _ in range(-(-len(groups) // world) - len(own) if self.divided else not own):
-            yield _picked(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
+        for _ in range(-(-len(groups) // world) - len(local_groups) if self.divided else not local_groups):
+            yield _select(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
 
     def divide(self) -> None:
-        """Shard the weights of the model's layers over the processes from now on (`sharding.shard`).
+        """Shard the weights of the model's layers over the processes (`shard`).
 
         Raises:
-            ConfigError: see `sharding.shard`.
+            ConfigError: see `shard`.
         """
         shard(self.language, self.processes)
-        self.scorer.together = self.processes
+        self.scorer.process_group = self.processes
         self.divided = True
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -190,18 +193,54 @@ class LanguageActorCritic(nn.Module):
         return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")
 
 
-def _picked(batch: Batch, chosen: torch.Tensor) -> Batch:
+def _select(batch: Batch, index: torch.Tensor) -> Batch:
     """Return some samples of a minibatch, with joint actions numbered from 0."""
-    picked = {name: x[chosen.to(x.device)] for name, x in batch.items()}
-    if "team_step" in picked:
-        picked["team_step"] = picked["team_step"].unique(return_inverse=True)[1]
-    return picked
+    subset = {name: x[index.to(x.device)] for name, x in batch.items()}
+    if "team_step" in subset:
+        subset["team_step"] = subset["team_step"].unique(return_inverse=True)[1]
+    return subset
 
 
 def _head(
     width: int, hidden: Sequence[int], n_out: int, gain: float, activation: Activation, generator: torch.Generator
 ) -> nn.Sequential:
+    """Return a multilayer perceptron from the hidden state to `n_out` outputs."""
     layers: list[nn.Module] = []
     for n_in, n in zip([width, *hidden], hidden, strict=False):
-        layers += [initialise(nn.Linear(n_in, n), HIDDEN_GAIN, generator), _ACTIVATIONS[activation]()]
-    return nn.Sequential(*layers, initialise(nn.Linear([width, *hidden][-1], n_out), gain, generator))
+        layers += [initialize(nn.Linear(n_in, n), HIDDEN_GAIN, generator), _ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, initialize(nn.Linear([width, *hidden][-1], n_out), gain, generator))
+
+
+def shard(model: nn.Module, processes: ProcessGroup) -> None:
+    """Shard the blocks of a transformers `model` in place, before an optimizer is made of its parameters.
+
+    Each process stores 1/n of every block, of its gradient and of Adam's averages; a block is complete only while it
+    computes (torch's `fully_shard`, Zhao et al. 2023, arXiv 2304.11277). Everything outside of blocks (embeddings, the
+    output layer, heads) stays complete in all processes, and so does T5's position bias.
+
+    While a block computes, all processes exchange its parts. Therefore all of them must run the same number of forward
+    passes, with the same number of gradients: `max(processes.all_gather_object(n))`. A process with less work computes
+    something with weight 0. Gradients of blocks are sums over the processes, like those of other weights after
+    `ProcessGroup.all_reduce_gradients`.
+
+    Raises:
+        ConfigError: there is only one process, or the blocks of this model are unknown.
+    """
+    if processes.world_size == 1:
+        raise ConfigError("agent.sharded=true needs several processes, got 1; start them with torchrun")
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    if not blocks:
+        raise ConfigError(f"agent.sharded=true does not support {type(model).__name__}, whose blocks are unknown")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    kind = next(model.parameters()).device.type
+    mesh = init_device_mesh(kind, (processes.world_size,))
+    # T5's first blocks contain the position bias of all blocks; `Seq2SeqScorer` reads it while no block computes.
+    position_bias = {p for name, p in model.named_parameters() if "relative_attention_bias" in name}
+    for block in blocks:
+        fsdp_block = fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=position_bias)
+        # A sum, not a mean, because a process computes its share of one loss. Not every backend can scale sums.
+        fsdp_block.set_force_sum_reduction_for_comms(True)
+        fsdp_block.set_gradient_divide_factor(1.0)

@@ -1,4 +1,4 @@
-"""The policy of a language model, and how several processes share its work."""
+"""Policy of a language model, and distribution of its work over several processes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Read = Callable[[Sequence[str]], tuple[torch.Tensor, torch.Tensor]]
 
 
 class LanguagePolicy(nn.Module):
-    """Reads a text channel and acts by the scores of the actions' names; one network for all agents.
+    """Policy that reads a text channel and acts by the scores of the actions' texts; one network for all agents.
 
-    A text is read once in a rollout, however often it is met (`Memoizing`).
+    Each distinct text is computed once per rollout (`Memoizing`).
 
     Args:
-        spec: of the environment.
-        network: the model.
+        spec: spec of the environment.
+        network: network of the policy.
     """
 
     recurrent = False
@@ -39,23 +39,23 @@ class LanguagePolicy(nn.Module):
         self.channels: tuple[str, ...] = tuple(
             name for name in (network.channel, "action_mask") if name in spec.observation
         )
-        self._memo = Memo(self._read)
+        self._memo = Memo(self._compute)
 
     @property
     def distribution(self) -> Choice:
-        """Distribution of actions that the model's scores describe."""
+        """Distribution over the actions."""
         return Choice(self.network.n_actions)
 
     def unchanged(self) -> AbstractContextManager[None]:
-        """As `Memoizing`: a rollout, in which each text is read once."""
+        """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
         return self._memo.unchanged()
 
     def groups(self) -> list[tuple[nn.Module, slice]]:
-        """One network plays all agents."""
+        """Return the network, which plays all agents."""
         return [(self.network, slice(0, self.n_agents))]
 
     def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
-        """The observation: prompts say all there is."""
+        """Return the observation unchanged, because prompts contain everything."""
         return observation
 
     @torch.no_grad()
@@ -67,38 +67,40 @@ class LanguagePolicy(nn.Module):
         greedy: bool = False,
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
-        logits, value = self._look(observation)
+        logits, value = self._evaluate(observation)
         action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
         log_prob, entropy = categorical.log_prob_entropy(logits, action)
         return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits, entropy=entropy)
 
     @torch.no_grad()
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
-        """State values [n_envs, n_agents]."""
-        return self._look(observation)[1]
+        """Return state values, [n_envs, n_agents]."""
+        return self._evaluate(observation)[1]
 
     @torch.no_grad()
     def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
-        """Of the actions after each prompt, [n, n_actions]."""
-        return self._read(list(prompts))[0].softmax(-1)
+        """Return the probabilities of actions after each prompt, [n, n_actions]."""
+        return self._compute(list(prompts))[0].softmax(-1)
 
-    def _look(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
+    def _evaluate(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
         prompts = np.asarray(observation[self.network.channel], dtype=object)
         logits, value = self._memo([str(text) for text in prompts.ravel()])
         logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
         return categorical.mask_logits(logits, observation.get("action_mask")), value
 
-    def _read(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [n, n_actions] and values [n] of different prompts."""
+    def _compute(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [n, n_actions] and values [n] of distinct prompts."""
         return shared(self.network.processes, prompts, self.network.read)
 
 
 def shared(processes: ProcessGroup, prompts: Sequence[str], read: Read) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `read` gives of all prompts, [n, ...], each of several processes having read its share of them."""
+    """Return the outputs of `read` for all prompts, [n, ...]; each process computes its share of them."""
     if processes.world_size == 1:
         return read(prompts)
-    own = prompts[processes.share(len(prompts))]
-    # A process without a share reads one all the same, to know what a row looks like.
-    logits, value = read(own or prompts[:1])
-    return processes.gather(logits[: len(own)].contiguous()), processes.gather(value[: len(own)].contiguous())
+    local_prompts = prompts[processes.share(len(prompts))]
+    # A process without a share computes one prompt nevertheless, to know the shape of the outputs.
+    logits, value = read(local_prompts or prompts[:1])
+    return processes.gather(logits[: len(local_prompts)].contiguous()), processes.gather(
+        value[: len(local_prompts)].contiguous()
+    )

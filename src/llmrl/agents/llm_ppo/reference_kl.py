@@ -1,4 +1,4 @@
-"""The policy before it was trained, as an anchor: one more loss that keeps the trained one near."""
+"""Penalty on the divergence of the trained policy from the policy before training."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from llmrl.core.rollouts import Rollout
 
 
 class ReferenceKL:
-    """beta KL(pi || pi_0) over the actions, for PPO to add (a `Teacher`).
+    """Additional PPO loss beta KL(pi || pi_0) over the actions (a `Teacher`).
 
-    pi_0 is the model with its adapters switched off, or, where all weights are trained, a copy of it as it began.
+    pi_0 is the model without its adapters or, if all weights are trained, a copy of the initial model.
 
     Args:
-        network: whose actions are scores.
+        network: network whose actions are scores.
         beta: weight of the divergence, > 0.
-        adapters: whether what is trained are adapters.
+        adapters: whether adapters are trained.
     """
 
     channels: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class ReferenceKL:
 
     @torch.no_grad()
     def advise(self, rollout: Rollout) -> dict[str, torch.Tensor]:
-        """Logits of pi_0, [T, n_envs, n_agents, n_actions]."""
+        """Return the logits of pi_0, [T, n_envs, n_agents, n_actions]."""
         prompts, places = rollout.observation[self.network.channel].distinct()
         if self._frozen is not None:
             logits, _ = shared(self.network.processes, prompts, self._frozen.read)
@@ -47,38 +47,38 @@ class ReferenceKL:
     def loss(
         self, minibatch: dict[str, torch.Tensor], logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The weighted divergence, and it in nats as `loss/reference_kl`."""
+        """Return the weighted divergence, and as `loss/reference_kl` the divergence in nats."""
         reference = minibatch["reference"]
-        # Actions that are forbidden are equally so for both.
+        # Forbidden actions have probability 0 under both policies.
         mask = minibatch.get("action_mask")
-        ours, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+        log_probs, reference_log_probs = logits.log_softmax(-1), reference.log_softmax(-1)
         if mask is not None:
-            theirs = reference.masked_fill(~mask.bool(), torch.finfo(reference.dtype).min).log_softmax(-1)
-        divergence = (ours.exp() * (ours - theirs)).sum(-1).mean()
+            reference_log_probs = reference.masked_fill(~mask.bool(), torch.finfo(reference.dtype).min).log_softmax(-1)
+        divergence = (log_probs.exp() * (log_probs - reference_log_probs)).sum(-1).mean()
         return self.beta * divergence, {"loss/reference_kl": divergence.detach()}
 
     def metrics(self) -> dict[str, float]:
-        """Nothing beside what the loss records."""
+        """Return no metrics, because the loss records the divergence."""
         return {}
 
     def reset(self) -> None:
-        """It never changes."""
+        """Do nothing, because pi_0 never changes."""
 
     def state_dict(self) -> State:
-        """Nothing: it is made of the weights the model began with."""
+        """Return no state, because pi_0 follows from the model's initial weights."""
         return {}
 
     def load_state_dict(self, state: State) -> None:
-        """Nothing to load."""
+        """Do nothing, because there is no state."""
 
 
 @contextmanager
 def adapters_off(module: Any) -> Iterator[None]:
-    """The model as it is without its adapters."""
+    """Disable the model's adapters inside a `with` block."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
-    trained = [p for p in module.parameters() if p.requires_grad]
+    trainable = [p for p in module.parameters() if p.requires_grad]
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -86,15 +86,16 @@ def adapters_off(module: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
-        for parameter in trained:  # which peft froze
+        for parameter in trainable:  # peft has frozen them
             parameter.requires_grad_(True)
 
 
 def _frozen_copy(network: LanguageActorCritic) -> LanguageActorCritic:
-    frozen = copy.copy(network)
+    """Return a copy of the network whose language model is frozen and not shared."""
+    clone = copy.copy(network)
     scorer = copy.copy(network.scorer)
     scorer.replace_module(copy.deepcopy(network.language).requires_grad_(False))
-    # Not through nn.Module's own registration, which the copy shares with the original.
-    frozen.__dict__["_modules"] = {**network._modules, "language": scorer.module}
-    frozen.scorer = scorer
-    return frozen
+    # Set directly, because the copy shares the dictionary of `nn.Module` with the original.
+    clone.__dict__["_modules"] = {**network._modules, "language": scorer.module}
+    clone.scorer = scorer
+    return clone

@@ -1,1 +1,1 @@
-"""Societies of several kinds of agents."""
+"""Societies with several kinds of agents."""

@@ -1,1 +1,1 @@
-"""Several societies of equal networks, computed at once."""
+"""Batched computation of several societies of equal networks."""

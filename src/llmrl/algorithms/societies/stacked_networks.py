@@ -1,10 +1,10 @@
-"""Stacked networks: networks of one shape as one network whose parameters have one more axis, computed at once.
+"""Stacked networks: networks of one shape computed at once, with one more leading axis in each parameter.
 
-The output for a network does not depend, even in the last bit, on the networks stacked with it or on their number. A
-run within a sweep then equals a run alone. On one thread, three properties ensure this. Products are batched, one
-weight per network, with widths padded with zeros to whole cache lines, because libraries choose instructions by
-alignment. Convolutions run one network after the other, because a grouped convolution chooses its method by the number
-of groups. Adam and sums run along each network's own numbers.
+The output for a network is bit for bit independent of the networks stacked with it and of their number. A run within a
+sweep then equals a run alone. On one thread, three properties ensure this. Products are batched, one weight per
+network, with widths padded with zeros to whole cache lines, because libraries choose instructions by alignment.
+Convolutions run one network after the other, because a grouped convolution chooses its method by the number of groups.
+Adam and sums run along each network's own numbers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from llmrl.networks.actor_critic import ActorCritic, LogStd
 from llmrl.networks.cnn import PixelCore
 from llmrl.networks.grid_cores import GridCore, OneHots, PlanesCore, StridedConvolution
 
-CELLS = 12_000
-"""Most cells of maps or images in one batch on a CPU, so that intermediate results stay in its cache."""
-SAMPLES = 8192
-"""Most samples in one batch on a CPU, for the same reason."""
-LINE = 16
-"""float32 numbers in a cache line."""
+MAX_CELLS = 12_000
+"""Maximum number of map or image cells in one batch on a CPU; intermediate results then stay in its cache."""
+MAX_SAMPLES = 8192
+"""Maximum number of samples in one batch on a CPU, for the same reason."""
+CACHE_LINE = 16
+"""Number of float32 values in a cache line."""
 
-_KNOWN = (
+_STACKABLE_MODULES = (
     *(ActorCritic, LogStd, GridCore, PixelCore, PlanesCore, OneHots, StridedConvolution),
     *(nn.Sequential, nn.Identity, nn.ReLU, nn.Tanh, nn.Linear, nn.Conv2d),
 )
@@ -41,8 +41,8 @@ class StackedLinear(nn.Module):
     def __init__(self, layer: nn.Linear, k: int) -> None:
         super().__init__()
         self.n_out = layer.out_features
-        self.weight = _parameter(layer.weight, k, _filled(self.n_out), _filled(layer.in_features))
-        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _filled(self.n_out))
+        self.weight = _parameter(layer.weight, k, _round_to_line(self.n_out), _round_to_line(layer.in_features))
+        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _round_to_line(self.n_out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if (missing := self.weight.shape[-1] - x.shape[-1]) > 0:
@@ -53,23 +53,25 @@ class StackedLinear(nn.Module):
 
 
 class StackedConv2d(nn.Module):
-    """`nn.Conv2d` of k networks, one after the other: [k, n, c_in, h, w] -> [k, n, c_out, h', w']. Each network's
-    weights are one row."""
+    """`nn.Conv2d` of k networks, one after the other: [k, n, c_in, h, w] -> [k, n, c_out, h', w'].
+
+    The weights of each network are flattened to one vector.
+    """
 
     def __init__(self, layer: nn.Conv2d, k: int) -> None:
         super().__init__()
         self.shape, self.n_out = layer.weight.shape, layer.out_channels
-        self.weight = _parameter(layer.weight, k, _filled(layer.weight.numel()))
-        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _filled(self.n_out))
+        self.weight = _parameter(layer.weight, k, _round_to_line(layer.weight.numel()))
+        self.bias = None if layer.bias is None else _parameter(layer.bias, k, _round_to_line(self.n_out))
         self.stride, self.padding, self.dilation = layer.stride, layer.padding, layer.dilation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights = self.weight[:, : self.shape.numel()].unbind()
         biases = [None] * len(weights) if self.bias is None else self.bias[:, : self.n_out].unbind()
-        each = zip(x.unbind(), weights, biases, strict=True)
-        return torch.stack([self._convolved(own, weight, bias) for own, weight, bias in each])
+        triples = zip(x.unbind(), weights, biases, strict=True)
+        return torch.stack([self._convolve(inputs, weight, bias) for inputs, weight, bias in triples])
 
-    def _convolved(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    def _convolve(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         kernel = weight.view(self.shape)
         return functional.conv2d(x, kernel, bias, self.stride, self.padding, self.dilation)
 
@@ -80,7 +82,7 @@ class StackedLogStd(nn.Module):
     def __init__(self, layer: LogStd, k: int) -> None:
         super().__init__()
         self.n_std = layer.weight.numel()
-        self.weight = _parameter(layer.weight, k, _filled(self.n_std))
+        self.weight = _parameter(layer.weight, k, _round_to_line(self.n_std))
 
     def forward(self, outputs: torch.Tensor) -> torch.Tensor:
         # A whole cache line is repeated, so that the gradient's sums are those of a bias.
@@ -105,26 +107,26 @@ class StackedNetwork:
         self.members = members
         self.network = copy.deepcopy(members[0])
         _stack_layers(self.network, len(members))
-        own = [dict(member.named_parameters()) for member in members]
+        member_parameters = [dict(member.named_parameters()) for member in members]
         self.parameters: list[tuple[nn.Parameter, list[nn.Parameter]]] = [
-            (p, [each[name] for each in own]) for name, p in self.network.named_parameters()
+            (p, [group[name] for group in member_parameters]) for name, p in self.network.named_parameters()
         ]
-        self._members = [member.data for _, each in self.parameters for member in each]
-        self._places = [place for p, each in self.parameters for place in places(p.data, each[0])]
+        self._members = [member.data for _, group in self.parameters for member in group]
+        self._member_views = [place for p, group in self.parameters for place in member_views(p.data, group[0])]
         self.read()
 
     @torch.no_grad()
     def read(self) -> None:
         """Copy the weights of the networks into the stack."""
-        torch._foreach_copy_(self._places, self._members)
+        torch._foreach_copy_(self._member_views, self._members)
 
     @torch.no_grad()
     def write(self) -> None:
         """Copy the weights of the stack into the networks."""
-        torch._foreach_copy_(self._members, self._places)
+        torch._foreach_copy_(self._members, self._member_views)
 
 
-def places(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
+def member_views(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
     """Return views, one per network, of the part of a `stacked` parameter or moment that has the shape of `single`."""
     if stacked.dim() == single.dim() + 1:
         inner = tuple(slice(0, n) for n in single.shape)
@@ -135,40 +137,44 @@ def places(stacked: torch.Tensor, single: torch.Tensor) -> list[torch.Tensor]:
 def stackable(networks: Sequence[nn.Module]) -> bool:
     """Return whether the networks have the same architecture and buffers, and only layers that can be stacked.
 
-    Networks with a memory or a `film` core cannot, because their computation depends on the samples.
+    Networks with a memory or a `film` core cannot be stacked, because their computation depends on the samples.
     """
-    first = list(networks[0].named_modules())
-    if not all(type(module) in _KNOWN for _, module in first) or type(networks[0]) is not ActorCritic:
+    modules = list(networks[0].named_modules())
+    if not all(type(module) in _STACKABLE_MODULES for _, module in modules) or type(networks[0]) is not ActorCritic:
         return False
-    if any(isinstance(m, nn.Conv2d) and (m.groups != 1 or m.padding_mode != "zeros") for _, m in first):
+    if any(isinstance(m, nn.Conv2d) and (m.groups != 1 or m.padding_mode != "zeros") for _, m in modules):
         return False
-    traits = _traits(networks[0])
+    architecture = _architecture(networks[0])
     buffers = list(networks[0].buffers())
     return all(
-        _traits(other) == traits and all(torch.equal(*pair) for pair in zip(other.buffers(), buffers, strict=True))
-        for other in networks[1:]
+        _architecture(network) == architecture
+        and all(torch.equal(*pair) for pair in zip(network.buffers(), buffers, strict=True))
+        for network in networks[1:]
     )
 
 
-def stacks(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
+def stack_slices(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
     """Return slices of networks to stack together, such that on a CPU intermediate results stay in its cache.
 
     Args:
         networks: the networks, which must be `stackable`.
         samples: samples per network in one batch.
-        cells: cells of a sample's map or image (`cells_of`); 0: there is none.
+        cells: cells of a sample's map or image (`count_cells`); 0: there is none.
     """
-    largest = n = len(networks)
+    max_networks = n = len(networks)
     if next(networks[0].parameters()).device.type == "cpu":
-        fit = min(SAMPLES // samples, CELLS // (samples * cells) if cells else n)
-        largest = max(1, fit)
-    pieces = -(-n // largest)
+        n_fitting = min(MAX_SAMPLES // samples, MAX_CELLS // (samples * cells) if cells else n)
+        max_networks = max(1, n_fitting)
+    pieces = -(-n // max_networks)
     bounds = [n * i // pieces for i in range(pieces + 1)]
-    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
+    return [slice(start, stop) for start, stop in itertools.pairwise(bounds)]
 
 
-def cells_of(network: ActorCritic, observation: dict[str, torch.Tensor]) -> int:
-    """Return the cells of the map or image [..., height, width, k] that the network convolves; 0 if it has none."""
+def count_cells(network: ActorCritic, observation: dict[str, torch.Tensor]) -> int:
+    """Return the number of cells of the map or image [..., height, width, k] that the network convolves.
+
+    It is 0 if there is none.
+    """
     if network.image is None or network.image not in observation:
         return 0
     if not any(isinstance(layer, nn.Conv2d) for layer in network.core.modules()):
@@ -193,13 +199,13 @@ def _parameter(single: torch.Tensor, k: int, *shape: int) -> nn.Parameter:
     return nn.Parameter(single.data.new_zeros((k, *shape)), requires_grad=single.requires_grad)
 
 
-def _filled(n: int) -> int:
+def _round_to_line(n: int) -> int:
     """Round `n` up to whole cache lines of numbers."""
-    return -(-n // LINE) * LINE
+    return -(-n // CACHE_LINE) * CACHE_LINE
 
 
-def _traits(network: nn.Module) -> list[object]:
-    """Return what must be equal in stacked networks."""
+def _architecture(network: nn.Module) -> list[object]:
+    """Return the properties that must be equal in stacked networks."""
     return [*_shapes(network), *((name, type(module), module.extra_repr()) for name, module in network.named_modules())]
 
 

@@ -1,1 +1,1 @@
-"""A static folder that shows what is behind the numbers: episodes step by step, and proposals with their talks."""
+"""A static page to explore results: episodes step by step, and proposals with their conversations."""

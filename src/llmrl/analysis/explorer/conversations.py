@@ -1,4 +1,4 @@
-"""What language models were asked and answered, with every text kept once: questions repeat most of the one before."""
+"""Calls to language models for the explorer, with every text stored once, because prompts repeat earlier ones."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ from typing import Any
 
 from llmrl.llms.images import IMAGES
 
-Told = dict[str, Any]
-"""A call as it is shown, plain data: see `told`."""
+CallRecord = dict[str, Any]
+"""A call in the explorer's format, plain data (`call_record`)."""
 
 
 @dataclass
 class Texts:
-    """Texts by number, each of them once.
+    """Texts by number, each stored once.
 
     Attributes:
-        all: the texts, in the order in which they were first met.
+        all: the texts, in the order of their first use.
     """
 
     all: list[str] = field(default_factory=list)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def number(self, text: str) -> int:
-        """Return the number of a text, which is kept if it is new."""
+        """Return the number of a text; a new text is added."""
         if text not in self._numbers:
             self._numbers[text] = len(self.all)
             self.all.append(text)
         return self._numbers[text]
 
 
-def told(call: Mapping[str, Any], texts: Texts) -> Told:
-    """Return one record of `llm_calls.jsonl` (`read_calls`) for showing.
+def call_record(call: Mapping[str, Any], texts: Texts) -> CallRecord:
+    """Return a record of `llm_calls.jsonl` (`read_calls`) in the explorer's format.
 
-    `messages` are pairs of a role and the number of a text; `reply` is null where none arrived, and `error` says why.
-    `valid`, `fault` and `understood` are what came of reading the reply; null where nobody read it.
+    `messages` are pairs of a role and the number of a text. `reply` is null if none arrived, and `error` has the
+    reason. `valid`, `fault` and `understood` are the result of parsing the reply; null if it was not parsed.
     """
-    unsettled = bool(call.get("unsettled"))
-    error = f"no reply: {call.get('lost') or 'the process ended first'}" if unsettled else str(call.get("error", ""))
+    is_unsettled = bool(call.get("unsettled"))
+    error = f"no reply: {call.get('lost') or 'the process ended first'}" if is_unsettled else str(call.get("error", ""))
     return {
         "time": call.get("time"),
         "model": str(call.get("model", "")),
-        "messages": [[str(each.get("role", "")), texts.number(_text(each))] for each in call.get("messages", ()) or ()],
+        "messages": [
+            [str(message.get("role", "")), texts.number(_text(message))] for message in call.get("messages", ()) or ()
+        ],
         "reply": call.get("reply"),
         "thought": str(call.get("thoughts") or ""),
         "valid": call.get("valid"),
@@ -57,47 +59,47 @@ def told(call: Mapping[str, Any], texts: Texts) -> Told:
 
 
 def address(call: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return what tells a question of a run from its others; asked again after a resume, it has the same."""
+    """Return the identity of a prompt within a run, which is the same when it is sent again after a resume."""
     return str(call.get("hash")), call.get("repeat")
 
 
-def without_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return each question once, in the order of their first asking, with the reply that arrived last."""
-    kept: dict[tuple[str, Any], Mapping[str, Any]] = {}
+def drop_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return each prompt once, in the order of first use, with the reply that arrived last."""
+    last_calls: dict[tuple[str, Any], Mapping[str, Any]] = {}
     for call in calls:
-        before = kept.get(address(call))
-        if before is None or "reply" in call or "reply" not in before:
-            kept[address(call)] = call
-    return list(kept.values())
+        previous = last_calls.get(address(call))
+        if previous is None or "reply" in call or "reply" not in previous:
+            last_calls[address(call)] = call
+    return list(last_calls.values())
 
 
 def conversations(calls: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """Return the calls of each question, a repair after what it repairs.
+    """Return the calls that belong together: a call, and its repairs after it.
 
-    A repair shows all of the question before it, then the bad reply, then what is wrong.
+    A repair contains all messages of the call before it, then the invalid reply, then the fault.
     """
-    found: list[list[Mapping[str, Any]]] = []
+    talks: list[list[Mapping[str, Any]]] = []
     by_question: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for call in without_repeats(calls):
-        messages = [(each.get("role"), _text(each)) for each in call.get("messages", ()) or ()]
+    for call in drop_repeats(calls):
+        messages = [(message.get("role"), _text(message)) for message in call.get("messages", ()) or ()]
         talk = by_question.get(tuple(messages[:-2])) if len(messages) > 2 and messages[-2][0] == "assistant" else None
-        # A question asked anew is no repair: a repair follows a reply that was refused.
+        # A repair follows an invalid reply; the same prompt after a valid reply is a new conversation.
         if talk is not None and talk[-1].get("valid") is False:
             talk.append(call)
         else:
             talk = [call]
-            found.append(talk)
+            talks.append(talk)
         by_question[tuple(messages)] = talk
-    return found
+    return talks
 
 
-def answer_of(talk: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Return the call whose reply was understood; None where no reply was."""
+def valid_call(talk: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Return the call whose reply was valid; None if none was."""
     return next((call for call in reversed(talk) if call.get("valid")), None)
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """The words of a message, with a line for each picture."""
+    """Return the text of a message, with a line for each picture."""
     content = message.get("content", "")
     words = content if isinstance(content, str) else str(content)
     pictures = [f"[picture: {name}]" for name in message.get(IMAGES, ()) or ()]

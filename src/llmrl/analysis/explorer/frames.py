@@ -1,4 +1,4 @@
-"""The pictures of a video, without the words beside them, on a few sheets: a page of thousands of files is slow."""
+"""Pictures of a video without its column of text, combined on a few sheets for faster pages."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 HEIGHT = 400
-"""Of a picture on a sheet, pixels; smaller ones stay as they are."""
-ACROSS, DOWN = 5, 5
+"""Maximum height of a picture on a sheet, pixels; larger ones are reduced."""
+MAX_COLUMNS, MAX_ROWS = 5, 5
 QUALITY = 82
-"""Of JPEG, 0 to 95."""
+"""JPEG quality, 0 to 95."""
 
 
 def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, Any] | None:
     """Write the pictures of an episode as `<name>-<i>.jpg` into `out`.
 
     Returns:
-        `{width, height, across, down, count, sheets}`: of a picture in pixels, pictures in a row and rows of a sheet,
-        pictures in all, and the names of the sheets. Picture t is what step t was decided in; the last one is the end.
-        None where there is no video.
+        `{width, height, across, down, count, sheets}`: size of a picture in pixels, columns and rows of a sheet, number
+        of pictures, and names of the sheets. Picture t shows the state before step t; the last one shows the end. None
+        if there is no video.
 
     Raises:
         RunFolderError: a sheet cannot be written.
@@ -40,24 +40,24 @@ def write_sheets(folder: Path, episode: int, out: Path, name: str) -> dict[str, 
     size, count = (0, 0), 0
     for picture in _pictures(folder / FOLDER / str(episode)):
         size = size if count else picture.size
-        at = count % (ACROSS * DOWN)
+        at = count % (MAX_COLUMNS * MAX_ROWS)
         if at == 0:
             if sheet is not None:
                 _save(sheet, out, name, sheets)
-            sheet = Image.new("RGB", (size[0] * ACROSS, size[1] * DOWN))
+            sheet = Image.new("RGB", (size[0] * MAX_COLUMNS, size[1] * MAX_ROWS))
         assert sheet is not None
-        sheet.paste(picture, (at % ACROSS * size[0], at // ACROSS * size[1]))
+        sheet.paste(picture, (at % MAX_COLUMNS * size[0], at // MAX_COLUMNS * size[1]))
         count += 1
     if sheet is None:
         return None
-    rows = math.ceil((count - len(sheets) * ACROSS * DOWN) / ACROSS)
-    # The last sheet is cut, but keeps its width, so that all pictures are found in one way.
+    rows = math.ceil((count - len(sheets) * MAX_COLUMNS * MAX_ROWS) / MAX_COLUMNS)
+    # The last sheet is cropped in height only, so that all sheets have the same columns.
     _save(sheet.crop((0, 0, sheet.width, rows * size[1])), out, name, sheets)
     return {
         "width": size[0],
         "height": size[1],
-        "across": ACROSS,
-        "down": DOWN,
+        "across": MAX_COLUMNS,
+        "down": MAX_ROWS,
         "count": count,
         "sheets": sheets,
     }
@@ -71,20 +71,20 @@ def _save(sheet: Image, out: Path, name: str, sheets: list[str]) -> None:
 
 
 def _pictures(folder: Path) -> Iterator[Image]:
-    """Each picture of the video in an episode's folder, or of those taken so far, without its column of words."""
+    """Yield the pictures of an episode's video, or its frames so far, without their column of text."""
     from PIL import Image, ImageSequence
 
-    film, taken = folder / "episode.gif", sorted((folder / "frames").glob("*.png"))
+    film, frames = folder / "episode.gif", sorted((folder / "frames").glob("*.png"))
     if film.is_file():
         with Image.open(film) as pictures:
             for picture in ImageSequence.Iterator(pictures):
-                yield _cut(picture.convert("RGB"))
-    for path in () if film.is_file() else taken:
+                yield _crop(picture.convert("RGB"))
+    for path in () if film.is_file() else frames:
         with Image.open(path) as picture:
-            yield _cut(picture.convert("RGB"))
+            yield _crop(picture.convert("RGB"))
 
 
-def _cut(picture: Image) -> Image:
+def _crop(picture: Image) -> Image:
     picture = picture.crop((0, 0, max(picture.width - FILM_COLUMN, 1), picture.height))
     if picture.height > HEIGHT:
         picture = picture.resize((max(1, picture.width * HEIGHT // picture.height), HEIGHT))

@@ -1,4 +1,4 @@
-"""The explorer as files: one page, one program, one style, libraries, and data that is loaded when it is looked at."""
+"""Files of the explorer: a page, a program, a style sheet, libraries, and content that is loaded when shown."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
 from llmrl.analysis.explorer.frames import write_sheets
 from llmrl.analysis.explorer.timeline import CHUNK, chunks, timeline
-from llmrl.analysis.runs import RunRecord, read_runs
 from llmrl.core.atomic_files import why
 from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.artifacts import read_config
 from llmrl.run.files import inside, refuse_links, write_atomic, write_bytes, write_script
 
@@ -22,23 +22,24 @@ log = logging.getLogger(__name__)
 FOLDER, PAGE = "explorer", "index.html"
 FUNCTION = "llmrlTake"
 PARTS = ("base", "conversation", "table", "runs", "episodes", "episode", "timeline", "main")
-"""Files of the program, in the order in which they are put together: modules cannot be loaded from a disk."""
+"""Source files of the program, in the order in which they are concatenated, because browsers load no modules from a
+disk."""
 VENDORED = ("d3.min.js", "plot.umd.min.js", "NOTICE")
 
 
-def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], None] = lambda text: None) -> Path:
-    """Write the explorer of all runs in and under `folder`; return its page, which opens from a disk without a server.
+def write_explorer(folder: Path, out: Path | None = None, tell: Callable[[str], None] = lambda text: None) -> Path:
+    """Write the explorer of all runs in `folder`; return its page, which needs no server.
 
-    Files that are there are replaced one by one, the page last. What of a run cannot be read is left out, and its
-    entry says why.
+    Existing files are replaced one by one, the page last. Files of a run that cannot be read are left out, and its
+    entry in the list of runs has the reason.
 
     Args:
-        folder: of runs.
-        out: where it goes; None: `<folder>/explorer`.
-        said: is told how far the work is.
+        folder: folder of runs.
+        out: folder of the explorer; None: `<folder>/explorer`.
+        tell: function that is called with progress messages.
 
     Raises:
-        RunFolderError: there is no run, or no place to write.
+        RunFolderError: there is no run, or the files cannot be written.
     """
     records = read_runs(folder)
     if not records:
@@ -53,8 +54,8 @@ def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], 
         raise RunFolderError(f"cannot write the explorer {out}: {why(out, error, '--out')}") from error
     entries = []
     for i, record in enumerate(records):
-        said(f"explorer, run {i + 1:,} of {len(records):,}")
-        entries.append(_write_run(f"r{i}", record, out / "data", said))
+        tell(f"explorer, run {i + 1:,} of {len(records):,}")
+        entries.append(_write_run(f"r{i}", record, out / "data", tell))
     write_script(out / "data" / "index.js", FUNCTION, "index", {"folder": folder.name, "runs": entries})
     for name in VENDORED:
         write_bytes(out / name, (web / "vendor" / name).read_bytes())
@@ -65,8 +66,8 @@ def write_explorer(folder: Path, out: Path | None = None, said: Callable[[str], 
     return out / PAGE
 
 
-def _write_run(key: str, record: RunRecord, data: Path, said: Callable[[str], None]) -> dict[str, Any]:
-    """Write what is known of a run; return its entry in the list of runs."""
+def _write_run(key: str, record: RunRecord, data: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    """Write the files of a run; return its entry in the list of runs."""
     config = _config(record)
     entry: dict[str, Any] = {
         "key": key,
@@ -74,8 +75,8 @@ def _write_run(key: str, record: RunRecord, data: Path, said: Callable[[str], No
         "short": f"{record.name}/{record.group}",
         "seed": record.seed,
         "env": record.env or str(record.overrides.get("env", "")),
-        "agent": _chosen(record, config, "agent"),
-        "principal": _chosen(record, config, "principal"),
+        "agent": _selected_option(record, config, "agent"),
+        "principal": _selected_option(record, config, "principal"),
         "llm": record.llm,
         "state": record.state,
         "result": record.result,
@@ -84,46 +85,46 @@ def _write_run(key: str, record: RunRecord, data: Path, said: Callable[[str], No
     }
     place = data / key
     place.mkdir(exist_ok=True)
-    content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behaviour": {}}
-    for what, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
+    content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behavior": {}}
+    for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
-            content |= write(key, record.folder, place, said)
+            content |= write(key, record.folder, place, tell)
         except RunFolderError:
             raise
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            log.warning("%s: its %s cannot be read and are left out: %s", record.folder, what, error)
-            entry["problems"].append(f"its {what} cannot be read: {error}")
+            log.warning("%s: its %s cannot be read and are left out: %s", record.folder, content_name, error)
+            entry["problems"].append(f"its {content_name} cannot be read: {error}")
     write_script(place / "run.js", FUNCTION, key, content)
     return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
-def _write_episodes(key: str, folder: Path, place: Path, said: Callable[[str], None]) -> dict[str, Any]:
+def _write_episodes(key: str, folder: Path, place: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     rows = episode_rows(folder)
-    wanted = {row["episode"] for row in rows if row["recorded"]}
-    for episode in read_episodes(folder, wanted):
-        said(f"explorer, {folder.name}, episode {episode['episode']:,}")
+    recorded_episodes = {row["episode"] for row in rows if row["recorded"]}
+    for episode in read_episodes(folder, recorded_episodes):
+        tell(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
         content = episode | {"frames": write_sheets(folder, k, place, f"e{k}")}
         write_script(place / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
     return {"episodes": rows}
 
 
-def _write_timeline(key: str, folder: Path, place: Path, said: Callable[[str], None]) -> dict[str, Any]:
-    found, talks = timeline(folder)
+def _write_timeline(key: str, folder: Path, place: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+    proposals, talks = timeline(folder)
     for i, chunk in enumerate(chunks(talks)):
         write_script(place / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)
-    return found | {"chunk": CHUNK}
+    return proposals | {"chunk": CHUNK}
 
 
 def _config(record: RunRecord) -> Mapping[str, Any]:
     try:
         return read_config(record.folder, [])
     except RunFolderError:
-        return {}  # it has not begun, and its entry says so
+        return {}  # the run has not started
 
 
-def _chosen(record: RunRecord, config: Mapping[str, Any], part: str) -> str:
-    """The option of a part: as it was typed, or by the last word of its class."""
+def _selected_option(record: RunRecord, config: Mapping[str, Any], part: str) -> str:
+    """Return the option of a part: its override, or the name of its class."""
     if part in record.overrides:
         return str(record.overrides[part])
     section = config.get(part)

@@ -1,1 +1,1 @@
-"""What the runs of a task tell beside their scores: proposals, society, teachers, players."""
+"""Results of a task in addition to scores: proposals, society, teachers, players."""

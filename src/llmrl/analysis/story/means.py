@@ -1,4 +1,4 @@
-"""Means over the runs of a group, as the tables of a story write them."""
+"""Means over the runs of a group, and their text in tables."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmrl.analysis.replication import units_of
-from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.statistics import standard_error, unit_means
-from llmrl.analysis.table_format import NOTHING, NumberFormat
+from llmrl.results.replication import units_of
+from llmrl.results.run_records import RunRecord
+from llmrl.results.table_format import NOTHING, NumberFormat
+from llmrl.statistics.estimators import standard_error, unit_means
 
 Estimate = tuple[float, float]
-"""A mean and its standard error, NaN where the runs cannot tell it."""
+"""A mean and its standard error; NaN if they are unknown."""
 UNKNOWN: Estimate = (float("nan"), float("nan"))
 
 
-def over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
-    """Return the mean of `values` [n_runs] over top-level units and its standard error; `UNKNOWN` without values."""
-    known = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
-    if not known:
+def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
+    """Return the mean of `values` [n_runs] over top-level units with its standard error; `UNKNOWN` without any."""
+    finite = [(value, run) for value, run in zip(values, runs, strict=True) if np.isfinite(value)]
+    if not finite:
         return UNKNOWN
-    scores = np.array([value for value, _ in known])
-    units = units_of([run for _, run in known])
+    scores = np.array([value for value, _ in finite])
+    units = units_of([run for _, run in finite])
     return float(unit_means(scores, units).mean()), float(standard_error(scores, units))
 
 
-def form_of(estimates: Sequence[Estimate]) -> NumberFormat:
-    """Return how the numbers of a column are written: no finer than their errors tell."""
+def number_form(estimates: Sequence[Estimate]) -> NumberFormat:
+    """Return the format of the numbers of a column, with no more decimals than their errors justify."""
     numbers = np.array(estimates, dtype=float).reshape(-1, 2)
     values, errors = (column[np.isfinite(column)] for column in numbers.T)
     return NumberFormat(values, errors)
 
 
-def written(estimate: Estimate, form: NumberFormat) -> str:
-    """Return `12.3 ± 0.4`; without the error where it is not known."""
+def estimate_text(estimate: Estimate, form: NumberFormat) -> str:
+    """Return a mean with its standard error as text, `12.3 ± 0.4`; without the error if it is unknown."""
     value, error = estimate
     if not np.isfinite(value):
         return NOTHING
@@ -42,9 +42,9 @@ def written(estimate: Estimate, form: NumberFormat) -> str:
 
 
 def bars(estimates: Sequence[Estimate]) -> list[tuple[float, float] | None]:
-    """Return where a bar from zero to each mean of a column begins and ends, in [0, 1] of the column's range."""
-    known = [value for value, _ in estimates if np.isfinite(value)]
-    low, high = min([0.0, *known]), max([0.0, *known])
+    """Return the start and end of a bar from zero to each mean of a column, in [0, 1] of the column's range."""
+    finite = [value for value, _ in estimates if np.isfinite(value)]
+    low, high = min([0.0, *finite]), max([0.0, *finite])
     if high == low:
         return [None] * len(estimates)
     ends = [sorted(((0.0 - low) / (high - low), (value - low) / (high - low))) for value, _ in estimates]

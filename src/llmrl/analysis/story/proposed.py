@@ -1,4 +1,4 @@
-"""What the principals of a task, or its searches, proposed over time, and the best of each group."""
+"""Proposals of the principals or searches of a task over time, and the best of each group."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.groups import Group
-from llmrl.analysis.principal_scores import RECOMMENDATION, principal_scores
-from llmrl.analysis.runs import RunRecord
-from llmrl.analysis.story.means import Estimate, bars, form_of, over_runs, written
-from llmrl.analysis.story.records import rows_of
-from llmrl.analysis.table_format import NOTHING, NumberFormat, ReportTable
+from llmrl.analysis.story.means import Estimate, bars, estimate_text, mean_over_runs, number_form
+from llmrl.analysis.story.records import read_rows
 from llmrl.core.errors import CheckpointError, RunFolderError
+from llmrl.results.groups import Group
+from llmrl.results.principal_scores import RECOMMENDATION, principal_scores
+from llmrl.results.run_records import RunRecord
+from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable
 from llmrl.run.proposals import Proposed, read_proposed
 
-MOST_PARAMETERS = 6
-"""Parameters that fit beside each other; the many of a policy say nothing one by one."""
-RESPONSES = 4
-"""Measures of the agents' response in the table of the best."""
+MAX_PARAMETERS = 6
+"""Maximum number of parameters that are shown; single parameters of a large policy are not informative."""
+MAX_RESPONSES = 4
+"""Maximum number of behavior metrics in the table of the best."""
 _PROPOSAL, _VALIDATION = "principal/", "validation/"
 
 
@@ -30,9 +30,9 @@ class GroupProposals:
     """The proposals of one group.
 
     Attributes:
-        name: the group's, short.
-        runs: its finished runs that have proposals.
-        proposals: of each run, in the order in which they were made.
+        name: short name of the group.
+        runs: finished runs that have proposals.
+        proposals: proposals of each run, in order.
     """
 
     name: str
@@ -40,23 +40,25 @@ class GroupProposals:
     proposals: tuple[tuple[Proposed, ...], ...]
 
     @property
-    def every(self) -> Iterator[tuple[int, Proposed]]:
-        """Each proposal of each run, with its place in its run, from 1."""
-        for own in self.proposals:
-            yield from enumerate(own, start=1)
+    def numbered(self) -> Iterator[tuple[int, Proposed]]:
+        """Each proposal of each run, with its number in its run, from 1."""
+        for run_proposals in self.proposals:
+            yield from enumerate(run_proposals, start=1)
 
 
 @dataclass(frozen=True)
 class Best:
-    """The highest recommendation of a group's runs; without recommendations, the proposal of the highest objective.
+    """The highest recommendation of a group's runs; without recommendations, the proposal with the highest objective.
 
     Attributes:
-        run: that made it.
-        parameters: its numbers by name.
-        objective, standard_error: its value; the error is NaN if it is unknown.
+        run: run that made it.
+        parameters: its values by parameter name.
+        objective: its objective.
+        standard_error: standard error of the objective; NaN if it is unknown.
         measurements: number of evaluations of the recommendation, or of measurements of the proposal.
-        context: it was proposed for; empty where there is none.
-        response: what the agents did under it, by name; empty where the run does not tell.
+        context: its context; empty without contexts.
+        response: behavior metrics of the agents under it, by name; empty if they are unknown.
+        is_recommendation: whether it is a recommendation.
     """
 
     run: RunRecord
@@ -69,78 +71,83 @@ class Best:
     is_recommendation: bool
 
 
-def proposals_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[GroupProposals, ...]:
+def read_group_proposals(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[GroupProposals, ...]:
     """Return the proposals of each group that has any.
 
     Args:
         groups: short name, group and finished runs of each.
     """
-    found = []
+    result_groups = []
     for name, _, runs in groups:
-        pairs = [(run, tuple(own)) for run in runs if (own := _read(run))]
+        pairs = [(run, tuple(proposals)) for run in runs if (proposals := _read(run))]
         if pairs:
-            found.append(GroupProposals(name, tuple(run for run, _ in pairs), tuple(own for _, own in pairs)))
-    return tuple(found)
+            result_groups.append(
+                GroupProposals(name, tuple(run for run, _ in pairs), tuple(proposals for _, proposals in pairs))
+            )
+    return tuple(result_groups)
 
 
-def parameters_of(groups: Sequence[GroupProposals]) -> list[str]:
-    """Return the names of the parameters that all proposals have; none where these are too many to show."""
-    names = [tuple(each.parameters) for group in groups for own in group.proposals for each in own]
-    same = len(set(names)) == 1
-    return list(names[0]) if same and len(names[0]) <= MOST_PARAMETERS else []
+def shared_parameters(groups: Sequence[GroupProposals]) -> list[str]:
+    """Return the names of the parameters that all proposals have; empty if these are too many to show."""
+    names = [
+        tuple(proposal.parameters)
+        for group in groups
+        for run_proposals in group.proposals
+        for proposal in run_proposals
+    ]
+    are_equal = len(set(names)) == 1
+    return list(names[0]) if are_equal and len(names[0]) <= MAX_PARAMETERS else []
 
 
 def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
-    """Return a line for the highest recommendation of each group, or its best policy, and for each context."""
-    names = parameters_of(groups)
+    """Return a table with a row for the best recommendation or policy of each group and context."""
+    names = shared_parameters(groups)
     bests = {group.name: _bests(group) for group in groups}
-    every = [best for own in bests.values() for best in own]
-    recommended = all(best.is_recommendation for best in every)
-    responses = _responses(every)
-    contexts = any(best.context for best in every)
-    form = form_of([(best.objective, best.standard_error) for best in every])
-    reached = {group.name: _over_runs(group, recommended) for group in groups}
+    all_bests = [best for group_bests in bests.values() for best in group_bests]
+    has_recommendations = all(best.is_recommendation for best in all_bests)
+    responses = _responses(all_bests)
+    contexts = any(best.context for best in all_bests)
+    form = number_form([(best.objective, best.standard_error) for best in all_bests])
+    means = {group.name: _average_over_runs(group, has_recommendations) for group in groups}
     columns = ["group", "run", *(["context"] if contexts else []), *names, "objective"]
-    columns += ["evaluations", "mean of the runs"] if recommended else ["rounds", "highest of a run, mean"]
+    columns += ["evaluations", "mean of the runs"] if has_recommendations else ["rounds", "highest of a run, mean"]
     columns += [*(name.replace("_", " ") for name in responses)]
     rows, data = [], []
     forms = {
-        name: NumberFormat(np.array([b.response[name] for b in every if name in b.response])) for name in responses
+        name: NumberFormat(np.array([b.response[name] for b in all_bests if name in b.response])) for name in responses
     }
     ordered = [
-        (group, best)
-        for group in sorted(groups, key=lambda group: -reached[group.name][0])
-        for best in bests[group.name]
+        (group, best) for group in sorted(groups, key=lambda group: -means[group.name][0]) for best in bests[group.name]
     ]
     for group, best in ordered:
         cells = [group.name, best.run.reference, *([best.context] if contexts else [])]
         cells += [f"{best.parameters[name]:.3g}" for name in names]
-        cells += [written((best.objective, best.standard_error), form), str(best.measurements)]
-        cells += [written(reached[group.name], form)]
+        cells += [estimate_text((best.objective, best.standard_error), form), str(best.measurements)]
+        cells += [estimate_text(means[group.name], form)]
         cells += [forms[name](best.response[name]) if name in best.response else NOTHING for name in responses]
         rows.append(cells)
-        numbers = [best.objective, best.standard_error, best.measurements, *reached[group.name]]
+        numbers = [best.objective, best.standard_error, best.measurements, *means[group.name]]
         data.append(
             [group.name, best.run.reference, best.context, *(best.parameters.get(name) for name in names), *numbers]
             + [best.response.get(name) for name in responses]
         )
     header: list[object] = ["group", "run", "context", *names, "objective", "standard_error"]
-    header += ["evaluations" if recommended else "rounds"]
-    mean = "mean_of_runs" if recommended else "highest_of_a_run"
+    header += ["evaluations" if has_recommendations else "rounds"]
+    mean = "mean_of_runs" if has_recommendations else "highest_of_a_run"
     header += [mean, f"{mean}_standard_error", *responses]
     column = columns.index("objective")
     sizes = bars([(best.objective, math.nan) for _, best in ordered])
-    if recommended:
-        notes = [
-            "A row is the run of a group whose recommendation has the highest value; groups are sorted by the mean."
-        ]
+    if has_recommendations:
+        notes = ["Each row is the run of a group with the highest recommendation; groups are sorted by their mean."]
     else:
-        notes = ["The highest of many noisy measurements is partly luck. More rounds of measurement leave less of it."]
+        notes = [
+            "The highest of many noisy measurements is biased upward, and less so with more rounds of measurement."
+        ]
     if responses:
-        notes.append("The last columns say what the agents did under it: means over its episodes.")
+        notes.append("The last columns are metrics of the agents' behavior under it: means over its episodes.")
     return ReportTable(
         "best",
-        "The highest recommendation of each group" if recommended else "The best proposal of each group",
+        "The highest recommendation of each group" if has_recommendations else "The best proposal of each group",
         [header, *data],
         columns,
         rows,
@@ -154,34 +161,34 @@ def _read(run: RunRecord) -> Sequence[Proposed]:
     try:
         return read_proposed(run.folder)
     except (CheckpointError, RunFolderError, ValueError, KeyError, TypeError):
-        return ()  # the tables of scores say what is wrong with a run
+        return ()  # the tables of scores report the error
 
 
 def mean_score(group: GroupProposals) -> float:
     """Return the mean recommendation of a group's runs; without recommendations, their highest objective."""
     scores = principal_scores(group.runs, RECOMMENDATION)
-    return max(each.objective for _, each in group.every) if scores is None else float(scores.mean())
+    return max(proposal.objective for _, proposal in group.numbered) if scores is None else float(scores.mean())
 
 
-def _over_runs(group: GroupProposals, recommended: bool) -> Estimate:
+def _average_over_runs(group: GroupProposals, use_recommendations: bool) -> Estimate:
     """Return the mean over runs of the recommendation, or of the highest objective of a proposal."""
-    values = principal_scores(group.runs, RECOMMENDATION) if recommended else None
+    values = principal_scores(group.runs, RECOMMENDATION) if use_recommendations else None
     if values is None:
-        values = np.array([max(each.objective for each in own) for own in group.proposals])
-    return over_runs(values.tolist(), group.runs)
+        values = np.array([max(proposal.objective for proposal in run_proposals) for run_proposals in group.proposals])
+    return mean_over_runs(values.tolist(), group.runs)
 
 
 def _bests(group: GroupProposals) -> list[Best]:
-    """The best of each context, or the one of all."""
-    found: dict[str, Best] = {}
-    for run, own in zip(group.runs, group.proposals, strict=True):
-        for best in _recommended(run, own) or [_highest(run, own)]:
-            if best.context not in found or best.objective > found[best.context].objective:
-                found[best.context] = best
-    return [found[context] for context in sorted(found)]
+    """Return the best recommendation or proposal of each context."""
+    best_by_context: dict[str, Best] = {}
+    for run, run_proposals in zip(group.runs, group.proposals, strict=True):
+        for best in _recommendations(run, run_proposals) or [_highest(run, run_proposals)]:
+            if best.context not in best_by_context or best.objective > best_by_context[best.context].objective:
+                best_by_context[best.context] = best
+    return [best_by_context[context] for context in sorted(best_by_context)]
 
 
-def _recommended(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
+def _recommendations(run: RunRecord, proposals: Sequence[Proposed]) -> list[Best]:
     """Return the evaluated recommendations of a run; empty if it has none."""
     try:
         return [
@@ -192,7 +199,7 @@ def _recommended(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
                 math.nan if row["standard_error"] is None else float(row["standard_error"]),
                 int(row["evaluations"]),
                 row["context"] or "",
-                _response(run, own, row),
+                _response(run, proposals, row),
                 True,
             )
             for row in run.summary().get("recommendations", [])
@@ -202,27 +209,27 @@ def _recommended(run: RunRecord, own: Sequence[Proposed]) -> list[Best]:
         return []
 
 
-def _highest(run: RunRecord, own: Sequence[Proposed]) -> Best:
-    best = max(own, key=lambda each: each.objective)
+def _highest(run: RunRecord, proposals: Sequence[Proposed]) -> Best:
+    best = max(proposals, key=lambda proposal: proposal.objective)
     return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
 
-def _response(run: RunRecord, own: Sequence[Proposed], best: Mapping[str, Any]) -> dict[str, float]:
-    """What was measured beside the objective when the best was tried; empty where several were tried at once."""
-    if len({each.step for each in own}) < len(own):
+def _response(run: RunRecord, proposals: Sequence[Proposed], best: Mapping[str, Any]) -> dict[str, float]:
+    """Return the behavior metrics logged with the best vector; empty if steps had several proposals."""
+    if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}
-    found = {}
-    for row in rows_of(run.folder, "proposal"):
-        tried = [row.get(_PROPOSAL + name) for name in best["mechanism"]]
+    response = {}
+    for row in read_rows(run.folder, "proposal"):
+        vector = [row.get(_PROPOSAL + name) for name in best["mechanism"]]
         if all(
             x is not None and math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6)
-            for x, y in zip(tried, best["mechanism"].values(), strict=True)
+            for x, y in zip(vector, best["mechanism"].values(), strict=True)
         ):
-            found = {name.removeprefix(_VALIDATION): x for name, x in row.items() if name.startswith(_VALIDATION)}
-    return found
+            response = {name.removeprefix(_VALIDATION): x for name, x in row.items() if name.startswith(_VALIDATION)}
+    return response
 
 
 def _responses(bests: Sequence[Best]) -> list[str]:
-    from llmrl.analysis.story.society import telling
+    from llmrl.analysis.story.society import informative_metrics
 
-    return telling([best.response for best in bests])[:RESPONSES]
+    return informative_metrics([best.response for best in bests])[:MAX_RESPONSES]

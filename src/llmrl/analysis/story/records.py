@@ -1,4 +1,4 @@
-"""Rows of metrics for a story, which goes on without a run whose record is damaged."""
+"""Rows of metrics for a story, which leaves out runs with damaged files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmrl.core.run_context import Kind
 from llmrl.run.metrics import FILE_NAME, read_metrics
 
 
-def rows_of(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
-    """Return a run's rows of metrics, of one `kind` or all; none where there is no file or it is damaged.
+def read_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+    """Return a run's rows of metrics, of one `kind` or all; empty if the file is missing or damaged.
 
-    The tables of scores name a damaged file and leave the run out.
+    The tables of scores report damaged files.
     """
     path = folder / FILE_NAME
     try:

@@ -1,4 +1,4 @@
-"""Short exchanges of players and principals with their language models, and videos of agents, a few of each task."""
+"""Exchanges of players and principals with language models, and videos of agents, a few for each task."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
-from llmrl.analysis.groups import Group
-from llmrl.analysis.runs import RunRecord
 from llmrl.core.errors import RunFolderError
 from llmrl.core.frames import SIDE_BY_SIDE
 from llmrl.llms.call_log import FILE_NAME, read_calls
+from llmrl.results.groups import Group
+from llmrl.results.run_records import RunRecord
 from llmrl.run.episode_files import FOLDER
 
 log = logging.getLogger(__name__)
 
-LONGEST = 900
-"""Characters of a text that is shown; of a prompt its end, of a reply its beginning."""
-MOST_VIDEOS = 4
+MAX_CHARACTERS = 900
+"""Maximum number of characters of a text: the end of a prompt, the beginning of a reply."""
+MAX_VIDEOS = 4
 VIDEO_BYTES = 1_500_000
-"""Most bytes of a video in the page."""
+"""Maximum size of a video in the page, bytes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Exchange:
 
     Attributes:
         name: name of the group.
-        place: which decision of a player, or which call of a principal.
+        place: decision of a player, or call of a principal, as text.
         prompt: end of the prompt.
         reply: beginning of the reply.
         action: action of a player; empty for a principal.
@@ -63,39 +63,40 @@ class StoryVideo:
 
     @property
     def caption(self) -> str:
-        """What the video shows."""
+        """Caption of the video."""
         return f"{self.name}, mechanisms side by side" if self.path.stem == SIDE_BY_SIDE else self.name
 
 
-def exchanges_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[Exchange, ...]:
-    """Return one exchange of each group with players that asked a language model and wrote their steps down, or with a
-    principal that asked one.
+def find_exchanges(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[Exchange, ...]:
+    """Return one exchange of each group whose players or principal asked a language model.
+
+    Players need recorded steps.
 
     Args:
         groups: short name, group and finished runs of each.
     """
-    found = []
+    exchanges = []
     for name, _, runs in groups:
         for run in runs:
-            if (own := _exchange(name, run) or _principal_exchange(name, run)) is not None:
-                found.append(own)
+            if (exchange := _exchange(name, run) or _principal_exchange(name, run)) is not None:
+                exchanges.append(exchange)
                 break
-    return tuple(found)
+    return tuple(exchanges)
 
 
-def videos_of(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[StoryVideo, ...]:
-    """Return a video of each group that has one, of `MOST_VIDEOS` groups at most.
+def find_videos(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[StoryVideo, ...]:
+    """Return a video of each group that has one, of at most `MAX_VIDEOS` groups.
 
     Args:
         groups: short name, group and finished runs of each.
     """
-    found = []
+    videos = []
     for name, _, runs in groups:
         for run in runs:
             if (path := next(_videos(run.folder), None)) is not None:
-                found.append(StoryVideo(name, run.reference, path))
+                videos.append(StoryVideo(name, run.reference, path))
                 break
-    return tuple(found[:MOST_VIDEOS])
+    return tuple(videos[:MAX_VIDEOS])
 
 
 def _videos(folder: Path) -> Iterator[Path]:
@@ -105,7 +106,7 @@ def _videos(folder: Path) -> Iterator[Path]:
 
 
 def _exchange(name: str, run: RunRecord) -> Exchange | None:
-    """Return the first decision in a run's first episode that a language model made and that was understood."""
+    """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
     try:
         recorded = [int(row["episode"]) for row in episode_rows(run.folder) if row["recorded"]]
         episodes = read_episodes(run.folder, set(recorded[:1]))
@@ -113,28 +114,28 @@ def _exchange(name: str, run: RunRecord) -> Exchange | None:
             for number, step in enumerate(episode["steps"]):
                 for player in step:
                     if player.get("calls") and player.get("valid") is not False and "reply" in player:
-                        return _told(name, episode, number, player)
+                        return _player_exchange(name, episode, number, player)
     except (RunFolderError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: its episodes cannot be read (%r)", run.folder, error)
     return None
 
 
-def _told(name: str, episode: dict[str, Any], number: int, player: dict[str, Any]) -> Exchange:
+def _player_exchange(name: str, episode: dict[str, Any], number: int, player: dict[str, Any]) -> Exchange:
     texts = episode["texts"]
-    asked = "\n".join(texts[text] for role, text in player["calls"][-1]["messages"] if role != "assistant")
+    prompt = "\n".join(texts[text] for role, text in player["calls"][-1]["messages"] if role != "assistant")
     reply = texts[player["reply"]]
     return Exchange(
         name,
         f"episode {int(episode['episode'])}, step {number}",
-        end_of(asked),
-        beginning_of(reply),
+        truncate_start(prompt),
+        truncate_end(reply),
         str(player.get("action", "")),
         float(player.get("reward", 0.0) or 0.0),
     )
 
 
 def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
-    """Return the last call of a run's principal whose reply was understood."""
+    """Return the last call of a run's principal with a valid reply."""
     path = run.folder / FILE_NAME
     if not path.exists():
         return None
@@ -145,20 +146,26 @@ def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
     if last is None:
         return None
     number, call = last
-    messages = [each["content"] for each in call.get("messages", ()) if isinstance(each["content"], str)]
-    return Exchange(name, f"principal, call {number}", end_of("\n".join(messages)), beginning_of(str(call["reply"])))
+    messages = [message["content"] for message in call.get("messages", ()) if isinstance(message["content"], str)]
+    return Exchange(
+        name, f"principal, call {number}", truncate_start("\n".join(messages)), truncate_end(str(call["reply"]))
+    )
 
 
-def beginning_of(text: str) -> str:
-    """Return the first words of a text that fit into `LONGEST` characters, and the length of a longer text."""
-    return text if len(text) <= LONGEST else f"{text[:LONGEST].rsplit(' ', 1)[0]}\n[{len(text):,} characters in all]"
+def truncate_end(text: str) -> str:
+    """Return the first words of a text, at most `MAX_CHARACTERS` characters, with the length of a longer text."""
+    return (
+        text
+        if len(text) <= MAX_CHARACTERS
+        else f"{text[:MAX_CHARACTERS].rsplit(' ', 1)[0]}\n[{len(text):,} characters in total]"
+    )
 
 
-def end_of(text: str) -> str:
-    """Return the last paragraphs of a text that fit into `LONGEST` characters, and say what came before them."""
+def truncate_start(text: str) -> str:
+    """Return the last paragraphs of a text, at most `MAX_CHARACTERS` characters, with the number of others."""
     text = re.sub(r"\n{3,}", "\n\n", text.strip())
-    if len(text) <= LONGEST:
+    if len(text) <= MAX_CHARACTERS:
         return text
-    tail = text[-LONGEST:]
+    tail = text[-MAX_CHARACTERS:]
     tail = tail[tail.find("\n") + 1 :] if "\n" in tail else tail[tail.find(" ") + 1 :]
     return f"[{len(text) - len(tail):,} characters before]\n{tail}"

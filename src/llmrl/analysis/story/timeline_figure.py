@@ -1,4 +1,4 @@
-"""The figure of what was proposed over time: a row a group, a column a parameter, a dot a proposal."""
+"""Figure of proposals over time: a row for each group, a column for each parameter, a dot for each proposal."""
 
 from __future__ import annotations
 
@@ -8,52 +8,60 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.analysis.figures import Drawing, new_figure, styled
-from llmrl.analysis.group_styles import COLOURS
-from llmrl.analysis.report import MOST_SHOWN
-from llmrl.analysis.story.proposed import GroupProposals, mean_score, parameters_of
+from llmrl.analysis.group_styles import COLORS
+from llmrl.analysis.report import MAX_GROUPS_SHOWN
+from llmrl.analysis.story.proposed import GroupProposals, mean_score, shared_parameters
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MAP = "cividis"
-_FAINTEST = 0.05
-"""Share of the objectives below which a colour is the darkest, and above one less which it is the lightest: a single
-wild value would leave all others one colour."""
+_COLOR_QUANTILE = 0.05
+"""Quantile of the objectives with the darkest color; that of the lightest is one minus it. So outliers do not reduce
+the contrast of the others."""
 
 
 def timeline_drawing(groups: Sequence[GroupProposals], name: str, unit: str = "objective") -> Drawing:
-    """Draw the proposals of groups: numbers coloured by what they gave or, of policies, the best so far.
+    """Return the figure of the proposals of groups.
+
+    It shows parameters, colored by the objective, or for policies the best objective so far.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
-    shown = sorted(groups, key=mean_score, reverse=True)[:MOST_SHOWN]
-    names = parameters_of(groups)
-    some = f" The {MOST_SHOWN} groups of the highest score, of {len(groups)}." if len(groups) > MOST_SHOWN else ""
+    best_groups = sorted(groups, key=mean_score, reverse=True)[:MAX_GROUPS_SHOWN]
+    names = shared_parameters(groups)
+    selection_note = (
+        f" The {MAX_GROUPS_SHOWN} groups with the highest score, of {len(groups)}."
+        if len(groups) > MAX_GROUPS_SHOWN
+        else ""
+    )
     if names:
-        caption = f"What was proposed over time: a dot is a proposal of a run, its colour the {unit} it gave.{some}"
-        return styled(name, caption, lambda: _dots(shown, names, unit))
-    caption = f"Best {unit} so far, over the proposals of a run: thin lines are runs, thick ones means.{some}"
-    return styled(name, caption, lambda: _best(shown, unit))
+        caption = (
+            f"Proposals over time: a dot is a proposal of a run, its color is the measured {unit}.{selection_note}"
+        )
+        return styled(name, caption, lambda: _dots(best_groups, names, unit))
+    caption = f"Best {unit} so far, over the proposals of a run: thin lines are runs, thick ones means.{selection_note}"
+    return styled(name, caption, lambda: _best(best_groups, unit))
 
 
 def _dots(groups: Sequence[GroupProposals], names: Sequence[str], unit: str) -> Figure:
-    objectives = np.array([each.objective for group in groups for _, each in group.every])
-    low, high = np.quantile(objectives, [_FAINTEST, 1 - _FAINTEST])
+    objectives = np.array([proposal.objective for group in groups for _, proposal in group.numbered])
+    low, high = np.quantile(objectives, [_COLOR_QUANTILE, 1 - _COLOR_QUANTILE])
     figure = new_figure(1.9 + 2.4 * len(names), 0.9 + 0.85 * len(groups))
     panels = figure.subplots(len(groups), len(names), squeeze=False, sharex=True, sharey="col")
     image: Any = None
     for row, group in enumerate(groups):
-        places = np.array([place for place, _ in group.every])
-        value = np.array([each.objective for _, each in group.every])
-        order = np.argsort(value)  # what gave most is on top
+        places = np.array([place for place, _ in group.numbered])
+        objectives_of_group = np.array([proposal.objective for _, proposal in group.numbered])
+        order = np.argsort(objectives_of_group)  # the best are on top
         for column, parameter in enumerate(names):
             panel = panels[row, column]
-            own = np.array([each.parameters[parameter] for _, each in group.every])
+            values = np.array([proposal.parameters[parameter] for _, proposal in group.numbered])
             image = panel.scatter(
                 places[order],
-                own[order],
-                c=value[order],
+                values[order],
+                c=objectives_of_group[order],
                 s=9,
                 cmap=_MAP,
                 vmin=low,
@@ -75,13 +83,15 @@ def _best(groups: Sequence[GroupProposals], unit: str) -> Figure:
     figure = new_figure(8, 3.6 + 0.23 * len(groups))
     panel = figure.subplots()
     for k, group in enumerate(groups):
-        colour = COLOURS[k % len(COLOURS)]
-        runs = [np.maximum.accumulate([each.objective for each in own]) for own in group.proposals]
-        for own in runs if len(runs) > 1 else ():
-            panel.plot(np.arange(1, len(own) + 1), own, color=colour, alpha=0.25, linewidth=0.8)
+        color = COLORS[k % len(COLORS)]
+        runs = [
+            np.maximum.accumulate([proposal.objective for proposal in best_values]) for best_values in group.proposals
+        ]
+        for best_values in runs if len(runs) > 1 else ():
+            panel.plot(np.arange(1, len(best_values) + 1), best_values, color=color, alpha=0.25, linewidth=0.8)
         length = min(map(len, runs))
-        together = np.mean([own[:length] for own in runs], axis=0)
-        panel.plot(np.arange(1, length + 1), together, color=colour, linewidth=2.2, label=group.name)
+        mean_values = np.mean([best_values[:length] for best_values in runs], axis=0)
+        panel.plot(np.arange(1, length + 1), mean_values, color=color, linewidth=2.2, label=group.name)
     panel.set_xlabel("proposals of a run")
     panel.set_ylabel(f"best {unit} so far")
     figure.legend(loc="outside lower center", ncols=4, fontsize=10)

@@ -1,1 +1,1 @@
-"""Environments of this package through the interfaces of PettingZoo (several agents) and Gymnasium (one agent)."""
+"""Adapters of environments of this package to the interfaces of PettingZoo (many agents) and Gymnasium (one agent)."""

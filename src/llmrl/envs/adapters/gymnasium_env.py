@@ -14,18 +14,18 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.records import on_host
 from llmrl.envs.adapters.gymnasium_spaces import (
     action_space,
-    actions_of,
-    info_of,
+    agent_observation,
+    all_observations,
     observation_space,
-    seen_by,
-    seen_by_all,
+    step_metrics,
+    vec_env_actions,
 )
 
 
-def _check_alone(env: VecEnv) -> None:
+def _check_single_agent(env: VecEnv) -> None:
     if env.spec.n_agents != 1:
         raise ConfigError(
-            f"Gymnasium is for one agent, and {env.spec.name} has {env.spec.n_agents}: use PettingZoo "
+            f"Gymnasium supports one agent per game, and {env.spec.name} has {env.spec.n_agents}; use PettingZoo "
             "(make_env(..., api='pettingzoo'), ParallelAdapter)"
         )
 
@@ -48,8 +48,8 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
 
     def __init__(self, env: VecEnv, render_mode: str | None = None) -> None:
         if env.spec.n_envs != 1:
-            raise ConfigError(f"a Gymnasium Env is one game: build {env.spec.name} with n_envs=1")
-        _check_alone(env)
+            raise ConfigError(f"a Gymnasium Env contains one game; make {env.spec.name} with n_envs=1")
+        _check_single_agent(env)
         self.env = env
         self.render_mode = render_mode
         self.observation_space = observation_space(env.spec)
@@ -60,17 +60,18 @@ class GymnasiumAdapter(gymnasium.Env[dict[str, Any], Any]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start an episode; return the observation and an empty info.
 
-        `options` may contain `context`, an index into `EnvSpec.contexts`."""
+        `options` may contain `context`, an index into `EnvSpec.contexts`.
+        """
         super().reset(seed=seed)
         if options and "context" in options:
             self.env.set_context(options["context"])
-        return seen_by(self.env.reset(seed=seed), 0, 0), {}
+        return agent_observation(self.env.reset(seed=seed), 0, 0), {}
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        step = self.env.step(actions_of(self.env.spec, action))
-        info = {**info_of(step, 0), "base_reward": float(step.base_reward[0][0])}
+        step = self.env.step(vec_env_actions(self.env.spec, action))
+        info = {**step_metrics(step, 0), "base_reward": float(step.base_reward[0][0])}
         reward, ends = float(step.reward[0][0]), (bool(step.terminated[0]), bool(step.truncated[0]))
-        return seen_by(step.observation, 0, 0), reward, *ends, info
+        return agent_observation(step.observation, 0, 0), reward, *ends, info
 
     def render(self) -> np.ndarray | None:
         return self.env.render() if self.render_mode == "rgb_array" else None
@@ -96,7 +97,7 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
     metadata = {"render_modes": ["rgb_array"], "autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(self, env: VecEnv, render_mode: str | None = None) -> None:
-        _check_alone(env)
+        _check_single_agent(env)
         self.env = env
         self.render_mode = render_mode
         self.num_envs = env.spec.n_envs
@@ -117,24 +118,27 @@ class GymnasiumVectorAdapter(VectorEnv[dict[str, Any], Any, np.ndarray]):
             ConfigError: `seed` is a list.
         """
         if isinstance(seed, list):
-            raise ConfigError("the games of one environment share a stream of random numbers: give one seed")
+            raise ConfigError(
+                "seed must be an integer or None, not a list, because the games of one environment share a stream of "
+                "random numbers"
+            )
         if options and "context" in options:
             self.env.set_context(options["context"])
         self._ended[:] = False
-        return seen_by_all(self.env.reset(seed=seed)), {}
+        return all_observations(self.env.reset(seed=seed)), {}
 
     def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         begin = self._ended
-        step = self.env.step(actions_of(self.env.spec, actions))
+        step = self.env.step(vec_env_actions(self.env.spec, actions))
         observation = self.env.reset(mask=begin) if begin.any() else step.observation
         terminated = np.asarray(step.terminated, dtype=bool) & ~begin
         truncated = np.asarray(step.truncated, dtype=bool) & ~begin
         self._ended = terminated | truncated
-        told = {**step.info, "base_reward": step.base_reward[:, 0]}
-        infos: dict[str, Any] = {name: np.array(on_host(value), dtype=np.float64) for name, value in told.items()}
-        infos |= {f"_{name}": ~begin for name in told}
+        arrays = {**step.info, "base_reward": step.base_reward[:, 0]}
+        infos: dict[str, Any] = {name: np.array(on_host(value), dtype=np.float64) for name, value in arrays.items()}
+        infos |= {f"_{name}": ~begin for name in arrays}
         reward = np.where(begin, 0.0, np.array(on_host(step.reward[:, 0]), dtype=np.float64))
-        return seen_by_all(observation), reward, terminated, truncated, infos
+        return all_observations(observation), reward, terminated, truncated, infos
 
     def render(self) -> tuple[np.ndarray, ...] | None:
         return tuple(map(self.env.render, range(self.num_envs))) if self.render_mode == "rgb_array" else None

@@ -1,4 +1,4 @@
-"""Observations and actions of a `VecEnv` as Gymnasium has them: spaces, and what is in them."""
+"""Observations and actions of a `VecEnv` in Gymnasium's form: spaces and conversions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrl.core.records import Observation, Step, on_host
 from llmrl.core.spaces import Channel, EnvSpec
 
 LONGEST_TEXT = 100_000
-"""Characters of the longest text that an observation space holds."""
+"""Maximum number of characters of a text in an observation space."""
 
 
 class AnyText(spaces.Text):
@@ -21,12 +21,12 @@ class AnyText(spaces.Text):
         super().__init__(max_length, min_length=0)
 
     def contains(self, x: Any) -> bool:
-        """Whether `x` is a text that is not too long."""
+        """Return whether `x` is a text that is not too long."""
         return isinstance(x, str) and len(x) <= self.max_length
 
 
 def observation_space(spec: EnvSpec) -> spaces.Dict:
-    """What one agent sees: a dictionary with one entry a channel."""
+    """Return the observation space of one agent: a Dict with one entry per channel."""
     return spaces.Dict({name: _channel_space(channel) for name, channel in spec.observation.items()})
 
 
@@ -39,7 +39,7 @@ def _channel_space(channel: Channel) -> spaces.Space[Any]:
 
 
 def action_space(spec: EnvSpec) -> spaces.Space[Any]:
-    """What one agent chooses: one of several actions, or several numbers; whole ones among real ones are rounded."""
+    """Return the action space of one agent: Discrete, MultiDiscrete, or Box, whose integer entries are rounded."""
     numbers = spec.continuous_actions
     if numbers is None:
         return spaces.Discrete(spec.n_actions)
@@ -50,38 +50,43 @@ def action_space(spec: EnvSpec) -> spaces.Space[Any]:
     return spaces.Box(low.astype(np.float32), high.astype(np.float32))
 
 
-def actions_of(spec: EnvSpec, actions: Any) -> np.ndarray:
-    """Actions of Gymnasium, one a game and agent, as a `VecEnv` takes them: [n_envs, n_agents], or numbers behind."""
+def vec_env_actions(spec: EnvSpec, actions: Any) -> np.ndarray:
+    """Return Gymnasium's actions, one per game and agent, in the form of a `VecEnv`.
+
+    They are [n_envs, n_agents], or [n_envs, n_agents, a] if an action is several numbers.
+    """
     shape = (spec.n_envs, spec.n_agents)
     if spec.continuous_actions is None:
         return np.asarray(actions, dtype=np.int64).reshape(shape)
     return np.asarray(actions, dtype=np.float32).reshape(*shape, spec.continuous_actions.dim)
 
 
-def seen_by(observation: Observation, game: int, agent: int) -> dict[str, Any]:
-    """The observation of one agent of one game, as copies: an environment may use its memory again. Truth values are
-    int8, which `Discrete.sample(mask)` asks for."""
-    return {name: _plain(value[game, agent]) for name, value in observation.items()}
+def agent_observation(observation: Observation, game: int, agent: int) -> dict[str, Any]:
+    """Return copies of the observation of one agent of one game, because an environment may reuse its memory.
+
+    Booleans become int8, which `Discrete.sample(mask)` requires.
+    """
+    return {name: _copied_array(value[game, agent]) for name, value in observation.items()}
 
 
-def seen_by_all(observation: Observation) -> dict[str, Any]:
-    """The observations of all games of one agent each, as copies: arrays [n_envs, ...], and tuples of texts."""
-    return {name: _batch(value) for name, value in observation.items()}
+def all_observations(observation: Observation) -> dict[str, Any]:
+    """Return copies of the observations of all games with one agent each: arrays [n_envs, ...], or tuples of texts."""
+    return {name: _batched_channel(value) for name, value in observation.items()}
 
 
-def _plain(value: Any) -> Any:
+def _copied_array(value: Any) -> Any:
     if isinstance(value, str):
         return value
     array = np.array(on_host(value))
     return array.astype(np.int8) if array.dtype == bool else array
 
 
-def _batch(value: Any) -> Any:
+def _batched_channel(value: Any) -> Any:
     if str(value.dtype) == "object":
         return tuple(value[game, 0] for game in range(value.shape[0]))
-    return _plain(value[:, 0])
+    return _copied_array(value[:, 0])
 
 
-def info_of(step: Step, game: int) -> dict[str, float]:
-    """The metrics of a step of one game (`EnvSpec.metrics`)."""
+def step_metrics(step: Step, game: int) -> dict[str, float]:
+    """Return the metrics of a step of one game (`EnvSpec.metrics`)."""
     return {name: float(value[game]) for name, value in step.info.items()}

@@ -10,14 +10,20 @@ from pettingzoo import ParallelEnv
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
-from llmrl.envs.adapters.gymnasium_spaces import action_space, actions_of, info_of, observation_space, seen_by
+from llmrl.envs.adapters.gymnasium_spaces import (
+    action_space,
+    agent_observation,
+    observation_space,
+    step_metrics,
+    vec_env_actions,
+)
 
 Space = spaces.Space[Any]
-ByAgent = dict[str, dict[str, Any]]
+AgentDicts = dict[str, dict[str, Any]]
 
 
 class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[misc]
-    """A `VecEnv` of one game as a PettingZoo `ParallelEnv`: `ParallelAdapter(EscapeRoom(seeds, n_envs=1))`.
+    """A `VecEnv` of one game as a PettingZoo `ParallelEnv`.
 
     Agents have the names in `EnvSpec.agent_names`, or `player_0`, `player_1`, ... After a step, every agent's info
     contains the metrics of the step (`EnvSpec.per_step`) and the agent's `base_reward`. The mechanism is set on the
@@ -34,12 +40,14 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
     def __init__(self, env: VecEnv, render_mode: str | None = "rgb_array") -> None:
         spec = env.spec
         if spec.n_envs != 1:
-            raise ConfigError(f"PettingZoo plays one game at a time: build {spec.name} with n_envs=1")
+            raise ConfigError(f"a ParallelEnv of PettingZoo contains one game; make {spec.name} with n_envs=1")
         self.env = env
         self.metadata = {"name": f"llmrl_{spec.name}", "render_modes": ["rgb_array"]}
         self.render_mode = render_mode
-        own = list(spec.agent_names)
-        self.possible_agents = own if len(set(own)) == spec.n_agents else [f"player_{i}" for i in range(spec.n_agents)]
+        names = list(spec.agent_names)
+        self.possible_agents = (
+            names if len(set(names)) == spec.n_agents else [f"player_{i}" for i in range(spec.n_agents)]
+        )
         self.agents: list[str] = []
         self.observation_spaces = {agent: observation_space(spec) for agent in self.possible_agents}
         self.action_spaces = {agent: action_space(spec) for agent in self.possible_agents}
@@ -50,30 +58,33 @@ class ParallelAdapter(ParallelEnv[str, dict[str, Any], Any]):  # type: ignore[mi
     def action_space(self, agent: str) -> Space:
         return self.action_spaces[agent]
 
-    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[ByAgent, ByAgent]:
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[AgentDicts, AgentDicts]:
         """Start an episode; return observations and infos by agent.
 
-        `options` may contain `context`, an index into `EnvSpec.contexts`."""
+        `options` may contain `context`, an index into `EnvSpec.contexts`.
+        """
         if options and "context" in options:
             self.env.set_context(options["context"])
         observation = self.env.reset(seed=seed)
         self.agents = list(self.possible_agents)
-        return {a: seen_by(observation, 0, i) for i, a in enumerate(self.agents)}, {a: {} for a in self.agents}
+        return {agent: agent_observation(observation, 0, i) for i, agent in enumerate(self.agents)}, {
+            agent: {} for agent in self.agents
+        }
 
     def step(
         self, actions: dict[str, Any]
-    ) -> tuple[ByAgent, dict[str, float], dict[str, bool], dict[str, bool], ByAgent]:
+    ) -> tuple[AgentDicts, dict[str, float], dict[str, bool], dict[str, bool], AgentDicts]:
         agents = self.agents
-        step = self.env.step(actions_of(self.env.spec, [actions[agent] for agent in agents]))
-        terminated, truncated, metrics = bool(step.terminated[0]), bool(step.truncated[0]), info_of(step, 0)
+        step = self.env.step(vec_env_actions(self.env.spec, [actions[agent] for agent in agents]))
+        terminated, truncated, metrics = bool(step.terminated[0]), bool(step.truncated[0]), step_metrics(step, 0)
         if terminated or truncated:
             self.agents = []
         return (
-            {a: seen_by(step.observation, 0, i) for i, a in enumerate(agents)},
-            {a: float(step.reward[0][i]) for i, a in enumerate(agents)},
+            {agent: agent_observation(step.observation, 0, i) for i, agent in enumerate(agents)},
+            {agent: float(step.reward[0][i]) for i, agent in enumerate(agents)},
             dict.fromkeys(agents, terminated),
             dict.fromkeys(agents, truncated),
-            {a: {**metrics, "base_reward": float(step.base_reward[0][i])} for i, a in enumerate(agents)},
+            {agent: {**metrics, "base_reward": float(step.base_reward[0][i])} for i, agent in enumerate(agents)},
         )
 
     def render(self) -> np.ndarray | None:

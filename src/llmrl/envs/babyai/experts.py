@@ -1,7 +1,7 @@
-"""MiniGrid's bot as an adviser: what it would do in every step of many games."""
+"""MiniGrid's bot as an expert that advises an action in every step of many games."""
 
 # mypy: disallow-untyped-calls=False
-# MiniGrid leaves most of what is called here without types.
+# MiniGrid has no types for most of the functions called here.
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ if TYPE_CHECKING:
     from minigrid.minigrid_env import MiniGridEnv
 
 NO_ADVICE = -1
-_PATIENCE = 500
-"""Searches for a path that a bot may make for one action; one that makes more goes round in circles."""
-_FAILURES = Exception
-"""Whatever it raises, as it says in many ways that it does not know what to do: failed assertions, indices of objects
-that are gone, None where it expected a cell."""
+_MAX_SEARCHES = 500
+"""Maximum number of path searches of a bot for one action; a bot that makes more is caught in a loop."""
+_BOT_ERRORS = Exception
+"""Errors of a bot that does not know what to do. They are of many kinds: failed assertions, indices of objects that no
+longer exist, None in place of a cell."""
 
 
 class Experts:
-    """A bot for each of some games of BabyAI, asked once in every step.
+    """One bot for each of several games of BabyAI, asked once in every step.
 
-    A bot that comes upon something it cannot handle gives up for the rest of the episode. That it ever does is known of
-    boxes that somebody opens, and of a few levels.
+    A bot that meets a situation that it cannot handle gives up for the rest of the episode. This is known to happen
+    with boxes that somebody has opened, and in a few levels.
 
     Args:
         envs: the games.
-        n_actions: those that an agent has; the bot's advice is none if it is another.
+        n_actions: number of actions of an agent; there is no advice if the bot would take another one.
 
     Attributes:
-        gave_up: episodes in which a bot did.
+        gave_up: number of episodes in which the bot gave up.
     """
 
     def __init__(self, envs: list[MiniGridEnv], n_actions: int) -> None:
@@ -40,22 +40,25 @@ class Experts:
         self.gave_up = 0
 
     def start(self, game: int) -> int:
-        """An episode begins; what to do first."""
+        """Start an episode; return the advised first action."""
         try:
             self._bots[game] = _Bot(self._envs[game])
-        except _FAILURES:
+        except _BOT_ERRORS:
             self._give_up(game)
         return self.advise(game, None)
 
     def advise(self, game: int, done: int | None) -> int:
-        """What to do after the action that was `done`, as its number in MiniGrid; None: none yet. -1: no advice."""
+        """Return the advised action after the action `done` (None: the first one); -1: no advice.
+
+        Both are MiniGrid's numbers of actions.
+        """
         bot = self._bots[game]
         if bot is None:
             return NO_ADVICE
         try:
-            bot.patience = _PATIENCE
+            bot.remaining_searches = _MAX_SEARCHES
             advice = int(bot.replan(None if done is None else self._envs[game].actions(done)))
-        except _FAILURES:
+        except _BOT_ERRORS:
             return self._give_up(game)
         return advice if advice < self._n_actions else NO_ADVICE
 
@@ -66,10 +69,10 @@ class Experts:
 
 
 class _Bot(BabyAIBot):
-    patience = _PATIENCE
+    remaining_searches = _MAX_SEARCHES
 
     def _shortest_path(self, *args: Any, **kwargs: Any) -> Any:
-        self.patience -= 1
-        if self.patience < 0:
+        self.remaining_searches -= 1
+        if self.remaining_searches < 0:
             raise RuntimeError("the bot plans in circles")
         return super()._shortest_path(*args, **kwargs)

@@ -21,8 +21,8 @@ TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal
 """Names of the contents of a cell, by MiniGrid's codes."""
 DOOR = TYPES.index("door")
 PORTABLE = ("key", "ball", "box")
-N_COLOURS, N_STATES = 6, 3
-"""Numbers of colours (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
+N_COLORS, N_STATES = 6, 3
+"""Numbers of colors (red, green, blue, purple, yellow, grey) and of door states (open, closed, locked)."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Language:
 
     Attributes:
         nouns: contents of a cell -> (noun, gender), for all contents that can be described.
-        colours, states, articles: gender -> words for the six colours, the three states of a door, and "a".
-        name, door: templates of the order of noun, colour and (for a door) state.
+        colors, states, articles: gender -> words for the six colors, the three states of a door, and "a".
+        name, door: templates of the order of noun, color and (for a door) state.
         sees, wall, carries: templates of sentences about an object, a wall and the carried object.
         ways: words for forward, left and right.
         steps: words for one step and several steps; `joint` joins the steps to a side and those ahead.
@@ -41,11 +41,11 @@ class Language:
         play, view, mission: descriptions of the game, the view and the mission for language-model players.
         does: descriptions of the actions, in their order; the last one is for all actions beyond the sixth.
         missions: words of missions that occur nowhere else.
-        tests: replacement words in tests of generalisation, which are part of the vocabulary, too.
+        tests: replacement words in tests of generalization, which are part of the vocabulary, too.
     """
 
     nouns: Mapping[str, tuple[str, str]]
-    colours: Mapping[str, tuple[str, ...]]
+    colors: Mapping[str, tuple[str, ...]]
     states: Mapping[str, tuple[str, ...]]
     articles: Mapping[str, str]
     name: str
@@ -67,13 +67,13 @@ class Language:
     does: tuple[str, ...]
     missions: str = ""
     tests: str = ""
-    _things: dict[tuple[int, int, int], str] = field(default_factory=dict, compare=False, repr=False)
+    _content_texts: dict[tuple[int, int, int], str] = field(default_factory=dict, compare=False, repr=False)
 
-    def thing(self, kind: int, colour: int, state: int) -> str:
+    def content_text(self, kind: int, color: int, state: int) -> str:
         """Return the words for MiniGrid's codes of a cell: `a red key`, `a open green door`."""
         noun, gender = self.nouns[TYPES[kind]]
         form = self.door if kind == DOOR else self.name
-        words = {"noun": noun, "colour": self.colours[gender][colour], "state": self.states[gender][state]}
+        words = {"noun": noun, "color": self.colors[gender][color], "state": self.states[gender][state]}
         return f"{self.articles[gender]} {form.format(**words)}"
 
     def n_steps(self, n: int) -> str:
@@ -91,12 +91,12 @@ class Language:
 
 ENGLISH = Language(
     nouns={kind: (kind, "") for kind in ("floor", "door", "key", "ball", "box", "goal", "lava", "agent")},
-    colours={"": ("red", "green", "blue", "purple", "yellow", "grey")},
+    colors={"": ("red", "green", "blue", "purple", "yellow", "grey")},
     states={"": ("open", "closed", "locked")},
-    # Before "open", too: as published.
+    # Before "open", too, as in the published texts.
     articles={"": "a"},
-    name="{colour} {noun}",
-    door="{state} {colour} {noun}",
+    name="{color} {noun}",
+    door="{state} {color} {noun}",
     sees="You see {thing} {place}",
     wall="You see a wall {steps} {way}",
     carries="You carry {thing}",
@@ -133,7 +133,7 @@ ENGLISH = Language(
         "go one cell forward, if nothing is in the way",
         "pick up the object in the cell in front of you",
         "put the object you carry into the cell in front of you, which must be empty",
-        "open or close the door in front of you (a locked door needs the key of its colour)",
+        "open or close the door in front of you (a locked door needs the key of its color)",
         "change nothing",
     ),
     missions="a the go to pick up open put next then after you and object in front of behind on your left right",
@@ -154,14 +154,14 @@ FRENCH = Language(
         "lava": ("lave", "f"),
         "agent": ("agent", "m"),
     },
-    colours={
+    colors={
         "f": ("rouge", "verte", "bleue", "violette", "jaune", "grise"),
         "m": ("rouge", "vert", "bleu", "violet", "jaune", "gris"),
     },
     states={"f": ("ouverte", "fermée", "fermée à clef"), "m": ("ouvert", "fermé", "fermé à clef")},
     articles={"f": "une", "m": "un"},
-    name="{noun} {colour}",
-    door="{noun} {colour} {state}",
+    name="{noun} {color}",
+    door="{noun} {color} {state}",
     sees="Tu vois {thing} {place}",
     wall="Tu vois un mur à {steps} {way}",
     carries="Tu portes {thing}",
@@ -224,19 +224,19 @@ def action_names(language: str, actions: str | Sequence[str]) -> tuple[str, ...]
     Raises:
         ConfigError: unknown set, no names, an empty name, or a repeated one.
     """
-    known = LANGUAGES[language].actions
+    sets = LANGUAGES[language].actions
     if isinstance(actions, str):
-        if actions not in known:
+        if actions not in sets:
             raise ConfigError(
-                f"env.actions={actions} is none of {', '.join(known)}, and no list of names; the place of a name says "
-                "which of MiniGrid's actions it is, such as [turn left,turn right,go forward]"
+                f"env.actions={actions} does not exist; use {', '.join(sets)}, or a list of names in the order of "
+                "MiniGrid's actions, such as [turn left,turn right,go forward]"
             )
-        return known[actions]
+        return sets[actions]
     names = tuple(str(name) for name in actions)
     if not names or not all(name.strip() for name in names):
-        raise ConfigError(f"env.actions={list(names)}: give at least one name, and none that is empty")
+        raise ConfigError(f"env.actions={list(names)} must contain at least one name, and no empty one")
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"env.actions names {twice[0]!r} twice; a reader could not tell the two apart")
+        raise ConfigError(f"env.actions contains the name {twice[0]!r} twice; each name must be unique")
     return names
 
 
@@ -247,17 +247,17 @@ def tokens(text: str) -> list[str]:
 
 @functools.cache
 def vocabulary(language: str) -> tuple[str, ...]:
-    """Return all words and numbers of prompts of BabyAI's levels and of tests of generalisation, in a fixed order."""
+    """Return all words and numbers of prompts of BabyAI's levels and of tests of generalization, in a fixed order."""
     words = LANGUAGES[language]
-    said = [
+    texts = [
         *(noun for noun, _ in words.nouns.values()),
-        *(word for forms in (*words.colours.values(), *words.states.values()) for word in forms),
+        *(word for forms in (*words.colors.values(), *words.states.values()) for word in forms),
         *words.articles.values(),
         *(words.sees, words.wall, words.carries, *words.ways, *words.steps, words.joint),
         *(name for names in words.actions.values() for name in names),
         *(words.possible, words.goal, words.observation, words.action, words.missions, words.tests),
         *(str(n) for n in range(_NUMBERS)),
     ]
-    fields = {"thing", "place", "way"}  # of the sentences
-    found = (word for text in said for word in tokens(re.sub(r"\{\w+\}", " ", text)) if word not in fields)
-    return tuple(dict.fromkeys(found))
+    fields = {"thing", "place", "way"}  # placeholders of the sentences
+    candidates = (word for text in texts for word in tokens(re.sub(r"\{\w+\}", " ", text)) if word not in fields)
+    return tuple(dict.fromkeys(candidates))

@@ -1,4 +1,4 @@
-"""What an agent that reads is shown in each step: the mission, and what was seen and done lately."""
+"""Prompts of agents that read: the mission, and the last observations and actions."""
 
 from __future__ import annotations
 
@@ -38,52 +38,55 @@ class PromptBuilder:
         replace: Mapping[str, str],
     ) -> None:
         self._words, self._glam, self._actions = LANGUAGES[language], template == "glam", tuple(actions)
-        # The space between a prompt and the action that follows it is the prompt's end, as published, or the action's.
-        self._follow = [name if self._glam else f" {name}" for name in actions]
+        # The space between a prompt and the next action belongs to the prompt in the published template, else to the
+        # action.
+        self._continuations = [name if self._glam else f" {name}" for name in actions]
         self._replace = tuple(replace.items())
         self._heads = [""] * n
-        self._seen: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
-        self._done: list[deque[str]] = [deque(maxlen=history - 1) for _ in range(n)]
+        self._observations: list[deque[str]] = [deque(maxlen=history) for _ in range(n)]
+        self._actions_taken: list[deque[str]] = [deque(maxlen=history - 1) for _ in range(n)]
         if self._glam:
-            self._before = [f" \n {self._words.observation} {i}: " for i in range(history)]
-            self._after = [f"\n {self._words.action} {i}: " for i in range(history)]
+            self._observation_prefixes = [f" \n {self._words.observation} {i}: " for i in range(history)]
+            self._action_prefixes = [f"\n {self._words.action} {i}: " for i in range(history)]
         else:
-            self._before = [f"\n{self._words.observation}: "] * history
-            self._after = [f"\n{self._words.action}:"] * history
+            self._observation_prefixes = [f"\n{self._words.observation}: "] * history
+            self._action_prefixes = [f"\n{self._words.action}:"] * history
 
     @property
     def continuations(self) -> tuple[str, ...]:
-        """How a prompt goes on when each action is taken, as the next prompts show it."""
-        return tuple(self.replaced(text) for text in self._follow)
+        """Text that follows a prompt after each action, as in the next prompts."""
+        return tuple(self.replaced(text) for text in self._continuations)
 
-    def start(self, game: int, mission: str, seen: Sequence[str]) -> None:
-        """An episode begins with what is seen; nothing of the one before is remembered."""
+    def start(self, game: int, mission: str, sentences: Sequence[str]) -> None:
+        """Start an episode with its first observation; clear the history of the previous one."""
         possible = f"{self._words.possible}{', '.join(self._actions)} \n " if self._glam else ""
         self._heads[game] = f"{possible}{self._words.goal}{mission}"
-        self._seen[game].clear()
-        self._done[game].clear()
-        self._see(game, seen)
+        self._observations[game].clear()
+        self._actions_taken[game].clear()
+        self._append_observation(game, sentences)
 
-    def go_on(self, game: int, action: int, seen: Sequence[str]) -> None:
-        """An action was taken, and then this is seen."""
-        self._done[game].append(self._follow[action])
-        self._see(game, seen)
+    def append_step(self, game: int, action: int, sentences: Sequence[str]) -> None:
+        """Append an action and the observation after it."""
+        self._actions_taken[game].append(self._continuations[action])
+        self._append_observation(game, sentences)
 
-    def _see(self, game: int, seen: Sequence[str]) -> None:
-        self._seen[game].append("".join([f"{said}, " for said in seen]) if self._glam else ", ".join(seen))
+    def _append_observation(self, game: int, sentences: Sequence[str]) -> None:
+        self._observations[game].append(
+            "".join([f"{sentence}, " for sentence in sentences]) if self._glam else ", ".join(sentences)
+        )
 
     def prompts(self) -> np.ndarray:
-        """One a game, [n, 1] of `str`."""
-        made = np.empty((len(self._heads), 1), dtype=object)
+        """Return the current prompt of each game, [n, 1] of `str`."""
+        prompts = np.empty((len(self._heads), 1), dtype=object)
         for game, head in enumerate(self._heads):
             parts = [head]
-            done = self._done[game]
-            for i, seen in enumerate(self._seen[game]):
-                parts += (self._before[i], seen, self._after[i])
-                if i < len(done):
-                    parts.append(done[i])
-            made[game, 0] = self.replaced("".join(parts))
-        return made
+            actions = self._actions_taken[game]
+            for i, observation in enumerate(self._observations[game]):
+                parts += (self._observation_prefixes[i], observation, self._action_prefixes[i])
+                if i < len(actions):
+                    parts.append(actions[i])
+            prompts[game, 0] = self.replaced("".join(parts))
+        return prompts
 
     def replaced(self, text: str) -> str:
         for old, new in self._replace:

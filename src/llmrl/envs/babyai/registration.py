@@ -19,7 +19,7 @@ IDS = tuple(_ENTRIES)
 
 
 def register() -> None:
-    """Let `gymnasium.make` know the levels; calling it again does nothing.
+    """Register the levels with Gymnasium; calling it again does nothing.
 
     `gymnasium.make("llmrl.envs.babyai.registration:BabyAI-MixedTrainLocal-v0")` does it by itself.
     """
@@ -27,8 +27,8 @@ def register() -> None:
     import minigrid  # noqa: F401 (registers its own)
 
     for name, (entry, kwargs) in _ENTRIES.items():
-        known = gymnasium.registry.get(name)
-        if known is None or known.entry_point != entry:
+        spec = gymnasium.registry.get(name)
+        if spec is None or spec.entry_point != entry:
             gymnasium.registry.pop(name, None)
             gymnasium.register(name, entry_point=entry, kwargs=kwargs)
 

@@ -12,7 +12,7 @@ ID = "llmrl/BabyAIText-v0"
 
 
 def register() -> None:
-    """Let `gymnasium.make` know it; calling it again does nothing."""
+    """Register the id with Gymnasium; calling it again does nothing."""
     import gymnasium
 
     if ID not in gymnasium.registry:
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def make(level: str = "BabyAI-MixedTrainLocal-v0", language: LanguageName = "en", **kwargs: Any) -> BabyAIText:
-    """Make a level that says what the agent sees in `info["descriptions"]`.
+    """Return a level with sentences about the agent's view in `info["descriptions"]`.
 
     Args:
         level: Gymnasium's id (docs/babyai_text.md).

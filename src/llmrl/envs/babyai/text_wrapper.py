@@ -23,22 +23,22 @@ class BabyAIText(gymnasium.Wrapper[Any, Any, Any, Any]):
         language: language of the sentences, `en` or `fr`.
 
     Raises:
-        TypeError: `env` is no level of MiniGrid or BabyAI.
+        TypeError: `env` is not a level of MiniGrid or BabyAI.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], language: LanguageName = "en") -> None:
         super().__init__(env)
         if not isinstance(env.unwrapped, MiniGridEnv):
-            raise TypeError(f"BabyAIText puts levels of MiniGrid and BabyAI into words, and {env} is none")
+            raise TypeError(f"BabyAIText requires a level of MiniGrid or BabyAI, got {env}")
         self._language: LanguageName = language
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         observation, info = self.env.reset(seed=seed, options=options)
-        return observation, self._told(observation, info)
+        return observation, self._add_descriptions(observation, info)
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, self._told(observation, info)
+        return observation, reward, terminated, truncated, self._add_descriptions(observation, info)
 
-    def _told(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
+    def _add_descriptions(self, observation: Any, info: dict[str, Any]) -> dict[str, Any]:
         return {**info, "descriptions": sentences(observation["image"], self._language)}

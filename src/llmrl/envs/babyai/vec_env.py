@@ -1,9 +1,10 @@
-"""BabyAI-Text as a `VecEnv`: many games of a level, observed as prompts, as symbols, or with the bot's advice."""
+"""BabyAI-Text as a `VecEnv`: many games of one level, observed as prompts, as codes, or with the bot's advice."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,19 +32,39 @@ Sampling = Literal["direct", "rejection"]
 
 PADDING, UNKNOWN, FIRST_WORD = 0, 1, 2
 """Codes in the channel `mission`: padding, a word outside the vocabulary, and the vocabulary's first word."""
-_MISSION, _LONG_MISSION = 24, 72
+_MISSION_LENGTH, _LONG_MISSION_LENGTH = 24, 72
 """Maximum number of words of a mission: in most levels, and in levels that join up to four clauses."""
-_CODES = (11, 6, 3)
+_CODE_COUNTS = (11, 6, 3)
+
+
+@dataclass(frozen=True)
+class BabyAISettings:
+    """Options of `BabyAIEnv`; meanings, units and ranges are in `conf/env/babyai_text.yaml`."""
+
+    level: str
+    name: str | None
+    kwargs: Mapping[str, Any] | None
+    kind: Kind
+    sampling: Sampling
+    language: LanguageName
+    actions: str | list[str]
+    replace: Mapping[str, str] | None
+    history: PositiveInt
+    template: Template
+    reward_scale: PositiveFloat
+    n_envs: PositiveInt
+    horizon: PositiveInt | None
+    render: bool
 
 
 class BabyAIEnv(ReplayableEnv):
-    """A vectorised environment of `n_envs` games with one agent each.
+    """A vectorized environment of `n_envs` games with one agent each.
 
     **Observation.** After the first call of `provide`, only the requested channels; before it, all of them.
 
     - `prompt` [n_envs, 1] of str: the actions, the mission, and the last observations with the actions between them.
     - `text` [n_envs, 1] of str: the mission and the current view in words, as JSON.
-    - `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view, codes of type, colour and state; v is 7 in most levels.
+    - `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view, codes of type, color and state; v is 7 in most levels.
     - `mission` [n_envs, 1, 24] int64 (72 in levels with long missions): indices of its words in `vocabulary` plus 2; 0
       is padding, 1 a word outside the vocabulary.
     - `expert` [n_envs, 1] int64: the action of MiniGrid's bot; -1 if the bot gave up, or if the agent does not have
@@ -52,26 +73,12 @@ class BabyAIEnv(ReplayableEnv):
     **Action.** Indices of names that stand for MiniGrid's actions in this order: left, right, forward, pick up, drop,
     toggle; names from the seventh on do nothing.
 
-    **Reward.** In the step that fulfils the mission, `reward_scale` times the level's reward, which is 1 - 0.9 t / T in
-    step t of at most T; `base_reward` is the level's reward. T depends on the mission.
+    **Reward.** In the step that fulfills the mission, `reward_scale` times the level's reward, which is 1 - 0.9 t / T
+    in step t of at most T; `base_reward` is the level's reward. T depends on the mission.
 
     Args:
+        settings: options of the environment.
         seeds: the environment's node of the seed tree.
-        level: Gymnasium's id of a level of MiniGrid or BabyAI (docs/babyai_text.md).
-        name: name of the environment in messages; None: `level`.
-        kwargs: arguments of the level.
-        kind: kind of mission in levels with several kinds: drawn from the seed of each episode (`per_episode`), one of
-            the kinds, or drawn once for each game (`legacy`, as published).
-        sampling: how levels that exclude some missions are drawn (`TextLevel`).
-        language: language of prompts, descriptions, missions and actions.
-        actions: name of a set of action names, or a list of names.
-        replace: replacements of texts, applied one after another to prompts, texts and missions.
-        history: number of observations in a prompt.
-        template: layout of a prompt.
-        reward_scale: factor of the reward.
-        n_envs: games in lock step.
-        horizon: steps after which an episode is truncated; None: the mission's own number.
-        render: whether `render` works, as videos need.
         trust: modules that `level` may name.
 
     Attributes:
@@ -83,74 +90,57 @@ class BabyAIEnv(ReplayableEnv):
         ConfigError: unknown level, invalid argument, missions without a French translation, or repeated action names.
     """
 
-    def __init__(
-        self,
-        seeds: Seeds,
-        level: str,
-        name: str | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        kind: Kind = "per_episode",
-        sampling: Sampling = "direct",
-        language: LanguageName = "en",
-        actions: str | list[str] = "canonical",
-        replace: Mapping[str, str] | None = None,
-        history: PositiveInt = 3,
-        template: Template = "glam",
-        reward_scale: PositiveFloat = 20.0,
-        n_envs: PositiveInt = 32,
-        horizon: PositiveInt | None = None,
-        render: bool = False,
-        trust: Trust = NOBODY,
-    ) -> None:
+    def __init__(self, settings: BabyAISettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+        n_envs, kind, language = settings.n_envs, settings.kind, settings.language
         super().__init__(n_envs, seeds.integer("games"))
-        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs", "__class__")}
+        self.settings, self._seed_tree, self._trust = settings, seeds, trust
         # With one kind for each game, an episode depends on the game in which it is played.
         self.separable = kind != "legacy"
-        self._language, self._scale = language, reward_scale
-        self._names = action_names(language, actions)
-        makers = _makers(level, dict(kwargs or {}), kind, sampling, horizon, n_envs, seeds, trust)
-        self._games = LevelGames(makers, render)
-        self._teller = view_describer(language, self._games.size, self._games.size)
-        self._format = (language, template, self._names, history, dict(replace or {}))
+        self._names = action_names(language, settings.actions)
+        self._games = LevelGames(_env_factories(settings, seeds, trust), settings.render)
+        self._describer = view_describer(language, self._games.size, self._games.size)
+        self._format = (language, settings.template, self._names, settings.history, dict(settings.replace or {}))
         self._prompts = PromptBuilder(n_envs, *self._format)
         self._words = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
-        possible = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
-        self._several = possible if kind in ("per_episode", "legacy") and len(possible) > 1 else set()
+        possible_kinds = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
+        self._tracked_kinds = possible_kinds if kind in ("per_episode", "legacy") and len(possible_kinds) > 1 else set()
         self.missions = [""] * n_envs
-        self._told: list[list[str]] = [[] for _ in range(n_envs)]
-        self._won = np.zeros(n_envs, dtype=bool)
+        self._sentences: list[list[str]] = [[] for _ in range(n_envs)]
+        self._succeeded = np.zeros(n_envs, dtype=bool)
         self._advice = np.full(n_envs, -1, dtype=np.int64)
         self._experts: Experts | None = None
-        self._asked: set[str] | None = None
-        longest = self._games.horizon()
-        long = _many_clauses(self._games.envs[0])
-        self._mission_ids = np.zeros((n_envs, _LONG_MISSION if long else _MISSION), dtype=np.int64)
-        self._reads = True
+        self._requested_channels: set[str] | None = None
+        max_steps = self._games.horizon()
+        has_long_missions = _has_long_missions(self._games.envs[0])
+        self._mission_ids = np.zeros(
+            (n_envs, _LONG_MISSION_LENGTH if has_long_missions else _MISSION_LENGTH), dtype=np.int64
+        )
+        self._needs_text = True
         self._begin_games(np.ones(n_envs, dtype=bool))
-        self.spec = self._describe(name or level, longest)
+        self.spec = self._describe(settings.name or settings.level, max_steps)
         if "expert" in self.spec.observation:
-            self._hire()
+            self._create_experts()
 
-    def _describe(self, name: str, longest: int) -> EnvSpec:
-        words, size = LANGUAGES[self._language], self._games.size
-        does = [words.does[min(i, len(words.does) - 1)] for i in range(len(self._names))]
+    def _describe(self, name: str, max_steps: int) -> EnvSpec:
+        words, size = LANGUAGES[self.settings.language], self._games.size
+        effects = [words.does[min(i, len(words.does) - 1)] for i in range(len(self._names))]
         text = EnvDescription(
-            goal=words.play.format(steps=longest),
+            goal=words.play.format(steps=max_steps),
             observation=(("mission", words.mission), ("view", words.view)),
-            actions=tuple(zip(self._names, does, strict=True)),
+            actions=tuple(zip(self._names, effects, strict=True)),
             example=self._text(0),
         )
         length, n_words = self._mission_ids.shape[1], FIRST_WORD + len(self._words)
         channels = {
             "prompt": Channel((), "object", continuations=self._prompts.continuations),
             "text": Channel((), "object"),
-            "view": Channel((size, size, 3), "uint8", 0, max(_CODES) - 1, codes=_CODES),
+            "view": Channel((size, size, 3), "uint8", 0, max(_CODE_COUNTS) - 1, codes=_CODE_COUNTS),
             "mission": Channel((length,), "int64", 0, n_words - 1, codes=(n_words,)),
         }
         if self._games.babyai:
             channels["expert"] = Channel((), "int64", -1, len(self._names) - 1)
         metrics: dict[str, Aggregate] = {"success": "sum"}
-        metrics |= {f"success_{kind}": "last" for kind in self._games.kinds if kind in self._several}
+        metrics |= {f"success_{kind}": "last" for kind in self._games.kinds if kind in self._tracked_kinds}
         return EnvSpec(
             name=name,
             n_envs=self._games.n,
@@ -158,7 +148,7 @@ class BabyAIEnv(ReplayableEnv):
             observation=channels,
             n_actions=len(self._names),
             action_names=self._names,
-            horizon=longest,
+            horizon=max_steps,
             metrics=metrics,
             text=text,
         )
@@ -169,7 +159,7 @@ class BabyAIEnv(ReplayableEnv):
 
     def one_game(self) -> BabyAIEnv:
         """Return the same environment with a single independent game."""
-        return guarded(BabyAIEnv(**self._made_of, n_envs=1))
+        return guarded(BabyAIEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def provide(self, channels: Sequence[str]) -> None:
         """Add these channels to the observations from now on. The first call removes all other channels.
@@ -179,133 +169,135 @@ class BabyAIEnv(ReplayableEnv):
         """
         if "expert" in channels:
             self._check_expert()
-        known = [name for name in channels if name in self.spec.observation]
-        asked = (self._asked or set()) | set(known)
-        fresh = asked - (self._asked if self._asked is not None else set(self.spec.observation))
-        self._asked = asked
-        self._reads = bool(asked & {"prompt", "text"})
-        if "expert" not in asked:
+        available = [name for name in channels if name in self.spec.observation]
+        requests = (self._requested_channels or set()) | set(available)
+        new_channels = requests - (
+            self._requested_channels if self._requested_channels is not None else set(self.spec.observation)
+        )
+        self._requested_channels = requests
+        self._needs_text = bool(requests & {"prompt", "text"})
+        if "expert" not in requests:
             self._experts = None
         elif self._experts is None:
-            self._hire()
-        if fresh & {"prompt", "text", "expert"} and self._begun.any():
-            # These depend on the episode's earlier observations, so episodes are replayed.
+            self._create_experts()
+        if new_channels & {"prompt", "text", "expert"} and self._episode_counts.any():
+            # These depend on earlier observations of the episode, so episodes are replayed.
             self.load_state_dict(self.state_dict())
 
     def _check_expert(self) -> None:
         name = self.spec.name
         if not self._games.babyai:
-            raise ConfigError(f"MiniGrid's bot plays the levels of BabyAI, and env={name} is none of them")
-        needed, own = len(LANGUAGES[self._language].actions["canonical"]), len(self._names)
-        if own < needed and not self._games.only_goto():
+            raise ConfigError(f"MiniGrid's bot can only play levels of BabyAI, and env={name} is not one of them")
+        n_required, n_actions = len(LANGUAGES[self.settings.language].actions["canonical"]), len(self._names)
+        if n_actions < n_required and not self._games.only_goto():
             raise ConfigError(
-                f"MiniGrid's bot picks up, drops and toggles, which the {own} actions of env={name} "
-                f"({', '.join(self._names)}) do not offer; use env.actions=canonical"
+                f"MiniGrid's bot picks up, drops and toggles objects, which the {n_actions} actions of env={name} "
+                f"({', '.join(self._names)}) do not include; use env.actions=canonical"
             )
 
-    def _hire(self) -> None:
+    def _create_experts(self) -> None:
         from llmrl.envs.babyai.experts import Experts
 
         self._experts = Experts(self._games.envs, len(self._names))
 
-    def _begin(self, chosen: np.ndarray) -> None:
-        self._begin_games(chosen)
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        self._begin_games(reset_mask)
         if self._experts is not None:
-            for i in np.flatnonzero(chosen).tolist():
+            for i in np.flatnonzero(reset_mask).tolist():
                 self._advice[i] = self._experts.start(i)
 
-    def _begin_games(self, chosen: np.ndarray) -> None:
-        self._games.reset(self._seeds, chosen)
-        self._won[chosen] = False
-        games = np.flatnonzero(chosen)
-        self._tell(games)
+    def _begin_games(self, reset_mask: np.ndarray) -> None:
+        self._games.reset(self._seeds, reset_mask)
+        self._succeeded[reset_mask] = False
+        games = np.flatnonzero(reset_mask)
+        self._describe_views(games)
         for i in games.tolist():
-            said = str(self._games.envs[i].mission)
-            if self._language == "fr":
-                said = in_french(said)
-            self.missions[i] = self._prompts.replaced(said)
-            self._mission_ids[i] = self._numbers(self.missions[i])
-            if self._reads:
+            mission = str(self._games.envs[i].mission)
+            if self.settings.language == "fr":
+                mission = in_french(mission)
+            self.missions[i] = self._prompts.replaced(mission)
+            self._mission_ids[i] = self._encode_mission(self.missions[i])
+            if self._needs_text:
                 # The prompt builder applies the replacements itself, and they must be applied only once.
-                self._prompts.start(i, said, self._told[i])
+                self._prompts.start(i, mission, self._sentences[i])
 
-    def _numbers(self, mission: str) -> np.ndarray:
+    def _encode_mission(self, mission: str) -> np.ndarray:
         """Return the words of a mission as codes, padded."""
-        numbers = np.zeros(self._mission_ids.shape[1], dtype=np.int64)
+        codes = np.zeros(self._mission_ids.shape[1], dtype=np.int64)
         words = tokens(mission)
-        if len(words) > len(numbers):
-            raise EngineError(f"the mission {mission!r} has more than {len(numbers)} words")
-        numbers[: len(words)] = [self._words.get(word, UNKNOWN) for word in words]
-        return numbers
+        if len(words) > len(codes):
+            raise EngineError(f"the mission {mission!r} has {len(words)} words; at most {len(codes)} are supported")
+        codes[: len(words)] = [self._words.get(word, UNKNOWN) for word in words]
+        return codes
 
-    def _tell(self, games: np.ndarray) -> None:
-        if self._reads and len(games):
-            for i, told in zip(games.tolist(), self._teller.tell(self._games.views[games]), strict=True):
-                self._told[i] = told
+    def _describe_views(self, games: np.ndarray) -> None:
+        if self._needs_text and len(games):
+            for i, sentences in zip(games.tolist(), self._describer.describe(self._games.views[games]), strict=True):
+                self._sentences[i] = sentences
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        chosen = np.asarray(action, dtype=np.int64)[:, 0]
-        done = to_minigrid(chosen)
-        reward, terminated, truncated = self._games.step(done, playing)
+        actions = np.asarray(action, dtype=np.int64)[:, 0]
+        minigrid_actions = to_minigrid(actions)
+        reward, terminated, truncated = self._games.step(minigrid_actions, playing)
         self._terminated |= terminated
         self._truncated |= truncated
-        self._won |= reward > 0
+        self._succeeded |= reward > 0
         games = np.flatnonzero(playing)
-        self._tell(games)
-        if self._reads:
+        self._describe_views(games)
+        if self._needs_text:
             for i in games.tolist():
-                self._prompts.go_on(i, int(chosen[i]), self._told[i])
+                self._prompts.append_step(i, int(actions[i]), self._sentences[i])
         if self._experts is not None:
             for i in games.tolist():
-                over = terminated[i] or truncated[i]
-                self._advice[i] = -1 if over else self._experts.advise(i, done[i])
+                finished = terminated[i] or truncated[i]
+                self._advice[i] = -1 if finished else self._experts.advise(i, minigrid_actions[i])
         return reward
 
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
         base = reward.astype(np.float32)[:, None]
         info = {"success": (reward > 0).astype(np.float32)}
-        if self._several:
+        if self._tracked_kinds:
             kinds = np.array(self.kinds)
-            for kind in self._several:
-                info[f"success_{kind}"] = np.where(kinds == kind, self._won, np.nan).astype(np.float32)
-        scaled = (reward * self._scale).astype(np.float32)[:, None]
+            for kind in self._tracked_kinds:
+                info[f"success_{kind}"] = np.where(kinds == kind, self._succeeded, np.nan).astype(np.float32)
+        scaled = (reward * self.settings.reward_scale).astype(np.float32)[:, None]
         return Step(self._observe(), scaled, base, self._terminated.copy(), self._truncated.copy(), info)
 
     def _observe(self) -> Observation:
-        asked = self.spec.observation if self._asked is None else self._asked
+        requests = self.spec.observation if self._requested_channels is None else self._requested_channels
         observation: Observation = {}
-        if "prompt" in asked:
+        if "prompt" in requests:
             observation["prompt"] = self._prompts.prompts()
-        if "text" in asked:
+        if "text" in requests:
             texts = np.empty((self.spec.n_envs, 1), dtype=object)
             texts[:, 0] = [self._text(i) for i in range(self.spec.n_envs)]
             observation["text"] = texts
-        if "view" in asked:
+        if "view" in requests:
             observation["view"] = self._games.views[:, None].copy()
-        if "mission" in asked:
+        if "mission" in requests:
             observation["mission"] = self._mission_ids[:, None].copy()
-        if "expert" in asked:
+        if "expert" in requests:
             observation["expert"] = self._advice[:, None].copy()
         return observation
 
     def _text(self, game: int) -> str:
-        view = [self._prompts.replaced(said) for said in self._told[game]]
+        view = [self._prompts.replaced(sentence) for sentence in self._sentences[game]]
         return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
 
     def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
-        """Return the prompt for a mission `goal` after `observations` (a list of sentences each), oldest first.
+        """Return the prompt for a mission `goal` after `observations` (lists of sentences), oldest first.
 
         `actions` are the names of the actions between them, one fewer.
 
         Raises:
             ConfigError: unknown action.
         """
-        if unknown := [name for name in actions if name not in self._names]:
-            raise ConfigError(f"{unknown[0]!r} is none of the actions {', '.join(self._names)}")
+        if unknown_actions := [name for name in actions if name not in self._names]:
+            raise ConfigError(f"the action {unknown_actions[0]!r} does not exist; use one of {', '.join(self._names)}")
         prompts = PromptBuilder(1, *self._format)
         prompts.start(0, goal, observations[0])
-        for action, seen in zip(actions, observations[1:], strict=True):
-            prompts.go_on(0, self._names.index(action), seen)
+        for action, observation in zip(actions, observations[1:], strict=True):
+            prompts.append_step(0, self._names.index(action), observation)
         return str(prompts.prompts()[0, 0])
 
     @property
@@ -320,34 +312,28 @@ class BabyAIEnv(ReplayableEnv):
         self._games.close()
 
 
-def _makers(
-    level: str,
-    kwargs: dict[str, Any],
-    kind: Kind,
-    sampling: Sampling,
-    horizon: int | None,
-    n: int,
-    seeds: Seeds,
-    trust: Trust,
-) -> list[EnvFactory]:
+def _env_factories(settings: BabyAISettings, seeds: Seeds, trust: Trust) -> list[EnvFactory]:
     """Return the factory of each game."""
     import llmrl.envs.babyai.registration  # noqa: F401
 
-    kinds = _kinds(level)
+    level, kind, horizon, n = settings.level, settings.kind, settings.horizon, settings.n_envs
+    kwargs, kinds = dict(settings.kwargs or {}), _kinds(level)
     if not kinds:
         if kind != "per_episode":
             raise ConfigError(
-                f"env.kind={kind}: the missions of env.level={level} are of one kind; only the levels of BabyAI-Text "
-                "(BabyAI-MixedTrainLocal-v0, ...) have several"
+                f"env.kind={kind} requires a level with several kinds of missions, and env.level={level} has one kind; "
+                "use env.kind=per_episode, or a level of BabyAI-Text (BabyAI-MixedTrainLocal-v0, ...)"
             )
         return [EnvFactory(level, kwargs, horizon, trust=trust)] * n
-    own = {"sampling": sampling, **kwargs}
+    options = {"sampling": settings.sampling, **kwargs}
     if kind == "legacy":
-        drawn = seeds.numpy("kinds").integers(len(kinds), size=n).tolist()
-        return [EnvFactory(level, {"kind": kinds[k], **own}, horizon) for k in drawn]
+        indices = seeds.numpy("kinds").integers(len(kinds), size=n).tolist()
+        return [EnvFactory(level, {"kind": kinds[k], **options}, horizon) for k in indices]
     if kind != "per_episode" and kind not in kinds:
-        raise ConfigError(f"env.kind={kind}: env.level={level} has {', '.join(kinds)}")
-    return [EnvFactory(level, {"kind": kind, **own}, horizon)] * n
+        raise ConfigError(
+            f"env.kind={kind} does not exist in env.level={level}; use one of per_episode, {', '.join(kinds)}"
+        )
+    return [EnvFactory(level, {"kind": kind, **options}, horizon)] * n
 
 
 def _kinds(level: str) -> tuple[str, ...]:
@@ -358,12 +344,12 @@ def _kinds(level: str) -> tuple[str, ...]:
     from llmrl.envs.babyai.levels import TextLevel
 
     spec = gymnasium.registry.get(level)
-    made_by = spec.entry_point if spec is not None else None
-    creator = load_env_creator(made_by) if isinstance(made_by, str) else made_by
+    entry_point = spec.entry_point if spec is not None else None
+    creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return creator.kinds if isinstance(creator, type) and issubclass(creator, TextLevel) else ()
 
 
-def _many_clauses(env: Any) -> bool:
+def _has_long_missions(env: Any) -> bool:
     from minigrid.envs.babyai.core.levelgen import LevelGen
 
     return isinstance(env, LevelGen)

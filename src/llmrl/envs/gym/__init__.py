@@ -1,1 +1,1 @@
-"""Environments of Gymnasium, many games of one at a time."""
+"""Environments of Gymnasium, many games in lock step."""

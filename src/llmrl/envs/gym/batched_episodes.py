@@ -1,4 +1,4 @@
-"""Episodes of a controller, several side by side in one process."""
+"""Episodes of a controller, played as a batch in one process."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.interfaces import Games
 from llmrl.envs.gym.success import SuccessCriterion
 
-_NUMBERS = 2_000_000
-"""Numbers of a table's episodes that are worked on at once."""
+_BATCH_NUMBERS = 2_000_000
+"""Maximum number of array elements for the episodes of a table that are played as one batch."""
 
 
 @dataclass(frozen=True)
 class EpisodeRules:
-    """Which game is played, and how.
+    """A game and the rules under which its episodes are played.
 
     Args:
         env_factory: the game.
-        clip_actions: put numbers of an action inside their bounds. False is what ProPS (arXiv 2511.21928) does: the
-            environment gets the number as it is, and a cost of large actions counts all of it.
-        success: what a success is; None: nothing is.
+        clip_actions: whether numbers of an action are clipped to their bounds. If false, the environment gets the
+            unclipped numbers, and a cost of large actions depends on them, as in ProPS (arXiv 2511.21928).
+        success: criterion of a successful episode; None: there is none.
     """
 
     env_factory: EnvFactory
@@ -41,8 +41,15 @@ class EpisodeRules:
 
 @dataclass(frozen=True)
 class EpisodeResults:
-    """Episodes, [m], in any order: the number of each, its return, steps, highest reward of a step, whether it ended by
-    itself."""
+    """Results of m episodes, in any order; each attribute is [m].
+
+    Attributes:
+        job: number of the episode.
+        returned: sum of its rewards.
+        length: number of steps.
+        best_reward: highest reward of a step.
+        terminated: whether it terminated.
+    """
 
     job: NDArray[np.int64]
     returned: NDArray[np.float64]
@@ -51,25 +58,25 @@ class EpisodeResults:
     terminated: NDArray[np.bool_]
 
     @classmethod
-    def joined(cls, parts: list[EpisodeResults]) -> EpisodeResults:
+    def concatenate(cls, parts: list[EpisodeResults]) -> EpisodeResults:
         return cls(*(np.concatenate([vars(part)[name] for part in parts]) for name in cls.__dataclass_fields__))
 
     @classmethod
-    def of(cls, rows: list[tuple[int, float, int, float, bool]]) -> EpisodeResults:
-        """From one row (job, returned, length, best_reward, terminated) an episode."""
-        job, returned, length, best, terminated = zip(*rows, strict=True) if rows else ((),) * 5
-        numbers = (np.array(part, dtype=np.float64) for part in (returned, best))
-        whole = (np.array(part, dtype=np.int64) for part in (job, length))
-        (returns, bests), (jobs, lengths) = numbers, whole
+    def from_tuples(cls, episodes: list[tuple[int, float, int, float, bool]]) -> EpisodeResults:
+        """Return the results of episodes given as tuples (job, returned, length, best_reward, terminated)."""
+        job, episode_returns, length, best, terminated = zip(*episodes, strict=True) if episodes else ((),) * 5
+        numbers = (np.array(part, dtype=np.float64) for part in (episode_returns, best))
+        integers = (np.array(part, dtype=np.int64) for part in (job, length))
+        (returns, bests), (jobs, lengths) = numbers, integers
         return cls(jobs, returns, lengths, bests, np.array(terminated, dtype=bool))
 
 
 class BatchedEpisodes:
-    """Plays episodes on n games side by side; a game that is over takes up the next episode.
+    """Plays episodes in n games in lock step; a game that ends starts the next episode.
 
     Args:
-        rules: which game, and how.
-        n: games side by side.
+        rules: the game and the rules of its episodes.
+        n: number of games in lock step.
 
     Raises:
         ConfigError: see `EnvFactory.make`; or the game might never end.
@@ -82,14 +89,14 @@ class BatchedEpisodes:
         self.games: Games = rules.env_factory.make(n)
         if self.games.horizon is None:
             raise ConfigError(
-                f"{rules.env_factory.id} has no limit of steps, so an episode may never end: set env.horizon"
+                f"{rules.env_factory.id} has no limit of steps, so an episode may never end; set env.horizon"
             )
         self._channels = observation_channels(self.games.observation_space)
         action = self.games.action_space
         self._bounds: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
         if isinstance(action, spaces.Box) and action.dtype.kind == "f":
             self._bounds = np.asarray(action.low, dtype=np.float64), np.asarray(action.high, dtype=np.float64)
-        self._plain = isinstance(action, spaces.Discrete) and action.start == 0
+        self._unchanged = isinstance(action, spaces.Discrete) and action.start == 0
         self._table = self.games.table if isinstance(self.games, TabularGames) and self.games.timeless else None
 
     def play(
@@ -97,31 +104,37 @@ class BatchedEpisodes:
     ) -> EpisodeResults:
         """Play the episodes numbered `jobs`: i * k + j is vector i of `vectors` [q, d] under seed j of `seeds` [k].
 
-        Each begins as `env.reset(seed=seeds[j])` does, so what it returns depends on neither the other episodes nor
-        the number of lanes, where an action of `controller` depends on its own row alone.
+        Each begins as `env.reset(seed=seeds[j])` does. So results do not depend on the other episodes or on the number
+        of games, provided that an action of `controller` depends only on its own observation and parameters.
 
         Raises:
             ConfigError: the controller reads a channel that the game does not have.
         """
         if controller.channel not in self._channels:
-            shown = ", ".join(self._channels) or "nothing that can be read without words"
-            raise ConfigError(f"the policy reads {controller.channel}, and {self._rules.env_factory.id} shows {shown}")
-        read = self._reader(controller.channel)
+            channels = ", ".join(self._channels) or "nothing that can be read without words"
+            raise ConfigError(
+                f"the policy reads the channel {controller.channel}, and {self._rules.env_factory.id} has {channels}; "
+                "use a policy for one of these"
+            )
+        read = self._input_function(controller.channel)
         if self._table is not None:
-            return self._look_up(controller, read, vectors, seeds, np.array([*jobs], dtype=np.int64))
+            return self._play_table(controller, read, vectors, seeds, np.array([*jobs], dtype=np.int64))
         return self._step(controller, read, vectors, seeds, jobs)
 
     def trace(self, controller: Controller, vector: NDArray[np.float64], seed: int, steps: int) -> Trace:
-        """The first `steps` steps of the episode of `vector` [d] under `seed`, or all of a shorter one; on lane 0."""
-        games, read, lane = self.games, self._reader(controller.channel), np.arange(self.games.n) == 0
-        act = _prepared(controller, np.tile(vector, (games.n, 1)))
-        seen = games.reset(np.full(games.n, seed, dtype=np.int64), np.ones(games.n, dtype=bool))
+        """Return the first `steps` steps of the episode of `vector` [d] under `seed`, or all of a shorter one.
+
+        It is played in game 0.
+        """
+        games, read, lane = self.games, self._input_function(controller.channel), np.arange(self.games.n) == 0
+        act = _act_function(controller, np.tile(vector, (games.n, 1)))
+        observation = games.reset(np.full(games.n, seed, dtype=np.int64), np.ones(games.n, dtype=bool))
         rows: list[tuple[NDArray[Any], NDArray[Any], float]] = []
         for _ in range(steps):
-            told = read(seen)
-            action = act(told)
-            seen, reward, terminated, truncated = games.step(self._actions(action), lane)
-            rows.append((np.array(told[0]), np.array(action[0]), float(reward[0])))
+            inputs = read(observation)
+            action = act(inputs)
+            observation, reward, terminated, truncated = games.step(self._actions(action), lane)
+            rows.append((np.array(inputs[0]), np.array(action[0]), float(reward[0])))
             if terminated[0] or truncated[0]:
                 break
         observations, actions, rewards = zip(*rows, strict=True)
@@ -136,41 +149,41 @@ class BatchedEpisodes:
         jobs: Iterator[int],
     ) -> EpisodeResults:
         games, n = self.games, self.games.n
-        watched = self._rules.success is not None and self._rules.success.kind == "reward"
-        rows: list[tuple[int, float, int, float, bool]] = []
-        job, seed, began, now = [0] * n, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), 0
-        parameters, returned, best = np.zeros((n, vectors.shape[1])), np.zeros(n), np.zeros(n)
-        # All games are started once: until then they have nothing to show.
+        needs_best = self._rules.success is not None and self._rules.success.kind == "reward"
+        episodes: list[tuple[int, float, int, float, bool]] = []
+        job, seed, start_steps, n_steps = [0] * n, np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64), 0
+        parameters, returns, best = np.zeros((n, vectors.shape[1])), np.zeros(n), np.zeros(n)
+        # All games are started once, because before that they have no observations.
         playing, fresh = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
         while True:
             for lane in np.flatnonzero(~playing).tolist():
-                following = next(jobs, None)
-                if following is None:
+                next_job = next(jobs, None)
+                if next_job is None:
                     break
-                job[lane], seed[lane] = following, seeds[following % len(seeds)]
-                parameters[lane] = vectors[following // len(seeds)]
+                job[lane], seed[lane] = next_job, seeds[next_job % len(seeds)]
+                parameters[lane] = vectors[next_job // len(seeds)]
                 playing[lane] = fresh[lane] = True
             if not playing.any():
-                return EpisodeResults.of(rows)
-            act = _prepared(controller, parameters)
-            seen = games.reset(seed, fresh)
-            returned[fresh], best[fresh], began[fresh] = 0.0, -np.inf, now
+                return EpisodeResults.from_tuples(episodes)
+            act = _act_function(controller, parameters)
+            observation = games.reset(seed, fresh)
+            returns[fresh], best[fresh], start_steps[fresh] = 0.0, -np.inf, n_steps
             fresh = np.zeros(n, dtype=bool)
             while True:
-                seen, reward, terminated, truncated = games.step(self._actions(act(read(seen))), playing)
-                now += 1
-                returned += reward
-                if watched:
+                observation, reward, terminated, truncated = games.step(self._actions(act(read(observation))), playing)
+                n_steps += 1
+                returns += reward
+                if needs_best:
                     np.maximum(best, reward, best)
-                ended = terminated | truncated
-                if np.count_nonzero(ended):
+                done = terminated | truncated
+                if np.count_nonzero(done):
                     break
-            for lane in np.flatnonzero(ended).tolist():
-                length = now - int(began[lane])
-                rows.append((job[lane], float(returned[lane]), length, float(best[lane]), bool(terminated[lane])))
-            playing &= ~ended
+            for lane in np.flatnonzero(done).tolist():
+                length = n_steps - int(start_steps[lane])
+                episodes.append((job[lane], float(returns[lane]), length, float(best[lane]), bool(terminated[lane])))
+            playing &= ~done
 
-    def _look_up(
+    def _play_table(
         self,
         controller: Controller,
         read: Callable[[Any], NDArray[Any]],
@@ -178,37 +191,41 @@ class BatchedEpisodes:
         seeds: NDArray[np.int64],
         jobs: NDArray[np.int64],
     ) -> EpisodeResults:
-        """The same in a game of few states, where the controller can be asked for all of them beforehand."""
+        """Play the episodes of a game with few states, from its table.
+
+        The controller is evaluated once for all states.
+        """
         from llmrl.envs.gym.batched.transition_table import play
 
         assert self._table is not None
         assert self.games.horizon is not None
         states, n_states = read(np.arange(self._table.n_states)), self._table.n_states
-        which = jobs // len(seeds)
-        at_once = max(1, _NUMBERS // (self.games.horizon * len(seeds)))
+        vector_index = jobs // len(seeds)
+        batch_size = max(1, _BATCH_NUMBERS // (self.games.horizon * len(seeds)))
         parts = []
-        wanted = np.unique(which)
-        for first in range(0, len(wanted), at_once):
-            chosen = wanted[first : first + at_once]
-            policies = [
-                controller.act(states, np.broadcast_to(vectors[i], (n_states, len(vectors[i])))) for i in chosen
-            ]
+        vector_indices = np.unique(vector_index)
+        for start in range(0, len(vector_indices), batch_size):
+            batch = vector_indices[start : start + batch_size]
+            policies = [controller.act(states, np.broadcast_to(vectors[i], (n_states, len(vectors[i])))) for i in batch]
             done = play(self._table, np.array(policies), seeds, self.games.horizon)
-            numbers = (chosen[:, None] * len(seeds) + np.arange(len(seeds))).ravel()
+            numbers = (batch[:, None] * len(seeds) + np.arange(len(seeds))).ravel()
             parts.append(EpisodeResults(numbers, done.returned, done.length, done.best_reward, done.terminated))
-        return EpisodeResults.joined(parts)
+        return EpisodeResults.concatenate(parts)
 
-    def _reader(self, channel: str) -> Callable[[Any], NDArray[Any]]:
-        """What turns observations of all games into what a controller reads: [n, k] float64, or [n] int64."""
+    def _input_function(self, channel: str) -> Callable[[Any], NDArray[Any]]:
+        """Return a function that converts observations of all games into inputs of a controller.
+
+        Inputs are [n, k] float64, or [n] int64 for states.
+        """
         encode = self._channels[channel][1]
         if channel == "state":
-            return lambda seen: encode(seen)[:, 0]
+            return lambda observation: encode(observation)[:, 0]
         if isinstance(self.games, ArrayGames) and self.games.observation_space.dtype == np.float32:
-            return lambda seen: seen.astype(np.float64)
-        return lambda seen: encode(seen)[:, 0].astype(np.float64)
+            return lambda observation: observation.astype(np.float64)
+        return lambda observation: encode(observation)[:, 0].astype(np.float64)
 
     def _actions(self, action: NDArray[Any]) -> Any:
-        if self._plain:
+        if self._unchanged:
             return action
         space = self.games.action_space
         if self._bounds is not None:
@@ -223,8 +240,11 @@ class BatchedEpisodes:
         self.games.close()
 
 
-def _prepared(controller: Controller, parameters: NDArray[np.float64]) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """`controller.act` with `parameters` [n, d]; a controller may have a quicker way for many steps, `prepared`."""
+def _act_function(controller: Controller, parameters: NDArray[np.float64]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return `controller.act` with `parameters` [n, d].
+
+    If the controller has the method `prepared`, the faster function that it returns is used.
+    """
     prepared = getattr(controller, "prepared", None)
     if prepared is None:
         return lambda observation: controller.act(observation, parameters)

@@ -1,4 +1,4 @@
-"""From Gymnasium's spaces to channels and actions of a `VecEnv`."""
+"""Conversion of Gymnasium's spaces to channels and actions of a `VecEnv`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
 IMAGE_SIDE = 16
-"""A Box of bytes is a picture from this many pixels a side on; MiniGrid's maps of codes are smaller."""
+"""A Box of bytes is an image if its sides have at least this many pixels; MiniGrid's maps of codes are smaller."""
 
 Encode = Callable[[Sequence[Any] | np.ndarray], np.ndarray]
-"""Observations of n games -> [n, 1, *channel.shape]."""
+"""Function from observations of n games to an array [n, 1, *channel.shape]."""
 
 
 def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encode]]:
-    """What can be made of observations without words: `vector`, `state`, `pixels`, each with how it is made.
+    """Return the channels of an observation space without texts, by name, each with its encoder.
 
-    `vector` holds every number of the observation, categories one-hot, in Gymnasium's own flat order; texts and
-    pictures are left out. `state` is the number of a Discrete observation, from 0.
+    The channel `vector` contains every number of the observation, categories one-hot, in Gymnasium's own flat order;
+    texts and images are left out. `state` is the number of a Discrete observation, from 0. `pixels` is an image.
     """
     from gymnasium import spaces
 
@@ -34,16 +34,19 @@ def observation_channels(space: Space[Any]) -> dict[str, tuple[Channel, Encode]]
         start = int(space.start)
         channels["state"] = (
             Channel((), "int64", 0, float(space.n - 1)),
-            lambda seen: (np.asarray(seen, dtype=np.int64) - start)[:, None],
+            lambda observation: (np.asarray(observation, dtype=np.int64) - start)[:, None],
         )
     if is_image(space):
         assert space.shape is not None
-        channels["pixels"] = (Channel(space.shape, "uint8", 0, 255), lambda seen: np.asarray(seen)[:, None])
+        channels["pixels"] = (
+            Channel(space.shape, "uint8", 0, 255),
+            lambda observation: np.asarray(observation)[:, None],
+        )
     numeric = numeric_part(space)
     if numeric is not None:
         part, pick = numeric
         size = spaces.flatdim(part)
-        channels["vector"] = (Channel((size,), "float32", parts=_parts(part)), _flat(part, pick))
+        channels["vector"] = (Channel((size,), "float32", parts=_parts(part)), _vector_encoder(part, pick))
     return channels
 
 
@@ -61,64 +64,66 @@ def is_image(space: Space[Any]) -> bool:
 
 
 def numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] | None:
-    """The part of a space that is numbers, and what picks it from an observation; None where there is none."""
+    """Return the numeric part of a space and a function that selects it from an observation; None if there is none."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
         inner = {name: numeric_part(sub) for name, sub in space.spaces.items()}
-        kept = {name: part for name, part in inner.items() if part is not None}
-        picks = {name: pick for name, (_, pick) in kept.items()}
-        if not kept:
+        numeric_parts = {name: part for name, part in inner.items() if part is not None}
+        picks = {name: pick for name, (_, pick) in numeric_parts.items()}
+        if not numeric_parts:
             return None
         return (
-            spaces.Dict({name: part for name, (part, _) in kept.items()}),
-            lambda seen: {name: pick(seen[name]) for name, pick in picks.items()},
+            spaces.Dict({name: part for name, (part, _) in numeric_parts.items()}),
+            lambda observation: {name: pick(observation[name]) for name, pick in picks.items()},
         )
     if isinstance(space, spaces.Tuple):
         members = [numeric_part(sub) for sub in space.spaces]
-        chosen = [(i, *member) for i, member in enumerate(members) if member is not None]
-        if not chosen:
+        numeric_members = [(i, *member) for i, member in enumerate(members) if member is not None]
+        if not numeric_members:
             return None
         return (
-            spaces.Tuple([part for _, part, _ in chosen]),
-            lambda seen: tuple(pick(seen[i]) for i, _, pick in chosen),
+            spaces.Tuple([part for _, part, _ in numeric_members]),
+            lambda observation: tuple(pick(observation[i]) for i, _, pick in numeric_members),
         )
     plain = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if is_image(space) or not isinstance(space, plain):
         return None
-    return space, lambda seen: seen
+    return space, lambda observation: observation
 
 
-def _flat(space: Space[Any], pick: Callable[[Any], Any]) -> Encode:
+def _vector_encoder(space: Space[Any], pick: Callable[[Any], Any]) -> Encode:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
-        return lambda seen: np.asarray(seen, dtype=np.float32)[:, None]
+        return lambda observations: np.asarray(observations, dtype=np.float32)[:, None]
     if isinstance(space, spaces.Discrete):
         table, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
-        return lambda seen: table[np.asarray(seen, dtype=np.int64) - start][:, None]
-    return lambda seen: np.array([spaces.flatten(space, pick(one)) for one in seen], dtype=np.float32)[:, None]
+        return lambda observations: table[np.asarray(observations, dtype=np.int64) - start][:, None]
+    return lambda observations: np.array(
+        [spaces.flatten(space, pick(observation)) for observation in observations], dtype=np.float32
+    )[:, None]
 
 
 def _parts(space: Space[Any]) -> tuple[dict[str, slice], ...]:
-    """Where the entries of a Dict are in its flat vector; nothing for spaces whose members have no names."""
+    """Return the position of each entry of a Dict in its flat vector; () for spaces whose members have no names."""
     from gymnasium import spaces
 
     if not isinstance(space, spaces.Dict):
         return ()
-    parts, at = {}, 0
+    parts, offset = {}, 0
     for name, part in space.spaces.items():
         size = spaces.flatdim(part)
-        parts[name] = slice(at, at + size)
-        at += size
+        parts[name] = slice(offset, offset + size)
+        offset += size
     return (parts,)
 
 
 def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None:
-    """What an action consists of where it is several numbers; None where it is one of several choices.
+    """Return the numbers of an action; None if an action is one of several choices.
 
     Raises:
-        ConfigError: an action without bounds, or of a kind that nobody here can choose.
+        ConfigError: an action without bounds, or of an unsupported kind.
     """
     from gymnasium import spaces
 
@@ -128,11 +133,11 @@ def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None
         low, high = (np.asarray(bound, dtype=np.float64).ravel() for bound in (space.low, space.high))
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ConfigError(
-                f"an action of {name} is a Box without bounds ({space}), so nobody can be told what may be chosen; "
-                "wrap it in gymnasium.wrappers.RescaleAction or another environment with bounds"
+                f"an action of {name} is a Box without bounds ({space}); bounds are required, e.g. by "
+                "gymnasium.wrappers.RescaleAction"
             )
-        whole = (space.dtype.kind in "iu",) * low.size
-        return ContinuousActions(_names(low.size), tuple(low.tolist()), tuple(high.tolist()), whole)
+        integral = (space.dtype.kind in "iu",) * low.size
+        return ContinuousActions(_names(low.size), tuple(low.tolist()), tuple(high.tolist()), integral)
     if isinstance(space, spaces.MultiDiscrete):
         start = np.asarray(space.start).ravel()
         high = start + np.asarray(space.nvec).ravel() - 1
@@ -143,38 +148,40 @@ def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None
         size = int(np.prod(space.shape))
         return ContinuousActions(_names(size), (0.0,) * size, (1.0,) * size, (True,) * size)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _together(_members(space), name)
+        return _combine_numbers(_members(space), name)
     raise ConfigError(
-        f"an action of {name} is a {type(space).__name__}; Discrete, MultiDiscrete, MultiBinary, bounded Box, and Dict "
-        "and Tuple of these can be played"
+        f"an action of {name} is a {type(space).__name__}, which is not supported; use Discrete, MultiDiscrete, "
+        "MultiBinary, a bounded Box, or a Dict or Tuple of these"
     )
 
 
-def _together(members: Mapping[str, Space[Any]], name: str) -> ContinuousActions:
-    """What an action of several parts consists of: the numbers of all of them; a choice is one whole number."""
+def _combine_numbers(members: Mapping[str, Space[Any]], name: str) -> ContinuousActions:
+    """Return the numbers of an action of several parts: those of all parts. A discrete part is one integer."""
     from gymnasium import spaces
 
     names: list[str] = []
     low: list[float] = []
     high: list[float] = []
-    whole: list[bool] = []
+    integral: list[bool] = []
     for part, space in members.items():
         if isinstance(space, spaces.Discrete):
             start = float(space.start)
-            own = ContinuousActions((part,), (start,), (start + float(space.n) - 1,), (True,))
+            numbers = ContinuousActions((part,), (start,), (start + float(space.n) - 1,), (True,))
         else:
-            found = continuous_actions(space, name)
-            assert found is not None
-            own = replace(found, names=(part,) if found.dim == 1 else tuple(f"{part}_{each}" for each in found.names))
-        names += own.names
-        low += own.low
-        high += own.high
-        whole += own.whole
-    return ContinuousActions(tuple(names), tuple(low), tuple(high), tuple(whole))
+            actions = continuous_actions(space, name)
+            assert actions is not None
+            numbers = replace(
+                actions, names=(part,) if actions.dim == 1 else tuple(f"{part}_{suffix}" for suffix in actions.names)
+            )
+        names += numbers.names
+        low += numbers.low
+        high += numbers.high
+        integral += numbers.whole
+    return ContinuousActions(tuple(names), tuple(low), tuple(high), tuple(integral))
 
 
 def _members(space: Space[Any]) -> dict[str, Space[Any]]:
-    """The parts of a Dict or Tuple, by name, in their order."""
+    """Return the parts of a Dict or Tuple by name, in order."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
@@ -188,45 +195,45 @@ def _names(n: int) -> tuple[str, ...]:
 
 
 def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
-    """Actions of a `VecEnv`, [n, 1] choices or [n, 1, a] numbers, as the games take them; numbers inside the bounds.
+    """Return actions of a `VecEnv`, [n, 1] choices or [n, 1, a] numbers, as elements of `space`.
 
-    Without `clip`, real numbers go to the game as they are.
+    Numbers are clipped to their bounds. Without `clip`, real numbers are not.
     """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
         return np.asarray(action)[:, 0] + int(space.start)
     if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _structured(space, np.asarray(action), clip)
+        return _nested_actions(space, np.asarray(action), clip)
     assert space.shape is not None
     numbers: np.ndarray = np.asarray(action)[:, 0].reshape(-1, *space.shape)
     if isinstance(space, spaces.Box):
         numbers = np.rint(numbers) if space.dtype.kind in "iu" else numbers
         if clip or space.dtype.kind in "iu":
             numbers = np.clip(numbers, space.low, space.high)
-        typed: np.ndarray = numbers.astype(space.dtype)
-        return typed
+        cast_numbers: np.ndarray = numbers.astype(space.dtype)
+        return cast_numbers
     low: Any = np.asarray(space.start) if isinstance(space, spaces.MultiDiscrete) else 0
     high: Any = low + np.asarray(space.nvec) - 1 if isinstance(space, spaces.MultiDiscrete) else 1
-    whole: np.ndarray = np.clip(np.rint(numbers), low, high).astype(space.dtype)
-    return whole
+    integers: np.ndarray = np.clip(np.rint(numbers), low, high).astype(space.dtype)
+    return integers
 
 
-def _structured(space: Space[Any], action: np.ndarray, clip: bool) -> list[Any]:
-    """Actions of several parts, [n, 1, a], as the games take them: a dict or tuple a game."""
+def _nested_actions(space: Space[Any], action: np.ndarray, clip: bool) -> list[Any]:
+    """Return actions of several parts, [n, 1, a], as a list with one dict or tuple per game."""
     from gymnasium import spaces
 
     parts: dict[str, Sequence[Any] | np.ndarray] = {}
-    at = 0
+    offset = 0
     for name, part in _members(space).items():
         if isinstance(part, spaces.Discrete):
-            first = int(part.start)
-            parts[name] = np.clip(np.rint(action[:, 0, at]), first, first + int(part.n) - 1).astype(np.int64)
-            at += 1
+            start = int(part.start)
+            parts[name] = np.clip(np.rint(action[:, 0, offset]), start, start + int(part.n) - 1).astype(np.int64)
+            offset += 1
             continue
-        own = continuous_actions(part, name)
-        assert own is not None
-        parts[name] = to_actions(part, action[..., at : at + own.dim], clip)
-        at += own.dim
-    games = [dict(zip(parts, each, strict=True)) for each in zip(*parts.values(), strict=True)]
+        numbers = continuous_actions(part, name)
+        assert numbers is not None
+        parts[name] = to_actions(part, action[..., offset : offset + numbers.dim], clip)
+        offset += numbers.dim
+    games = [dict(zip(parts, values, strict=True)) for values in zip(*parts.values(), strict=True)]
     return games if isinstance(space, spaces.Dict) else [tuple(game.values()) for game in games]

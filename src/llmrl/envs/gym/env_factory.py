@@ -37,7 +37,7 @@ class EnvFactory(EnvArguments):
         games = batched(self.id, dict(self.kwargs), self.horizon, n)
         if games is None:
             raise ConfigError(
-                f"there is no batched engine of {self.id} with {dict(self.kwargs)}; there is one of "
-                f"{', '.join(sorted(BATCHED))}; use env.engine=stock"
+                f"{self.id} has no batched engine with env.kwargs={dict(self.kwargs)}; use env.engine=stock, or one of "
+                f"{', '.join(sorted(BATCHED))}"
             )
         return games

@@ -1,4 +1,4 @@
-"""What policies that are a few numbers return: the evaluation of policy search."""
+"""Evaluation of controllers, policies with few parameters, in policy search."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from llmrl.envs.gym.workers import WorkerPool
 __all__ = ["EpisodeBatch", "EpisodeRules", "GymEvaluator"]
 
 _LANES = 8
-"""Games of Gymnasium's own that a process plays side by side, so that it asks the controller once for all of them."""
+"""Number of Gymnasium's own games that a process plays in lock step, so that it calls the controller once for all of
+them."""
 _BATCH = 1024
-"""Batched games at a time; their arrays stay small."""
+"""Maximum number of batched games in lock step, which keeps their arrays small."""
 
 
 @dataclass(frozen=True)
 class EpisodeBatch:
-    """What q vectors of parameters did under k seeds each.
+    """Results of q parameter vectors under k seeds each.
 
     Attributes:
         returns: sum of the rewards of each episode, [q, k] float64.
         lengths: steps of each episode, [q, k] int64.
-        successes: whether each was a success, [q, k] bool; None where nothing says what a success is.
+        successes: whether each episode was a success, [q, k] bool; None without a criterion of success.
         traces: the beginning of each vector's first episode, [q]; empty where that was not wanted.
     """
 
@@ -41,14 +42,14 @@ class EpisodeBatch:
 
 
 class GymEvaluator:
-    """Plays controllers: batched games in this process, Gymnasium's own in worker processes.
+    """Evaluates controllers: batched games in this process, Gymnasium's own games in worker processes.
 
-    Use it as a context, or close it.
+    Use it as a context manager, or call `close`.
 
     Args:
-        rules: which game, and how.
-        workers: processes for Gymnasium's own games, >= 1; None: one a core that this process may use. With 1 they are
-            played in this process. Batched games always are.
+        rules: the game and the rules of its episodes.
+        workers: number of processes for Gymnasium's own games, >= 1; None: one per core that this process may use.
+            With 1, they are played in this process, as batched games always are.
 
     Raises:
         ConfigError: see `BatchedEpisodes`.
@@ -57,7 +58,7 @@ class GymEvaluator:
     def __init__(self, rules: EpisodeRules, workers: int | None = None) -> None:
         self._rules = rules
         self.workers = 1 if rules.env_factory.engine == "batched" else workers or len(os.sched_getaffinity(0))
-        # Made here whoever plays, so that games that cannot be made are known at once.
+        # Created even if worker processes play, so that invalid games raise an error at once.
         self._lanes = BatchedEpisodes(rules, 1)
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
         self._tracer: BatchedEpisodes | None = None
@@ -65,14 +66,14 @@ class GymEvaluator:
     def evaluate(
         self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], traced: int = 0
     ) -> EpisodeBatch:
-        """One episode of each vector of parameters, [q, d], under each seed, [k], with the first `traced` steps of each
-        vector's first, which are played once more for that.
+        """Play one episode of each parameter vector [q, d] under each seed [k]; return the results.
 
-        What it gives does not depend on the number of workers.
+        The first `traced` steps of each vector's first episode are played once more and recorded. Results do not depend
+        on the number of workers.
 
         Raises:
-            ConfigError: the controller reads what the game does not show, or cannot go to another process.
-            EngineError: a worker process died, or the game raised an error of its own.
+            ConfigError: the game lacks the channel that the controller reads, or the controller cannot be pickled.
+            EngineError: a worker process died, or the game raised an error.
         """
         vectors, seeds = np.asarray(vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
         total = len(vectors) * len(seeds)
@@ -90,9 +91,11 @@ class GymEvaluator:
             except Exception as fault:
                 raise raised(self._rules.env_factory.id, "an episode", fault) from fault
         shape, order, success = (len(vectors), len(seeds)), np.argsort(scores.job), self._rules.success
-        won = None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
+        success_flags = (
+            None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
+        )
         returns, lengths = scores.returned[order].reshape(shape), scores.length[order].reshape(shape)
-        successes = None if won is None else won[order].reshape(shape)
+        successes = None if success_flags is None else success_flags[order].reshape(shape)
         return EpisodeBatch(returns, lengths, successes, self._traces(controller, vectors, seeds, traced))
 
     def _traces(
@@ -110,13 +113,16 @@ class GymEvaluator:
             raise raised(self._rules.env_factory.id, "an episode", fault) from fault
 
     def _width(self, total: int) -> int:
-        """Games side by side in a process. With two rounds of episodes, a process that is done early takes more."""
+        """Return the number of games in lock step in a process.
+
+        Two rounds of episodes balance the load: a process that finishes early takes more of them.
+        """
         if self._rules.env_factory.engine == "batched":
             return min(total, _BATCH)
         return max(1, min(-(-total // (2 * self.workers)), _LANES))
 
     def close(self) -> None:
-        """End the worker processes; may be called twice."""
+        """End the worker processes. It may be called twice."""
         self._lanes.close()
         if self._tracer is not None:
             self._tracer.close()

@@ -1,4 +1,4 @@
-"""What an environment of Gymnasium does wrong, said so that its author finds the place."""
+"""Errors about faulty Gymnasium environments, with the place of the fault for their authors."""
 
 from __future__ import annotations
 
@@ -13,60 +13,61 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from gymnasium.spaces import Discrete
 
-REFUSALS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
-"""What constructors raise for an argument that cannot be; an ImportError, for a version that has moved elsewhere."""
-MISREAD = (KeyError, IndexError, ValueError, TypeError)
-"""What reading an observation raises that is not what its space promises."""
+CREATION_ERRORS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
+"""Errors that constructors raise for invalid arguments; an ImportError is raised for versions that have moved
+elsewhere."""
+READING_ERRORS = (KeyError, IndexError, ValueError, TypeError)
+"""Errors that are raised when an observation is read that is not in its space."""
 
 
-def refused(id: str, kwargs: Mapping[str, Any], fault: BaseException) -> ConfigError:
-    """The error that an environment could not be made with `kwargs`."""
-    # A KeyError's text is the key alone.
-    said = f"{type(fault).__name__} {fault}" if isinstance(fault, KeyError) else str(fault) or type(fault).__name__
+def creation_error(id: str, kwargs: Mapping[str, Any], fault: BaseException) -> ConfigError:
+    """Return the error for an environment that cannot be made with `kwargs`."""
+    # The text of a KeyError is only its key.
+    message = f"{type(fault).__name__} {fault}" if isinstance(fault, KeyError) else str(fault) or type(fault).__name__
     cause = f" with env.kwargs={dict(kwargs)}" if kwargs else ""
     if isinstance(fault, TypeError):
-        return ConfigError(f"{id} does not take env.kwargs={dict(kwargs)}: {said}")
-    return ConfigError(f"{id} cannot be made{cause}: {said}")
+        return ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {message}")
+    return ConfigError(f"{id} cannot be made{cause}: {message}")
 
 
-def check_state(id: str, space: Discrete, seen: Any, step: int) -> None:
-    """Raise EngineError if an observation that is to be one of several states is none of them."""
+def check_state(id: str, space: Discrete, observation: Any, step: int) -> None:
+    """Raise EngineError unless an observation is one of the states of a Discrete space."""
     try:
-        known = 0 <= seen - space.start < space.n
+        valid = 0 <= observation - space.start < space.n
     except TypeError:
-        known = False
-    if not known:
-        raise outside(id, space, seen, step)
+        valid = False
+    if not valid:
+        raise observation_error(id, space, observation, step)
 
 
-def outside(id: str, space: Space[Any], seen: Any, step: int) -> EngineError:
-    """The error that an observation is not in its space."""
+def observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
+    """Return the error for an observation that is not in its space."""
     return EngineError(
-        f"{id} showed in step {step} of an episode an observation that is not in its observation_space {space}: "
-        f"{_short(seen)}"
+        f"{id} returned in step {step} of an episode an observation that is not in its observation_space {space}: "
+        f"{_short(observation)}"
     )
 
 
-def first_outside(
-    id: str, space: Space[Any], seen: Sequence[Any] | np.ndarray, steps: np.ndarray
+def first_observation_error(
+    id: str, space: Space[Any], observations: Sequence[Any] | np.ndarray, steps: np.ndarray
 ) -> EngineError | None:
-    """`outside` of the first game whose observation is not in the space; None: all are."""
-    for one, step in zip(seen, steps.tolist(), strict=True):
-        if not space.contains(one):
-            return outside(id, space, one, step)
+    """Return `observation_error` for the first game whose observation is not in the space; None if there is none."""
+    for observation, step in zip(observations, steps.tolist(), strict=True):
+        if not space.contains(observation):
+            return observation_error(id, space, observation, step)
     return None
 
 
 def check_rewards(id: str, reward: np.ndarray, steps: np.ndarray) -> None:
-    """Raise EngineError if a `reward` [n] of games in step `steps` [n] of their episodes is no number."""
+    """Raise EngineError unless each `reward` [n] of games in step `steps` [n] of their episodes is finite."""
     if not np.isfinite(reward).all():
         game = int(np.flatnonzero(~np.isfinite(reward))[0])
         raise EngineError(
-            f"{id} gave the reward {reward[game]} in step {int(steps[game])} of an episode; a reward must be a finite "
-            "number"
+            f"{id} returned the reward {reward[game]} in step {int(steps[game])} of an episode; rewards must be finite "
+            "numbers"
         )
 
 
-def _short(seen: Any) -> str:
-    said = " ".join(repr(seen).split())
-    return said if len(said) <= 200 else f"{said[:197]}..."
+def _short(observation: Any) -> str:
+    text = " ".join(repr(observation).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."

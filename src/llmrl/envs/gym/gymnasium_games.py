@@ -6,14 +6,15 @@ import contextlib
 import difflib
 import importlib
 import io
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.faults import REFUSALS, check_state, refused
-from llmrl.envs.gym.rendering import check_draws, drawing_arguments
+from llmrl.envs.gym.faults import CREATION_ERRORS, check_state, creation_error
 
 if TYPE_CHECKING:
     import gymnasium
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
 
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
 """Prefix of ids -> module that registers them."""
-_OTHERS = ("GymV21Environment", "GymV26Environment")
-"""Ids of Gymnasium that make the environment that an argument names, which would bypass the check of modules."""
-_EXTRAS = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
-"""Word in Gymnasium's error about a missing package -> our extra that installs it."""
-_KEEPS_ITS_WORLD = ("BipedalWalker", "CarRacing")
+_UNSUPPORTED = ("GymV21Environment", "GymV26Environment")
+"""Ids of Gymnasium that make the environment given as an argument, which would bypass the check of modules."""
+_EXTRA_OF_WORD = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
+"""Word in Gymnasium's error about a missing package -> extra of llmrl that installs the package."""
+_PERSISTENT_WORLDS = ("BipedalWalker", "CarRacing")
 """Classes whose physics keep state across `reset(seed=...)`; they are rebuilt for each episode."""
-_ENDS = ("BlackjackEnv",)
+_SHORT_EPISODES = ("BlackjackEnv",)
 """Classes without a limit of steps whose episodes are always short."""
-_NEAR = 5
-"""Number of similar ids that the error about an unknown id names."""
+_MAX_MATCHES = 5
+"""Maximum number of similar ids in the error about an unknown id."""
 
 
 class GymnasiumGames:
@@ -60,26 +61,26 @@ class GymnasiumGames:
             raise
         if render:
             try:
-                check_draws(env_factory.id, self.envs[0])
+                check_rendering(env_factory.id, self.envs[0])
             except ConfigError:
                 self.close()
                 raise
         self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
-        first = self.envs[0].unwrapped
-        self.horizon = limit_of(self.envs[0])
-        self.ends = self.horizon is not None or type(first).__name__ in _ENDS or _is_minigrid(first)
-        self._remake = (lambda: make(env_factory, render)) if type(first).__name__ in _KEEPS_ITS_WORLD else None
-        self._begun = np.zeros(n, dtype=bool)
+        env = self.envs[0].unwrapped
+        self.horizon = step_limit(self.envs[0])
+        self.always_ends = self.horizon is not None or type(env).__name__ in _SHORT_EPISODES or _is_minigrid(env)
+        self._remake = (lambda: make(env_factory, render)) if type(env).__name__ in _PERSISTENT_WORLDS else None
+        self._started = np.zeros(n, dtype=bool)
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
         self._id, self._steps = env_factory.id, [0] * n
-        # Observations of other spaces are checked where they are read.
+        # Observations of other spaces are checked where they are encoded.
         self._states = self.observation_space if isinstance(self.observation_space, Discrete) else None
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
         infos = list(self.infos)
         for i in np.flatnonzero(mask).tolist():
-            if self._remake is not None and self._begun[i]:
+            if self._remake is not None and self._started[i]:
                 self.envs[i].close()
                 self.envs[i] = self._remake()
             with _quiet(self.envs[i].unwrapped):
@@ -87,7 +88,7 @@ class GymnasiumGames:
             self._steps[i] = 0
             if self._states is not None:
                 check_state(self._id, self._states, self._observations[i], 0)
-        self._begun |= mask
+        self._started |= mask
         self.infos = infos
         return list(self._observations)
 
@@ -129,42 +130,45 @@ def make(env_factory: EnvArguments, render: bool) -> gymnasium.Env[Any, Any]:
         if spec is not None:
             check_map(spec, env_factory)
         if render:
-            mode = {"render_mode": "rgb_array"} if spec is None else drawing_arguments(spec)
+            mode = {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
         return gymnasium.make(env_factory.id, disable_env_checker=True, **{**mode, **limit, **env_factory.kwargs})
     except error.DependencyNotInstalled as fault:
-        extra = next((extra for word, extra in _EXTRAS.items() if word in str(fault)), None)
-        cure = f"pip install 'llmrl[{extra}]'" if extra else str(fault)
-        raise ConfigError(f"{env_factory.id} needs a package that is not installed: {cure}") from fault
+        extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(fault)), None)
+        remedy = f"pip install 'llmrl[{extra}]'" if extra else str(fault)
+        raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from fault
     except error.Error as fault:
-        near = difflib.get_close_matches(env_factory.id, list(gymnasium.registry), n=_NEAR)
-        like = f"; ids like it: {', '.join(near)}" if near else ""
+        matches = difflib.get_close_matches(env_factory.id, list(gymnasium.registry), n=_MAX_MATCHES)
+        suggestion = f"; similar ids: {', '.join(matches)}" if matches else ""
         raise ConfigError(
-            f"Gymnasium knows no environment {env_factory.id!r} ({str(fault).rstrip('.')}){like}. Ids of a package "
-            "of your "
-            "own are written package.module:Id-v0"
+            f"Gymnasium has no environment {env_factory.id!r} ({str(fault).rstrip('.')}){suggestion}. For an "
+            "environment of your own package, use env.id=package.module:Id-v0"
         ) from fault
     except ModuleNotFoundError as fault:
-        raise ConfigError(f"{env_factory.id} needs the package {fault.name}, which is not installed") from fault
+        raise ConfigError(
+            f"{env_factory.id} needs the package {fault.name}, which is not installed; install it"
+        ) from fault
     except TypeError as fault:
         if "argument" not in str(fault):
             raise
-        raise refused(env_factory.id, env_factory.kwargs, fault) from fault
-    except REFUSALS as fault:
-        raise refused(env_factory.id, env_factory.kwargs, fault) from fault
+        raise creation_error(env_factory.id, env_factory.kwargs, fault) from fault
+    except CREATION_ERRORS as fault:
+        raise creation_error(env_factory.id, env_factory.kwargs, fault) from fault
 
 
 def _spec(env_factory: EnvArguments) -> EnvSpec | None:
     """Import the package that registers an id and return the registered spec; None if there is none.
 
     Raises:
-        ConfigError: the id names a module that is not trusted, or is one of `_OTHERS`.
+        ConfigError: the id names a module that is not trusted, or is one of `_UNSUPPORTED`.
     """
     import gymnasium
 
-    module, colon, id = env_factory.id.rpartition(":")
-    if id.startswith(_OTHERS):
-        raise ConfigError(f"env.id={env_factory.id} makes whatever an argument names; name that environment itself")
-    if colon:
+    module, separator, id = env_factory.id.rpartition(":")
+    if id.startswith(_UNSUPPORTED):
+        raise ConfigError(
+            f"env.id={env_factory.id} makes another environment, given as an argument; use the id of that environment"
+        )
+    if separator:
         env_factory.trust.load(module, f"env.id={env_factory.id}")
     for prefix, package in _PACKAGES.items():
         if id.startswith(prefix):
@@ -173,30 +177,33 @@ def _spec(env_factory: EnvArguments) -> EnvSpec | None:
 
 
 def check_map(spec: EnvSpec, env_factory: EnvArguments) -> None:
-    """Raise ConfigError for a FrozenLake without a map (each object would draw its own, unseeded) or with an invalid
-    one."""
+    """Raise ConfigError if a FrozenLake has no map or an invalid one.
+
+    Without a map, each object would draw its own, unseeded.
+    """
     if not str(spec.entry_point).endswith(":FrozenLakeEnv"):
         return
     kwargs = {**spec.kwargs, **env_factory.kwargs}
     rows = kwargs.get("desc")
     if rows is not None:
-        words = [row.decode() if isinstance(row, bytes) else str(row) for row in rows] if _lists(rows) else [""]
+        words = (
+            [row.decode() if isinstance(row, bytes) else str(row) for row in rows] if _is_list_of_texts(rows) else [""]
+        )
         if len({len(row) for row in words}) != 1 or not all(row and set(row) <= set("SFHG") for row in words):
             raise ConfigError(
-                f"{env_factory.id}: env.kwargs.desc={rows} is no map: give rows of one length, of the letters S "
-                "(start), F "
-                "(ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
+                f"{env_factory.id}: env.kwargs.desc={rows} is not a map; it must be rows of equal length, of the "
+                "letters S (start), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
             )
         if not any("S" in row for row in words):
-            raise ConfigError(f"{env_factory.id}: env.kwargs.desc={rows} has no S, where the game would start")
+            raise ConfigError(f"{env_factory.id}: env.kwargs.desc={rows} has no start; mark at least one cell with S")
     if rows is None and "map_name" in kwargs and kwargs["map_name"] is None:
         raise ConfigError(
-            f"{env_factory.id} without a map draws one that no seed decides, another one for each game: set "
-            "env.kwargs.map_name=4x4 or 8x8, or give a map as env.kwargs.desc (a list of rows like SFFF)"
+            f"{env_factory.id} without a map would draw a different, unseeded map for each game; set "
+            "env.kwargs.map_name=4x4 or 8x8, or a map as env.kwargs.desc (a list of rows such as SFFF)"
         )
 
 
-def _lists(rows: object) -> bool:
+def _is_list_of_texts(rows: object) -> bool:
     return isinstance(rows, list | tuple) and all(isinstance(row, str | bytes) for row in rows)
 
 
@@ -204,10 +211,11 @@ def _is_minigrid(env: Any) -> bool:
     return any(base.__name__ == "MiniGridEnv" for base in type(env).__mro__)
 
 
-def limit_of(env: gymnasium.Env[Any, Any]) -> int | None:
-    """Return the number of steps after which an episode is truncated by Gymnasium or MiniGrid, whichever is less.
+def step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """Return the number of steps after which Gymnasium or MiniGrid truncates an episode, whichever is less.
 
-    None: there is no limit, or it depends on the episode (in BabyAI on the mission)."""
+    None: there is no limit, or it depends on the episode (in BabyAI on the mission).
+    """
     steps = None if env.spec is None else env.spec.max_episode_steps
     game: Any = env.unwrapped
     if _is_minigrid(game) and not any(base.__name__ == "RoomGridLevel" for base in type(game).__mro__):
@@ -216,5 +224,60 @@ def limit_of(env: gymnasium.Env[Any, Any]) -> int | None:
 
 
 def _quiet(env: Any) -> contextlib.AbstractContextManager[Any]:
-    """Return a context manager that hides what BabyAI prints (each mission that it drew and rejected)."""
+    """Return a context manager that hides what BabyAI prints: each mission that it drew and rejected."""
     return contextlib.redirect_stdout(io.StringIO()) if _is_minigrid(env) else contextlib.nullcontext()
+
+
+def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
+    """Return the arguments of `gymnasium.make` with which the environment renders frames as arrays.
+
+    Raises:
+        ConfigError: the environment declares no render mode `rgb_array`, or its renderer cannot be loaded.
+    """
+    from gymnasium.envs.registration import load_env_creator
+
+    mujoco = "envs.mujoco" in str(spec.entry_point)
+    if mujoco and not _has_screen() and not os.environ.get("MUJOCO_GL"):
+        # MuJoCo opens a window unless it is configured to draw without a screen.
+        os.environ["MUJOCO_GL"] = "egl"
+    try:
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+    except (ImportError, AttributeError, RuntimeError) as fault:
+        if not mujoco or isinstance(fault, ModuleNotFoundError):
+            raise
+        # PyOpenGL raises an AttributeError if it does not find a library.
+        raise ConfigError(_rendering_message(spec.id, fault)) from fault
+    modes = getattr(creator, "metadata", {}).get("render_modes", [])
+    if "rgb_array" not in modes:
+        raise ConfigError(
+            f"{spec.id} cannot be rendered as an image (its render modes: {', '.join(modes) or 'none'}), so no video "
+            "is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
+        )
+    # Without this camera, robots that walk or swim leave the frame.
+    return {"render_mode": "rgb_array"} | ({"camera_name": "track"} if mujoco else {})
+
+
+def check_rendering(name: str, env: gymnasium.Env[Any, Any]) -> None:
+    """Raise ConfigError, before anything is played, if a simulation of MuJoCo fails to draw."""
+    if "envs.mujoco" not in type(env.unwrapped).__module__:
+        return
+    import mujoco
+
+    env.reset(seed=0)
+    try:
+        env.render()
+    except (mujoco.FatalError, ImportError, AttributeError, RuntimeError) as fault:
+        raise ConfigError(_rendering_message(name, fault)) from fault
+
+
+def _rendering_message(name: str, fault: BaseException) -> str:
+    backend = os.environ.get("MUJOCO_GL", "")
+    return (
+        f"{name} cannot be drawn with MUJOCO_GL={backend or '(unset)'}: {type(fault).__name__}: {fault}. Without a "
+        "screen set MUJOCO_GL=egl (a GPU's driver, or Debian's libegl1) or MUJOCO_GL=osmesa (libosmesa6); or make no "
+        "videos (play.videos=0, env.render=false)"
+    )
+
+
+def _has_screen() -> bool:
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -44,7 +44,7 @@ class Games(Protocol):
     def step(
         self, actions: Sequence[Any] | np.ndarray, playing: np.ndarray
     ) -> tuple[Sequence[Any] | np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Advance the games where `playing` [n] is true; the others stay as they are.
+        """Advance the games where `playing` [n] is true; the others do not change.
 
         `actions[i]` is an element of `action_space`. Return observations, rewards [n] float64, terminated [n] bool and
         truncated [n] bool; 0 and false for games that are not playing.

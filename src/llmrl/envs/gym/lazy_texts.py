@@ -1,4 +1,4 @@
-"""Texts of games that are put into words only if somebody reads them."""
+"""Lazily computed text observations."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ class LazyTextArray:
 
     Args:
         shape: (n, k).
-        tell: function from the index of a game and of an agent to the text. What it reads must not change.
+        tell: function from the index of a game and of an agent to the text. The data that it reads must not change.
     """
 
     dtype = np.dtype(object)
 
     def __init__(self, shape: tuple[int, int], tell: Callable[[int, int], str]) -> None:
         self.shape, self._tell = shape, tell
-        self._words: dict[tuple[int, int], str] = {}
+        self._texts: dict[tuple[int, int], str] = {}
 
-    def __getitem__(self, place: Any) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         """Return the text at (game, agent), or the texts of all agents of a game, a list."""
-        if not isinstance(place, tuple):
-            return [self[place, agent] for agent in range(self.shape[1])]
-        game, agent = place
+        if not isinstance(index, tuple):
+            return [self[index, agent] for agent in range(self.shape[1])]
+        game, agent = index
         if not (0 <= game < self.shape[0] and 0 <= agent < self.shape[1]):
             raise IndexError(f"no agent {agent} of game {game} among texts of shape {self.shape}")
-        if place not in self._words:
-            self._words[place] = self._tell(game, agent)
-        return self._words[place]
+        if index not in self._texts:
+            self._texts[index] = self._tell(game, agent)
+        return self._texts[index]
 
     def tolist(self) -> list[list[str]]:
         return [[self[game, agent] for agent in range(self.shape[1])] for game in range(self.shape[0])]

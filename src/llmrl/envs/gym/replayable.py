@@ -1,4 +1,4 @@
-"""Environments that go on exactly after a resume because episodes are played again, from their seeds."""
+"""Environments that resume exactly, by replaying the episodes in progress from their seeds."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class ReplayableEnv(ABC):
     """Games in lock step whose episodes are functions of a seed, of actions, and of the mechanism's values.
 
     **Seeds.** The k-th episode of a game is seeded with a function of the seed, the game's index and k, so the games
-    that follow a seeded reset start alike whatever the agents do.
+    after a seeded reset have the same starts whatever the agents do.
 
     **Mechanism.** Values are recorded with the actions, because an episode may depend on them. A subclass with a
     mechanism sets `_values` to those that hold first.
 
-    A subclass sets `spec`, and says how games start, advance and look.
+    A subclass sets `spec`, and implements `_begin`, `_advance`, `_observe` and `_step`.
 
     Args:
         n_envs: games.
@@ -38,83 +38,90 @@ class ReplayableEnv(ABC):
     def __init__(self, n_envs: int, stream: int) -> None:
         self._streams = [stream]  # one for each equal group of games
         self._groups = 1
-        self._begun = np.zeros(n_envs, dtype=np.int64)  # episodes since the last seeding
-        self._seeds = np.zeros(n_envs, dtype=np.int64)  # of the episodes in progress
-        self._given: np.ndarray | None = None  # seeds of the next episodes
-        # Actions of the last steps, each of all games; those of game i's episode are `_length[i]` from `_since[i]` on.
-        self._actions: list[np.ndarray] = []
-        # The mechanism's values now, [n_envs, d], in those steps, and when each game's episode began.
+        self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
+        self._seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
+        self._next_seeds: np.ndarray | None = None  # seeds of the next episodes
+        # Actions of the last steps, each of all games; those of game i's episode are the `_length[i]` from
+        # `_start_steps[i]` on.
+        self._action_history: list[np.ndarray] = []
+        # The mechanism's values: current ones, [n_envs, d], those in the recorded steps, and those at the start of each
+        # episode.
         self._values = np.zeros((n_envs, 0))
-        self._imposed: list[np.ndarray] = []
-        self._began_under = self._values.copy()
-        self._since, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
+        self._value_history: list[np.ndarray] = []
+        self._initial_values = self._values.copy()
+        self._start_steps, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
         self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
 
     @abstractmethod
-    def _begin(self, chosen: np.ndarray) -> None:
-        """Start the games of `chosen` [n_envs] from `_seeds`."""
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        """Start the games where `reset_mask` [n_envs] is true, from `_seeds`."""
 
     @abstractmethod
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
-        """One step of the games that are `playing` [n_envs], which may end in it; their rewards [n_envs]."""
+        """Advance the games that are `playing` [n_envs] by one step; return their rewards, [n_envs].
+
+        Games may end in it.
+        """
 
     @abstractmethod
     def _observe(self) -> Observation:
-        """What every game shows now."""
+        """Return the current observation of every game."""
 
     @abstractmethod
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
-        """What a step gave, of the games that were `playing` [n_envs] and their rewards [n_envs]."""
+        """Return the `Step` of the games that were `playing` [n_envs], given their rewards [n_envs]."""
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes.
 
-        A sequence of seeds divides the games into equal groups with a series each (`VecEnv.reset`)."""
+        A sequence of seeds divides the games into equal groups with a series each (`VecEnv.reset`).
+        """
         n = self.spec.n_envs
         if seed is not None:
             streams = list(seed) if isinstance(seed, Sequence) else [seed]
             self.spec.games_per_group(len(streams))
             self._streams = streams
-            self._begun[:] = 0
-        chosen = np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        trees, per_stream = [Seeds(stream) for stream in self._streams], n // len(self._streams)
-        per_group = n // self._groups if len(trees) == 1 else per_stream
-        for i in np.flatnonzero(chosen).tolist():
-            place = self.place[0] + i % per_stream % per_group
-            self._seeds[i] = trees[i // per_stream].child(place).integer(int(self._begun[i]))
-        self._forget(chosen)
-        if self._given is not None:
-            self._seeds[chosen], self._given = self._given[chosen], None
-        self._begun[chosen] += 1
-        self._start(chosen)
+            self._episode_counts[:] = 0
+        reset_mask = np.ones(n, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        seed_trees, games_per_stream = [Seeds(stream) for stream in self._streams], n // len(self._streams)
+        games_per_group = n // self._groups if len(seed_trees) == 1 else games_per_stream
+        for i in np.flatnonzero(reset_mask).tolist():
+            index = self.place[0] + i % games_per_stream % games_per_group
+            self._seeds[i] = seed_trees[i // games_per_stream].child(index).integer(int(self._episode_counts[i]))
+        self._drop_records(reset_mask)
+        if self._next_seeds is not None:
+            self._seeds[reset_mask], self._next_seeds = self._next_seeds[reset_mask], None
+        self._episode_counts[reset_mask] += 1
+        self._start(reset_mask)
         return self._observe()
 
     def seed_games(self, seeds: np.ndarray) -> None:
-        """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, whatever seed it is given itself."""
-        self._given = np.array(seeds, dtype=np.int64)
+        """Let the next reset seed game i with `seeds[i]`, [n_envs] int64, regardless of its argument `seed`."""
+        self._next_seeds = np.array(seeds, dtype=np.int64)
 
-    def _forget(self, chosen: np.ndarray) -> None:
-        """The episodes of the `chosen` games need not be played again."""
-        self._since[chosen], self._length[chosen] = len(self._actions), 0
-        first = int(self._since[self._length > 0].min(initial=len(self._actions)))
-        del self._actions[:first], self._imposed[:first]
-        self._since -= first
+    def _drop_records(self, reset_mask: np.ndarray) -> None:
+        """Drop the records of the episodes of the games where `reset_mask` is true, as they need no replay."""
+        self._start_steps[reset_mask], self._length[reset_mask] = len(self._action_history), 0
+        start = int(self._start_steps[self._length > 0].min(initial=len(self._action_history)))
+        del self._action_history[:start], self._value_history[:start]
+        self._start_steps -= start
 
-    def _start(self, chosen: np.ndarray) -> None:
-        if self._began_under.shape != self._values.shape:  # the first reset of an environment with a mechanism
-            self._began_under = self._values.copy()
-        self._began_under[chosen] = self._values[chosen]
-        self._begin(chosen)
-        self._terminated[chosen] = self._truncated[chosen] = False
+    def _start(self, reset_mask: np.ndarray) -> None:
+        if self._initial_values.shape != self._values.shape:  # the first reset of an environment with a mechanism
+            self._initial_values = self._values.copy()
+        self._initial_values[reset_mask] = self._values[reset_mask]
+        self._begin(reset_mask)
+        self._terminated[reset_mask] = self._truncated[reset_mask] = False
 
     def step(self, action: Array) -> Step:
-        """Advance the games that go on; the others stay as they are.
+        """Advance the games in progress; the others do not change.
 
-        `action` is [n_envs, n_agents], or [n_envs, n_agents, a] where an action is several numbers."""
+        `action` is [n_envs, n_agents], or [n_envs, n_agents, a] where an action is several numbers.
+        """
         action = np.array(action)
         playing = ~(self._terminated | self._truncated)
-        self._actions.append(action)
-        self._imposed.append(self._values)
+        self._action_history.append(action)
+        self._value_history.append(self._values)
         self._length += playing
         return self._step(self._advance(action, playing), playing)
 
@@ -129,33 +136,33 @@ class ReplayableEnv(ABC):
             ConfigError: there is no mechanism, or a number is out of bounds.
         """
         if self.spec.mechanism is None:
-            raise ConfigError(f"env={self.spec.name} has no mechanism to set")
+            raise ConfigError(f"env={self.spec.name} has no mechanism, so no values can be set")
         self._values = np.broadcast_to(self.spec.mechanism.check(values), self._values.shape).copy()
 
     def set_context(self, context: int) -> None:
         raise ConfigError(f"env={self.spec.name} has no contexts")
 
     def state_dict(self) -> State:
-        state: State = {"streams": list(self._streams), "groups": self._groups, "begun": self._begun.copy()}
+        state: State = {"streams": list(self._streams), "groups": self._groups, "begun": self._episode_counts.copy()}
         if self.spec.mechanism is not None:
             state["values"] = self._values.copy()
         if not self.spec.deterministic:
             return state
         games = range(self.spec.n_envs)
-        state |= {"seeds": self._seeds.copy(), "acted": [self._of_episode(self._actions, i) for i in games]}
+        state |= {"seeds": self._seeds.copy(), "acted": [self._episode_records(self._action_history, i) for i in games]}
         if self.spec.mechanism is not None:
-            state["began_under"] = self._began_under.copy()
-            state["imposed"] = [self._of_episode(self._imposed, i) for i in games]
+            state["began_under"] = self._initial_values.copy()
+            state["imposed"] = [self._episode_records(self._value_history, i) for i in games]
         return state
 
-    def _of_episode(self, recorded: list[np.ndarray], game: int) -> np.ndarray:
-        """What was recorded of a game in the steps of its episode, [steps, ...]."""
-        first = int(self._since[game])
-        return np.array([step[game] for step in recorded[first : first + int(self._length[game])]])
+    def _episode_records(self, steps: list[np.ndarray], game: int) -> np.ndarray:
+        """Return the records of a game in the steps of its current episode, [steps, ...]."""
+        start = int(self._start_steps[game])
+        return np.array([step[game] for step in steps[start : start + int(self._length[game])]])
 
     def load_state_dict(self, state: State) -> None:
         self._streams = list(state["streams"])
-        self._groups, self._begun = state["groups"], np.array(state["begun"])
+        self._groups, self._episode_counts = state["groups"], np.array(state["begun"])
         self._terminated[:] = True
         if "acted" in state:
             self._replay(state)
@@ -163,31 +170,38 @@ class ReplayableEnv(ABC):
             self._values = np.array(state["values"])
 
     def _replay(self, state: State) -> None:
-        """Play the episodes in progress again, up to where they were."""
+        """Replay the episodes in progress up to their saved step."""
         self._seeds = np.array(state["seeds"])
-        governed = self.spec.mechanism is not None
-        if governed:
+        has_mechanism = self.spec.mechanism is not None
+        if has_mechanism:
             self._values = np.array(state["began_under"])
-        self._start(self._begun > 0)
-        acted = [np.asarray(actions) for actions in state["acted"]]
-        self._length = np.array([len(actions) for actions in acted])
+        self._start(self._episode_counts > 0)
+        game_actions = [np.asarray(actions) for actions in state["acted"]]
+        self._length = np.array([len(actions) for actions in game_actions])
         longest = int(self._length.max(initial=0))
-        # They end together, so that the actions of games that go on follow on each other.
-        self._since = longest - self._length
+        # All replayed episodes end in the same step, so that later actions can be appended.
+        self._start_steps = longest - self._length
         numbers = self.spec.continuous_actions
-        a_game = (self.spec.n_agents,) if numbers is None else (self.spec.n_agents, numbers.dim)
-        self._actions = self._aligned(acted, a_game, np.int64 if numbers is None else np.float64)
-        imposed = state["imposed"] if governed else [np.zeros((len(actions), 0)) for actions in acted]
-        self._imposed = self._aligned(imposed, self._values.shape[1:], np.float64)
-        for t, (action, values) in enumerate(zip(self._actions, self._imposed, strict=True)):
+        game_shape = (self.spec.n_agents,) if numbers is None else (self.spec.n_agents, numbers.dim)
+        self._action_history = self._align_records(
+            game_actions, game_shape, np.int64 if numbers is None else np.float64
+        )
+        mechanisms = state["imposed"] if has_mechanism else [np.zeros((len(actions), 0)) for actions in game_actions]
+        self._value_history = self._align_records(mechanisms, self._values.shape[1:], np.float64)
+        for t, (action, values) in enumerate(zip(self._action_history, self._value_history, strict=True)):
             self._values = values
-            self._advance(action, t >= self._since)
+            self._advance(action, t >= self._start_steps)
 
-    def _aligned(self, recorded: Sequence[np.ndarray], a_game: tuple[int, ...], kind: type) -> list[np.ndarray]:
-        """What each game's steps hold, [steps, *a_game] each, as steps of all games: zeros before a game's first."""
+    def _align_records(
+        self, episodes: Sequence[np.ndarray], game_shape: tuple[int, ...], kind: type
+    ) -> list[np.ndarray]:
+        """Return the records of each game's steps, [steps, *game_shape] each, as steps of all games.
+
+        Before a game's first step, they are zeros.
+        """
         longest = int(self._length.max(initial=0))
-        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *a_game), dtype=kind) for _ in range(longest)]
-        for i, (first, own) in enumerate(zip(self._since.tolist(), recorded, strict=True)):
-            for step, value in zip(steps[first:], own, strict=True):
+        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *game_shape), dtype=kind) for _ in range(longest)]
+        for i, (start, episode) in enumerate(zip(self._start_steps.tolist(), episodes, strict=True)):
+            for step, value in zip(steps[start:], episode, strict=True):
                 step[i] = value
         return steps

@@ -1,4 +1,4 @@
-"""How far a return is from that of random play to the best that is known."""
+"""Scores of returns relative to random play and to the best known player."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from llmrl.core.ranges import PositiveInt
 
 @dataclass(frozen=True)
 class ReturnScale:
-    """Puts returns of one game on a scale: 0 is a random player's mean, 1 the best known player's.
+    """A scale of the returns of one game: 0 is the mean of a random player, 1 that of the best known player.
 
-    It is the human-normalised score of Mnih et al. (Nature 2015, Methods) with the best known player for the human. It
-    may be below 0 and above 1.
+    It is the human-normalized score of Mnih et al. (Nature 2015, Methods) with the best known player in place of the
+    human. Scores may be below 0 and above 1.
 
     Attributes:
         random: mean return of `agent=random`.
-        best: mean return of the best player known.
-        horizon: steps an episode with which both were measured; with another one there is no score.
-        kwargs: arguments of the environment with which they were; with others there is none.
-        is_maximum: whether no episode can return more than `best`; `search.stop_at=max` ends a search there.
+        best: mean return of the best known player.
+        horizon: steps per episode in both measurements; with another horizon there is no score.
+        kwargs: arguments of the environment in both measurements; with others there is no score.
+        is_maximum: whether no episode can return more than `best`; `search.target_return=max` ends a search there.
 
     Raises:
         ConfigError: the best player is no better than the random one.
@@ -39,11 +39,11 @@ class ReturnScale:
             raise ConfigError(f"env.progress: best={self.best} must be above random={self.random}")
 
     def fits(self, horizon: int | None, kwargs: Mapping[str, Any]) -> bool:
-        """Whether a game is the one that was measured."""
+        """Return whether a game has the horizon and arguments with which the scale was measured."""
         return horizon == self.horizon and dict(kwargs) == dict(self.kwargs)
 
     def score(self, returned: Any) -> Any:
-        """The score of a return; of many, elementwise.
+        """Return the score of a return; of arrays, elementwise.
 
         >>> ReturnScale(random=-200.0, best=0.0).score(-50.0)
         0.75

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from llmrl.core.errors import ConfigError
 
 Success = Literal["return", "reward", "terminated"]
-"""Quantity to judge: return of the episode, highest reward of a step, or whether the episode terminated."""
+"""Quantity that is judged: return of the episode, highest reward of a step, or whether the episode terminated."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,9 @@ class SuccessCriterion:
     def __post_init__(self) -> None:
         if (self.kind == "terminated") != (self.at is None):
             raise ConfigError(
-                f"env.success={self.kind} and env.success_at={self.at}: success=return and success=reward need a "
-                "number success_at, and only they do"
+                f"env.success={self.kind} and env.success_threshold={self.at} do not fit: success=return and "
+                "success=reward require a number success_threshold, and success=terminated "
+                "requires success_threshold=null"
             )
 
     @classmethod
@@ -38,8 +39,8 @@ class SuccessCriterion:
         """
         if kind is None and at is not None:
             raise ConfigError(
-                f"env.success=null and env.success_at={at}: success=return and success=reward need a number "
-                "success_at, and only they do"
+                f"env.success_threshold={at} requires env.success=return or env.success=reward; otherwise use "
+                "env.success_threshold=null"
             )
         return None if kind is None else cls(kind, at)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
 from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.faults import MISREAD, check_rewards, first_outside
+from llmrl.envs.gym.faults import READING_ERRORS, check_rewards, first_observation_error
 from llmrl.envs.gym.gymnasium_games import GymnasiumGames
 from llmrl.envs.gym.interfaces import Describer, Engine
 from llmrl.envs.gym.lazy_texts import LazyTextArray
@@ -34,8 +34,25 @@ if TYPE_CHECKING:
     from llmrl.envs.gym.evaluator import GymEvaluator
 
 
+@dataclass(frozen=True)
+class GymnasiumSettings:
+    """Options of `GymnasiumEnv`; meanings, units and ranges are in `conf/env/gymnasium.yaml`."""
+
+    id: str
+    name: str | None
+    kwargs: Mapping[str, Any] | None
+    n_envs: PositiveInt
+    horizon: PositiveInt | None
+    engine: Engine
+    success: Success | None
+    success_threshold: float | None
+    progress: ReturnScale | None
+    text: str | None
+    render: bool
+
+
 class GymnasiumEnv(ReplayableEnv):
-    """A vectorised environment of `n_envs` games with one agent each.
+    """A vectorized environment of `n_envs` games with one agent each.
 
     **Observation.** `vector` [n_envs, 1, k] float32: every number of the observation, categories one-hot; `state`
     [n_envs, 1] int64 if the observation is a state index; `pixels` if it is an image; `text` [n_envs, 1] if the game
@@ -51,66 +68,44 @@ class GymnasiumEnv(ReplayableEnv):
     (BipedalWalker, CarRacing) are rebuilt for each episode; other such environments cannot be detected.
 
     Args:
+        settings: options of the environment.
         seeds: the environment's node of the seed tree.
-        id: Gymnasium's id of the environment.
-        name: name of the environment in messages; None: `id`.
-        kwargs: arguments of the environment.
-        n_envs: games in lock step.
-        horizon: steps after which an episode is truncated; None: the environment's own number.
-        engine: `stock` for Gymnasium's own environment, `batched` for the same game as arrays.
-        success: criterion of a successful episode: its `return`, or the `reward` of one of its steps, is at least
-            `success_at`, or it `terminated`; None: no criterion.
-        success_at: threshold of `success`; None for `terminated`.
-        progress: scale of returns from a random player to the best known one, for the metric `progress` of an episode.
-            None: no such metric; it is also left out if the scale was measured in other games.
-        text: text interface of the game: the name of a shipped text, a file, or `package.Class`; None: none.
-        render: whether `render` works, as videos need.
         trust: modules that `id` and `text` may name.
 
     Raises:
         ConfigError: unknown environment, a module that is not trusted, a missing package, an unsupported action space,
-            no usable observation, or a `success` that does not fit `success_at`.
+            no usable observation, or a `success` that does not fit `success_threshold`.
     """
 
-    def __init__(
-        self,
-        seeds: Seeds,
-        id: str,
-        name: str | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-        n_envs: PositiveInt = 8,
-        horizon: PositiveInt | None = None,
-        engine: Engine = "stock",
-        success: Success | None = None,
-        success_at: float | None = None,
-        progress: ReturnScale | None = None,
-        text: str | None = None,
-        render: bool = False,
-        trust: Trust = NOBODY,
-    ) -> None:
+    def __init__(self, settings: GymnasiumSettings, seeds: Seeds, trust: Trust = NOBODY) -> None:
+        n_envs = settings.n_envs
         super().__init__(n_envs, seeds.integer("games"))
-        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs", "__class__")}
-        self._criterion = SuccessCriterion.of(success, success_at)
-        self.clip_actions = True  # an agent may turn this off, so that its actions reach the games unchanged
-        self.env_factory = EnvFactory(id, dict(kwargs or {}), horizon, engine, trust)
-        self._games = self.env_factory.make(n_envs, render)
-        numbers = continuous_actions(self._games.action_space, name or id)
-        self._returns, self._best = np.zeros(n_envs), np.full(n_envs, -np.inf)
-        # Whether infos have an action mask is only known after a reset.
-        self._seen = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
+        self.settings, self._seed_tree, self._trust = settings, seeds, trust
+        kwargs, name = dict(settings.kwargs or {}), settings.name or settings.id
+        self._criterion = SuccessCriterion.of(settings.success, settings.success_threshold)
+        self.clip_actions = True  # An agent may set this to False, so that its actions reach the games unchanged.
+        self.env_factory = EnvFactory(settings.id, kwargs, settings.horizon, settings.engine, trust)
+        self._games = self.env_factory.make(n_envs, settings.render)
+        numbers = continuous_actions(self._games.action_space, name)
+        self._returns, self._best_rewards = np.zeros(n_envs), np.full(n_envs, -np.inf)
+        # Only a reset shows whether infos contain an action mask.
+        self._observations = self._games.reset(np.zeros(n_envs, dtype=np.int64), np.ones(n_envs, dtype=bool))
         self._masked = "action_mask" in self._games.infos[0]
-        if progress is not None and not progress.fits(self._games.horizon, kwargs or {}):
-            measured = progress.horizon, dict(progress.kwargs)
-            log.info("env.progress was measured with horizon=%s and kwargs=%s: there is no score here", *measured)
+        progress = settings.progress
+        if progress is not None and not progress.fits(self._games.horizon, kwargs):
+            reference = progress.horizon, dict(progress.kwargs)
+            log.info("env.progress was measured with horizon=%s and kwargs=%s: there is no score here", *reference)
             progress = None
         self._progress = progress
-        self._judged = [
+        self._score_names = [
             *([] if self._criterion is None else ["success"]),
             *([] if self._progress is None else ["progress"]),
         ]
-        self._describer = None if text is None else _describer(text, self.env_factory, self._criterion)
+        self._describer: Describer | None = None
+        if settings.text is not None:
+            self._describer = _describer(settings.text, self.env_factory, self._criterion)
         self._channels = observation_channels(self._games.observation_space)
-        self.spec = self._describe(name or id, numbers)
+        self.spec = self._describe(name, numbers)
 
     def _describe(self, name: str, numbers: ContinuousActions | None) -> EnvSpec:
         from gymnasium import spaces
@@ -119,8 +114,8 @@ class GymnasiumEnv(ReplayableEnv):
         n_actions = int(actions.n) if isinstance(actions, spaces.Discrete) else 0
         text = None if self._describer is None else self._describer.game
         if self._describer is not None and text is not None:
-            text = replace(text, example=self._describer.describe(self._seen[0], self._games.infos[0]))
-        own = tuple(key for key, _ in text.actions) if text is not None else ()
+            text = replace(text, example=self._describer.describe(self._observations[0], self._games.infos[0]))
+        names = tuple(key for key, _ in text.actions) if text is not None else ()
         channels = {name: channel for name, (channel, _) in self._channels.items()}
         if text is not None:
             channels["text"] = Channel((), "object")
@@ -128,8 +123,8 @@ class GymnasiumEnv(ReplayableEnv):
             channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
         if not channels:
             raise ConfigError(
-                f"nothing of what {name} shows can be given to an agent: {self._games.observation_space}; put it into "
-                "words with env.text"
+                f"no observation of {name} can be converted to numbers or images: {self._games.observation_space}; set "
+                "env.text to convert it to text"
             )
         return EnvSpec(
             name=name,
@@ -137,51 +132,58 @@ class GymnasiumEnv(ReplayableEnv):
             n_agents=1,
             observation=channels,
             n_actions=n_actions,
-            action_names=own if len(own) == n_actions else tuple(str(i) for i in range(n_actions)),
+            action_names=names if len(names) == n_actions else tuple(str(i) for i in range(n_actions)),
             horizon=self._games.horizon,
-            metrics=dict.fromkeys(self._judged, "last"),
+            metrics=dict.fromkeys(self._score_names, "last"),
             continuous_actions=numbers,
             text=text,
             max_return=self._progress.best if self._progress is not None and self._progress.is_maximum else None,
-            endless=self._games.horizon is None and not (isinstance(self._games, GymnasiumGames) and self._games.ends),
+            endless=self._games.horizon is None
+            and not (isinstance(self._games, GymnasiumGames) and self._games.always_ends),
         )
 
-    def _begin(self, chosen: np.ndarray) -> None:
-        self._seen = self._games.reset(self._seeds, chosen)
-        self._returns[chosen], self._best[chosen] = 0.0, -np.inf
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        self._observations = self._games.reset(self._seeds, reset_mask)
+        self._returns[reset_mask], self._best_rewards[reset_mask] = 0.0, -np.inf
 
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
-        shown = reward.astype(np.float32)[:, None]
+        step_reward = reward.astype(np.float32)[:, None]
         info = {}
         if self._criterion is not None:
-            won = self._criterion.judge(self._returns, self._best, self._terminated)
-            info["success"] = (won & (self._begun > 0)).astype(np.float32)
+            success = self._criterion.judge(self._returns, self._best_rewards, self._terminated)
+            info["success"] = (success & (self._episode_counts > 0)).astype(np.float32)
         if self._progress is not None:
             info["progress"] = self._progress.score(self._returns).astype(np.float32)
-        return Step(self._observe(), shown, shown.copy(), self._terminated.copy(), self._truncated.copy(), info)
+        return Step(
+            self._observe(), step_reward, step_reward.copy(), self._terminated.copy(), self._truncated.copy(), info
+        )
 
     def _advance(self, action: np.ndarray, playing: np.ndarray) -> np.ndarray:
         """Advance the games that are `playing` [n_envs]; return rewards [n_envs]."""
         actions = to_actions(self._games.action_space, action, self.clip_actions)
-        self._seen, reward, terminated, truncated = self._games.step(actions, playing)
+        self._observations, reward, terminated, truncated = self._games.step(actions, playing)
         check_rewards(self.spec.name, reward, self._length)
         self._terminated |= terminated
         self._truncated |= truncated
         self._returns += reward
-        np.maximum(self._best, reward, out=self._best, where=playing)
+        np.maximum(self._best_rewards, reward, out=self._best_rewards, where=playing)
         return reward
 
     def _observe(self) -> Observation:
         try:
-            observation: Observation = {name: encode(self._seen) for name, (_, encode) in self._channels.items()}
-        except MISREAD as fault:
-            wrong = first_outside(self.spec.name, self._games.observation_space, self._seen, self._length)
-            if wrong is None:
+            observation: Observation = {
+                name: encode(self._observations) for name, (_, encode) in self._channels.items()
+            }
+        except READING_ERRORS as fault:
+            error = first_observation_error(
+                self.spec.name, self._games.observation_space, self._observations, self._length
+            )
+            if error is None:
                 raise
-            raise wrong from fault
+            raise error from fault
         infos = self._games.infos
         if self._describer is not None:
-            observation["text"] = _texts(self._describer, self._seen, infos)
+            observation["text"] = _texts(self._describer, self._observations, infos)
         if "action_mask" in self.spec.observation:
             masks = [self._mask(info) for info in infos]
             observation["action_mask"] = np.stack(masks)[:, None]
@@ -190,8 +192,8 @@ class GymnasiumEnv(ReplayableEnv):
     def _mask(self, info: Mapping[str, Any]) -> np.ndarray:
         if "action_mask" not in info:
             raise EngineError(
-                f"{self.spec.name} told which actions are legal when it was made (info['action_mask']), and does not "
-                "any more; it must do so in every reset and step, or never"
+                f"{self.spec.name} reported legal actions in its first info (info['action_mask']), and not in a later "
+                "one; it must report them in every reset and step, or never"
             )
         return np.asarray(info["action_mask"], dtype=bool)
 
@@ -200,7 +202,7 @@ class GymnasiumEnv(ReplayableEnv):
 
     def one_game(self) -> GymnasiumEnv:
         """Return the same environment with a single independent game."""
-        return guarded(GymnasiumEnv(**self._made_of, n_envs=1))
+        return guarded(GymnasiumEnv(replace(self.settings, n_envs=1), self._seed_tree, self._trust))
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """Return one more game, as Gymnasium's own environment."""
@@ -224,8 +226,13 @@ def _describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion |
     return describer(text, env_factory, criterion)
 
 
-def _texts(describer: Describer, seen: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]) -> LazyTextArray:
-    """Texts of observations `seen` and infos of n games, [n, 1]."""
+def _texts(
+    describer: Describer, observations: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
+) -> LazyTextArray:
+    """Return the texts of `observations` and infos of n games, [n, 1]."""
     # Batched games overwrite these with the next observations.
-    kept, told = seen.copy() if isinstance(seen, np.ndarray) else list(seen), list(infos)
-    return LazyTextArray((len(kept), 1), lambda game, agent: describer.describe(kept[game], told[game]))
+    snapshot, game_infos = (
+        observations.copy() if isinstance(observations, np.ndarray) else list(observations),
+        list(infos),
+    )
+    return LazyTextArray((len(snapshot), 1), lambda game, agent: describer.describe(snapshot[game], game_infos[game]))

@@ -1,10 +1,9 @@
 """Processes that play episodes: `python -m llmrl.envs.gym.workers`, started by `WorkerPool`.
 
-The numbers of the episodes still to be played lie in one pipe that all workers read from, four bytes each, so that a
-worker that is done takes the next one without anybody's help. Everything else is said over a socket to each worker: the
-evaluation goes there, its scores come back. A second pipe says nothing: its end means that the asking process is gone,
-and a thread waits for that, in the middle of an episode, too. A worker imports no torch, but for a controller that is
-made of it.
+All workers read the numbers of the remaining episodes from one pipe, four bytes each, so that a
+worker that is done takes the next one without help. Evaluations and their results are exchanged over a socket to each
+worker. A second pipe carries no data: it is closed when the parent process ends, and a thread of the worker waits for
+this, even in the middle of an episode. A worker does not import torch, unless a controller needs it.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from llmrl.envs.gym.batched_episodes import EpisodeRules
 
 _NUMBER = struct.Struct("=i")
-_MOST = 1024
-"""Numbers in the pipe at once: a page of memory, which is all that a pipe holds where a user has many of them."""
+_MAX_JOBS = 1024
+"""Maximum number of job numbers in the pipe: one memory page, the capacity of a pipe if the user has many pipes."""
 _EXIT_SECONDS = 2.0
 
 
@@ -49,59 +48,61 @@ class _Worker:
 class WorkerPool:
     """Worker processes that play one game, started with the first evaluation.
 
-    They end when the pool is closed or its process is gone, however it ended. They ignore the signals of a terminal
-    and of a scheduler: what becomes of an evaluation is the business of who asked for it.
+    They end when the pool is closed or its process has ended for any reason. They ignore the signals of a terminal and
+    of a scheduler, because only the parent process decides when an evaluation ends.
 
     Args:
-        rules: which game, and how.
-        n: processes.
+        rules: the game and the rules of its episodes.
+        n: number of processes.
     """
 
     def __init__(self, rules: EpisodeRules, n: int) -> None:
         self._rules, self._n = rules, n
         self._workers: list[_Worker] = []
         self._pipes: list[int] = []
-        """Our ends of the two pipes, that of the numbers first; empty while there are none."""
+        """This process's ends of the two pipes, first that of the job numbers; empty before the start."""
 
     def play(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, lanes: int) -> EpisodeResults:
-        """All episodes of `vectors` [q, d] under `seeds` [k], see `BatchedEpisodes.play`; `lanes` games side by side a
-        process.
+        """Return the results of all episodes of `vectors` [q, d] under `seeds` [k] (see `BatchedEpisodes.play`).
+
+        Each process plays `lanes` games in lock step.
 
         Raises:
-            ConfigError: the controller cannot be sent to another process, or reads what the game does not show.
+            ConfigError: the controller cannot be pickled, or the game lacks the channel that it reads.
             EngineError: a worker died, or its game failed.
         """
         try:
             message = pickle.dumps((controller, vectors, seeds, lanes))
         except (pickle.PicklingError, AttributeError, TypeError) as fault:
-            raise ConfigError(f"the policy cannot go to worker processes, use workers=1: {fault}") from fault
+            raise ConfigError(f"the policy cannot be sent to worker processes ({fault}); use workers=1") from fault
         if type(controller).__module__ == "__main__":
             raise ConfigError(
-                f"{type(controller).__name__} is defined in the script that runs, where worker processes cannot find "
-                "it: put it into a module, or use workers=1"
+                f"{type(controller).__name__} is defined in the main script, from which worker processes cannot import "
+                "it; move it into a module, or use workers=1"
             )
         scores: list[EpisodeResults] = []
         try:
             if not self._workers:
                 self._start()
             total = len(vectors) * len(seeds)
-            for first in range(0, total, _MOST):
-                numbers = range(first, min(first + _MOST, total))
+            for start in range(0, total, _MAX_JOBS):
+                numbers = range(start, min(start + _MAX_JOBS, total))
                 os.write(self._pipes[0], struct.pack(f"={len(numbers)}i", *numbers))
                 for worker in self._workers:
                     self._send(worker, message)
-                scores += self._answers()
+                scores += self._receive_results()
         except BaseException:
-            # The pipe may hold numbers of an evaluation that nobody waits for any more.
+            # The pipe may contain job numbers of an evaluation that was aborted.
             self.close()
             raise
-        return EpisodeResults.joined(scores)
+        return EpisodeResults.concatenate(scores)
 
     def close(self) -> None:
-        """End the processes; may be called twice, and after one has died."""
+        """End the processes. It may be called twice, and after a process has died."""
         for worker in self._workers:
             worker.link.close()
-        # A worker in the middle of an episode would only notice at its end; there is nothing in it to be saved.
+        # A worker would notice the closed socket only at the end of an episode, so it is killed; it has no data to
+        # save.
         for worker in self._workers:
             worker.process.kill()
         for worker in self._workers:
@@ -112,8 +113,8 @@ class WorkerPool:
         self._pipes = []
 
     def _start(self) -> None:
-        (jobs, ours), (life, kept) = os.pipe(), os.pipe()
-        self._pipes = [ours, kept]
+        (jobs, jobs_writer), (life, life_writer) = os.pipe(), os.pipe()
+        self._pipes = [jobs_writer, life_writer]
         os.set_blocking(jobs, False)
         try:
             for _ in range(self._n):
@@ -129,9 +130,9 @@ class WorkerPool:
         try:
             worker.link.send_bytes(message)
         except OSError as fault:
-            raise self._died(worker) from fault
+            raise self._worker_error(worker) from fault
 
-    def _answers(self) -> Iterator[EpisodeResults]:
+    def _receive_results(self) -> Iterator[EpisodeResults]:
         waiting = {worker.link: worker for worker in self._workers}
         while waiting:
             for ready in wait(list(waiting)):
@@ -139,37 +140,35 @@ class WorkerPool:
                 try:
                     answer = worker.link.recv()
                 except (EOFError, OSError) as fault:
-                    raise self._died(worker) from fault
+                    raise self._worker_error(worker) from fault
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
 
-    def _died(self, worker: _Worker) -> EngineError:
+    def _worker_error(self, worker: _Worker) -> EngineError:
         try:
             code = worker.process.wait(_EXIT_SECONDS)
         except subprocess.TimeoutExpired:
-            return EngineError(f"a worker process of {self._rules.env_factory.id} does not answer")
+            return EngineError(f"a worker process of {self._rules.env_factory.id} does not respond")
         cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        return EngineError(
-            f"a worker process of {self._rules.env_factory.id} died ({cause}); what it had to say is above"
-        )
+        return EngineError(f"a worker process of {self._rules.env_factory.id} died ({cause}); its output is above")
 
 
 def _spawn(jobs: int, life: int) -> _Worker:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-m", "llmrl.envs.gym.workers", "--link", str(theirs.fileno())]
+    parent_socket, child_socket = socket.socketpair()
+    with child_socket:
+        command = [sys.executable, "-m", "llmrl.envs.gym.workers", "--link", str(child_socket.fileno())]
         command += ["--jobs", str(jobs), "--life", str(life)]
-        # A game is one core's work: threads of NumPy's linear algebra would take the cores of the other workers.
+        # A game uses one core: threads of NumPy's linear algebra would slow down the other workers.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         process = subprocess.Popen(
-            command, pass_fds=(theirs.fileno(), jobs, life), env=environment, stdin=subprocess.DEVNULL
+            command, pass_fds=(child_socket.fileno(), jobs, life), env=environment, stdin=subprocess.DEVNULL
         )
-    return _Worker(process, Connection(ours.detach()))
+    return _Worker(process, Connection(parent_socket.detach()))
 
 
-def _numbers(jobs: int) -> Iterator[int]:
-    """Numbers of the episodes to be played, until there are no more."""
+def _job_numbers(jobs: int) -> Iterator[int]:
+    """Yield the numbers of the episodes to be played, until there are no more."""
     while True:
         try:
             number = os.read(jobs, _NUMBER.size)
@@ -183,17 +182,17 @@ def _numbers(jobs: int) -> Iterator[int]:
 def _serve(link: Connection, jobs: int) -> None:
     sys.path[:] = pickle.loads(link.recv_bytes())  # noqa: S301
     rules: EpisodeRules = pickle.loads(link.recv_bytes())  # noqa: S301
-    lanes: BatchedEpisodes | None = None
+    episodes: BatchedEpisodes | None = None
     while True:
         message = link.recv_bytes()
         answer: Any
         try:
             controller, vectors, seeds, n = pickle.loads(message)  # noqa: S301
-            if lanes is None or lanes.games.n != n:
-                if lanes is not None:
-                    lanes.close()
-                lanes = BatchedEpisodes(rules, n)
-            answer = lanes.play(controller, vectors, seeds, _numbers(jobs))
+            if episodes is None or episodes.games.n != n:
+                if episodes is not None:
+                    episodes.close()
+                episodes = BatchedEpisodes(rules, n)
+            answer = episodes.play(controller, vectors, seeds, _job_numbers(jobs))
         except (ConfigError, EngineError) as fault:
             answer = fault
         except Exception as fault:  # noqa: BLE001 (whatever a game of a third party raises is told to who waits)
@@ -202,7 +201,7 @@ def _serve(link: Connection, jobs: int) -> None:
         link.send(answer)
 
 
-def _leave_at_the_end_of(pipe: int) -> None:
+def _exit_on_eof(pipe: int) -> None:
     os.read(pipe, 1)
     os._exit(0)
 
@@ -213,14 +212,14 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, required=True, help="file descriptor of the pipe of episode numbers")
     parser.add_argument("--life", type=int, required=True, help="file descriptor of the pipe that ends with it")
     arguments = parser.parse_args()
-    threading.Thread(target=_leave_at_the_end_of, args=(arguments.life,), daemon=True).start()
+    threading.Thread(target=_exit_on_eof, args=(arguments.life,), daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
         with Connection(arguments.link) as link:
             _serve(link, arguments.jobs)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        # Who asked is gone.
+        # The parent process has exited.
         return 0
     return 0
 

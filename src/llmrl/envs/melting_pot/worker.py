@@ -7,13 +7,14 @@ is busy with the update.
 
 The learner sends one byte at a time over a socket, the numbers lie in shared memory:
 `R` begin an episode, `S` step, `L` the last step of this episode; the answer is `C` (the episode goes on) or `E` (the
-engine ended it). A closed socket means that the learner is gone: the worker exits.
+engine ended it). A closed socket means that the learner has exited: the worker exits, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
 import json
 import logging
 import mmap
@@ -21,72 +22,177 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from llmrl.envs.melting_pot.dmlab2d_game import Game
-from llmrl.envs.melting_pot.memory_layout import MemoryLayout
+import numpy as np
+from numpy.typing import NDArray
 
-OVER = 0
-"""Exit code of a child whose episode is over: the next one may get ready."""
-AGAIN = 11
-"""Exit code of a child that was told to begin another episode than the one it has: the next one must answer."""
-GONE = 12
-"""Exit code of a child that found the learner gone."""
+from llmrl.core.errors import EngineError
+from llmrl.envs.substrate import install
+from llmrl.envs.substrate.grid_text import SpriteCodes
+from llmrl.envs.substrate.memory_layout import VECTOR, MemoryLayout
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, action_names, define
+
+LUA = Path(__file__).with_name("lua")
+
+
+class Game:
+    """One game, built but not started. `start` may be called once, because the engine cannot begin a second episode.
+
+    Melting Pot's own environment computes every observation of every player at each step. This class requests only
+    those that are used.
+
+    Args:
+        layout: substrate, rules, players and channels.
+
+    Raises:
+        EngineError: the engine is missing or refuses the substrate.
+    """
+
+    def __init__(self, layout: MemoryLayout) -> None:
+        dmlab2d, module = install.load(SUBSTRATES[layout.substrate].module)
+        settings = _settings(layout, module)
+        try:
+            self._lab = dmlab2d.Lab2d(importlib.import_module("dmlab2d.runfiles_helper").find(), settings)
+        except (ValueError, RuntimeError) as error:
+            raise EngineError(f"the engine failed to build {layout.substrate}: {error}") from error
+
+        # An action is a row of `_table`: one number for each of the player's controls.
+        names = list(self._lab.action_discrete_names())
+        indices = [
+            SUBSTRATES[layout.substrate].actions.index(action)
+            for action in action_names(layout.substrate, layout.rules)
+        ]
+        controls = list(module.ACTION_SET[0])
+        self._table = np.array([[module.ACTION_SET[action][c] for c in controls] for action in indices], dtype=np.int32)
+        players = range(1, layout.n_agents + 1)
+        self._columns = np.array([[names.index(f"{player}.{c}") for c in controls] for player in players])
+        self._vector = np.zeros(len(names), dtype=np.int32)
+
+        self._pixels = [f"{player}.RGB" for player in players] if "pixels" in layout.channels else []
+        scalars = VECTOR[layout.substrate] if layout.has_scalars else ()
+        self._scalars = [[f"{player}.{name}" for name in scalars] for player in players] if scalars else []
+        self._cell_observations = [f"{player}.SEEN" for player in players] if layout.has_cells else []
+        self._codes: SpriteCodes | None = None
+        self._render = layout.render
+        self._running = dmlab2d.RUNNING
+
+    def start(self, seed: int) -> None:
+        """Start the episode; `seed` is in [0, 2**31)."""
+        self._lab.start(0, seed)
+        if self._cell_observations:
+            self._codes = SpriteCodes(self._lab.observation("WORLD.SPRITES").decode().split(","))
+
+    def step(self, action: NDArray[np.int32]) -> bool:
+        """Advance by one step with `action` [n_agents]; return whether the episode goes on.
+
+        After it has returned False it must not be called again, because the engine would abort the process.
+        """
+        self._vector[self._columns] = self._table[action]
+        self._lab.act_discrete(self._vector)
+        status, _ = self._lab.advance()
+        return bool(status == self._running)
+
+    def observe(self, arrays: Mapping[str, NDArray[Any]], slot: int) -> None:
+        """Write the observations of this game into index `slot` of the shared arrays."""
+        observation = self._lab.observation
+        arrays["census"][slot] = observation("WORLD.CENSUS")
+        if self._pixels:
+            pixels = arrays["pixels"][slot]
+            for player, name in enumerate(self._pixels):
+                pixels[player] = observation(name)
+        if self._codes is not None:
+            grid = arrays["grid"][slot]
+            for player, name in enumerate(self._cell_observations):
+                grid[player] = self._codes(observation(name), player)
+        if self._scalars:
+            arrays["vector"][slot] = [[float(observation(name)) for name in names] for names in self._scalars]
+        if self._render:
+            arrays["world"][slot] = observation("WORLD.RGB")
+
+
+def _settings(layout: MemoryLayout, module: Any) -> dict[str, str]:
+    """Return the substrate as the flat table of strings that the engine reads."""
+    definition = define(module, layout.substrate, layout.n_agents, layout.rules, layout.map)
+    groups = list(SUBSTRATES[layout.substrate].groups.values())
+    definition["simulation"]["scene"]["components"].append({"component": "Census", "kwargs": {"groups": groups}})
+    if layout.has_cells:
+        definition["simulation"]["scene"]["components"].append({"component": "Seen", "kwargs": {}})
+    # The engine joins the two paths and finds our level, which finds the modules of Melting Pot under its root.
+    definition["levelDirectory"] = str(install.root())
+    definition["levelName"] = os.path.relpath(LUA / definition["levelName"], install.root())
+    flat = importlib.import_module("dmlab2d.settings_helper").flatten_args(definition)
+    return {key.replace("$", "."): str(value) for key, value in flat.items()}
+
+
+EPISODE_ENDED = 0
+"""Exit code of a child whose episode has ended: the next child prepares the next episode."""
+RESTARTED = 11
+"""Exit code of a child that was told to start another episode than the prepared one: the next child must start it."""
+LEARNER_GONE = 12
+"""Exit code of a child whose learner has exited."""
 
 _PR_SET_PDEATHSIG = 1
 
 
-def play(game: Game, layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap, begun: bool) -> int:
-    """Start the game, play one episode, and return the exit code. `begun`: the learner already waits for its first
-    answer."""
+def play(
+    game: Game, layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap, reset_pending: bool
+) -> int:
+    """Start the game, play one episode, and return the exit code.
+
+    `reset_pending`: whether the learner already waits for the first answer.
+    """
     arrays = layout.views(memory)
     seed = int(arrays["seed"][slot])
     game.start(seed)
-    if not begun:
+    if not reset_pending:
         order = link.recv(1)
         if not order:
-            return GONE
+            return LEARNER_GONE
         if int(arrays["seed"][slot]) != seed:
-            return AGAIN
+            return RESTARTED
     game.observe(arrays, slot)
     link.sendall(b"C")
     action = arrays["action"][slot]
     while True:
         order = link.recv(1)
         if not order:
-            return GONE
+            return LEARNER_GONE
         if order == b"R":
-            return AGAIN
+            return RESTARTED
         running = game.step(action)
         game.observe(arrays, slot)
         link.sendall(b"C" if running else b"E")
         if order == b"L" or not running:
-            return OVER
+            return EPISODE_ENDED
 
 
 def serve(layout: MemoryLayout, slot: int, link: socket.socket, memory: mmap.mmap) -> int:
-    """Keep a pristine game and fork a child for every episode; returns the worker's exit code."""
+    """Keep an unstarted game and fork a child process for every episode; return the worker's exit code."""
     game = Game(layout)
-    begun = False
+    reset_pending = False
     while True:
         child = os.fork()
         if child == 0:
-            # Nobody would be left to fork the next episode: die with the worker.
+            # If the worker dies, nobody can fork the next episode, so the child dies with it.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             try:
-                code = play(game, layout, slot, link, memory, begun)
+                code = play(game, layout, slot, link, memory, reset_pending)
             except (BrokenPipeError, ConnectionResetError):
-                code = GONE
+                code = LEARNER_GONE
             except Exception:
                 logging.exception("game %d of %d (%s) failed", slot, layout.n_envs, layout.substrate)
                 code = 1
-            # Not sys.exit: the child must not run the clean-up of the process it was copied from.
+            # Not sys.exit, because the child must not run the clean-up of its parent process.
             os._exit(code)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == GONE:
+        if code == LEARNER_GONE:
             return 0
-        if code not in (OVER, AGAIN):
+        if code not in (EPISODE_ENDED, RESTARTED):
             return code if code > 0 else 128 - code
-        begun = code == AGAIN
+        reset_pending = code == RESTARTED
 
 
 def main() -> int:
@@ -96,7 +202,7 @@ def main() -> int:
     parser.add_argument("--link", type=int, required=True, help="file descriptor of the socket to the learner")
     parser.add_argument("--memory", type=int, required=True, help="file descriptor of the shared memory")
     arguments = parser.parse_args()
-    # Ctrl-C and a preempted job signal every process; the learner decides when the games end.
+    # Ctrl-C and preemption send signals to every process; only the learner decides when the games end.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     layout = MemoryLayout.from_json(arguments.layout)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.melting_pot.grid_text import BEAMS
-from llmrl.envs.native.maps import GameMap
+from llmrl.envs.substrate.grid_text import BEAMS
+from llmrl.envs.substrate.maps import GameMap
 
 WATERS = 4
 """Number of frames of the water's animation."""
 
-_THING_OF = {"sand": 1, "floor": 1, "grass": 2, "grass_edge": 2, "dirt": 4, "wall": 5, "apple": 6}
+_CODE_OF_SPRITE = {"sand": 1, "floor": 1, "grass": 2, "grass_edge": 2, "dirt": 4, "wall": 5, "apple": 6}
 
 
 @dataclass(frozen=True)
@@ -60,15 +60,17 @@ class CellCodes:
         return code % self.n_grounds, code // self.n_grounds % self.n_avatars, code // self.n_grounds // self.n_avatars
 
     def grid(self) -> NDArray[np.uint8]:
-        """Return the entries of the channel `grid` (`grid_text.grid_codes`) for each heading of the viewing player and
-        every code, [4, n_codes, 4] uint8."""
+        """Return the entries of the channel `grid` for each heading of the viewing player and every code.
+
+        The shape is [4, n_codes, 4] uint8; entries are described in `grid_text.grid_codes`.
+        """
         ground, avatar, beam = self.parts()
         table = np.zeros((4, self.n_codes, 4), np.uint8)
-        thing = np.array([thing_of(stack) for stack in self.grounds], np.uint8)
+        kinds = np.array([content_of(stack) for stack in self.grounds], np.uint8)
         somebody = (avatar > 0) & (avatar < self.oneself)
         slot, heading = (avatar - 1) // 4, (avatar - 1) % 4
         for viewer in range(4):
-            table[viewer, :, 0] = thing[ground]
+            table[viewer, :, 0] = kinds[ground]
             table[viewer, :, 1] = np.where(somebody, 2 + slot, avatar == self.oneself)
             table[viewer, :, 2] = np.where(somebody, 1 + (heading - viewer) % 4, avatar == self.oneself)
             table[viewer, :, 3] = beam
@@ -76,37 +78,37 @@ class CellCodes:
         return table
 
 
-def thing_of(stack: tuple[str, ...]) -> int:
-    """Return the index into `grid_text.THINGS` of the most important sprite of a stack."""
-    return max((3 if art.startswith("water") else _THING_OF.get(art, 0) for art in stack), default=0)
+def content_of(stack: tuple[str, ...]) -> int:
+    """Return the index into `grid_text.CONTENTS` of the most important sprite of a stack."""
+    return max((3 if sprite.startswith("water") else _CODE_OF_SPRITE.get(sprite, 0) for sprite in stack), default=0)
 
 
-def number(game_map: GameMap, n_agents: int) -> CellCodes:
+def assign_codes(game_map: GameMap, n_agents: int) -> CellCodes:
     """Return the codes for a map: one for each static ground, and one for each state of river cells and apple sites."""
     grounds: list[tuple[str, ...]] = [()]
-    first: dict[tuple[int, str], int] = {}
+    indices: dict[tuple[int, str], int] = {}
     base = np.zeros(game_map.n_cells, np.int32)
-    kinds = np.full(game_map.n_cells, "", dtype="<U5")
-    kinds[game_map.apples] = "apple"
-    kinds[game_map.river] = "river"
-    kinds[game_map.dirt] = "dirt"
-    for cell in np.flatnonzero(game_map.looks):
-        key = (int(game_map.looks[cell]), str(kinds[cell]))
-        if key not in first:
-            first[key] = len(grounds)
-            grounds += _states(game_map.stacks[key[0]], key[1], withers=game_map.substrate == "harvest")
-        base[cell] = first[key]
+    site_kinds = np.full(game_map.n_cells, "", dtype="<U5")
+    site_kinds[game_map.apples] = "apple"
+    site_kinds[game_map.river] = "river"
+    site_kinds[game_map.dirt] = "dirt"
+    for cell in np.flatnonzero(game_map.stack_indices):
+        key = (int(game_map.stack_indices[cell]), str(site_kinds[cell]))
+        if key not in indices:
+            indices[key] = len(grounds)
+            grounds += _sprite_stacks(game_map.stacks[key[0]], key[1], withers=game_map.substrate == "harvest")
+        base[cell] = indices[key]
     return CellCodes(n_agents, tuple(grounds), base)
 
 
-def _states(stack: tuple[str, ...], kind: str, withers: bool) -> list[tuple[str, ...]]:
+def _sprite_stacks(stack: tuple[str, ...], kind: str, withers: bool) -> list[tuple[str, ...]]:
     """Return the possible stacks of sprites of a cell of a kind, in the order of the offsets in `CellCodes.base`."""
     if kind in ("river", "dirt"):
-        waters = [tuple(f"water_{i + 1}" if art == "river" else art for art in stack) for i in range(WATERS)]
+        waters = [tuple(f"water_{i + 1}" if sprite == "river" else sprite for sprite in stack) for i in range(WATERS)]
         return waters if kind == "river" else waters + [(*water, "dirt") for water in waters]
     if kind == "apple" and not withers:
         return [stack, (*stack, "apple")]
     if kind == "apple":
-        withered = tuple("floor" if art == "grass" else art for art in stack)
+        withered = tuple("floor" if sprite == "grass" else sprite for sprite in stack)
         return [stack, (*stack, "apple"), withered, (*withered, "apple")]
     return [stack]

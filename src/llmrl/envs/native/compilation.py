@@ -1,7 +1,7 @@
-"""One call tree of the games from a factory: plain Python, compiled for a processor, or device functions of a kernel.
+"""Building of the games' functions: plain Python, compiled for a CPU, or device functions of a CUDA kernel.
 
-What is compiled for a processor is kept on disk, in a folder named by a digest of all that it was made from: Numba
-itself looks at the file of the outermost function alone, and would go on with old code after a change of a rule.
+Functions compiled for a CPU are cached on disk, in a folder named by a digest of everything that they depend on. Numba
+itself checks only the file of the outermost function, and would use outdated code after a change of a rule.
 """
 
 from __future__ import annotations
@@ -26,112 +26,141 @@ from llmrl.envs.native import game_loop, hashed_random, rules, view_loops
 log = logging.getLogger(__name__)
 
 MODULES = (hashed_random, rules, view_loops, game_loop)
-"""What is rebuilt: every function of these that loops call."""
-_LEFT_OUT = {"threshold", "game_keys"}
-"""Functions that make tables, once, and are never called by a rule."""
+"""Modules whose functions are built, if loops call them."""
+_EXCLUDED = {"threshold", "game_keys"}
+"""Functions that only create tables, and are never called by a rule."""
 Jit = Callable[[Any], Any]
-WORTH = 3072
-"""Players who take a step that are worth a thread, where each whose view is written counts as three: about 0.4 ms of
-work, for a thread that sleeps takes up to 0.1 ms to wake."""
-KEPT = 30
-"""Days for which compiled functions are kept that nobody uses."""
-OPTIONS = {"nogil": True, "error_model": "numpy"}
+WORK_PER_THREAD = 3072
+"""Work that justifies a thread: number of players who take a step, where a player whose view is written counts as
+three. It takes about 0.4 ms, while a sleeping thread takes up to 0.1 ms to wake."""
+CACHE_DAYS = 30
+"""Number of days without use after which cached functions are removed."""
+OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
+"""Options of all functions. None of them allocates memory, so no references to arrays are counted."""
+INNER_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+"""Options of inner functions, which are inlined, because a call would copy dozens of array arguments."""
 
 
-def build(jit: Jit, entry: Jit | None = None, chance: tuple[Any, Any] | None = None) -> SimpleNamespace:
-    """The functions of the games, all of which call those that `jit` made of the others.
+def build(jit: Jit, entry: Jit | None = None, random_functions: tuple[Any, Any] | None = None) -> SimpleNamespace:
+    """Return the functions of the games, compiled by `jit`, as attributes; they call each other's compiled versions.
 
     Args:
-        jit: makes one of a plain function: `numba.njit(...)`, `cuda.jit(device=True)`, or what leaves it as it is.
-        entry: the same for those that are called from outside, `play` and `outside`; None: `jit`.
-        chance: what replaces `hashed_random.begin` and `hashed_random.draw`.
+        jit: compiler of a function: `numba.njit(...)`, `cuda.jit(device=True)`, or the identity.
+        entry: compiler of the functions that are called from outside, `play` and `any_invalid`; None: `jit`.
+        random_functions: replacements of `hashed_random.begin` and `hashed_random.draw`.
     """
     names: dict[str, Any] = {}
     for module in MODULES:
         names |= {name: x for name, x in vars(module).items() if not name.startswith("_")}
     names["__name__"] = game_loop.__name__
-    if chance is not None:
-        names["begin"], names["draw"] = chance
-    made = SimpleNamespace()
+    if random_functions is not None:
+        names["begin"], names["draw"] = random_functions
+    functions = SimpleNamespace()
     for name, function in list(names.items()):
-        if isinstance(function, FunctionType) and name not in _LEFT_OUT:
+        if isinstance(function, FunctionType) and name not in _EXCLUDED:
             copy = FunctionType(function.__code__, names, name)
-            names[name] = (entry or jit if name in ("play", "outside") else jit)(copy)
-            setattr(made, name, names[name])
-    return made
+            names[name] = (entry or jit if name in ("play", "any_invalid") else jit)(copy)
+            setattr(functions, name, names[name])
+    return functions
 
 
-def plain(chance: tuple[Any, Any] | None = None) -> SimpleNamespace:
-    """The functions as they are written, for tests and for looking at a single game."""
-    return build(lambda function: function, chance=chance)
+def plain(random_functions: tuple[Any, Any] | None = None) -> SimpleNamespace:
+    """Return the functions uncompiled, for tests and for inspection of a single game."""
+    return build(lambda function: function, random_functions=random_functions)
 
 
 @functools.cache
-def compiled(chance: tuple[Any, Any] | None) -> SimpleNamespace:
-    """The functions for a processor; Numba is imported here, and they are compiled when they are first called."""
+def compiled(random_functions: tuple[Any, Any] | None) -> SimpleNamespace:
+    """Return the functions for a CPU. Numba is imported here; it compiles them when they are first called."""
     import numba
 
-    with kept_in(cache_folder()) as kept:
-        return build(numba.njit(**OPTIONS), numba.njit(cache=kept, **OPTIONS), chance)
+    with cached_in(cache_folder()) as cache:
+        # Replaced random numbers are rows of a table, and a view of an array needs reference counts.
+        options = OPTIONS | {"_nrt": random_functions is not None}
+        return build(numba.njit(**INNER_OPTIONS, **options), numba.njit(cache=cache, **options), random_functions)
 
 
-def lanes(games: int, players: int, seen: bool) -> int:
-    """How many threads have work enough with so many games, and cores; `seen`: whether the loops write what is seen."""
-    work = games * players * (3 if seen else 1)
-    return max(1, min(os.cpu_count() or 1, work // WORTH))
+def lanes(games: int, players: int, observed: bool) -> int:
+    """Return the number of threads that the work of these games and the cores justify.
+
+    `observed`: whether the loops write observations.
+    """
+    work = games * players * (3 if observed else 1)
+    return max(1, min(os.cpu_count() or 1, work // WORK_PER_THREAD))
 
 
 class CpuGames:
-    """Plays all games of a batch on processors, compiling first where nobody has."""
+    """Plays all games of a batch on CPU cores; compiles the loops if they are not in the cache."""
 
-    def __init__(self, chance: tuple[Any, Any] | None = None) -> None:
-        self._tree, self._play = compiled(chance), None
+    def __init__(self, random_functions: tuple[Any, Any] | None = None) -> None:
+        self._functions, self._play = compiled(random_functions), None
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
-        """Do with `n` games what `game_loop.play` does with `arrays`, of the same types at every call."""
-        play = self._play = self._play or self._compiled(arrays)
+        """Run `game_loop.play` on `n` games with `arrays`, which must have the same types at every call."""
+        play = self._play = self._play or self._compile(arrays)
         if threads == 1:
             play(0, n, 0, *arrays)
             return
         shares = [(n * k // threads, n * (k + 1) // threads, k, *arrays) for k in range(threads)]
-        others = [helpers().submit(play, *share) for share in shares[1:]]
+        tasks = [thread_pool().submit(play, *share) for share in shares[1:]]
         play(*shares[0])
-        for other in others:
-            other.result()
+        for task in tasks:
+            task.result()
 
-    def _compiled(self, arrays: tuple[Any, ...]) -> Any:
-        """`game_loop.play` of arrays of these types, called past Numba's look at them, which costs as much as a game.
-        Those that must not be written to are no type of their own, for which it would compile once more."""
-        from numba import int64, typeof, types
+    def _compile(self, arrays: tuple[Any, ...]) -> Any:
+        """Return `game_loop.play` compiled for these types.
 
-        play, begin = self._tree.play, time.perf_counter()
-        asked = (int64, int64, int64, *(types.Array(typeof(x).dtype, x.ndim, "C") for x in arrays))
-        known = asked in play.overloads
-        entry = play.compile(asked)
-        if not known and asked not in play.stats.cache_hits:
+        Calling it directly skips Numba's dispatch, which costs as much as a game.
+        """
+        from numba import int64
+
+        play, begin = self._functions.play, time.perf_counter()
+        signature = (int64, int64, int64, *map(_numba_type, arrays))
+        is_compiled = signature in play.overloads
+        function = play.compile(signature)
+        if not is_compiled and signature not in play.stats.cache_hits:
             seconds = time.perf_counter() - begin
             log.info("compiled the rules of the native games in %.1f s; kept in %s", seconds, cache_folder())
-        return entry
+        return function
+
+
+def _numba_type(x: Any) -> Any:
+    """Return the Numba type of an array, of a number, or of a tuple of them.
+
+    Read-only arrays get the type of writable ones, so that `game_loop.play` is not compiled a second time.
+    """
+    from numba import typeof, types
+
+    if isinstance(x, tuple):
+        return types.BaseTuple.from_types([_numba_type(part) for part in x], type(x))
+    array_type = typeof(x)
+    return types.Array(array_type.dtype, array_type.ndim, "C") if isinstance(array_type, types.Array) else array_type
 
 
 @functools.cache
-def helpers() -> ThreadPoolExecutor:
-    """The threads that play beside the one that asks; a process that forks makes its own. The loops hold no lock."""
+def thread_pool() -> ThreadPoolExecutor:
+    """Return the pool of threads that play beside the calling thread.
+
+    A forked process makes its own. The loops hold no lock.
+    """
     return ThreadPoolExecutor(max(1, (os.cpu_count() or 2) - 1), "games")
 
 
-os.register_at_fork(after_in_child=helpers.cache_clear)
+os.register_at_fork(after_in_child=thread_pool.cache_clear)
 
 
 def simulated() -> bool:
-    """Whether Numba simulates a GPU in this process: then games are played by the kernel, in memory of the host."""
+    """Return whether Numba simulates a GPU in this process.
+
+    If so, the kernel plays the games, in memory of the host.
+    """
     import numba
 
     return bool(numba.config.ENABLE_CUDASIM)
 
 
 def digest() -> str:
-    """Of everything that compiled functions depend on: the engine's files, Numba, and the processor."""
+    """Return a digest of everything that compiled functions depend on: the engine's files, Numba, and the CPU."""
     import llvmlite
     import numba
 
@@ -149,14 +178,16 @@ def _processor() -> str:
 
 @functools.cache
 def cache_folder() -> Path:
-    """Where compiled functions are kept: in `$XDG_CACHE_HOME/llmrl`, else `~/.cache/llmrl`."""
+    """Return the folder of cached functions, in `$XDG_CACHE_HOME/llmrl`, else in `~/.cache/llmrl`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llmrl" / f"games-{digest()}"
 
 
 @contextlib.contextmanager
-def kept_in(folder: Path) -> Iterator[bool]:
-    """Have Numba keep what it makes here in a folder; whether it can be written to. A new one takes the place of those
-    beside it that nobody has used for `KEPT` days."""
+def cached_in(folder: Path) -> Iterator[bool]:
+    """Let Numba cache compiled functions in a folder; yield whether it is writable.
+
+    When the folder is created, cache folders that have not been used for `CACHE_DAYS` days are removed.
+    """
     import numba
 
     try:
@@ -164,28 +195,28 @@ def kept_in(folder: Path) -> Iterator[bool]:
             folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
         if new:
-            _forget(folder.parent)
+            _remove_old_cache_folders(folder.parent)
     except OSError as error:
         log.info("compiled games are not kept for the next run: %s", error)
         yield False
         return
     with exclusive():
-        before = numba.config.CACHE_DIR
+        previous = numba.config.CACHE_DIR
         numba.config.CACHE_DIR = str(folder)
         try:
             yield True
         finally:
-            numba.config.CACHE_DIR = before
+            numba.config.CACHE_DIR = previous
 
 
-def _forget(parent: Path) -> None:
-    """Remove folders of `kept_in` that are no longer used, beside processes that may begin to use or remove one."""
-    oldest = time.time() - KEPT * 24 * 3600
+def _remove_old_cache_folders(parent: Path) -> None:
+    """Remove unused cache folders, while other processes may start to use or remove them."""
+    oldest = time.time() - CACHE_DAYS * 24 * 3600
     for folder in parent.glob("games-*"):
-        with contextlib.suppress(OSError):  # somebody else has removed it, or it is somebody else's
+        with contextlib.suppress(OSError):  # another process has removed the folder or uses it
             if folder.stat().st_mtime < oldest:
-                gone = folder.rename(parent / f"games-removed-{os.getpid()}-{folder.name.rpartition('-')[2]}")
-                if gone.stat().st_mtime < oldest:
-                    shutil.rmtree(gone)
-                else:  # meanwhile used
-                    gone.rename(folder)
+                removed_folder = folder.rename(parent / f"games-removed-{os.getpid()}-{folder.name.rpartition('-')[2]}")
+                if removed_folder.stat().st_mtime < oldest:
+                    shutil.rmtree(removed_folder)
+                else:  # used in the meantime
+                    removed_folder.rename(folder)

@@ -16,49 +16,51 @@ from numpy.typing import NDArray
 
 PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")
 """Purposes of numbers: start cell and heading of a player, frame of the water, order of moves, growth of apples,
-appearance of dirt, cell and heading of a player that comes back."""
+appearance of dirt, cell and heading of a returning player."""
 PLACE, FACE, WATER, ORDER, GROW, SPILL, RETURN, RETURN_FACE = range(8)
 
 BITS = 24
-"""Bits of a number."""
+"""Number of bits of a random number."""
 SCALE = np.float32(2.0**-24)
-CUT = 0xFFFFFFFF
+MASK_32 = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
 """2**32 divided by the golden ratio, odd."""
 MIX_1, MIX_2 = 0x7FEB352D, 0x846CA68B
-"""Multipliers of a 32-bit finaliser with very low bias (Wellons 2018, "lowbias32")."""
+"""Multipliers of a 32-bit finalizer with very low bias (Wellons 2018, "lowbias32")."""
 
 
-def mixed(x: int) -> int:
+def mix(x: int) -> int:
     """Return the image of a 32-bit integer under a bijection in which every output bit depends on every input bit."""
-    x = ((x ^ (x >> 16)) * MIX_1) & CUT
-    x = ((x ^ (x >> 15)) * MIX_2) & CUT
+    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
+    x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
     return x ^ (x >> 16)
 
 
 def begin(source: NDArray[Any], b: int, t: int) -> tuple[int, int]:
     """Return the two words from which all numbers of game `b` at step `t` are made.
 
-    One word of 32 bits would repeat among millions of games and steps. `source` [n_games, 2] int32: the games' keys."""
-    first = mixed((int(source[b, 0]) + int(t) * GOLDEN) & CUT)
-    second = mixed((int(source[b, 1]) ^ (int(t) * MIX_1)) & CUT)
-    return first, second
+    One word of 32 bits would repeat among millions of games and steps. `source` [n_games, 2] int32: the games' keys.
+    """
+    word_0 = mix((int(source[b, 0]) + int(t) * GOLDEN) & MASK_32)
+    word_1 = mix((int(source[b, 1]) ^ (int(t) * MIX_1)) & MASK_32)
+    return word_0, word_1
 
 
 def draw(words: tuple[int, int], purpose: int, index: int) -> int:
     """Return the number of a purpose and an index, 0 to 2**24 - 1; `words` from `begin`."""
-    x = ((int(index) * 8 + purpose) * GOLDEN + words[0]) & CUT
-    x = ((x ^ (x >> 16)) * MIX_1) & CUT
-    x = ((x ^ (x >> 15)) + words[1]) & CUT
-    x = (x * MIX_2) & CUT
-    x = ((x ^ (x >> 16)) * MIX_1) & CUT
+    x = ((int(index) * 8 + purpose) * GOLDEN + words[0]) & MASK_32
+    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
+    x = ((x ^ (x >> 15)) + words[1]) & MASK_32
+    x = (x * MIX_2) & MASK_32
+    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
     return x >> 8
 
 
 def threshold(probability: float) -> int:
     """Return the bound below which a number falls with a `probability`, an integer up to 2**24.
 
-    The probability is rounded to float32, as in the published recordings of these games."""
+    The probability is rounded to float32, as in the published recordings of these games.
+    """
     return math.ceil(float(np.float32(probability)) * 2.0**BITS)
 
 
@@ -78,13 +80,13 @@ class HashedRandom:
     def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
         """Return numbers in [0, 1), multiples of 2**-24, [n_games, n] float32, for step `t` [n_games] of each game."""
         keys, ticks = self.keys.to(torch.int64), t.to(torch.int64)
-        first = _all_mixed((keys[:, 0] + ticks * GOLDEN) & CUT)[:, None]
-        second = _all_mixed((keys[:, 1] ^ (ticks * MIX_1)) & CUT)[:, None]
-        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN + first) & CUT
-        x = ((x ^ (x >> 16)) * MIX_1) & CUT
-        x = ((x ^ (x >> 15)) + second) & CUT
-        x = (x * MIX_2) & CUT
-        x = ((x ^ (x >> 16)) * MIX_1) & CUT
+        word_0 = _mix_tensor((keys[:, 0] + ticks * GOLDEN) & MASK_32)[:, None]
+        word_1 = _mix_tensor((keys[:, 1] ^ (ticks * MIX_1)) & MASK_32)[:, None]
+        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN + word_0) & MASK_32
+        x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
+        x = ((x ^ (x >> 15)) + word_1) & MASK_32
+        x = (x * MIX_2) & MASK_32
+        x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
         return (x >> 8).to(torch.float32) * float(SCALE)
 
 
@@ -100,14 +102,14 @@ def game_keys(roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDAr
 
 
 def _split_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Apply the finaliser of SplitMix64 (Steele et al. 2014)."""
+    """Apply the finalizer of SplitMix64 (Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def _all_mixed(x: torch.Tensor) -> torch.Tensor:
-    """Return `mixed` of a tensor of words."""
-    x = ((x ^ (x >> 16)) * MIX_1) & CUT
-    x = ((x ^ (x >> 15)) * MIX_2) & CUT
+def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
+    """Return `mix` of a tensor of words."""
+    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
+    x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
     return x ^ (x >> 16)

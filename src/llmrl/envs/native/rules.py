@@ -1,20 +1,19 @@
-"""The rules of Clean Up and Harvest, for one game, as loops: what happens in a step, in the order in which it happens.
+"""The rules of Clean Up and Harvest, for one game, as loops, in the order of the events of a step.
 
-These are plain functions; `compilation.build` makes compiled ones of them. They change the arrays of `games.Games` in
-place, of game `b` alone, and note what they have to remember within a step in row `lane` of `notes`, which no other
-thread uses. All numbers are integers; what is left to chance is an integer below a threshold
-(`hashed_random.threshold`).
+These are plain functions; `compilation.build` compiles them. They change the arrays of `game_arrays.Games` in place,
+only for game `b`. Temporary numbers of a step are stored in row `lane` of `Games.scratch`, which no other thread uses.
+All numbers are integers; a random event happens if a random integer is below a threshold (`hashed_random.threshold`).
 
-The order is the engine's: what grows or spills reads the state before; then turns and moves, one player after the
-other; beams, all of the same world; returns; and only then what was hit or eaten is gone (docs/native_engine.md).
+The order is that of the engine (docs/native_engine.md). Growth and spills depend on the state before the step. Then all
+players turn, and they move one after another; all beams are fired at the same world; players return. Only then objects
+that were hit or eaten are removed.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from llmrl.envs.native.game_arrays import Float32, Games, Inputs, Tables, Words
 from llmrl.envs.native.hashed_random import (
     FACE,
     GROW,
@@ -29,374 +28,369 @@ from llmrl.envs.native.hashed_random import (
     draw,
 )
 
-T, APPLES, DIRTY = range(3)
-"""Columns of `world`: steps taken; how many apples there are; how many dirty cells."""
-POS, HEADING, ALIVE, OUT_FOR, ZAP_WAIT, CLEAN_WAIT, CLEANER = range(7)
-"""Columns of `players`, see `state.State`."""
-APPLE, GROUP, DRY, NEAR = range(4)
-"""Rows of `orchard`: 1 where there is an apple; see `state.State`; live apples within a distance of 2."""
-DIRT, PHASE = range(2)
-"""Rows of `river`."""
-CLEANED, ZAPS, OTHERS, SHOT_FROM, ZAPPED, WASHED = range(6)
-"""Columns of `deeds`, what players did in a step, see `state.GameEvents`; the last two are bits, one for each cell."""
-ITSELF, SITE, SPOT = 4, 5, 6
-"""Columns of `land`: the cell a step north, east, south, west leads to; the cell itself; its number as a site of
-apples, and of dirt: theirs is the number of all where it is none."""
-MOVE, TURN = range(2)
-"""Columns of `acts`: direction relative to the heading, `ITSELF` for none; quarters to the right."""
-(
-    HARVEST,
-    ZAP,
-    CLEAN,
-    ZAP_COOLDOWN,
-    CLEAN_COOLDOWN,
-    AWAY,
-    FIXED_ORDER,
-    OWN_CELLS,
-    NORTH,
-    FULL,
-    N_DIRT,
-    SPILLS,
-    FIRST_SPILL,
-) = range(13)
-"""Places in `facts`: whether it is Harvest; the actions that fire (-1: none); steps; whether the order of moves is
-fixed, players come back on cells of their own, look north at the start, and all apples are there then; cells that can
-be dirty; the chance that one more gets so in a step, and the first step in which it can."""
-TURNS, LOTS, BEFORE, HIT, BACK, HERE, UNDER, STRUCK, GREW = range(9)
-"""Rows of `notes`."""
+NO_MOVE = 4
+"""Direction of an action without a move."""
 FRESH = 2
-"""Instead of 1: an apple that grew in this step."""
+"""Value of `apple` for an apple that grew in this step."""
+REWARD, CLEANED, ACTIVE = range(3)
+"""Indices into the first axis of `Outputs.player_stats`."""
 
 
-def start_game(
-    b: int, world: Any, players: Any, orchard: Any, river: Any, occupied: Any, source: Any, groups: Any, places: Any,
-    soiled: Any, near: Any, facts: Any,
-) -> None:  # fmt: skip
-    """Begin an episode. `groups` [n_groups, 3]: players who share cells to begin on: first of these in `places`, how
-    many, how many players; `soiled` [n_dirt]: 1 where the river is dirty at the start."""
-    words = begin(source, b, 0)
-    for cell in range(occupied.shape[1]):
-        occupied[b, cell] = 0
+def start_game(b: int, inputs: Inputs, games: Games, tables: Tables) -> None:
+    """Start an episode."""
+    settings = tables.settings
+    words = begin(inputs.source, b, 0)
+    for cell in range(games.occupied.shape[1]):
+        games.occupied[b, cell] = 0
     i = 0
-    for group in range(groups.shape[0]):
-        for _ in range(groups[group, 2]):
-            # Whose number is the smallest of the cells left.
-            chosen, least = 0, 1 << 30
-            for k in range(groups[group, 0], groups[group, 0] + groups[group, 1]):
-                if occupied[b, places[k]] == 0:
+    for group in range(tables.groups.shape[0]):
+        for _ in range(tables.groups[group, 2]):
+            # Take the free cell with the smallest number.
+            place, lowest = 0, 1 << 30
+            for k in range(tables.groups[group, 0], tables.groups[group, 0] + tables.groups[group, 1]):
+                if games.occupied[b, tables.places[k]] == 0:
                     number = draw(words, PLACE, k)
-                    if number < least:
-                        chosen, least = places[k], number
-            occupied[b, chosen] = i + 1
-            players[b, i, POS] = chosen
+                    if number < lowest:
+                        place, lowest = tables.places[k], number
+            games.occupied[b, place] = i + 1
+            games.players[b, i].pos = place
             i += 1
-    for i in range(players.shape[1]):
-        players[b, i, HEADING] = 0 if facts[NORTH] == 1 else draw(words, FACE, i) >> 22
-        players[b, i, ALIVE] = 1
-        players[b, i, OUT_FOR] = 0
-        players[b, i, ZAP_WAIT] = 0
-        players[b, i, CLEAN_WAIT] = 0
-        players[b, i, CLEANER] = 0
-    full = facts[FULL]
-    for site in range(orchard.shape[2]):
-        orchard[b, APPLE, site] = full
-        orchard[b, GROUP, site] = -1
-        orchard[b, DRY, site] = 0
-        orchard[b, NEAR, site] = near[site, 0] * full
-    dirty = 0
-    for spot in range(river.shape[2]):
-        river[b, DIRT, spot] = soiled[spot] if spot < facts[N_DIRT] else 0
-        dirty += river[b, DIRT, spot]
-        river[b, PHASE, spot] = draw(words, WATER, spot) >> 22
-    world[b, T] = 0
-    world[b, APPLES] = orchard.shape[2] * full
-    world[b, DIRTY] = dirty
+    for i in range(games.players.shape[1]):
+        player = games.players[b, i]
+        player.heading = 0 if settings.facing_north else draw(words, FACE, i) >> 22
+        player.alive = 1
+        player.out_for = 0
+        player.zap_wait = 0
+        player.clean_wait = 0
+        player.cleaner = 0
+    full = int(settings.full_orchard)
+    for k in range(games.orchard.shape[1]):
+        site = games.orchard[b, k]
+        site.apple = full
+        site.group = -1
+        site.dry = 0
+        site.near = tables.near[k, 0] * full
+    dirt = 0
+    for k in range(games.river.shape[1]):
+        spot = games.river[b, k]
+        spot.dirt = tables.dirty[k] if k < settings.n_dirt else 0
+        dirt += spot.dirt
+        spot.phase = draw(words, WATER, k) >> 22
+    world = games.world[b]
+    world.t = 0
+    world.apples = games.orchard.shape[1] * full
+    world.dirt = dirt
 
 
-def step_game(
-    b: int, lane: int, world: Any, players: Any, orchard: Any, river: Any, occupied: Any, source: Any, action: Any,
-    land: Any, beams: Any, near: Any, spawn: Any, chances: Any, acts: Any, facts: Any, pay: Any, deeds: Any, notes: Any,
-) -> None:  # fmt: skip
-    """One step. `action` [n_games, n_agents]; `pay` [3, n_games, n_agents] gets rewards, cells cleaned, and who could
-    act."""
-    n = players.shape[1]
-    words = begin(source, b, world[b, T] + 1)
-    grown = 0
-    if facts[HARVEST] == 0:
-        grown = grow(b, lane, words, world, orchard, chances, notes)
-        spill(b, words, world, river, facts)
-    move(b, lane, words, players, occupied, action, land, acts, facts, notes)
+def step_game(b: int, lane: int, inputs: Inputs, player_stats: Float32, games: Games, tables: Tables) -> None:
+    """Advance a game by one step; write rewards, numbers of cleaned cells and who could act into `player_stats`."""
+    settings = tables.settings
+    n = games.players.shape[1]
+    words = begin(inputs.source, b, games.world[b].t + 1)
+    n_regrown = 0
+    if not settings.harvest:
+        n_regrown = grow_apples(b, lane, words, games, tables)
+        spill_dirt(b, words, games, tables)
+    move_players(b, lane, words, inputs, games, tables)
     for i in range(n):
-        pay[0, b, i] = 0
-        pay[2, b, i] = players[b, i, ALIVE]
-        deeds[b, i, SHOT_FROM] = players[b, i, POS] * 4 + players[b, i, HEADING]
-    eat(b, lane, players, orchard, action, land, acts, pay, notes)
-    if facts[ZAP] >= 0:
-        zap(b, lane, players, occupied, action, beams, facts, deeds, notes)
-    struck = 0
-    if facts[CLEAN] >= 0:
-        struck = clean(b, lane, players, river, action, land, beams, facts, deeds, notes)
+        player = games.players[b, i]
+        player_stats[REWARD, b, i] = 0
+        player_stats[ACTIVE, b, i] = player.alive
+        games.player_events[b, i].place = player.pos * 4 + player.heading
+    eat_apples(b, lane, inputs, player_stats, games, tables)
+    if settings.zap >= 0:
+        fire_zaps(b, lane, inputs, games, tables)
+    n_beam_hits = 0
+    if settings.clean >= 0:
+        n_beam_hits = fire_cleaning_beams(b, lane, inputs, games, tables)
     for i in range(n):
-        pay[1, b, i] = deeds[b, i, CLEANED]
-        players[b, i, OUT_FOR] = max(players[b, i, OUT_FOR] - 1, 0)
-    if facts[ZAP] >= 0:
-        come_back(b, lane, words, players, occupied, spawn, facts, notes)
-    if facts[HARVEST] == 1:
-        grown = regrow(b, lane, words, players, orchard, land, chances, pay, notes)
-    clear(b, lane, grown, struck, world, players, orchard, river, occupied, near, facts, notes)
-    world[b, T] += 1
+        player = games.players[b, i]
+        player_stats[CLEANED, b, i] = games.player_events[b, i].cleaned
+        player.out_for = max(player.out_for - 1, 0)
+    if settings.zap >= 0:
+        return_players(b, lane, words, games, tables)
+    if settings.harvest:
+        n_regrown = regrow_apples(b, lane, words, player_stats, games, tables)
+    remove_objects(b, lane, n_regrown, n_beam_hits, games, tables)
+    games.world[b].t += 1
 
 
-def grow(b: int, lane: int, words: Any, world: Any, orchard: Any, chances: Any, notes: Any) -> int:
-    """Clean Up: on bare sites apples grow, the faster the less dirt there is; `chances` by dirty cells. How many."""
-    chance = chances[world[b, DIRTY]]
-    grown = 0
+def grow_apples(b: int, lane: int, words: Words, games: Games, tables: Tables) -> int:
+    """Let apples grow on empty sites of Clean Up, the faster the less dirt there is; return the number that grew."""
+    chance = tables.chances[games.world[b].dirt]
+    n_regrown = 0
     if chance > 0:
-        for site in range(orchard.shape[2]):
-            if orchard[b, APPLE, site] == 0 and draw(words, GROW, site) < chance:
-                orchard[b, APPLE, site] = FRESH
-                notes[lane, GREW, grown] = site
-                grown += 1
-    return grown
+        for k in range(games.orchard.shape[1]):
+            site = games.orchard[b, k]
+            if site.apple == 0 and draw(words, GROW, k) < chance:
+                site.apple = FRESH
+                games.scratch[lane, n_regrown].grown_site = k
+                n_regrown += 1
+    return n_regrown
 
 
-def spill(b: int, words: Any, world: Any, river: Any, facts: Any) -> None:
-    """Clean Up: in some steps a clean cell of the river gets dirty."""
-    if world[b, T] + 1 < facts[FIRST_SPILL] or draw(words, SPILL, 0) >= facts[SPILLS]:
+def spill_dirt(b: int, words: Words, games: Games, tables: Tables) -> None:
+    """Make one clean cell of the river dirty, in some steps of Clean Up."""
+    settings, world = tables.settings, games.world[b]
+    if world.t + 1 < settings.first_spill or draw(words, SPILL, 0) >= settings.spill_threshold:
         return
-    left = facts[N_DIRT] - world[b, DIRTY]
-    # Rounded as the product of 32-bit floats that it is on record as.
-    chosen = int(np.float32(draw(words, SPILL, 1)) * SCALE * np.float32(left))
-    for spot in range(facts[N_DIRT]):
-        if river[b, DIRT, spot] == 0:
-            if chosen == 0:
-                river[b, DIRT, spot] = 1
-                world[b, DIRTY] += 1
+    remaining = settings.n_dirt - world.dirt
+    # Rounded like the product of 32-bit floats in the published recordings.
+    index = int(np.float32(draw(words, SPILL, 1)) * SCALE * np.float32(remaining))
+    for k in range(settings.n_dirt):
+        if games.river[b, k].dirt == 0:
+            if index == 0:
+                games.river[b, k].dirt = 1
+                world.dirt += 1
                 return
-            chosen -= 1
+            index -= 1
 
 
-def move(
-    b: int, lane: int, words: Any, players: Any, occupied: Any, action: Any, land: Any, acts: Any, facts: Any,
-    notes: Any,
-) -> None:  # fmt: skip
-    """All turn; then, in a random order, each who moves enters its cell if nobody is there at its turn."""
+def move_players(b: int, lane: int, words: Words, inputs: Inputs, games: Games, tables: Tables) -> None:
+    """Turn the players; then let them move one after another, each if its target cell is free at that time.
+
+    The order is random, or with `fixed_order` that of falling indices.
+    """
     movers = 0
-    for i in range(players.shape[1]):
-        notes[lane, BEFORE, i] = players[b, i, POS]
-        if players[b, i, ALIVE] == 1:
-            players[b, i, HEADING] = (players[b, i, HEADING] + acts[action[b, i], TURN]) & 3
-            if acts[action[b, i], MOVE] != ITSELF:
-                lot = -i if facts[FIXED_ORDER] == 1 else draw(words, ORDER, i)
+    for i in range(games.players.shape[1]):
+        player = games.players[b, i]
+        games.scratch[lane, i].old_cell = player.pos
+        if player.alive == 1:
+            action = tables.actions[inputs.action[b, i]]
+            player.heading = (player.heading + action.turn) & 3
+            if action.move != NO_MOVE:
+                order_key = -i if tables.settings.fixed_order else draw(words, ORDER, i)
                 k = movers
-                while k > 0 and notes[lane, LOTS, k - 1] > lot:
-                    notes[lane, LOTS, k] = notes[lane, LOTS, k - 1]
-                    notes[lane, TURNS, k] = notes[lane, TURNS, k - 1]
+                while k > 0 and games.scratch[lane, k - 1].order_key > order_key:
+                    games.scratch[lane, k].order_key = games.scratch[lane, k - 1].order_key
+                    games.scratch[lane, k].mover = games.scratch[lane, k - 1].mover
                     k -= 1
-                notes[lane, LOTS, k] = lot
-                notes[lane, TURNS, k] = i
+                games.scratch[lane, k].order_key = order_key
+                games.scratch[lane, k].mover = i
                 movers += 1
     for k in range(movers):
-        i = notes[lane, TURNS, k]
-        way = acts[action[b, i], MOVE]
-        target = land[players[b, i, POS], (players[b, i, HEADING] + way) & 3]
-        if occupied[b, target] == 0:
-            occupied[b, players[b, i, POS]] = 0
-            occupied[b, target] = i + 1
-            players[b, i, POS] = target
+        i = games.scratch[lane, k].mover
+        player = games.players[b, i]
+        direction = tables.actions[inputs.action[b, i]].move
+        target = tables.steps[player.pos, (player.heading + direction) & 3]
+        if games.occupied[b, target] == 0:
+            games.occupied[b, player.pos] = 0
+            games.occupied[b, target] = i + 1
+            player.pos = target
 
 
-def eat(b: int, lane: int, players: Any, orchard: Any, action: Any, land: Any, acts: Any, pay: Any, notes: Any) -> None:
-    """Who issued a move eats where it ends up; what has just grown under a player is eaten at once, too."""
-    n_sites = orchard.shape[2]
-    for i in range(players.shape[1]):
-        notes[lane, HERE, i] = n_sites
-        notes[lane, UNDER, i] = n_sites
-        if players[b, i, ALIVE] == 1:
-            site = land[players[b, i, POS], SITE]
-            if acts[action[b, i], MOVE] != ITSELF and site < n_sites and orchard[b, APPLE, site] != 0:
-                notes[lane, HERE, i] = site
-                pay[0, b, i] += 1
-            site = land[notes[lane, BEFORE, i], SITE]
-            if site < n_sites and orchard[b, APPLE, site] == FRESH:
-                notes[lane, UNDER, i] = site
-                pay[0, b, i] += 1
+def eat_apples(b: int, lane: int, inputs: Inputs, player_stats: Float32, games: Games, tables: Tables) -> None:
+    """Let players eat apples.
+
+    A player that issued a move eats the apple on the cell where it ends up. An apple that has just grown under a player
+    is eaten at once.
+    """
+    n_sites = games.orchard.shape[1]
+    for i in range(games.players.shape[1]):
+        player, scratch = games.players[b, i], games.scratch[lane, i]
+        scratch.eaten_site = n_sites
+        scratch.fresh_site = n_sites
+        if player.alive == 1:
+            site = tables.sites[player.pos]
+            moves = tables.actions[inputs.action[b, i]].move != NO_MOVE
+            if moves and site < n_sites and games.orchard[b, site].apple != 0:
+                scratch.eaten_site = site
+                player_stats[REWARD, b, i] += 1
+            site = tables.sites[scratch.old_cell]
+            if site < n_sites and games.orchard[b, site].apple == FRESH:
+                scratch.fresh_site = site
+                player_stats[REWARD, b, i] += 1
 
 
-def zap(
-    b: int, lane: int, players: Any, occupied: Any, action: Any, beams: Any, facts: Any, deeds: Any, notes: Any
-) -> None:
-    """Three lines of three cells: each ends at the first wall or player, who is hit."""
-    n = players.shape[1]
+def fire_zaps(b: int, lane: int, inputs: Inputs, games: Games, tables: Tables) -> None:
+    """Fire the zap beams.
+
+    A beam consists of three lines of three cells; each ends at the first wall, or at the first player, who is hit.
+    """
+    n, settings = games.players.shape[1], tables.settings
     for i in range(n):
-        notes[lane, HIT, i] = 0
+        games.scratch[lane, i].hit = 0
     for i in range(n):
-        deeds[b, i, ZAPS] = 0
-        deeds[b, i, ZAPPED] = 0
-        if players[b, i, ALIVE] == 1:
-            fires = action[b, i] == facts[ZAP] and players[b, i, ZAP_WAIT] == 0
-            players[b, i, ZAP_WAIT] = max(players[b, i, ZAP_WAIT] - 1, 0)
+        player, player_events = games.players[b, i], games.player_events[b, i]
+        player_events.zaps = 0
+        player_events.zapped = 0
+        if player.alive == 1:
+            fires = inputs.action[b, i] == settings.zap and player.zap_wait == 0
+            player.zap_wait = max(player.zap_wait - 1, 0)
             if fires:
-                players[b, i, ZAP_WAIT] = facts[ZAP_COOLDOWN]
+                player.zap_wait = settings.zap_cooldown
                 for line in range(0, 9, 3):
                     for k in range(line, line + 3):
-                        who = occupied[b, beams[deeds[b, i, SHOT_FROM], k]]
-                        if who != 0:
-                            notes[lane, HIT, who - 1] = 1
-                            deeds[b, i, ZAPS] += 1
+                        target = games.occupied[b, tables.beams[player_events.place, k]]
+                        if target != 0:
+                            games.scratch[lane, target - 1].hit = 1
+                            player_events.zaps += 1
                             break
-                        deeds[b, i, ZAPPED] |= 1 << k
+                        player_events.zapped |= 1 << k
 
 
-def clean(
-    b: int, lane: int, players: Any, river: Any, action: Any, land: Any, beams: Any, facts: Any, deeds: Any, notes: Any
-) -> int:
-    """The same lines end at the first wall or dirt, which is gone at the end of the step. How many are struck."""
-    n = players.shape[1]
+def fire_cleaning_beams(b: int, lane: int, inputs: Inputs, games: Games, tables: Tables) -> int:
+    """Fire the cleaning beams; return the number of cells that are cleaned.
+
+    Each of the three lines of three cells ends at the first wall or dirty cell. The dirt is removed at the end of the
+    step (`remove_objects`).
+    """
+    n, settings = games.players.shape[1], tables.settings
     cleaners = 0
     for i in range(n):
-        cleaners += players[b, i, CLEANER]
-    struck = 0
+        cleaners += games.players[b, i].cleaner
+    n_beam_hits = 0
     for i in range(n):
-        deeds[b, i, OTHERS] = cleaners - players[b, i, CLEANER]
-        deeds[b, i, CLEANED] = 0
-        deeds[b, i, WASHED] = 0
-        if players[b, i, ALIVE] == 1:
-            fires = action[b, i] == facts[CLEAN] and players[b, i, CLEAN_WAIT] == 0
-            players[b, i, CLEAN_WAIT] = max(players[b, i, CLEAN_WAIT] - 1, 0)
+        player, player_events = games.players[b, i], games.player_events[b, i]
+        player_events.others_cleaned = cleaners - player.cleaner
+        player_events.cleaned = 0
+        player_events.washed = 0
+        if player.alive == 1:
+            fires = inputs.action[b, i] == settings.clean and player.clean_wait == 0
+            player.clean_wait = max(player.clean_wait - 1, 0)
             if fires:
-                players[b, i, CLEAN_WAIT] = facts[CLEAN_COOLDOWN]
+                player.clean_wait = settings.clean_cooldown
                 for line in range(0, 9, 3):
                     for k in range(line, line + 3):
-                        spot = land[beams[deeds[b, i, SHOT_FROM], k], SPOT]
-                        if spot < facts[N_DIRT] and river[b, DIRT, spot] == 1:
-                            notes[lane, STRUCK, struck] = spot
-                            struck += 1
-                            deeds[b, i, CLEANED] += 1
+                        spot = tables.spots[tables.beams[player_events.place, k]]
+                        if spot < settings.n_dirt and games.river[b, spot].dirt == 1:
+                            games.scratch[lane, n_beam_hits].cleaned_spot = spot
+                            n_beam_hits += 1
+                            player_events.cleaned += 1
                             break
-                        deeds[b, i, WASHED] |= 1 << k
+                        player_events.washed |= 1 << k
     for i in range(n):
-        players[b, i, CLEANER] = 1 if deeds[b, i, CLEANED] > 0 else 0
-    return struck
+        games.players[b, i].cleaner = 1 if games.player_events[b, i].cleaned > 0 else 0
+    return n_beam_hits
 
 
-def come_back(b: int, lane: int, words: Any, players: Any, occupied: Any, spawn: Any, facts: Any, notes: Any) -> None:
-    """Who has been out for long enough comes back on a free cell; those who were hit are still there."""
-    n = players.shape[1]
+def return_players(b: int, lane: int, words: Words, games: Games, tables: Tables) -> None:
+    """Put players whose time-out is over back on free cells. Players who were hit in this step still occupy theirs."""
+    spawn = tables.spawn
     due = 0
-    for i in range(n):
-        if players[b, i, ALIVE] == 0 and players[b, i, OUT_FOR] == 0:
-            notes[lane, BACK, due] = i
+    for i in range(games.players.shape[1]):
+        player = games.players[b, i]
+        if player.alive == 0 and player.out_for == 0:
+            games.scratch[lane, due].returning = i
             due += 1
     if due == 0:
         return
-    if facts[OWN_CELLS] == 1:
+    if tables.settings.has_assigned_cells:
         for k in range(due):
-            i = notes[lane, BACK, k]
-            if occupied[b, spawn[i]] == 0:
-                enter(b, i, spawn[i], words, players, occupied)
+            i = games.scratch[lane, k].returning
+            if games.occupied[b, spawn[i]] == 0:
+                place_player(b, i, spawn[i], words, games)
         return
     free = 0
     for k in range(spawn.shape[0]):
-        if occupied[b, spawn[k]] == 0:
+        if games.occupied[b, spawn[k]] == 0:
             free += 1
     if due > free:
-        draw_lots(lane, due, words, notes)
+        order_returns(lane, due, words, games)
     for k in range(min(due, free)):
-        enter(b, notes[lane, BACK, k], free_cell(b, words, occupied, spawn), words, players, occupied)
+        place_player(b, games.scratch[lane, k].returning, free_cell(b, words, games, tables), words, games)
 
 
-def free_cell(b: int, words: Any, occupied: Any, spawn: Any) -> int:
+def free_cell(b: int, words: Words, games: Games, tables: Tables) -> int:
     """Return the free cell with the smallest drawn number."""
-    chosen, least = 0, 1 << 30
-    for place in range(spawn.shape[0]):
-        if occupied[b, spawn[place]] == 0:
+    spot, lowest = 0, 1 << 30
+    for place in range(tables.spawn.shape[0]):
+        cell = tables.spawn[place]
+        if games.occupied[b, cell] == 0:
             number = draw(words, RETURN, place)
-            if number < least:
-                chosen, least = spawn[place], number
-    return chosen
+            if number < lowest:
+                spot, lowest = cell, number
+    return spot
 
 
-def draw_lots(lane: int, due: int, words: Any, notes: Any) -> None:
-    """Where there is no room for all, chance decides who waits; what is left of a heading's number is chance, too."""
+def order_returns(lane: int, due: int, words: Words, games: Games) -> None:
+    """Order the players due to return by random numbers, as there are fewer free cells than players.
+
+    These are the lower 22 bits of the numbers whose upper bits give the headings.
+    """
     for k in range(1, due):
-        i = notes[lane, BACK, k]
-        lot = draw(words, RETURN_FACE, i) & 0x3FFFFF
-        at = k
-        while at > 0 and draw(words, RETURN_FACE, notes[lane, BACK, at - 1]) & 0x3FFFFF > lot:
-            notes[lane, BACK, at] = notes[lane, BACK, at - 1]
-            at -= 1
-        notes[lane, BACK, at] = i
+        i = games.scratch[lane, k].returning
+        order_key = draw(words, RETURN_FACE, i) & 0x3FFFFF
+        index = k
+        while index > 0 and draw(words, RETURN_FACE, games.scratch[lane, index - 1].returning) & 0x3FFFFF > order_key:
+            games.scratch[lane, index].returning = games.scratch[lane, index - 1].returning
+            index -= 1
+        games.scratch[lane, index].returning = i
 
 
-def enter(b: int, i: int, cell: int, words: Any, players: Any, occupied: Any) -> None:
-    """A player is back on a cell, facing anywhere."""
-    players[b, i, POS] = cell
-    players[b, i, HEADING] = draw(words, RETURN_FACE, i) >> 22
-    players[b, i, ALIVE] = 1
-    occupied[b, cell] = i + 1
+def place_player(b: int, i: int, cell: int, words: Words, games: Games) -> None:
+    """Put a player on a cell, with a random heading."""
+    player = games.players[b, i]
+    player.pos = cell
+    player.heading = draw(words, RETURN_FACE, i) >> 22
+    player.alive = 1
+    games.occupied[b, cell] = i + 1
 
 
-def regrow(
-    b: int, lane: int, words: Any, players: Any, orchard: Any, land: Any, chances: Any, pay: Any, notes: Any
-) -> int:
-    """Harvest: bare sites sprout by how many apples were near two steps before (`chances`), and count anew. What
-    sprouts under a player is eaten at once. How many are left."""
-    n_sites = orchard.shape[2]
-    grown = 0
-    for site in range(n_sites):
-        if orchard[b, APPLE, site] == 1:
-            orchard[b, GROUP, site] = -1
+def regrow_apples(b: int, lane: int, words: Words, player_stats: Float32, games: Games, tables: Tables) -> int:
+    """Let apples of Harvest regrow; return the number that grew.
+
+    A bare site regrows with a probability that depends on the number of apples nearby two steps before. A player on
+    such a site eats the apple at once.
+
+    A bare site regrows with a probability that depends on the number of apples nearby two steps before. A player on
+    such a site eats the apple at once.
+    """
+    n_sites = games.orchard.shape[1]
+    n_regrown = 0
+    for k in range(n_sites):
+        site = games.orchard[b, k]
+        if site.apple == 1:
+            site.group = -1
         else:
-            group = orchard[b, GROUP, site]
-            around = min(orchard[b, NEAR, site], 3)
-            orchard[b, GROUP, site] = around
-            orchard[b, DRY, site] = 1 if around == 0 else 0
-            if group > 0 and draw(words, GROW, site) < chances[group]:
-                orchard[b, GROUP, site] = -1
-                orchard[b, APPLE, site] = FRESH
-                notes[lane, GREW, grown] = site
-                grown += 1
-    if grown > 0:
-        # Two are never on one cell, so what is eaten first here is nobody else's.
-        for i in range(players.shape[1]):
-            site = land[players[b, i, POS], SITE]
-            if players[b, i, ALIVE] == 1 and site < n_sites and orchard[b, APPLE, site] == FRESH:
-                orchard[b, APPLE, site] = 0
-                pay[0, b, i] += 1
-    return grown
+            group = site.group
+            n_near = min(site.near, 3)
+            site.group = n_near
+            site.dry = 1 if n_near == 0 else 0
+            if group > 0 and draw(words, GROW, k) < tables.chances[group]:
+                site.group = -1
+                site.apple = FRESH
+                games.scratch[lane, n_regrown].grown_site = k
+                n_regrown += 1
+    if n_regrown > 0:
+        # No two players share a cell, so each of these apples is eaten by one player only.
+        for i in range(games.players.shape[1]):
+            player = games.players[b, i]
+            k = tables.sites[player.pos]
+            if player.alive == 1 and k < n_sites and games.orchard[b, k].apple == FRESH:
+                games.orchard[b, k].apple = 0
+                player_stats[REWARD, b, i] += 1
+    return n_regrown
 
 
-def clear(
-    b: int, lane: int, grown: int, struck: int, world: Any, players: Any, orchard: Any, river: Any, occupied: Any,
-    near: Any, facts: Any, notes: Any,
-) -> None:  # fmt: skip
-    """What was eaten or hit is gone, and what has grown is there."""
-    n_sites = orchard.shape[2]
-    for k in range(grown):
-        site = notes[lane, GREW, k]
-        if orchard[b, APPLE, site] == FRESH:
-            orchard[b, APPLE, site] = 1
-            count(b, site, 1, world, orchard, near)
-    for i in range(players.shape[1]):
-        for kind in range(HERE, UNDER + 1):
-            site = notes[lane, kind, i]
-            if site < n_sites and orchard[b, APPLE, site] == 1:
-                orchard[b, APPLE, site] = 0
-                count(b, site, -1, world, orchard, near)
-        if facts[ZAP] >= 0 and notes[lane, HIT, i] == 1:
-            occupied[b, players[b, i, POS]] = 0
-            players[b, i, POS] = 0
-            players[b, i, ALIVE] = 0
-            players[b, i, OUT_FOR] = facts[AWAY] + 1
-    for k in range(struck):
-        if river[b, DIRT, notes[lane, STRUCK, k]] == 1:
-            river[b, DIRT, notes[lane, STRUCK, k]] = 0
-            world[b, DIRTY] -= 1
+def remove_objects(b: int, lane: int, n_grown: int, n_cleaned: int, games: Games, tables: Tables) -> None:
+    """Remove eaten apples, cleaned dirt and zapped players; turn apples that grew in this step into ordinary ones."""
+    settings, n_sites = tables.settings, games.orchard.shape[1]
+    for k in range(n_grown):
+        site = games.scratch[lane, k].grown_site
+        if games.orchard[b, site].apple == FRESH:
+            games.orchard[b, site].apple = 1
+            update_counts(b, site, 1, games, tables)
+    for i in range(games.players.shape[1]):
+        player, scratch = games.players[b, i], games.scratch[lane, i]
+        for site in (scratch.eaten_site, scratch.fresh_site):
+            if site < n_sites and games.orchard[b, site].apple == 1:
+                games.orchard[b, site].apple = 0
+                update_counts(b, site, -1, games, tables)
+        if settings.zap >= 0 and scratch.hit == 1:
+            games.occupied[b, player.pos] = 0
+            player.pos = 0
+            player.alive = 0
+            player.out_for = settings.removal_steps + 1
+    for k in range(n_cleaned):
+        spot = games.river[b, games.scratch[lane, k].cleaned_spot]
+        if spot.dirt == 1:
+            spot.dirt = 0
+            games.world[b].dirt -= 1
 
 
-def count(b: int, site: int, change: int, world: Any, orchard: Any, near: Any) -> None:
-    """An apple more or less, in the world and around its neighbours (`near`: how many each site has, and which)."""
-    world[b, APPLES] += change
-    for k in range(1, 1 + near[site, 0]):
-        orchard[b, NEAR, near[site, k]] += change
+def update_counts(b: int, site: int, change: int, games: Games, tables: Tables) -> None:
+    """Add `change` to the number of apples in the world and near each neighboring site."""
+    games.world[b].apples += change
+    for k in range(1, 1 + tables.near[site, 0]):
+        games.orchard[b, tables.near[site, k]].near += change

@@ -10,8 +10,9 @@ import torch
 
 @dataclass
 class State:
-    """State of B games with N players, as tensors with the games first. Tensors that a substrate does not use have no
-    columns.
+    """State of B games with N players, as tensors with the games first.
+
+    Tensors that a substrate does not use have no columns.
 
     Attributes:
         t: number of steps taken, [B] int32.
@@ -45,15 +46,20 @@ class State:
 
     def map(self, change: Callable[[str, torch.Tensor], torch.Tensor]) -> State:
         """Return a state with `change(name, tensor)` in place of every tensor."""
-        return State(**{each.name: change(each.name, getattr(self, each.name)) for each in fields(self)})
+        return State(
+            **{
+                array_field.name: change(array_field.name, getattr(self, array_field.name))
+                for array_field in fields(self)
+            }
+        )
 
     def where(self, games: torch.Tensor, other: State) -> State:
-        """Return this state in the games where `games` [B] is true, and `other` in the rest."""
+        """Return this state in the games where `games` [B] is true, and `other` in the others."""
 
-        def chosen(name: str, x: torch.Tensor) -> torch.Tensor:
+        def select(name: str, x: torch.Tensor) -> torch.Tensor:
             return torch.where(games if x.dim() == 1 else games[:, None], x, getattr(other, name))
 
-        return self.map(chosen)
+        return self.map(select)
 
 
 @dataclass

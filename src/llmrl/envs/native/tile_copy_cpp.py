@@ -1,8 +1,8 @@
-"""Copying tiles into pictures in a compiled loop, where there is a C++ compiler: two to three times as fast as PyTorch.
+"""A compiled loop that copies tiles into images; it requires a C++ compiler, and is 2 to 3 times as fast as PyTorch.
 
-The loop is bound by the memory. Most of the gain comes from writes past the caches, which large pictures would only
-flush: PyTorch reads every line of the output before it overwrites it. Compiling takes half a second, once per user:
-the result is kept in `~/.cache/llmrl` (`$XDG_CACHE_HOME/llmrl`). The compiler is `$CXX`, else `g++`.
+The loop is bound by memory bandwidth. Most of the gain comes from writes that bypass the caches: PyTorch reads every
+line of the output before it overwrites it. Compiling takes half a second, once per user. The library is cached in
+`~/.cache/llmrl` (`$XDG_CACHE_HOME/llmrl`). The compiler is `$CXX`, else `g++`.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ extern "C" int expand(const void* ids, int64_t id_bytes, const uint8_t* bank, ui
   return spread((const int32_t*)ids, bank, out, rows, cols, tiles, stream != 0, threads);
 }
 """
-# Nothing that depends on the processor: a home folder may be shared by machines of several kinds.
+# No flag depends on the CPU, because a home folder may be shared by machines of several kinds.
 _FLAGS = ("-O3", "-std=c++17", "-shared", "-fPIC", "-pthread")
 
 Expand = Callable[[int, int, int, int, int, int, int, int, int], int]
-"""Addresses of ids, then bytes of an id (2 or 4), addresses of bank and output, rows, columns, tiles in the bank,
-whether to write past the caches, threads; returns 1 where an id is not in the bank (the rest is then undefined)."""
+"""Arguments: address of the ids, bytes of an id (2 or 4), addresses of bank and output, rows, columns, tiles in the
+bank, whether to bypass the caches, threads. Returns 1 if an id is not in the bank (the output is then undefined)."""
 
 
 @functools.cache
 def load() -> Expand | None:
-    """The compiled loop, or None where it cannot be had: PyTorch does the same, more slowly."""
+    """Return the compiled loop, or None if it is not available; PyTorch does the same, more slowly."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     key = "\0".join([_SOURCE, *_FLAGS, platform.machine(), *platform.libc_ver()])
     try:
@@ -104,7 +104,7 @@ def load() -> Expand | None:
             _compile(compiler, library)
         try:
             function = ctypes.CDLL(str(library)).expand
-        except (OSError, AttributeError):  # damaged, or of another system: made anew, once
+        except (OSError, AttributeError):  # damaged, or of another system: compiled again, once
             if compiler is None:
                 raise
             _compile(compiler, library)
@@ -119,12 +119,12 @@ def load() -> Expand | None:
 
 
 def _compile(compiler: str, library: Path) -> None:
-    """Write the library in one piece, so that processes that start together may all try."""
+    """Write the library atomically, so that processes that start together may all compile it."""
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        source, built = Path(folder) / "pictures.cpp", Path(folder) / "pictures.so"
+        source, output = Path(folder) / "pictures.cpp", Path(folder) / "pictures.so"
         source.write_text(_SOURCE)
-        command = [compiler, *_FLAGS, str(source), "-o", str(built)]
+        command = [compiler, *_FLAGS, str(source), "-o", str(output)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"`{' '.join(command)}` failed: {result.stderr.strip()[:500]}")
-        built.replace(library)
+        output.replace(library)

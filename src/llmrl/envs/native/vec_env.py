@@ -15,23 +15,24 @@ from numpy.typing import NDArray
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.ram import need_memory
 from llmrl.core.records import Array, Observation, Step, on_host
-from llmrl.core.records import State as Saved
+from llmrl.core.records import State as SavedState
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
-from llmrl.envs.mechanisms import SocietyEvents as Settled
-from llmrl.envs.melting_pot.env_spec import SubstrateSettings, check_choices, describe
-from llmrl.envs.native.batch import Batch, array
+from llmrl.envs.mechanisms import SocietyEvents as SocietyEvents
+from llmrl.envs.native.batch import Batch
 from llmrl.envs.native.compilation import lanes
 from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.episode_clock import EpisodeClock
+from llmrl.envs.native.game_arrays import Inputs, Outputs, array
 from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.hashed_random import game_keys
-from llmrl.envs.native.maps import find
 from llmrl.envs.native.observations import ObservationBuilder
-from llmrl.envs.native.sprites import Source, colours
 from llmrl.envs.native.state import State
+from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
+from llmrl.envs.substrate.maps import find
+from llmrl.envs.substrate.sprites import Source, agent_colors
+from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
 
 class NativeEnv:
@@ -41,7 +42,7 @@ class NativeEnv:
     on the number of games, the device or the number of threads. No step waits for the device.
 
     Observations and rewards are tensors on `device`. The metrics in `info` are tensors on a GPU, else NumPy arrays.
-    `pixels` and `grid` are overwritten at the third step or reset after their own.
+    `pixels` and `grid` are overwritten at the third following step or reset.
 
     Args:
         game: settings of the games.
@@ -61,51 +62,53 @@ class NativeEnv:
     place = (0, 1)
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
-        self._made_of = (game, seeds, device, tiles)
-        channels, game_map = check_choices(game), find(game.substrate, game.map)
+        self._init_args = (game, seeds, device, tiles)
+        channels, game_map = check_settings(game), find(game.substrate, game.map)
         n_envs, mechanism = game.n_envs, game.mechanism
         self.engine = Engine(Setup(game_map, game.n_agents, game.rules), device)
-        self._mechanism, self._horizon, self._shown = mechanism, game.horizon, game.mechanism_seen
+        self._mechanism, self._horizon, self._mechanism_shown = mechanism, game.horizon, game.mechanism_shown
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
-        self._roots: list[int] = []  # roots of the keys, one for each equal group of games; empty: the root of `seeds`
-        self._group = n_envs  # games with numbers of their own; the following groups draw the same numbers
+        self._roots: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
+        # Number of games with different random numbers; the following groups draw the same numbers.
+        self._group_size = n_envs
         self.spec = describe(game, channels, engine="native", device=device, sites=game_map.sites)
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
-        room = self.observer.bytes_per_game
+        bytes_per_game = self.observer.bytes_per_game
         need_memory(
-            room * n_envs,
+            bytes_per_game * n_envs,
             device,
-            f"env.n_envs={n_envs:,} games of {game.substrate} ({room / 1024:,.1f} KiB each with "
+            f"env.n_envs={n_envs:,} games of {game.substrate} ({bytes_per_game / 1024:,.1f} KiB each with "
             f"env.observe=[{','.join(channels)}])",
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
         self._shape = (n_envs, game.n_agents)
-        self._lanes = lanes(n_envs, game.n_agents, self.observer.pixels or self.observer.grids)
+        self._lanes = lanes(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
         self._batch = self.engine.batch(n_envs, self._lanes)
-        self._fixed = self.engine.fixed(self._batch, self.observer.pixels, self.observer.tables())
+        self._fixed = self.engine.fixed(self._batch, self.observer.has_pixels, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
-        self._idle = self._room(3, *self._shape)  # rewards of a reset, unused
-        self._still = self._at_device(np.zeros(self._shape, dtype=np.int64))  # actions of a reset, unused
+        # Outputs and actions of a reset, which are not used.
+        self._reset_outputs = self._empty(3, *self._shape)
+        self._reset_actions = self._at_device(np.zeros(self._shape, dtype=np.int64))
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._keys = np.zeros((n_envs, 2), dtype=np.int32)
-        self._calendar = EpisodeClock(n_envs, game.horizon, self.engine.setup)
+        self._clock = EpisodeClock(n_envs, game.horizon, self.engine.setup)
         self._begun = False
-        self._todo: Any = None  # what the next step does with each game, `game_loop.STEP` or `game_loop.WAIT`
-        self._source: Any = None
-        self._playing: torch.Tensor | None = None  # whether each game goes on; None: all do
+        self._commands: Any = None  # command for each game in the next step, `game_loop.STEP` or `game_loop.WAIT`
+        self._device_keys: Any = None
+        self._running: torch.Tensor | None = None  # whether each game is in progress; None: all are
         low = np.zeros(0) if mechanism is None else mechanism.spec.low
-        self._show(self._at_device(np.tile(low.astype(np.float32), (n_envs, 1))))
+        self._set_values(self._at_device(np.tile(low.astype(np.float32), (n_envs, 1))))
         self.settlement: Settlement | None = None
         """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
         self._report: MechanismReport | None = None
         if mechanism is not None and "text" in channels:
-            self._report = MechanismReport(mechanism.spec, *self._shape, self._shown, mechanism.player_facts)
+            self._report = MechanismReport(mechanism.spec, *self._shape, self._mechanism_shown, mechanism.player_facts)
 
     def resized(self, n_envs: int) -> NativeEnv:
-        """Return the same environment with `n_envs` games, none of them begun."""
-        game, seeds, device, tiles = self._made_of
-        mechanism = copy.deepcopy(game.mechanism)  # a mechanism has a memory of its games
+        """Return the same environment with `n_envs` games, which have not begun."""
+        game, seeds, device, tiles = self._init_args
+        mechanism = copy.deepcopy(game.mechanism)  # a mechanism stores state of its games
         return NativeEnv(replace(game, n_envs=n_envs, mechanism=mechanism), seeds, device, tiles)
 
     def one_game(self) -> NativeEnv:
@@ -115,121 +118,123 @@ class NativeEnv:
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         games = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
         if seed is not None:
-            self._reseed(seed)
+            self._set_roots(seed)
         roots = self._roots or [_root(self._seeds)]
-        own = self._group if len(roots) == 1 else self.spec.n_envs // len(roots)
+        group_size = self._group_size if len(roots) == 1 else self.spec.n_envs // len(roots)
         sources = np.repeat(np.array(roots, dtype=np.int64), self.spec.n_envs // len(roots))
-        keys = game_keys(sources, self.place[0] + np.arange(self.spec.n_envs) % own, self._episodes)
+        keys = game_keys(sources, self.place[0] + np.arange(self.spec.n_envs) % group_size, self._episodes)
         self._keys[games] = keys[games]
         self._episodes[games] += 1
-        self._calendar.begin(games)
-        todo = array(self._at_device(np.where(games | (not self._begun), START, KEEP).astype(np.uint8)))
+        self._clock.begin(games)
+        commands = array(self._at_device(np.where(games | (not self._begun), START, KEEP).astype(np.uint8)))
         self._begun = True
-        self._follow()
+        self._update_device_copies()
         if self._mechanism is not None:
             self._mechanism.reset(games)
         if self._report is not None:
             self._report.begin(games)
-        return self._observation(*self._played(todo, array(self._still), self._idle, self._room(0, 0)))
+        return self._observation(
+            *self._play(commands, array(self._reset_actions), self._reset_outputs, self._empty(0, 0))
+        )
 
     def step(self, action: Array) -> Step:
         if not self._begun:
             raise ValueError("reset() must be called before step()")
-        chosen = self._checked(action)
-        pay, info = self._room(3, *self._shape), self._room(len(METRICS), self._shape[0])
-        playing = self._playing
-        written = self._played(self._todo, chosen, pay, info)
-        raw = self._tensor(pay[0])
+        actions = self._check_actions(action)
+        player_stats, info = self._empty(3, *self._shape), self._empty(len(METRICS), self._shape[0])
+        running = self._running
+        outputs = self._play(self._commands, actions, player_stats, info)
+        raw = self._tensor(player_stats[0])
         metrics = dict(zip(self._metrics, info, strict=False))
         base = reward = raw
         reward_jacobian = None
         if self._mechanism is not None:
-            values = self._values if playing is None else self._values * playing[:, None]
-            cleaned = self._tensor(pay[1]) if self.engine.n_dirt else None
-            happened = Settled(raw, cleaned, self._tensor(pay[2]) != 0)
-            self.settlement = self._mechanism.settle(happened, values)
+            values = self._values if running is None else self._values * running[:, None]
+            cleanings = self._tensor(player_stats[1]) if self.engine.n_dirt else None
+            events = SocietyEvents(raw, cleanings, self._tensor(player_stats[2]) != 0)
+            self.settlement = self._mechanism.settle(events, values)
             base, reward = self.settlement.base_reward, self.settlement.reward(values)
             metrics |= self.settlement.metrics
             reward_jacobian = self.settlement.reward_jacobian
             if self._report is not None:
-                self._report.settle(base, reward_jacobian, values, self._calendar.live, self.settlement.player_facts)
-        observation = self._observation(*written)
-        if self._calendar.advance(self._keys):
-            self._follow()
-        never = np.zeros(self._shape[0], dtype=bool)
-        return Step(observation, reward, base, never, self._calendar.ended.copy(), metrics, reward_jacobian)
+                self._report.settle(base, reward_jacobian, values, self._clock.live, self.settlement.player_facts)
+        observation = self._observation(*outputs)
+        if self._clock.advance(self._keys):
+            self._update_device_copies()
+        terminated = np.zeros(self._shape[0], dtype=bool)
+        return Step(observation, reward, base, terminated, self._clock.ended.copy(), metrics, reward_jacobian)
 
     def pair_games(self, groups: int) -> None:
         """Give game i of each of `groups` equal groups the same random numbers from the next reset on."""
-        self._group = self.spec.games_per_group(groups)
+        self._group_size = self.spec.games_per_group(groups)
 
     def set_mechanism(self, values: Array) -> None:
         if self._mechanism is None:
-            raise ConfigError(
-                f"{self.spec.name} runs without a mechanism: give it one, e.g. `env.mechanism` of its option file"
-            )
-        checked = self._mechanism.spec.check(values).astype(np.float32)
+            raise ConfigError(f"{self.spec.name} has no mechanism; set one, e.g. with env.mechanism in its option file")
+        parameters = self._mechanism.spec.check(values).astype(np.float32)
         shape = (self.spec.n_envs, self._mechanism.spec.dim)
-        self._show(self._at_device(np.broadcast_to(checked, shape)))
+        self._set_values(self._at_device(np.broadcast_to(parameters, shape)))
 
     def set_context(self, context: int | np.ndarray) -> None:
         raise ConfigError(f"{self.spec.name} has no contexts")
 
     def world_codes(self, index: int = 0) -> NDArray[np.int64]:
-        """Return the codes of the map's cells in game `index` (`cell_codes`), [height, width]."""
-        return self.observer.world_codes(self._shown_now(), index)
+        """Return the codes (`cell_codes`) of the map's cells in game `index`, [height, width]."""
+        return self.observer.world_codes(self._current_batch(), index)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
-        return self.observer.world(self._shown_now(), index)
+        return self.observer.world_image(self._current_batch(), index)
 
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
         """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
-        return self.observer.players(self._shown_now(), index)
+        return self.observer.players(self._current_batch(), index)
 
-    def agent_colours(self) -> NDArray[np.uint8]:
-        """The colour of each player in pictures of the world, [n_agents, 3] uint8."""
-        game, _, _, tiles = self._made_of
-        return colours(game.substrate, game.n_agents, tiles)
+    def agent_colors(self) -> NDArray[np.uint8]:
+        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
+        game, _, _, tiles = self._init_args
+        return agent_colors(game.substrate, game.n_agents, tiles)
 
-    def state_dict(self) -> Saved:
+    def state_dict(self) -> SavedState:
         state = self._state
         return {
             "map": self.engine.setup.game_map.text,
-            "state": None if state is None else {each.name: getattr(state, each.name).cpu() for each in fields(state)},
-            "deeds": self._batch.deeds.cpu().clone(),
+            "state": None
+            if state is None
+            else {array_field.name: getattr(state, array_field.name).cpu() for array_field in fields(state)},
+            "deeds": self._batch.player_events.cpu().clone(),
             "roots": self._roots,
-            "group": self._group,
+            "group": self._group_size,
             "episodes": self._episodes.copy(),
             "keys": self._keys.copy(),
-            "steps": self._calendar.steps.copy(),
-            "ended": self._calendar.ended.copy(),
+            "steps": self._clock.steps.copy(),
+            "ended": self._clock.ended.copy(),
             "values": self._values.cpu(),
             "mechanism": None if self._mechanism is None else self._mechanism.state_dict(),
             "report": None if self._report is None else self._report.state_dict(),
         }
 
-    def load_state_dict(self, state: Saved) -> None:
+    def load_state_dict(self, state: SavedState) -> None:
         if state["state"] is not None and tuple(state["state"]["pos"].shape) != self._shape:
             raise CheckpointError(
-                f"the saved games are {list(state['state']['pos'].shape)} [games, players], these {list(self._shape)}: "
-                "set env.n_envs and env.n_agents to those of that run"
+                f"the saved games have the shape {list(state['state']['pos'].shape)} (games, players), and this "
+                f"environment has {list(self._shape)}; set env.n_envs and env.n_agents to those of the saved run"
             )
         if state["map"] != self.engine.setup.game_map.text:
             raise CheckpointError(
-                "the saved games are on another map than env.map gives here (is Melting Pot installed here and was not "
-                "there, or the other way round?): set env.map to the map of that run"
+                "the saved games use another map than env.map selects here (was Melting Pot installed in only one of "
+                "the two runs?); set env.map to the map of the saved run"
             )
-        self._roots, self._group = list(state["roots"]), state["group"]
+        self._roots, self._group_size = list(state["roots"]), state["group"]
         self._episodes[:], self._keys[:] = np.array(state["episodes"]), np.array(state["keys"])
-        self._calendar.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
-        self._show(torch.as_tensor(state["values"]).to(self._device))
+        self._clock.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
+        self._set_values(torch.as_tensor(state["values"]).to(self._device))
         self._begun = state["state"] is not None
         if state["state"] is not None:
             saved = {name: torch.as_tensor(x).to(self._device) for name, x in state["state"].items()}
             self._batch.load(State(**saved), self.engine.near)
-            self._batch.deeds.copy_(torch.as_tensor(state["deeds"]))
-        self._follow()
+            self._batch.player_events.copy_(torch.as_tensor(state["deeds"]))
+        self._update_device_copies()
         if self._mechanism is not None:
             self._mechanism.load_state_dict(state["mechanism"])
         if self._report is not None:
@@ -240,7 +245,7 @@ class NativeEnv:
 
     @property
     def threads(self) -> int:
-        """Number of threads that play the next step on a CPU: that of torch, but at most what the games can use."""
+        """Number of threads that play the next step on a CPU: that of torch, or fewer if the games cannot use all."""
         return min(torch.get_num_threads(), self._lanes)
 
     @property
@@ -248,79 +253,88 @@ class NativeEnv:
         """A copy of the state of all games; None before the first reset."""
         return self._batch.state(self.engine.harvest) if self._begun else None
 
-    def _shown_now(self) -> Batch:
+    def _current_batch(self) -> Batch:
         if not self._begun:
-            raise ConfigError(f"{self.spec.name} has no picture to show: call reset() first")
+            raise ConfigError(f"{self.spec.name} has no frame to show; call reset() first")
         return self._batch
 
-    def _follow(self) -> None:
-        """Update the device's copy of which games go on, and of their keys, after either has changed."""
-        live = self._calendar.live
-        self._todo = array(self._at_device(np.where(live, STEP, WAIT).astype(np.uint8)))
-        self._playing = None if live.all() else self._at_device(live)
-        self._source = array(self._at_device(self._keys))
+    def _update_device_copies(self) -> None:
+        """Update the device's copies of the running games and of their keys, after either has changed."""
+        live = self._clock.live
+        self._commands = array(self._at_device(np.where(live, STEP, WAIT).astype(np.uint8)))
+        self._running = None if live.all() else self._at_device(live)
+        self._device_keys = array(self._at_device(self._keys))
 
-    def _show(self, values: torch.Tensor) -> None:
-        """Set the mechanism's values [n_envs, d], which players may observe."""
+    def _set_values(self, values: torch.Tensor) -> None:
+        """Set the mechanism's values, [n_envs, d], which players may observe."""
         self._values = values
-        self._values_seen = values[:, None, :].expand(-1, self._shape[1], -1)
+        self._observed_values = values[:, None, :].expand(-1, self._shape[1], -1)
 
-    def _played(self, todo: Any, action: Any, pay: Array, info: Array) -> tuple[dict[str, Any], torch.Tensor | None]:
-        """Do `todo` with all games (`game_loop.play`) and return what the loops wrote for the observation."""
+    def _play(
+        self, commands: Any, action: Any, player_stats: Array, info: Array
+    ) -> tuple[dict[str, Any], torch.Tensor | None]:
+        """Run `game_loop.play` for all games with `commands`; return the outputs for the observation."""
         observer, engine = self.observer, self.engine
         frame = observer.frame()
-        vector, written = observer.vector() if observer.vectors else (None, engine.untold)
+        vector, vector_array = observer.vector() if observer.has_vectors else (None, engine.no_vectors)
         if not self._on_host:
-            pay, info = array(pay), array(info)
-        arrays = (todo, action, self._source, pay, info, frame["grid"][1], frame["ids"][1], written, *self._fixed)
-        engine.run(self.threads, self._shape[0], arrays)
+            player_stats, info = array(player_stats), array(info)
+        inputs = Inputs(commands, action, self._device_keys)
+        outputs = Outputs(player_stats, info, frame["grid"][1], frame["ids"][1], vector_array)
+        engine.run(self.threads, self._shape[0], (inputs, outputs, *self._fixed))
         return frame, vector
 
     def _observation(self, frame: dict[str, Any], vector: torch.Tensor | None) -> Observation:
-        """Return the observation made of what `_played` returned, with what players are told of the mechanism."""
-        more = None if self._report is None else partial(self._told_of_mechanism, self._report, on_host(self._values))
-        observation = self.observer.observation(frame, vector, self._batch, self._calendar.live, more)
-        if self._shown:
-            observation["mechanism"] = self._values_seen
+        """Return the observation made of the outputs of `_play`.
+
+        Text observations contain the report on the mechanism.
+        """
+        report = None if self._report is None else partial(self._mechanism_entries, self._report, on_host(self._values))
+        observation = self.observer.observation(frame, vector, self._batch, self._clock.live, report)
+        if self._mechanism_shown:
+            observation["mechanism"] = self._observed_values
         return {name: observation[name] for name in self.spec.observation}
 
     @staticmethod
-    def _told_of_mechanism(report: MechanismReport, values: NDArray[Any], game: int, player: int) -> dict[str, Any]:
-        return report.told(game, player, values[game])
+    def _mechanism_entries(report: MechanismReport, values: NDArray[Any], game: int, player: int) -> dict[str, Any]:
+        return report.observation_entries(game, player, values[game])
 
-    def _checked(self, action: Array) -> Any:
-        """Return checked actions in the type that the compiled loops take."""
+    def _check_actions(self, action: Array) -> Any:
+        """Return the actions in the type that the compiled loops take, after checking shape and range."""
         if tuple(action.shape) != self._shape:
             raise ValueError(
                 f"actions of {self.spec.name} are {list(self._shape)} integers, got shape {list(action.shape)}"
             )
         if isinstance(action, torch.Tensor):
             if not self._on_host:
-                moved = action.to(self._device, torch.int64, non_blocking=self._device.type == "cuda")
-                return array(moved.contiguous())
+                device_actions = action.to(self._device, torch.int64, non_blocking=self._device.type == "cuda")
+                return array(device_actions.contiguous())
             action = action.cpu().numpy()
-        chosen = np.ascontiguousarray(action, dtype=np.int64)
-        if self.engine.outside(chosen, self.spec.n_actions):
+        actions = np.ascontiguousarray(action, dtype=np.int64)
+        if self.engine.any_invalid(actions, self.spec.n_actions):
             raise ValueError(
-                f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, got {chosen.min()} to {chosen.max()}"
+                f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
+                f"got {actions.min()} to {actions.max()}"
             )
-        return chosen if self._on_host else array(self._at_device(chosen))
+        return actions if self._on_host else array(self._at_device(actions))
 
-    def _reseed(self, seed: int | Sequence[int]) -> None:
+    def _set_roots(self, seed: int | Sequence[int]) -> None:
         seeds = [seed] if isinstance(seed, int | np.integer) else list(seed)
-        self.spec.games_per_group(len(seeds))  # raises if the games cannot be divided
-        self._roots = [_root(Seeds(int(each))) for each in seeds]
+        self.spec.games_per_group(len(seeds))  # raises ConfigError if the games cannot be divided
+        self._roots = [_root(Seeds(int(root_seed))) for root_seed in seeds]
         self._episodes[:] = 0
 
-    def _room(self, *shape: int) -> Array:
-        """Return new memory for results of the loops. On the host it is a NumPy array, which takes a third of the time
-        of a tensor to create; `_tensor` converts it."""
+    def _empty(self, *shape: int) -> Array:
+        """Return new float32 memory for outputs of the loops.
+
+        On the host it is a NumPy array, which takes a third of the time of a tensor to create; `_tensor` converts it.
+        """
         if self._on_host:
             return np.empty(shape, dtype=np.float32)
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 
-    def _tensor(self, room: Array) -> torch.Tensor:
-        return torch.from_numpy(room) if self._on_host else room
+    def _tensor(self, outputs: Array) -> torch.Tensor:
+        return torch.from_numpy(outputs) if self._on_host else outputs
 
     def _at_device(self, x: NDArray[Any]) -> torch.Tensor:
         return torch.from_numpy(x.copy()).to(self._device, non_blocking=self._device.type == "cuda")
@@ -329,3 +343,81 @@ class NativeEnv:
 def _root(seeds: Seeds) -> int:
     """Return the root of the keys of all games: 62 bits of a stream."""
     return seeds.integer("games") << 31 | seeds.integer("more games")
+
+
+END_INTERVAL, MAX_STEPS = 100, 5000
+"""Number of steps between random ends (from `FIRST_END` on), and number of steps after which every episode ends."""
+
+
+class EpisodeClock:
+    """Counts the steps of a batch of games on the host. It determines which games end at their horizon or by chance.
+
+    Args:
+        n: number of games, which have not begun.
+        horizon: steps an episode; None leaves its end to the rules.
+        setup: map, number of players and rules.
+
+    Attributes:
+        ended, live: which games are over, and which are not, [n] bool; not to be changed.
+    """
+
+    def __init__(self, n: int, horizon: int | None, setup: Setup) -> None:
+        self._horizon, self._setup = horizon, setup
+        self._tick = self._counted_tick = self._next_check = 0
+        self._steps = np.zeros(n, dtype=np.int64)  # at the tick `_counted_tick`
+        self.ended = np.ones(n, dtype=bool)
+        self.live = ~self.ended
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Number of steps of each game's episode, [n]; it stays constant after the end of the episode."""
+        self._steps[self.live] += self._tick - self._counted_tick
+        self._counted_tick = self._tick
+        return self._steps
+
+    def begin(self, games: NDArray[np.bool_]) -> None:
+        """Start new episodes in the games where `games` [n] is true."""
+        self.set(np.where(games, 0, self.steps), self.ended & ~games)
+
+    def set(self, steps: NDArray[np.int64], is_ended: NDArray[np.bool_]) -> None:
+        """Set the number of steps and whether the episode has ended for all games, both [n]."""
+        self._steps, self._counted_tick = steps.astype(np.int64), self._tick
+        self._settle(is_ended)
+
+    def advance(self, keys: NDArray[np.int32]) -> bool:
+        """Count one more step of all running games; return whether any of them ended in it.
+
+        `keys` [n, 2] are the keys of the random numbers.
+        """
+        self._tick += 1
+        if self._tick < self._next_check:
+            return False
+        previous = self.ended
+        self._settle(previous | is_over(self.steps, self._horizon, keys, self._setup))
+        return bool((self.ended & ~previous).any())
+
+    def _settle(self, is_ended: NDArray[np.bool_]) -> None:
+        """Set which games have ended, and compute the next step at which any game can end."""
+        self.ended, self.live = is_ended, ~is_ended
+        steps = self._steps[self.live]
+        if not len(steps):
+            self._next_check = self._tick + MAX_STEPS
+            return
+        remaining = np.maximum(min(self._horizon or MAX_STEPS, MAX_STEPS) - steps, 1)
+        if not self._setup.has_rule("no_random_end"):
+            chances = FIRST_END + END_INTERVAL * np.maximum((steps - FIRST_END) // END_INTERVAL + 1, 0)
+            remaining = np.minimum(remaining, chances - steps)
+        self._next_check = self._tick + int(remaining.min())
+
+
+def is_over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:
+    """Return whether each game ends after `steps` [n] of its episode, [n] bool.
+
+    `keys` [n, 2] are the keys of the random numbers.
+    """
+    is_ended = steps >= min(horizon or MAX_STEPS, MAX_STEPS)
+    may_end = (steps >= FIRST_END) & ((steps - FIRST_END) % END_INTERVAL == 0)
+    if may_end.any() and not setup.has_rule("no_random_end"):
+        random_words = game_keys(keys[:, 0].astype(np.int64), keys[:, 1].astype(np.int64), steps)[:, 0].view(np.uint32)
+        is_ended |= may_end & (random_words < SUBSTRATES[setup.game_map.substrate].end_probability * 2.0**32)
+    return is_ended

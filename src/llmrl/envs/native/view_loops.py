@@ -1,115 +1,99 @@
-"""What lies on every cell of one game, and what each player sees of it, as loops over one game like the rules.
+"""The content of every cell of one game, and the view of each player, as loops over one game like the rules.
 
-Where most of the time goes, places are made unsigned: Numba need not look whether they count from the end, which halves
-it.
+In the loops that take most of the time, indices are unsigned. Numba then omits the check for negative indices, which
+halves the time.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from llmrl.envs.native.rules import (
-    ALIVE,
-    APPLE,
-    DIRT,
-    DRY,
-    HEADING,
-    OTHERS,
-    PHASE,
-    POS,
-    SHOT_FROM,
-    WASHED,
-    ZAP_COOLDOWN,
-    ZAP_WAIT,
-    ZAPPED,
-    T,
-)
+from llmrl.envs.native.game_arrays import Games, Int32, Outputs, Settings, ViewTables
 
-GROUNDS, AVATARS, CODES, WATER_STIRS = range(13, 17)
-"""Places in `facts`, after those of the rules: how many codes there are of each kind and of all
-(`cell_codes.CellCodes`); whether the frames of the water are shown, else always the first."""
 WATER_STEPS, WATER_FRAMES = 3, 4
-"""Steps between two frames of the water, and how many there are."""
-OWN = 9 * 11 + 5
-"""Where among the cells in view a player stands."""
+"""Number of steps between two frames of the water, and number of frames."""
 
 
-def lay(
-    b: int, lane: int, world: Any, players: Any, orchard: Any, river: Any, beams: Any, facts: Any, deeds: Any,
-    base: Any, spots: Any, codes: Any,
-) -> None:  # fmt: skip
-    """Codes of all cells into row `lane` of `codes`. `base` [n_cells]: where nothing has happened; `spots`: cells of
-    the orchard, then of the river."""
-    for cell in range(base.shape[0]):
-        codes[lane, cell] = base[cell]
-    n_sites = orchard.shape[2]
-    for site in range(n_sites):
-        codes[lane, np.uint32(spots[site])] += orchard[b, APPLE, site] + 2 * orchard[b, DRY, site]
-    turned = facts[WATER_STIRS] * (world[b, T] // WATER_STEPS)
-    for spot in range(river.shape[2]):
-        frame = (facts[WATER_STIRS] * river[b, PHASE, spot] + turned) & (WATER_FRAMES - 1)
-        codes[lane, np.uint32(spots[n_sites + spot])] += frame + WATER_FRAMES * river[b, DIRT, spot]
-    for i in range(players.shape[1]):
-        if players[b, i, ALIVE] == 1:
-            codes[lane, players[b, i, POS]] += facts[GROUNDS] * (1 + 4 * i + players[b, i, HEADING])
-    # Where two beams cross, the zap is seen.
-    beam = facts[GROUNDS] * facts[AVATARS]
-    for i in range(players.shape[1]):
-        shine(b, lane, i, deeds[b, i, WASHED], 1, beam, beams, deeds, codes)
-    for i in range(players.shape[1]):
-        shine(b, lane, i, deeds[b, i, ZAPPED], 2, beam, beams, deeds, codes)
+def write_codes(b: int, lane: int, games: Games, settings: Settings, beams: Int32, views: ViewTables) -> None:
+    """Write the codes of all cells into row `lane` of `games.codes`; `beams` as in `Tables`."""
+    codes = games.codes
+    for cell in range(views.base.shape[0]):
+        codes[lane, cell] = views.base[cell]
+    n_sites = games.orchard.shape[1]
+    for k in range(n_sites):
+        site = games.orchard[b, k]
+        codes[lane, np.uint32(views.places[k])] += site.apple + 2 * site.dry
+    turned = games.world[b].t // WATER_STEPS
+    for k in range(games.river.shape[1]):
+        spot = games.river[b, k]
+        frame = (spot.phase + turned) & (WATER_FRAMES - 1) if settings.animated_water else 0
+        codes[lane, np.uint32(views.places[n_sites + k])] += frame + WATER_FRAMES * spot.dirt
+    for i in range(games.players.shape[1]):
+        player = games.players[b, i]
+        if player.alive == 1:
+            codes[lane, player.pos] += settings.n_grounds * (1 + 4 * i + player.heading)
+    # Where two beams cross, the zap is shown, so it is drawn last.
+    beam = settings.n_grounds * settings.n_avatars
+    for i in range(games.players.shape[1]):
+        draw_beam(b, lane, i, games.player_events[b, i].washed, 1, beam, games, beams)
+    for i in range(games.players.shape[1]):
+        draw_beam(b, lane, i, games.player_events[b, i].zapped, 2, beam, games, beams)
     codes[lane, 0] = 0
 
 
-def shine(b: int, lane: int, i: int, passed: int, kind: int, beam: int, beams: Any, deeds: Any, codes: Any) -> None:
-    """Put a beam of player `i` over the cells it passes, by the bits of `passed`."""
+def draw_beam(b: int, lane: int, i: int, passed: int, kind: int, beam: int, games: Games, beams: Int32) -> None:
+    """Draw a beam of player `i` on the cells that it passes, given as the bits of `passed`."""
     if passed != 0:
         for k in range(9):
             if passed >> k & 1 == 1:
-                cell = beams[deeds[b, i, SHOT_FROM], k]
-                codes[lane, cell] = codes[lane, cell] % beam + kind * beam
+                cell = beams[games.player_events[b, i].place, k]
+                games.codes[lane, cell] = games.codes[lane, cell] % beam + kind * beam
 
 
-def look(
-    b: int, lane: int, players: Any, facts: Any, turns: Any, codes: Any, grid_of: Any, tile_of: Any, grid: Any,
-    ids: Any,
-) -> None:  # fmt: skip
-    """The 121 cells each player sees, turned so that it faces up: four codes each, packed in 32 bits, into `grid`;
-    tiles into `ids`; either may be empty. `turns` [4, 121]: what to add to a player's cell, for each heading;
-    `grid_of` and `tile_of` [4, n_codes]."""
-    for i in range(players.shape[1]):
-        if players[b, i, ALIVE] == 1:
-            cell, heading = players[b, i, POS], players[b, i, HEADING]
+def write_views(b: int, lane: int, outputs: Outputs, games: Games, settings: Settings, views: ViewTables) -> None:
+    """Write the 121 cells that each player sees, rotated so that the player faces up.
+
+    Codes go to `outputs.grid`, four of them packed into 32 bits, and tiles to `outputs.ids`; either may be empty.
+    """
+    codes, offsets = games.codes, views.offsets
+    grid, ids = outputs.grid, outputs.ids
+    for i in range(games.players.shape[1]):
+        player = games.players[b, i]
+        if player.alive == 1:
+            cell, heading = player.pos, player.heading
             turn = np.uint32(heading)
-            # The player who looks is the last of the avatars.
-            own = codes[lane, cell]
-            codes[lane, cell] = own + facts[GROUNDS] * (facts[AVATARS] - 2 - 4 * i - heading)
+            # The viewing player has the last avatar code.
+            previous = codes[lane, cell]
+            codes[lane, cell] = previous + settings.n_grounds * (settings.n_avatars - 2 - 4 * i - heading)
             if grid.shape[0] > 0:
-                for k in range(turns.shape[1]):
-                    code = codes[lane, np.uint32(cell + turns[turn, k])]
-                    grid[b, i, k] = grid_of[turn, np.uint32(code)]
+                for k in range(offsets.shape[1]):
+                    code = codes[lane, np.uint32(cell + offsets[turn, k])]
+                    grid[b, i, k] = views.grids[turn, np.uint32(code)]
             if ids.shape[0] > 0:
-                for k in range(turns.shape[1]):
-                    code = codes[lane, np.uint32(cell + turns[turn, k])]
-                    ids[b, i, k] = tile_of[turn, np.uint32(code)]
-            codes[lane, cell] = own
+                for k in range(offsets.shape[1]):
+                    code = codes[lane, np.uint32(cell + offsets[turn, k])]
+                    ids[b, i, k] = views.tiles[turn, np.uint32(code)]
+            codes[lane, cell] = previous
         else:
             if grid.shape[0] > 0:
-                for k in range(turns.shape[1]):
+                for k in range(offsets.shape[1]):
                     grid[b, i, k] = 0
             if ids.shape[0] > 0:
-                for k in range(turns.shape[1]):
+                for k in range(offsets.shape[1]):
                     ids[b, i, k] = 0
 
 
-def tell(b: int, players: Any, facts: Any, deeds: Any, vector: Any) -> None:
-    """Readiness to zap in [0, 1], and in Clean Up how many others cleaned in the step before, into `vector`."""
-    for i in range(players.shape[1]):
+def write_vectors(b: int, outputs: Outputs, games: Games, settings: Settings) -> None:
+    """Write the channel `vector` into `outputs.vector`.
+
+    Its entries are the readiness to zap in [0, 1] and, in Clean Up, the number of others who cleaned in the step
+    before.
+    """
+    vector = outputs.vector
+    for i in range(games.players.shape[1]):
         ready = 0.0
-        if players[b, i, ALIVE] == 1:
-            ready = 1.0 - players[b, i, ZAP_WAIT] / facts[ZAP_COOLDOWN]
+        if games.players[b, i].alive == 1:
+            ready = 1.0 - games.players[b, i].zap_wait / settings.zap_cooldown
         vector[b, i, 0] = np.float32(ready)
         if vector.shape[2] > 1:
-            vector[b, i, 1] = deeds[b, i, OTHERS]
+            vector[b, i, 1] = games.player_events[b, i].others_cleaned

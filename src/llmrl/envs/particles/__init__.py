@@ -1,1 +1,1 @@
-"""Particle worlds: discs pushed about on a plane, which must cover, chase, or tell each other where to go."""
+"""Particle worlds: games of discs in a plane that cover landmarks, chase each other, or guide each other."""

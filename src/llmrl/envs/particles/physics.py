@@ -12,16 +12,31 @@ from itertools import combinations
 
 import numpy as np
 
-from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 
 STEP = 0.1  # seconds
-DAMPING = 0.25  # share of the velocity lost in a step
+DAMPING = 0.25  # share of the velocity that is lost in a step
 CONTACT_FORCE = 100.0
 CONTACT_MARGIN = 1e-3  # softness of the surface, units
-ACCELERATION = 5.0  # default of agents, units per second squared
+ACCELERATION = 5.0  # default acceleration of agents, units per second squared
 
 MOVES = ("stay", "left", "right", "down", "up")
 DIRECTIONS = np.array([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.0], [0.0, -1.0], [0.0, 1.0]])
+
+
+@dataclass(frozen=True)
+class Landmarks:
+    """Equal discs that never move.
+
+    Attributes:
+        count: number of discs.
+        size: radius, units.
+        solid: whether they take part in contacts.
+    """
+
+    count: int
+    size: float
+    solid: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,34 +62,33 @@ class Bodies:
     mass: np.ndarray
 
     @classmethod
-    def of(
+    def create(
         cls,
         agents: tuple[str, ...],
-        agent_size: float | np.ndarray,
-        solid_agents: bool,
-        n_others: int,
-        other_size: float,
-        solid_others: bool = False,
+        size: float | np.ndarray,
+        landmarks: Landmarks,
+        solid: bool = False,
         movable: np.ndarray | None = None,
         acceleration: float | np.ndarray = ACCELERATION,
         max_speed: float | np.ndarray = np.inf,
-        mass: float | np.ndarray = 1.0,
     ) -> Bodies:
-        """Return the bodies of agents and of `n_others` landmarks or obstacles. Arrays are [A]; a number holds for all
-        agents."""
+        """Return the bodies of agents of mass 1 and of landmarks or obstacles.
+
+        Arrays are [A]; a number applies to all agents.
+        """
         count = len(agents)
 
-        def each(value: float | np.ndarray) -> np.ndarray:
+        def per_agent(value: float | np.ndarray) -> np.ndarray:
             return np.broadcast_to(np.asarray(value, dtype=np.float64), count).copy()
 
         return cls(
             agents=agents,
-            size=np.concatenate([each(agent_size), np.full(n_others, other_size)]),
-            solid=np.repeat([solid_agents, solid_others], [count, n_others]),
+            size=np.concatenate([per_agent(size), np.full(landmarks.count, landmarks.size)]),
+            solid=np.repeat([solid, landmarks.solid], [count, landmarks.count]),
             movable=np.ones(count, dtype=bool) if movable is None else movable,
-            acceleration=each(acceleration),
-            max_speed=each(max_speed),
-            mass=each(mass),
+            acceleration=per_agent(acceleration),
+            max_speed=per_agent(max_speed),
+            mass=np.ones(count),
         )
 
     @property
@@ -82,7 +96,7 @@ class Bodies:
         return len(self.agents)
 
 
-class ParticleWorld:
+class ParticleWorld(StateFields):
     """The state of the discs of `n_envs` games.
 
     Attributes:
@@ -93,6 +107,8 @@ class ParticleWorld:
         goal: index of the landmark of each goal, [n_envs, G] int64 (see `Scenario.guides`).
     """
 
+    _state_fields = ("position", "velocity", "said", "goal")
+
     def __init__(self, bodies: Bodies, n_envs: int, words: int, n_goals: int) -> None:
         self.bodies = bodies
         n_agents, n_bodies = bodies.n_agents, len(bodies.size)
@@ -100,7 +116,7 @@ class ParticleWorld:
         self.velocity = np.zeros((n_envs, n_agents, 2))
         self.said = np.zeros((n_envs, n_agents, words))
         self.goal = np.zeros((n_envs, n_goals), dtype=np.int64)
-        self._capped = bool(np.isfinite(bodies.max_speed).any())
+        self._has_max_speed = bool(np.isfinite(bodies.max_speed).any())
         self._contacts = _Contacts(bodies)
 
     @property
@@ -113,11 +129,11 @@ class ParticleWorld:
         """Positions of landmarks or obstacles, [n_envs, E - A, 2]."""
         return self.position[:, self.bodies.n_agents :]
 
-    def place(self, chosen: np.ndarray, position: np.ndarray, goal: np.ndarray) -> None:
-        """Set positions and goals, at rest and silent, in the games where `chosen` [n_envs] is true."""
-        self.position[chosen], self.goal[chosen] = position[chosen], goal[chosen]
-        self.velocity[chosen] = 0.0
-        self.said[chosen] = 0.0
+    def place(self, mask: np.ndarray, position: np.ndarray, goal: np.ndarray) -> None:
+        """Set positions and goals, at rest and silent, in the games where `mask` [n_envs] is true."""
+        self.position[mask], self.goal[mask] = position[mask], goal[mask]
+        self.velocity[mask] = 0.0
+        self.said[mask] = 0.0
 
     def step(self, move: np.ndarray, said: np.ndarray, active: np.ndarray) -> None:
         """Advance the games where `active` [n_envs] is true by 0.1 seconds.
@@ -129,25 +145,17 @@ class ParticleWorld:
         force = self._contacts.add(self.position, force)
         position = self.agents + self.velocity * STEP
         velocity = self.velocity * (1.0 - DAMPING) + (force / bodies.mass[:, None]) * STEP
-        if self._capped:
-            speed = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
+        if self._has_max_speed:
+            norm = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
             limit = bodies.max_speed[:, None]
-            fast = speed > limit
-            velocity = velocity / np.where(fast, speed, 1.0) * np.where(fast, limit, 1.0)
+            fast = norm > limit
+            velocity = velocity / np.where(fast, norm, 1.0) * np.where(fast, limit, 1.0)
         if active.all():
             self.position[:, :n_agents], self.velocity, self.said = position, velocity, said
         else:
             self.position[active, :n_agents] = position[active]
             self.velocity[active] = velocity[active]
             self.said[active] = said[active]
-
-    def state_dict(self) -> State:
-        names = ("position", "velocity", "said", "goal")
-        return {name: getattr(self, name).copy() for name in names}
-
-    def load_state_dict(self, state: State) -> None:
-        self.position, self.velocity = state["position"].copy(), state["velocity"].copy()
-        self.said, self.goal = state["said"].copy(), state["goal"].copy()
 
 
 class _Contacts:
@@ -156,16 +164,20 @@ class _Contacts:
     def __init__(self, bodies: Bodies) -> None:
         n_agents, n_bodies = bodies.n_agents, len(bodies.size)
         moves = np.concatenate([bodies.movable, np.zeros(n_bodies - n_agents, dtype=bool)])
-        pairs = [(a, b) for a, b in combinations(np.flatnonzero(bodies.solid).tolist(), 2) if moves[a] or moves[b]]
+        pairs = [
+            (body, partner)
+            for body, partner in combinations(np.flatnonzero(bodies.solid).tolist(), 2)
+            if moves[body] or moves[partner]
+        ]
         self._first, self._second = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         self._reach = bodies.size[self._first] + bodies.size[self._second]
-        # For each agent its pairs, in order, with the sign of the force; the extra pair at the end has no force.
-        own = [
+        # For each agent, its pairs in order, with the sign of the force; the extra pair at the end has no force.
+        agent_contacts = [
             [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if i in pair] for i in range(n_agents)
         ]
-        own = [pairs_of if moves[i] else [] for i, pairs_of in enumerate(own)]
-        longest = max(map(len, own), default=0)
-        padded = [pairs_of + [(len(pairs), 1.0)] * (longest - len(pairs_of)) for pairs_of in own]
+        agent_contacts = [contacts if moves[i] else [] for i, contacts in enumerate(agent_contacts)]
+        longest = max(map(len, agent_contacts), default=0)
+        padded = [contacts + [(len(pairs), 1.0)] * (longest - len(contacts)) for contacts in agent_contacts]
         table = np.array(padded).reshape(n_agents, longest, 2)
         self._pair = table[:, :, 0].T.astype(np.int64)
         self._sign = table[:, :, 1].T[:, :, None, None]
@@ -174,14 +186,14 @@ class _Contacts:
         """Return `force` [n_envs, A, 2] plus the contact forces."""
         if not self._pair.size:
             return force
-        by_body = position.transpose(1, 0, 2)
-        offset = by_body[self._first] - by_body[self._second]  # [pairs, n_envs, 2]
+        body_positions = position.transpose(1, 0, 2)
+        offset = body_positions[self._first] - body_positions[self._second]  # [pairs, n_envs, 2]
         distance = np.sqrt(np.square(offset[..., 0]) + np.square(offset[..., 1]))
         depth = np.logaddexp(0.0, -(distance - self._reach[:, None]) / CONTACT_MARGIN) * CONTACT_MARGIN
-        # Discs at the same place have no direction of force; dividing by their distance would give NaN.
-        apart = np.where(distance > 0, distance, 1.0)[..., None]
-        between = np.zeros((len(offset) + 1, *offset.shape[1:]))
-        np.multiply(CONTACT_FORCE * offset / apart, depth[..., None], out=between[:-1])
-        # A reduction along the first axis adds terms one by one in order.
-        terms = np.concatenate([force.transpose(1, 0, 2)[None], between[self._pair] * self._sign])
+        # The force between discs at the same position has no direction; dividing by their distance would give NaN.
+        safe_distance = np.where(distance > 0, distance, 1.0)[..., None]
+        pair_forces = np.zeros((len(offset) + 1, *offset.shape[1:]))
+        np.multiply(CONTACT_FORCE * offset / safe_distance, depth[..., None], out=pair_forces[:-1])
+        # A reduction along the first axis adds the terms one by one in order.
+        terms = np.concatenate([force.transpose(1, 0, 2)[None], pair_forces[self._pair] * self._sign])
         return np.asarray(np.add.reduce(terms, axis=0).transpose(1, 0, 2))

@@ -12,7 +12,7 @@ from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.vector_layout import Parts, width
 
 NEAR = 0.15  # distance at which a landmark counts as reached, units
-GREY = np.array([110, 110, 110], dtype=np.uint8)
+GRAY = np.array([110, 110, 110], dtype=np.uint8)
 DARK = np.array([40, 40, 40], dtype=np.uint8)
 
 
@@ -44,8 +44,8 @@ class Scenario(ABC):
         self.width = width(layouts)
         self.start = np.ones(len(bodies.size))
         self.n_landmarks = len(bodies.size) - bodies.n_agents
-        # Row i: every agent but i, in order.
-        self._others = np.array(
+        # Row i: all agents except i, in order.
+        self._other_agents = np.array(
             [[j for j in range(bodies.n_agents) if j != i] for i in range(bodies.n_agents)], dtype=np.int64
         )
 
@@ -58,7 +58,7 @@ class Scenario(ABC):
         """Return moves [n_envs, A] (indices into `MOVES`) and messages [n_envs, A, words] of actions [n_envs, A]."""
         return action, np.zeros((*action.shape, self.words))
 
-    def in_mpe2(self, action: np.ndarray) -> np.ndarray:
+    def to_mpe2_actions(self, action: np.ndarray) -> np.ndarray:
         """Return actions [n_envs, A] in the numbering of `mpe2`."""
         return action
 
@@ -74,10 +74,10 @@ class Scenario(ABC):
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         """Return the metrics of a step named in `metrics`, each [n_envs]."""
 
-    def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return colours for frames: fill and outline of each disc, each [E, 3] uint8, in a game with goals [G]."""
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return colors for frames: fill and outline of each disc, each [E, 3] uint8, in a game with goals [G]."""
         n_agents = self.bodies.n_agents
-        fill = np.concatenate([hues(n_agents), np.tile(GREY, (self.n_landmarks, 1))])
+        fill = np.concatenate([hues(n_agents), np.tile(GRAY, (self.n_landmarks, 1))])
         return fill, np.tile(DARK, (len(fill), 1))
 
     def _offsets_to_landmarks(self, world: ParticleWorld) -> np.ndarray:
@@ -86,18 +86,18 @@ class Scenario(ABC):
 
     def _offsets_to_others(self, world: ParticleWorld) -> np.ndarray:
         """Return offsets from each agent to every other agent, [n_envs, A, A - 1, 2]."""
-        return np.asarray(world.agents[:, self._others] - world.agents[:, :, None])
+        return np.asarray(world.agents[:, self._other_agents] - world.agents[:, :, None])
 
-    def _in_contact(self, world: ParticleWorld, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """Return whether agents a[k] and b[k] overlap, [n_envs, len(a)] bool."""
+    def _in_contact(self, world: ParticleWorld, agents: np.ndarray, partners: np.ndarray) -> np.ndarray:
+        """Return whether agents[k] and partners[k] overlap, [n_envs, len(agents)] bool."""
         size = self.bodies.size
-        return np.asarray(length(world.agents[:, a] - world.agents[:, b]) < size[a] + size[b])
+        return np.asarray(length(world.agents[:, agents] - world.agents[:, partners]) < size[agents] + size[partners])
 
     def _distance_to_goals(self, world: ParticleWorld) -> np.ndarray:
         """Return the distance to each goal from the agent that must reach it, [n_envs, G]."""
-        goes = [agent for _, agent in self.guides]
-        there = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
-        return length(world.agents[:, goes] - there)
+        guided_agents = [agent for _, agent in self.guides]
+        targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
+        return length(world.agents[:, guided_agents] - targets)
 
 
 def length(vector: np.ndarray) -> np.ndarray:
@@ -106,12 +106,12 @@ def length(vector: np.ndarray) -> np.ndarray:
 
 
 def hues(count: int) -> np.ndarray:
-    """Return `count` colours of evenly spaced hues, [count, 3] uint8."""
+    """Return `count` colors of evenly spaced hues, [count, 3] uint8."""
     phase = 2 * np.pi * (np.arange(count)[:, None] / max(count, 1) + np.array([0.0, -1 / 3, 1 / 3]))
     return np.asarray(np.clip(135 + 110 * np.cos(phase), 0, 255), dtype=np.uint8)
 
 
-def joined(world: ParticleWorld, *pieces: np.ndarray) -> np.ndarray:
+def concatenate_features(world: ParticleWorld, *pieces: np.ndarray) -> np.ndarray:
     """Return arrays [n_envs, A, ...] flattened after the agents' axis and concatenated, [n_envs, A, width] float32."""
     lead = world.velocity.shape[:2]
     return np.concatenate([piece.reshape(*lead, -1) for piece in pieces], axis=2, dtype=np.float32, casting="same_kind")

@@ -9,11 +9,11 @@ from annotated_types import Ge
 
 from llmrl.core.ranges import UnitInterval
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
-from llmrl.envs.particles.scenario import NEAR, Scenario, joined
+from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
+from llmrl.envs.particles.scenario import NEAR, Scenario, concatenate_features
 from llmrl.envs.particles.vector_layout import parts
 
-COLOURS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
+COLORS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
 WORDS = 10
 
 
@@ -22,7 +22,7 @@ class SimpleReference(Scenario):
 
     **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i observes which of the three landmarks agent i + 1 must
     reach; the last agent observes the goal of agent 0. All agents hear each other. The published game has two agents;
-    longer rings are a generalisation. No disc is solid.
+    longer rings are a generalization. No disc is solid.
 
     **Actions.** One of five moves and one of ten words at once: action 5 * word + move. Words have no fixed meaning.
 
@@ -34,7 +34,7 @@ class SimpleReference(Scenario):
 
     Args:
         n_agents: length of the ring, >= 2; more than 2 only with engine=batched.
-        local_ratio: weight of the guided agent's distance; the mean over all agents has the rest.
+        local_ratio: weight of the guided agent's distance; the mean over all agents has the weight 1 - local_ratio.
     """
 
     name = "simple_reference"
@@ -47,18 +47,18 @@ class SimpleReference(Scenario):
         self.guides = tuple((i, (i + 1) % n_agents) for i in range(n_agents))
         names = tuple(f"agent_{i}" for i in range(n_agents))
         layout = parts(velocity=2, landmarks=6, told_goal=3, heard=WORDS * (n_agents - 1))
-        super().__init__(Bodies.of(names, 0.05, False, len(COLOURS), 0.05), (layout,) * n_agents)
+        super().__init__(Bodies.create(names, 0.05, Landmarks(len(COLORS), 0.05)), (layout,) * n_agents)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return action % len(MOVES), np.eye(WORDS)[action // len(MOVES)]
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
-        return joined(
+        return concatenate_features(
             world,
             world.velocity,
             self._offsets_to_landmarks(world),
-            COLOURS[world.goal],
-            world.said[:, self._others],
+            COLORS[world.goal],
+            world.said[:, self._other_agents],
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
@@ -70,18 +70,18 @@ class SimpleReference(Scenario):
         distance = self._distance_to_goals(world)
         return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
 
-    def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return fill and outline [E, 3] uint8; an agent's outline has the colour of its goal."""
-        return goal_colours(self, goal)
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return fill and outline [E, 3] uint8; an agent's outline has the color of its goal."""
+        return goal_colors(self, goal)
 
 
-def goal_colours(scenario: Scenario, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def goal_colors(scenario: Scenario, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return fill and outline [E, 3] uint8 for goals [G] among three landmarks, red, green and blue."""
     n_agents = scenario.bodies.n_agents
-    fill, outline = Scenario.colours(scenario, goal)
+    fill, outline = Scenario.colors(scenario, goal)
     shades = (40 + 190 * np.eye(3)).astype(np.uint8)
     fill[n_agents:] = shades
-    # Shifted so that no agent looks like a landmark.
+    # Hues are shifted so that no agent looks like a landmark.
     fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
     for (_, agent), landmark in zip(scenario.guides, goal, strict=True):
         outline[agent] = shades[landmark]

@@ -8,21 +8,21 @@ import numpy as np
 from annotated_types import Interval
 
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.physics import MOVES, Bodies, ParticleWorld
+from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
 from llmrl.envs.particles.scenario import NEAR, Scenario
-from llmrl.envs.particles.simple_reference import goal_colours
+from llmrl.envs.particles.simple_reference import goal_colors
 from llmrl.envs.particles.vector_layout import parts
 
-COLOURS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
+COLORS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
 WORDS = 3
 
 
 class SimpleSpeakerListener(Scenario):
     """A speaker and its listeners (Lowe et al., 2017; rewards as in `mpe2.simple_speaker_listener_v4`).
 
-    **Agents.** `speaker_0`, which cannot move and observes only the colour of each listener's goal, then `listener_0`,
+    **Agents.** `speaker_0`, which cannot move and observes only the color of each listener's goal, then `listener_0`,
     ..., which observe the three landmarks and the word addressed to them. The published game has one listener; more
-    listeners, each with its own goal and word, are a generalisation. No disc is solid.
+    listeners, each with its own goal and word, are a generalization. No disc is solid.
 
     **Actions.** 0 to 4 are moves, for listeners. From 5 on, 3^k actions of the speaker say one of 3 words to each of k
     listeners at once. `action_mask` shows each agent's actions. In `mpe2` the speaker's actions begin at 0.
@@ -56,29 +56,29 @@ class SimpleSpeakerListener(Scenario):
             *(parts(velocity=2, landmarks=6, heard=WORDS) for _ in listeners),
         )
         movable = np.arange(n_agents) > 0
-        super().__init__(Bodies.of(names, 0.075, False, len(COLOURS), 0.04, movable=movable), layouts)
+        super().__init__(Bodies.create(names, 0.075, Landmarks(len(COLORS), 0.04), movable=movable), layouts)
         self._sentences = np.eye(WORDS)[sentences].reshape(len(sentences), self.words)
 
     def decode(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        said = np.zeros((*action.shape, self.words))
-        said[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
-        return np.where(np.arange(self.n_agents) > 0, action, 0), said
+        messages = np.zeros((*action.shape, self.words))
+        messages[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
+        return np.where(np.arange(self.n_agents) > 0, action, 0), messages
 
-    def in_mpe2(self, action: np.ndarray) -> np.ndarray:
+    def to_mpe2_actions(self, action: np.ndarray) -> np.ndarray:
         return np.where(np.arange(self.n_agents) == 0, action - len(MOVES), action)
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
         n_envs = len(world.goal)
-        seen = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
-        seen[:, 0, : 3 * self.n_listeners] = COLOURS[world.goal].reshape(n_envs, -1)
-        seen[:, 1:, :2] = world.velocity[:, 1:]
-        seen[:, 1:, 2:8] = self._offsets_to_landmarks(world)[:, 1:].reshape(n_envs, self.n_listeners, 6)
-        seen[:, 1:, 8:11] = world.said[:, 0].reshape(n_envs, self.n_listeners, WORDS)
-        return seen
+        observation = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
+        observation[:, 0, : 3 * self.n_listeners] = COLORS[world.goal].reshape(n_envs, -1)
+        observation[:, 1:, :2] = world.velocity[:, 1:]
+        observation[:, 1:, 2:8] = self._offsets_to_landmarks(world)[:, 1:].reshape(n_envs, self.n_listeners, 6)
+        observation[:, 1:, 8:11] = world.said[:, 0].reshape(n_envs, self.n_listeners, WORDS)
+        return observation
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        there = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
-        offset = world.agents[:, 1:] - there
+        targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
+        offset = world.agents[:, 1:] - targets
         squared = np.square(offset[..., 0]) + np.square(offset[..., 1])
         return np.repeat(-squared.mean(axis=1, keepdims=True), self.n_agents, axis=1)
 
@@ -86,6 +86,6 @@ class SimpleSpeakerListener(Scenario):
         distance = self._distance_to_goals(world)
         return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
 
-    def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return fill and outline [E, 3] uint8; a listener's outline has the colour of its goal."""
-        return goal_colours(self, goal)
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return fill and outline [E, 3] uint8; a listener's outline has the color of its goal."""
+        return goal_colors(self, goal)

@@ -8,8 +8,8 @@ import numpy as np
 
 from llmrl.core.ranges import PositiveInt, UnitInterval
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.physics import Bodies, ParticleWorld
-from llmrl.envs.particles.scenario import NEAR, Scenario, joined, length
+from llmrl.envs.particles.physics import Bodies, Landmarks, ParticleWorld
+from llmrl.envs.particles.scenario import NEAR, Scenario, concatenate_features, length
 from llmrl.envs.particles.vector_layout import parts
 
 COVERED = 0.1  # distance at which a landmark counts as covered, units
@@ -29,7 +29,7 @@ class SimpleSpread(Scenario):
 
     Args:
         n_agents: number of agents, and of landmarks.
-        local_ratio: weight of an agent's own collisions; the shared distances have the rest.
+        local_ratio: weight of an agent's own collisions; the shared distances have the weight 1 - local_ratio.
     """
 
     name = "simple_spread"
@@ -43,29 +43,29 @@ class SimpleSpread(Scenario):
     def __init__(self, n_agents: PositiveInt = 3, local_ratio: UnitInterval = 0.5) -> None:
         self.n_agents, self.local_ratio = n_agents, local_ratio
         names = tuple(f"agent_{i}" for i in range(n_agents))
-        others = 2 * (n_agents - 1)
-        layout = parts(velocity=2, position=2, landmarks=2 * n_agents, agents=others, heard=others)
-        super().__init__(Bodies.of(names, 0.15, True, n_agents, 0.05), (layout,) * n_agents)
+        partner_width = 2 * (n_agents - 1)
+        layout = parts(velocity=2, position=2, landmarks=2 * n_agents, agents=partner_width, heard=partner_width)
+        super().__init__(Bodies.create(names, 0.15, Landmarks(n_agents, 0.05), solid=True), (layout,) * n_agents)
         self._first, self._second = np.triu_indices(n_agents, k=1)
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
-        return joined(
+        return concatenate_features(
             world,
             world.velocity,
             world.agents,
             self._offsets_to_landmarks(world),
             self._offsets_to_others(world),
-            world.said[:, self._others],
+            world.said[:, self._other_agents],
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
         touching = self._in_contact(world, self._first, self._second)
-        bumps = np.zeros(world.velocity.shape[:2])
-        for pair, (a, b) in enumerate(zip(self._first, self._second, strict=True)):
-            bumps[:, a] += touching[:, pair]
-            bumps[:, b] += touching[:, pair]
+        collisions = np.zeros(world.velocity.shape[:2])
+        for pair, (agent, partner) in enumerate(zip(self._first, self._second, strict=True)):
+            collisions[:, agent] += touching[:, pair]
+            collisions[:, partner] += touching[:, pair]
         shared = -_nearest(world).sum(axis=1, keepdims=True)
-        return np.asarray(shared * (1 - self.local_ratio) - bumps * self.local_ratio)
+        return np.asarray(shared * (1 - self.local_ratio) - collisions * self.local_ratio)
 
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         nearest = _nearest(world)

@@ -8,8 +8,8 @@ import numpy as np
 
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.spaces import Aggregate
-from llmrl.envs.particles.physics import Bodies, ParticleWorld
-from llmrl.envs.particles.scenario import Scenario, joined
+from llmrl.envs.particles.physics import Bodies, Landmarks, ParticleWorld
+from llmrl.envs.particles.scenario import Scenario, concatenate_features
 from llmrl.envs.particles.vector_layout import Parts, parts
 
 CATCH = 10.0  # reward of a contact, per step
@@ -40,66 +40,64 @@ class SimpleTag(Scenario):
         self, n_adversaries: PositiveInt = 3, n_good: PositiveInt = 1, n_obstacles: NonNegativeInt = 2
     ) -> None:
         self.n_adversaries, self.n_good, self.n_obstacles = n_adversaries, n_good, n_obstacles
-        hunters, hunted = range(n_adversaries), range(n_adversaries, n_adversaries + n_good)
-        names = (*(f"adversary_{i}" for i in hunters), *(f"agent_{i}" for i in range(n_good)))
+        predators, prey = range(n_adversaries), range(n_adversaries, n_adversaries + n_good)
+        names = (*(f"adversary_{i}" for i in predators), *(f"agent_{i}" for i in range(n_good)))
         counts = [n_adversaries, n_good]
-        bodies = Bodies.of(
+        bodies = Bodies.create(
             names,
             np.repeat([0.075, 0.05], counts),
-            True,
-            n_obstacles,
-            0.2,
-            solid_others=True,
+            Landmarks(n_obstacles, 0.2, solid=True),
+            solid=True,
             acceleration=np.repeat([3.0, 4.0], counts),
             max_speed=np.repeat([1.0, 1.3], counts),
         )
         layouts = (
-            *(_layout(n_adversaries - 1, n_good, n_obstacles) for _ in hunters),
-            *(_layout(n_adversaries, n_good - 1, n_obstacles) for _ in hunted),
+            *(_layout(n_adversaries - 1, n_good, n_obstacles) for _ in predators),
+            *(_layout(n_adversaries, n_good - 1, n_obstacles) for _ in prey),
         )
         super().__init__(bodies, layouts)
         self.start[len(names) :] = 0.9
-        self._hunter, self._hunted = (x.ravel() for x in np.meshgrid(hunters, hunted, indexing="ij"))
+        self._predators, self._prey = (x.ravel() for x in np.meshgrid(predators, prey, indexing="ij"))
         # Good agents whose velocities each agent observes; a good agent has a row of zeros (index -1) for its own.
-        self._seen = np.array(
-            [[*(j for j in hunted if j != i), *([-1] if i in hunted else [])] for i in range(len(names))]
+        self._observed_prey = np.array(
+            [[*(j for j in prey if j != i), *([-1] if i in prey else [])] for i in range(len(names))]
         )
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
         velocity = np.concatenate([world.velocity, np.zeros_like(world.velocity[:, :1])], axis=1)
-        return joined(
+        return concatenate_features(
             world,
             world.velocity,
             world.agents,
             self._offsets_to_landmarks(world),
             self._offsets_to_others(world),
-            velocity[:, self._seen],
+            velocity[:, self._observed_prey],
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        caught = self._catches(world)
+        catches = self._catches(world)
         d = np.abs(world.agents[:, self.n_adversaries :])
         penalty = np.where(d < 0.9, 0.0, np.where(d < 1.0, (d - 0.9) * 10, np.exp(2 * np.minimum(d, 3.0) - 2)))
         penalty = np.minimum(penalty, 10.0)
-        good = -CATCH * caught.sum(axis=1) - penalty[..., 0] - penalty[..., 1]
-        hunters = np.repeat(CATCH * caught.sum(axis=(1, 2))[:, None], self.n_adversaries, axis=1)
-        return np.concatenate([hunters, good], axis=1)
+        good_rewards = -CATCH * catches.sum(axis=1) - penalty[..., 0] - penalty[..., 1]
+        predator_rewards = np.repeat(CATCH * catches.sum(axis=(1, 2))[:, None], self.n_adversaries, axis=1)
+        return np.concatenate([predator_rewards, good_rewards], axis=1)
 
     def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
         return {"catches": self._catches(world).sum(axis=(1, 2))}
 
-    def colours(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return fill and outline [E, 3] uint8: shades of red for adversaries, of green for good agents."""
-        fill, outline = super().colours(goal)
-        for first, count, channel in ((0, self.n_adversaries, 0), (self.n_adversaries, self.n_good, 1)):
+        fill, outline = super().colors(goal)
+        for start, count, channel in ((0, self.n_adversaries, 0), (self.n_adversaries, self.n_good, 1)):
             shade = np.linspace(0, 1, count + 1)[:-1]
-            fill[first : first + count] = (40 + 110 * shade)[:, None].astype(np.uint8)
-            fill[first : first + count, channel] = 225
+            fill[start : start + count] = (40 + 110 * shade)[:, None].astype(np.uint8)
+            fill[start : start + count, channel] = 225
         return fill, outline
 
     def _catches(self, world: ParticleWorld) -> np.ndarray:
         """Return which adversaries touch which good agents, [n_envs, n_adversaries, n_good] bool."""
-        touching = self._in_contact(world, self._hunter, self._hunted)
+        touching = self._in_contact(world, self._predators, self._prey)
         return touching.reshape(-1, self.n_adversaries, self.n_good)
 
 

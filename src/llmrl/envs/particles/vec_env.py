@@ -12,13 +12,14 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
+from llmrl.core.state_fields import StateFields
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import DARK, Scenario
 
 
-class ParticlesEnv:
-    """A vectorised environment of `n_envs` games of a scenario (`simple_spread`, ...).
+class ParticlesEnv(StateFields):
+    """A vectorized environment of `n_envs` games of a scenario (`simple_spread`, ...).
 
     **Agents** are in the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good
     agents, in simple_speaker_listener the speaker before its listeners. `spec.n_agents` counts them all.
@@ -41,6 +42,8 @@ class ParticlesEnv:
         place: (i, n): the first game starts as game i of n does (`llmrl.loops.independent_games.OneGame`).
     """
 
+    _state_fields = ("_rngs", "world", "_started", "_time", "_ended")
+
     spec: EnvSpec
     place = (0, 1)
 
@@ -52,7 +55,7 @@ class ParticlesEnv:
         horizon: PositiveInt = 25,
         engine: Literal["batched", "mpe2"] = "batched",
     ) -> None:
-        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
+        self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         self._scenario, self._horizon = scenario, horizon
         bodies, n_actions = scenario.bodies, len(scenario.action_names)
         channels = {"vector": Channel((scenario.width,), "float32", parts=scenario.layouts)}
@@ -72,11 +75,11 @@ class ParticlesEnv:
             agent_names=bodies.agents,
         )
         self.world = ParticleWorld(bodies, n_envs, scenario.words, len(scenario.guides))
-        self._real = None
+        self._mpe2_games = None
         if engine == "mpe2":
             from llmrl.envs.particles.mpe2_games import Mpe2Games
 
-            self._real = Mpe2Games(scenario, n_envs, horizon)
+            self._mpe2_games = Mpe2Games(scenario, n_envs, horizon)
         self._groups = 1
         self._rngs = [seeds.numpy("starts")]  # one for each equal group of games
         self._started = np.zeros(n_envs, dtype=bool)
@@ -85,53 +88,55 @@ class ParticlesEnv:
 
     def one_game(self) -> ParticlesEnv:
         """Return the same environment with a single independent game."""
-        made: Any = self._made_of
-        return guarded(ParticlesEnv(**made, n_envs=1))
+        options: Any = self._init_kwargs
+        return guarded(ParticlesEnv(**options, n_envs=1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
 
-        `seed` reseeds the draw of starts; a sequence seeds equal groups of games separately (`VecEnv.reset`)."""
+        `seed` reseeds the draw of starts; a sequence seeds equal groups of games separately (`VecEnv.reset`).
+        """
         n_envs = self.spec.n_envs
         if seed is not None:
-            several = seed if isinstance(seed, Sequence) else [seed]
-            self._rngs = [Seeds(each).numpy("starts") for each in several]
-        chosen = np.ones(n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        # Draws for every game, even those that go on, so that a game's draws do not depend on the other games.
-        self.world.place(chosen, *self._starts())
-        if self._real is not None:
-            self._real.start(self.world, chosen)
-        self._time[chosen] = 0
-        self._ended[chosen] = False
-        self._started |= chosen
+            seeds = seed if isinstance(seed, Sequence) else [seed]
+            self._rngs = [Seeds(root_seed).numpy("starts") for root_seed in seeds]
+        reset_mask = np.ones(n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        # Starts are drawn for every game, even those in progress, so that a game's draws do not depend on the other
+        # games.
+        self.world.place(reset_mask, *self._starts())
+        if self._mpe2_games is not None:
+            self._mpe2_games.start(self.world, reset_mask)
+        self._time[reset_mask] = 0
+        self._ended[reset_mask] = False
+        self._started |= reset_mask
         return self._observe()
 
     def _starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return positions [n_envs, E, 2] and goals [n_envs, G] of new games."""
-        (first, of), groups = self.place, len(self._rngs)
+        (start, total), groups = self.place, len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        drawn = [self._scenario.draw(rng, max(of, size)) for rng in self._rngs]
-        position, goal = (np.concatenate([each[i][first : first + size] for each in drawn]) for i in range(2))
+        draws = [self._scenario.draw(rng, max(total, size)) for rng in self._rngs]
+        position, goal = (np.concatenate([draw[i][start : start + size] for draw in draws]) for i in range(2))
         copies = self.spec.n_envs // len(position)
         return np.tile(position, (copies, 1, 1)), np.tile(goal, (copies, 1))
 
     def step(self, action: Array) -> Step:
-        """Advance all games by `action` [n_envs, n_agents]. Games that have ended stay as they are.
+        """Advance all games by `action` [n_envs, n_agents]. Games that have ended do not change.
 
         Raises:
             ValueError: wrong shape, an action does not exist or is not legal for the agent, or a game was never reset.
         """
-        chosen = self._checked(np.asarray(action))
+        actions = self._check_actions(np.asarray(action))
         active = ~self._ended
         self._time += active
-        cut = active & (self._time >= self._horizon)
-        if self._real is None:
-            self.world.step(*self._scenario.decode(chosen), active)
+        truncated_games = active & (self._time >= self._horizon)
+        if self._mpe2_games is None:
+            self.world.step(*self._scenario.decode(actions), active)
             reward = self._scenario.reward(self.world) * active[:, None]
         else:
-            reward, truncated = self._real.step(chosen, active, self.world)
-            assert np.array_equal(truncated, cut)
-        self._ended |= cut
+            reward, truncated = self._mpe2_games.step(actions, active, self.world)
+            assert np.array_equal(truncated, truncated_games)
+        self._ended |= truncated_games
         reward = reward.astype(np.float32)
         info = self._scenario.measure(self.world)
         return Step(
@@ -150,47 +155,31 @@ class ParticlesEnv:
 
     def set_mechanism(self, values: Array) -> None:
         """Raise ConfigError: there is no mechanism."""
-        raise ConfigError(f"{self.spec.name} has no mechanism: use principal=none")
+        raise ConfigError(f"{self.spec.name} has no mechanism; use principal=none")
 
     def set_context(self, context: int) -> None:
         """Raise ConfigError: there are no contexts."""
-        raise ConfigError(f"{self.spec.name} has no contexts, so there is no context {context}")
+        raise ConfigError(f"{self.spec.name} has no contexts, so context {context} cannot be set")
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [320, 320, 3] uint8.
 
-        Agents have distinct colours; landmarks and obstacles are grey, or coloured if they are goals. The outline of an
-        agent with a goal has the colour of its landmark."""
-        fill, outline = self._scenario.colours(self.world.goal[index])
+        Agents have distinct colors; landmarks and obstacles are gray, or colored if they are goals. The outline of an
+        agent with a goal has the color of its landmark.
+        """
+        fill, outline = self._scenario.colors(self.world.goal[index])
         return draw(self.world.position[index], self.world.bodies.size, fill, outline)
 
-    def state_dict(self) -> State:
-        return {
-            "rngs": [rng.bit_generator.state for rng in self._rngs],
-            "world": self.world.state_dict(),
-            "started": self._started.copy(),
-            "time": self._time.copy(),
-            "ended": self._ended.copy(),
-        }
-
     def load_state_dict(self, state: State) -> None:
-        # States saved by an earlier version have a single generator, `rng`.
-        saved = state.get("rngs") or [state["rng"]]
-        self._rngs = [np.random.default_rng() for _ in saved]
-        for rng, each in zip(self._rngs, saved, strict=True):
-            rng.bit_generator.state = each
-        self.world.load_state_dict(state["world"])
-        self._started = state["started"].copy()
-        self._time = state["time"].copy()
-        self._ended = state["ended"].copy()
-        if self._real is not None:
-            self._real.go_on(self.world, np.ones(self.spec.n_envs, dtype=bool), self._time)
+        super().load_state_dict(state)
+        if self._mpe2_games is not None:
+            self._mpe2_games.resume(self.world, np.ones(self.spec.n_envs, dtype=bool), self._time)
 
     def close(self) -> None:
-        if self._real is not None:
-            self._real.close()
+        if self._mpe2_games is not None:
+            self._mpe2_games.close()
 
-    def _checked(self, action: np.ndarray) -> np.ndarray:
+    def _check_actions(self, action: np.ndarray) -> np.ndarray:
         spec = self.spec
         if action.shape != (spec.n_envs, spec.n_agents):
             raise ValueError(f"actions must be [{spec.n_envs}, {spec.n_agents}], got shape {list(action.shape)}")
@@ -202,41 +191,43 @@ class ParticlesEnv:
                 game, agent = np.argwhere(~allowed)[0]
                 name = spec.action_names[action[game, agent]]
                 raise ValueError(
-                    f"{spec.agent_names[agent]} cannot take the action {name}; action_mask says what it can"
+                    f"{spec.agent_names[agent]} cannot take the action {name}; take one that is legal in action_mask"
                 )
         if not self._started.all():
             raise ValueError("reset() must be called before step()")
         return action
 
     def _observe(self) -> Observation:
-        vector = self._scenario.observe(self.world) if self._real is None else self._real.observe()
+        vector = self._scenario.observe(self.world) if self._mpe2_games is None else self._mpe2_games.observe()
         return {"vector": vector} if self._mask is None else {"vector": vector, "action_mask": self._mask.copy()}
 
 
-SIDE = 320  # pixels
-VIEW = 1.25  # half-width of the view, units, unless a disc is further out
+FRAME_SIDE = 320  # pixels
+MIN_HALF_WIDTH = 1.25  # minimum half-width of the view, units
 _PAPER, _FRAME = 244, 205
-_SMALLEST = 7.0  # smallest distinguishable radius, pixels
-_OUTLINE = 3.0  # pixels
+_MIN_RADIUS = 7.0  # minimum radius of a drawn disc, pixels
+_OUTLINE_WIDTH = 3.0  # pixels
 
 
 def draw(position: np.ndarray, size: np.ndarray, fill: np.ndarray, outline: np.ndarray) -> np.ndarray:
-    """Return a frame of discs at `position` [E, 2] with radius `size` [E] and colours [E, 3], [320, 320, 3] uint8.
+    """Return a frame of discs at `position` [E, 2] with radius `size` [E] and colors [E, 3], [320, 320, 3] uint8.
 
     The view is the square of half-width 1.25 around the origin, wider if a disc would not fit; y points up. The drawn
     border is the square of half-width 1 in which games start. Large discs are drawn first, below smaller ones.
     """
-    half = max(VIEW, float(np.max(np.abs(position) + size[:, None], initial=0.0)))
-    scale = SIDE / 2 / half
-    image = np.full((SIDE, SIDE, 3), _PAPER, dtype=np.uint8)
-    low, high = round(SIDE / 2 - scale), round(SIDE / 2 + scale) - 1
+    half_width = max(MIN_HALF_WIDTH, float(np.max(np.abs(position) + size[:, None], initial=0.0)))
+    scale = FRAME_SIDE / 2 / half_width
+    image = np.full((FRAME_SIDE, FRAME_SIDE, 3), _PAPER, dtype=np.uint8)
+    low, high = round(FRAME_SIDE / 2 - scale), round(FRAME_SIDE / 2 + scale) - 1
     image[[low, high], low : high + 1] = _FRAME
     image[low : high + 1, [low, high]] = _FRAME
-    y, x = np.mgrid[:SIDE, :SIDE] + 0.5
+    y, x = np.mgrid[:FRAME_SIDE, :FRAME_SIDE] + 0.5
     for i in np.argsort(-size, kind="stable"):
-        radius = max(float(size[i]) * scale, _SMALLEST)
-        distance = np.hypot(x - (SIDE / 2 + position[i, 0] * scale), y - (SIDE / 2 - position[i, 1] * scale))
+        radius = max(float(size[i]) * scale, _MIN_RADIUS)
+        distance = np.hypot(
+            x - (FRAME_SIDE / 2 + position[i, 0] * scale), y - (FRAME_SIDE / 2 - position[i, 1] * scale)
+        )
         image[distance <= radius] = DARK
         image[distance <= radius - 1] = outline[i]
-        image[distance <= radius - _OUTLINE] = fill[i]
+        image[distance <= radius - _OUTLINE_WIDTH] = fill[i]
     return image

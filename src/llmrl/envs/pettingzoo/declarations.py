@@ -1,6 +1,6 @@
-"""What a world says of itself, beyond PettingZoo's interface: its mechanism, its metrics, its limit of steps.
+"""Optional declarations of a world beyond PettingZoo's interface: its mechanism, metrics and limit of steps.
 
-These are attributes of the world, or of what PettingZoo's wrappers are put around (docs/worlds.md).
+They are attributes of the world, or of the world inside PettingZoo's wrappers (docs/worlds.md).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 _MECHANISM, _SETTER, _METRICS, _LIMIT = "mechanism", "set_mechanism", "episode_metrics", "max_cycles"
 
 
-def governed(world: Any) -> Any:
+def mechanism_layer(world: Any) -> Any:
     """Return the layer of a world that has `set_mechanism`; the world itself if none has."""
     return next((layer for layer in _layers(world) if callable(getattr(layer, _SETTER, None))), world)
 
 
-def mechanism_of(name: str, world: Any) -> ParameterSpace | None:
+def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
     """Return the space of the values that a world lets a principal set; None if it declares no mechanism.
 
     `world.mechanism` is a `ParameterSpace`, or a list of numbers, each a mapping with `name`, `low`, `high` and, if
     there is more to say, `unit`, `description`, `decimals`, `choice`, `effect` (`llmrl.core.spaces.Parameter`).
-    `world.set_mechanism(values)` is given them in this order, float64 [d].
+    `world.set_mechanism(values)` gets them in this order, float64 [d].
 
     Args:
         name: the world's name in messages.
@@ -36,47 +36,50 @@ def mechanism_of(name: str, world: Any) -> ParameterSpace | None:
     Raises:
         ConfigError: no such list, bounds that are none, or a world without `set_mechanism`.
     """
-    found = _attribute(world, _MECHANISM)
-    if found is None:
+    declaration = _attribute(world, _MECHANISM)
+    if declaration is None:
         return None
-    if not callable(getattr(governed(world), _SETTER, None)):
-        raise ConfigError(f"{name} declares a mechanism, and has no method {_SETTER}(values) that it is set with")
-    if isinstance(found, ParameterSpace):
-        space = found
-    elif isinstance(found, Sequence) and not isinstance(found, str) and found:
-        space = ParameterSpace("mechanism", tuple(_parameter(name, each) for each in found))
+    if not callable(getattr(mechanism_layer(world), _SETTER, None)):
+        raise ConfigError(f"{name} declares a mechanism, but has no method {_SETTER}(values); add it")
+    if isinstance(declaration, ParameterSpace):
+        space = declaration
+    elif isinstance(declaration, Sequence) and not isinstance(declaration, str) and declaration:
+        space = ParameterSpace("mechanism", tuple(_parameter(name, parameter) for parameter in declaration))
     else:
         raise ConfigError(
-            f"{name}: mechanism={found!r} is neither a ParameterSpace nor a list of numbers like "
-            "{'name': 'rate', 'low': 0, 'high': 1}"
+            f"{name}: mechanism={declaration!r} must be a ParameterSpace or a list of mappings such as "
+            f"{{'name': 'rate', 'low': 0, 'high': 1}}"
         )
-    for each in space.parameters:
-        if not (np.isfinite(each.low) and np.isfinite(each.high) and each.low < each.high):
-            raise ConfigError(f"{name}: mechanism: {each.name} needs finite bounds low < high, got {each}")
+    for parameter in space.parameters:
+        if not (np.isfinite(parameter.low) and np.isfinite(parameter.high) and parameter.low < parameter.high):
+            raise ConfigError(f"{name}: mechanism: {parameter.name} needs finite bounds low < high, got {parameter}")
     return space
 
 
-def metrics_of(name: str, world: Any) -> dict[str, Aggregate]:
+def declared_metrics(name: str, world: Any) -> dict[str, Aggregate]:
     """Return the numbers in infos that are metrics of an episode, with their aggregation (`world.episode_metrics`).
 
     Raises:
         ConfigError: an aggregation that does not exist.
     """
-    found = _attribute(world, _METRICS)
-    if found is None:
+    declaration = _attribute(world, _METRICS)
+    if declaration is None:
         return {}
-    how = get_args(Aggregate)
-    if not isinstance(found, Mapping) or any(each not in how for each in found.values()):
-        raise ConfigError(f"{name}: {_METRICS}={found!r} must say of each name how it is added up: {', '.join(how)}")
-    return {str(metric): each for metric, each in found.items()}
+    aggregates = get_args(Aggregate)
+    if not isinstance(declaration, Mapping) or any(aggregate not in aggregates for aggregate in declaration.values()):
+        raise ConfigError(
+            f"{name}: {_METRICS}={declaration!r} must map each name to its aggregation, one of {', '.join(aggregates)}"
+        )
+    return {str(metric): aggregate for metric, aggregate in declaration.items()}
 
 
-def cycles_of(world: Any) -> int | None:
+def declared_max_cycles(world: Any) -> int | None:
     """Return the number of cycles after which a world ends its episodes, if it has one (`world.max_cycles`).
 
-    A cycle is a step of all agents."""
-    found = _attribute(world, _LIMIT)
-    return int(found) if isinstance(found, int | np.integer) and found > 0 else None
+    A cycle is a step of all agents.
+    """
+    limit = _attribute(world, _LIMIT)
+    return int(limit) if isinstance(limit, int | np.integer) and limit > 0 else None
 
 
 def _attribute(world: Any, name: str) -> Any:
@@ -87,14 +90,18 @@ def _layers(world: Any) -> tuple[Any, ...]:
     return world, world.unwrapped
 
 
-def _parameter(name: str, given: Any) -> Parameter:
-    if isinstance(given, Parameter):
-        return given
-    known = [each.name for each in fields(Parameter)]
-    if not isinstance(given, Mapping) or not {"name", "low", "high"} <= set(given) or not set(given) <= set(known):
+def _parameter(name: str, declaration: Any) -> Parameter:
+    if isinstance(declaration, Parameter):
+        return declaration
+    names = [parameter_field.name for parameter_field in fields(Parameter)]
+    if (
+        not isinstance(declaration, Mapping)
+        or not {"name", "low", "high"} <= set(declaration)
+        or not set(declaration) <= set(names)
+    ):
         raise ConfigError(
-            f"{name}: mechanism: {given!r} must be a mapping with name, low and high, and may have "
-            f"{', '.join(known[3:])}"
+            f"{name}: mechanism: {declaration!r} must be a mapping with name, low and high; {', '.join(names[3:])} are "
+            "optional"
         )
-    more = {"unit": "", "description": "", **given}
-    return Parameter(**{**more, "low": float(given["low"]), "high": float(given["high"])})
+    arguments = {"unit": "", "description": "", **declaration}
+    return Parameter(**{**arguments, "low": float(declaration["low"]), "high": float(declaration["high"])})

@@ -1,29 +1,31 @@
-"""The factory of one world, from the name of the function that makes it."""
+"""The factory of PettingZoo worlds, given the name of the function that makes one."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.gym.faults import REFUSALS, refused
+from llmrl.envs.gym.faults import CREATION_ERRORS, creation_error
+from llmrl.envs.pettingzoo.settings import Library
+from llmrl.envs.pettingzoo.texts import TEXT_KEY
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-Library = Literal["pettingzoo", "openspiel"]
 FACTORIES = ("parallel_env", "env")
-"""Functions that make a world of a module, if its id names none. The first that the module has is called."""
-_SHIPPED = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
-"""Modules of PettingZoo's own worlds: installed packages that llmrl requires, so that nobody has to trust them."""
+"""Functions that make a world, if the id names only a module. The first one that the module has is called."""
+_BUILTIN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
+"""Modules of PettingZoo's own worlds: they belong to installed packages that llmrl requires, so they are trusted."""
 _CONVERTERS = "pettingzoo.utils.conversions"
-"""Module in which `parallel_wrapper_fn(env)` and the like define the functions that they return."""
-_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel")
-"""Packages that our extra `worlds` installs."""
+"""Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
+_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel")
+"""Packages that the extra `worlds` of llmrl installs."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +36,8 @@ class WorldFactory:
         id: `module:function`, which returns a PettingZoo `ParallelEnv` or `AECEnv`; `module` alone takes its
             `parallel_env`, else its `env`. Of OpenSpiel, the short name of a game.
         kwargs: arguments of the function; parameters of OpenSpiel's game.
-        library: whose names ids are.
-        trust: modules that `id` may name, beside PettingZoo's own worlds.
+        library: library that defines the ids.
+        trust: modules that `id` may name, in addition to PettingZoo's own worlds.
     """
 
     id: str
@@ -44,9 +46,9 @@ class WorldFactory:
     trust: Trust = NOBODY
 
     @property
-    def ends(self) -> bool:
-        """Whether every episode is known to end by itself."""
-        return self.library == "openspiel" or _SHIPPED.fullmatch(self.id.partition(":")[0]) is not None
+    def always_ends(self) -> bool:
+        """True if every episode is known to end by itself."""
+        return self.library == "openspiel" or _BUILTIN.fullmatch(self.id.partition(":")[0]) is not None
 
     def make(self, render: bool = False) -> Any:
         """Return one world.
@@ -56,83 +58,152 @@ class WorldFactory:
 
         Raises:
             ConfigError: an unknown module, function or game, a module that is not trusted, a missing package, an
-                invalid argument, a world without pictures, or no world at all.
+                invalid argument, a world that cannot be rendered, or an object that is not a world.
         """
         if self.library == "openspiel":
             if render:
                 raise ConfigError(
-                    f"{self.id}: games of OpenSpiel draw no pictures; use play.videos=0 and env.render=false"
+                    f"{self.id}: games of OpenSpiel cannot be rendered; use play.videos=0 and env.render=false"
                 )
-            from llmrl.envs.pettingzoo.openspiel import openspiel_game
 
             return openspiel_game(self.id, self.kwargs)
         function = self._function()
-        world = self._called(function, {})
+        world = self._call(function, {})
         if not callable(getattr(world, "observation_space", None)) or not hasattr(world, "possible_agents"):
             raise ConfigError(
-                f"env.id={self.id} made a {type(world).__name__}, which is no ParallelEnv or AECEnv of PettingZoo with "
-                "possible_agents"
+                f"env.id={self.id} made a {type(world).__name__}; it must be a ParallelEnv or AECEnv of PettingZoo "
+                "with possible_agents"
             )
         if not world.possible_agents or not all(isinstance(agent, str) for agent in world.possible_agents):
-            raise ConfigError(f"env.id={self.id}: possible_agents={world.possible_agents} must be names, one an agent")
+            raise ConfigError(
+                f"env.id={self.id}: possible_agents={world.possible_agents} must be a list of names, one per agent"
+            )
         if not render:
             return world
         modes = [str(mode) for mode in getattr(world, "metadata", {}).get("render_modes", [])]
         world.close()
         if "rgb_array" not in modes:
             raise ConfigError(
-                f"{self.id} draws no pictures (its render modes: {', '.join(modes) or 'none'}), so there can be no "
-                "video of it; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
+                f"{self.id} cannot be rendered as an image (its render modes: {', '.join(modes) or 'none'}), so no "
+                "video is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
             )
-        return self._called(function, {"render_mode": "rgb_array"})
+        return self._call(function, {"render_mode": "rgb_array"})
 
-    def _called(self, function: Any, more: Mapping[str, Any]) -> Any:
+    def _call(self, function: Any, options: Mapping[str, Any]) -> Any:
         try:
-            return function(**{**more, **self.kwargs})
+            return function(**{**options, **self.kwargs})
         except ModuleNotFoundError as fault:
             raise self._missing(fault) from fault
         except TypeError as fault:
             if "argument" not in str(fault):
                 raise
-            raise refused(self.id, self.kwargs, fault) from fault
-        except REFUSALS as fault:
-            raise refused(self.id, self.kwargs, fault) from fault
+            raise creation_error(self.id, self.kwargs, fault) from fault
+        except CREATION_ERRORS as fault:
+            raise creation_error(self.id, self.kwargs, fault) from fault
 
     def _function(self) -> Any:
-        """The function that makes a world."""
+        """Return the function that makes a world."""
         name, colon, function = self.id.partition(":")
         module = self._module(name)
         if not colon:
-            found = [each for each in FACTORIES if hasattr(module, each)]
-            if not found:
+            names = [factory for factory in FACTORIES if hasattr(module, factory)]
+            if not names:
                 raise ConfigError(
-                    f"env.id={self.id}: this module has neither {' nor '.join(FACTORIES)}; name the function that "
-                    f"makes a world, as in {self.id}:my_world"
+                    f"env.id={self.id}: the module has neither {' nor '.join(FACTORIES)}; name the function that makes "
+                    f"a world, as in {self.id}:my_world"
                 )
-            function = found[0]
-        if _SHIPPED.fullmatch(name):
+            function = names[0]
+        if _BUILTIN.fullmatch(name):
             if function not in (*FACTORIES, "raw_env") or not hasattr(module, function):
-                offered = [each for each in FACTORIES if hasattr(module, each)]
-                raise ConfigError(f"env.id={self.id}: worlds are made there by {', '.join(offered) or 'nothing'}")
+                available = [factory for factory in FACTORIES if hasattr(module, factory)]
+                raise ConfigError(
+                    f"env.id={self.id}: the module has no function {function} that makes a world; use "
+                    f"{', '.join(available) or 'another module'}"
+                )
             return getattr(module, function)
-        made = getattr(module, function, None)
-        if getattr(made, "__module__", None) == _CONVERTERS and getattr(made, "__closure__", None):
-            return made  # around a function of the module
+        converter = getattr(module, function, None)
+        if getattr(converter, "__module__", None) == _CONVERTERS and getattr(converter, "__closure__", None):
+            return converter  # a converter around a function of the module
         return self.trust.locate(f"{name}.{function}", "env.id")
 
     def _module(self, name: str) -> ModuleType:
-        if not _SHIPPED.fullmatch(name):
+        if not _BUILTIN.fullmatch(name):
             return self.trust.load(name, f"env.id={self.id}")
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as fault:
             if fault.name is not None and name.startswith(fault.name):
-                raise ConfigError(f"env.id={self.id}: PettingZoo has no such world ({fault})") from fault
+                raise ConfigError(f"env.id={self.id} is not a world of PettingZoo ({fault})") from fault
             raise self._missing(fault) from fault
         except ImportError as fault:
             raise ConfigError(f"env.id={self.id} cannot be imported: {fault}") from fault
 
     def _missing(self, fault: ModuleNotFoundError) -> ConfigError:
         package = (fault.name or str(fault)).partition(".")[0]
-        cure = "pip install 'llmrl[worlds]'" if package in _EXTRA else f"install {package}"
-        return ConfigError(f"{self.id} needs the package {package}, which is not installed: {cure}")
+        remedy = "pip install 'llmrl[worlds]'" if package in _WORLDS_EXTRA else f"install {package}"
+        return ConfigError(f"{self.id} needs the package {package}, which is not installed: {remedy}")
+
+
+_MAX_MATCHES = 5
+"""Maximum number of similar names in the error about an unknown game."""
+
+
+def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
+    """Return a game as an `AECEnv`; agents of a simultaneous move choose one after another, unseen by the others.
+
+    Args:
+        name: OpenSpiel's short name, e.g. `kuhn_poker`.
+        parameters: parameters of the game, e.g. `{"players": 3}`.
+
+    Raises:
+        ConfigError: a missing package, an unknown game or parameter, or a game without observations or with an
+            unsupported kind of actions.
+    """
+    try:
+        import pyspiel
+        from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
+    except ModuleNotFoundError as fault:
+        raise ConfigError(
+            f"env=openspiel needs the package {fault.name}, which is not installed: pip install 'llmrl[worlds]'"
+        ) from fault
+
+    class OpenSpielGame(OpenSpielCompatibilityV0):  # type: ignore[misc]
+        """A game whose infos contain the game's own text of its state."""
+
+        metadata = {"render_modes": [], "name": name, "is_parallelizable": False}
+
+        def _update_action_masks(self) -> None:
+            super()._update_action_masks()
+            if not self.game_state.is_terminal():
+                for i, agent in enumerate(self.agents):
+                    self.infos[agent][TEXT_KEY] = _state_text(self.game_state, self.game_type, i)
+
+        def _update_termination_truncation(self) -> None:
+            # Shimmy compares a step count that includes chance nodes with a limit that does not; it would truncate
+            # poker.
+            self.game_length = 0
+            super()._update_termination_truncation()
+
+    game_names = pyspiel.registered_names()
+    if name not in game_names:
+        matches = difflib.get_close_matches(name, game_names, n=_MAX_MATCHES)
+        suggestion = f"; similar names: {', '.join(matches)}" if matches else ""
+        raise ConfigError(f"OpenSpiel has no game {name!r}{suggestion}")
+    try:
+        return OpenSpielGame(game_name=name, config=dict(parameters) or None)
+    # Shimmy raises NotImplementedError for kinds of games that it does not wrap.
+    except (pyspiel.SpielError, NotImplementedError, ValueError) as fault:
+        raise ConfigError(f"{name} of OpenSpiel cannot be made with env.kwargs={dict(parameters)}: {fault}") from fault
+
+
+def _state_text(state: Any, kind: Any, player: int) -> str:
+    """Return the game's own text of a player's knowledge, with the legal actions."""
+    perfect = kind.information == kind.Information.PERFECT_INFORMATION
+    has_state_string = kind.provides_information_state_string and not (perfect and kind.provides_observation_string)
+    text = ""
+    if has_state_string:
+        text = state.information_state_string(player)
+    elif kind.provides_observation_string:
+        text = state.observation_string(player)
+    moves = ", ".join(f"{action} = {state.action_to_string(player, action)}" for action in state.legal_actions(player))
+    return f"{text}\nYour legal actions: {moves}" if moves else text

@@ -1,4 +1,4 @@
-"""One game of a world: agents who act together or take turns, in one interface."""
+"""One game of a world, whose agents act simultaneously or take turns, with one interface."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import EngineError
-from llmrl.envs.pettingzoo.declarations import governed
+from llmrl.envs.pettingzoo.declarations import mechanism_layer
 
 Actions = Mapping[str, Any]
 """Agent -> an element of its action space."""
 
 
 class Game(ABC):
-    """One game of a world. A subclass says how it begins, and what a step is.
+    """One game of a world. Subclasses define how it begins and what a step is.
 
     Args:
         name: the world's name in messages.
         world: PettingZoo's environment.
-        horizon: steps after which an episode is truncated; None: the world alone decides.
+        horizon: steps after which an episode is truncated; None: only the world ends it.
 
     Attributes:
         world: the environment.
         agents: all agents, in the world's order.
         live: agents that are in the game.
         deciding: agents whose action the next step takes.
-        seen: observation of each agent that is in the game; when it is over, of those that were in it to the end.
-        infos: info of each of these.
-        told: agents with the info that is about the last step.
+        observations: observation of each agent in the game; after its end, of the agents that were in it until then.
+        infos: info of each of these agents.
+        step_infos: info about the last step, by agent.
         rewards: reward of the last step by agent; nothing of agents that were not in the game.
         present: agents that were in the game when the last step began.
         steps: steps of the episode.
-        terminated, truncated: how the game ended. It is truncated if all who were left were truncated together, or
+        terminated, truncated: how the game ended. It is truncated if all remaining agents were truncated together, or
             after `horizon` steps.
     """
 
@@ -43,24 +43,24 @@ class Game(ABC):
         self.agents: tuple[str, ...] = tuple(world.possible_agents)
         self.live: tuple[str, ...] = ()
         self.deciding: frozenset[str] = frozenset()
-        self.seen: dict[str, Any] = {}
+        self.observations: dict[str, Any] = {}
         self.infos: dict[str, Mapping[str, Any]] = {}
-        self.told: dict[str, Mapping[str, Any]] = {}
+        self.step_infos: dict[str, Mapping[str, Any]] = {}
         self.rewards: dict[str, float] = {}
         self.present: tuple[str, ...] = ()
         self.steps, self.terminated, self.truncated = 0, False, False
         self._values: np.ndarray | None = None
 
     def reset(self, seed: int) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self.steps, self.terminated, self.truncated = 0, False, False
-        self.rewards, self.told, self.present = {}, {}, ()
+        self.rewards, self.step_infos, self.present = {}, {}, ()
         self._reset(seed)
         if not self.live:
             raise EngineError(f"{self.name} has no agents after reset(seed={seed})")
 
     def step(self, actions: Actions) -> None:
-        """Play a step; `actions` has at least those of the agents that are `deciding`."""
+        """Play a step; `actions` contains at least those of the agents that are `deciding`."""
         self.present = self.live
         self._step(actions)
         self.steps += 1
@@ -68,11 +68,11 @@ class Game(ABC):
         if self.horizon is not None and self.steps >= self.horizon and not self.terminated:
             self.truncated = True
 
-    def impose(self, values: np.ndarray) -> None:
-        """Set the mechanism of a world that has one of its own, to `values` [d]; nothing if they hold already."""
+    def set_mechanism(self, values: np.ndarray) -> None:
+        """Set the values [d] of the world's own mechanism, unless they are already set."""
         if self._values is None or not np.array_equal(values, self._values):
             self._values = values.copy()
-            governed(self.world).set_mechanism(self._values.copy())
+            mechanism_layer(self.world).set_mechanism(self._values.copy())
 
     @abstractmethod
     def _reset(self, seed: int) -> None: ...
@@ -85,84 +85,90 @@ class SimultaneousGame(Game):
     """A game of a `ParallelEnv`: a step takes an action of every agent that is in the game."""
 
     def _reset(self, seed: int) -> None:
-        seen, infos = self.world.reset(seed=seed)
-        self._look(tuple(self.world.agents), seen, infos)
-        self._check_shown()
+        observations, infos = self.world.reset(seed=seed)
+        self._look(tuple(self.world.agents), observations, infos)
+        self._check_observations()
 
     def _step(self, actions: Actions) -> None:
-        before = self.live
-        seen, rewards, terminated, truncated, infos = self.world.step({agent: actions[agent] for agent in before})
-        self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in before}
-        self.told = {agent: infos[agent] for agent in before if agent in infos}
-        gone = {agent for agent in {*terminated, *truncated} if terminated.get(agent) or truncated.get(agent)}
-        left = tuple(agent for agent in self.world.agents if agent not in gone)
-        self.truncated = not left and all(
-            truncated.get(agent, False) and not terminated.get(agent, False) for agent in before
+        previous = self.live
+        observations, rewards, terminated, truncated, infos = self.world.step(
+            {agent: actions[agent] for agent in previous}
         )
-        self._look(left or before, seen, infos)
-        if left:
-            self._check_shown()
+        self.rewards = {agent: float(rewards.get(agent, 0.0)) for agent in previous}
+        self.step_infos = {agent: infos[agent] for agent in previous if agent in infos}
+        finished_agents = {
+            agent for agent in {*terminated, *truncated} if terminated.get(agent) or truncated.get(agent)
+        }
+        remaining = tuple(agent for agent in self.world.agents if agent not in finished_agents)
+        self.truncated = not remaining and all(
+            truncated.get(agent, False) and not terminated.get(agent, False) for agent in previous
+        )
+        self._look(remaining or previous, observations, infos)
+        if remaining:
+            self._check_observations()
         else:
             self.live, self.deciding = (), frozenset()
 
-    def _check_shown(self) -> None:
-        if unseen := [agent for agent in self.live if agent not in self.seen]:
+    def _check_observations(self) -> None:
+        if missing := [agent for agent in self.live if agent not in self.observations]:
             raise EngineError(
-                f"{self.name} showed nothing to {', '.join(unseen)} in step {self.steps} of an episode, although they "
-                "are among its agents"
+                f"{self.name} returned no observation for {', '.join(missing)} in step {self.steps} of an episode, "
+                "although they are among its agents"
             )
 
-    def _look(self, agents: tuple[str, ...], seen: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
-        self.seen = {agent: seen[agent] for agent in agents if agent in seen}
-        self.infos = {agent: dict(infos.get(agent, {})) for agent in self.seen}
+    def _look(self, agents: tuple[str, ...], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        self.observations = {agent: observations[agent] for agent in agents if agent in observations}
+        self.infos = {agent: dict(infos.get(agent, {})) for agent in self.observations}
         self.live, self.deciding = agents, frozenset(agents)
 
 
 class TurnGame(Game):
     """A game of an `AECEnv`: a step takes the action of the agent whose turn it is.
 
-    Agents that have died are taken out of the game at once, and not in turns of their own."""
+    Agents that have died are taken out of the game at once, and not in turns of their own.
+    """
 
     def _reset(self, seed: int) -> None:
         self.world.reset(seed=seed)
-        self._take_out()
+        self._remove_ended()
         self._look()
 
     def _step(self, actions: Actions) -> None:
-        before, agent = self.live, self.world.agent_selection
+        previous, agent = self.live, self.world.agent_selection
         self.world.step(actions[agent])
-        self.rewards = {each: float(self.world.rewards.get(each, 0.0)) for each in before}
-        self.told = {agent: self.world.infos[agent]} if agent in self.world.infos else {}
-        left = [each for each in self.world.agents if not self._ended(each)]
-        self.truncated = not left and all(
-            self.world.truncations.get(each, False) and not self.world.terminations.get(each, False) for each in before
+        self.rewards = {name: float(self.world.rewards.get(name, 0.0)) for name in previous}
+        self.step_infos = {agent: self.world.infos[agent]} if agent in self.world.infos else {}
+        remaining = [name for name in self.world.agents if not self._ended(name)]
+        self.truncated = not remaining and all(
+            self.world.truncations.get(name, False) and not self.world.terminations.get(name, False)
+            for name in previous
         )
-        if left:
-            self._take_out()
+        if remaining:
+            self._remove_ended()
         self._look()
-        if not left:
-            self._take_out()
+        if not remaining:
+            self._remove_ended()
             self.live, self.deciding = (), frozenset()
 
     def _ended(self, agent: str) -> bool:
         return bool(self.world.terminations.get(agent, False) or self.world.truncations.get(agent, False))
 
-    def _take_out(self) -> None:
-        """Let agents that have ended leave, as long as it is their turn."""
+    def _remove_ended(self) -> None:
+        """Remove agents that have ended from the game, as long as it is their turn."""
         while self.world.agents and self._ended(self.world.agent_selection):
             self.world.step(None)
 
     def _look(self) -> None:
         live = tuple(agent for agent in self.world.agents if not self._ended(agent))
-        # When it is over, those that were in the game see how it ended.
-        shown = live or tuple(self.world.agents)
-        self.seen = {agent: self.world.observe(agent) for agent in shown}
-        self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in shown}
+        # When the game is over, the agents that were in it observe its end.
+        observers = live or tuple(self.world.agents)
+        self.observations = {agent: self.world.observe(agent) for agent in observers}
+        self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in observers}
         self.live = live
         self.deciding = frozenset({self.world.agent_selection} if live else ())
 
 
-def game_of(name: str, world: Any, horizon: int | None) -> Game:
-    """Return a game of a world, by which of PettingZoo's two interfaces it has."""
+def make_game(name: str, world: Any, horizon: int | None) -> Game:
+    """Return the game of a world, depending on which of PettingZoo's two interfaces the world has."""
     kind = TurnGame if hasattr(world, "agent_iter") else SimultaneousGame
     return kind(name, world, horizon)

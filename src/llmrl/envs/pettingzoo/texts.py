@@ -1,4 +1,4 @@
-"""What agents of a world are told in words, each of them in its own."""
+"""Texts for the agents of a world, each with its own describer."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from llmrl.core.spaces import EnvDescription, ParameterSpace
 from llmrl.core.trust import Trust
 from llmrl.envs import mechanism_text
 from llmrl.envs.gym.channel_spaces import is_image
+from llmrl.envs.mechanisms import RewardTax
 from llmrl.envs.texts import describer_of
-from llmrl.envs.texts.describers import draft, draft_actions
+from llmrl.envs.texts.describers import changed_settings_text, draft, draft_actions, join_paragraphs, step_limit_text
 from llmrl.envs.texts.env_arguments import EnvKwargs
-from llmrl.envs.texts.instance_facts import changed, join_paragraphs, limit
-from llmrl.envs.texts.observation_format import Tell, observation_formatter
-from llmrl.envs.texts.schema import DECIMALS, Field, pairs
+from llmrl.envs.texts.observation_format import Formatter, observation_formatter
+from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions
 
 if TYPE_CHECKING:
     from llmrl.envs.gym.interfaces import Describer
     from llmrl.envs.pettingzoo.agent_channels import AgentView
     from llmrl.envs.pettingzoo.games import Game
+    from llmrl.envs.pettingzoo.settings import PettingZooSettings
 
-TOLD = "text"
-"""Entry of an agent's info that is told as it is, where a world puts itself into words."""
+TEXT_KEY = "text"
+"""Key of an agent's info: the world's own text, which is used unchanged."""
 
 
-class Seat:
-    """One agent's place in a world, in the shape in which describers expect an environment of Gymnasium.
+class AgentEnvironment:
+    """One agent of a world in the form of a Gymnasium environment, as describers expect it.
 
     Attributes:
-        observation_space, action_space: of the agent.
+        observation_space, action_space: spaces of the agent.
         env, unwrapped: the world.
         spec: its id, arguments, and limit of steps.
     """
@@ -46,64 +47,60 @@ class Seat:
 
 
 class DraftDescriber:
-    """`env.text=auto`: names and ranges as far as the spaces tell them, without pictures.
+    """`env.text=auto`: names and ranges derived from the spaces, without images.
 
-    Where infos have the entry `text`, this is told, and not the numbers.
+    If infos have the entry `text`, an observation consists of this entry instead of the numbers.
 
     Args:
-        seat: whose place is described; it is only looked at.
+        agent_env: agent to describe; it is only inspected.
         agents: names of all agents.
         turns: whether they act one after another.
-        worded: whether infos have the entry `text`.
+        has_text: whether infos have the entry `text`.
 
     Attributes:
-        game: what can be told before it begins.
+        game: description of the world for players.
     """
 
-    def __init__(self, seat: Any, agents: Sequence[str], turns: bool, worded: bool) -> None:
-        name = seat.spec.id
+    def __init__(self, agent_env: Any, agents: Sequence[str], turns: bool, has_text: bool) -> None:
+        name = agent_env.spec.id
         fields: tuple[Field, ...] = ()
-        self._worded = worded
-        self._tell: Tell = _nothing
-        if not worded and not is_image(seat.observation_space):
-            fields = draft(seat.observation_space)
-            self._tell = observation_formatter(seat.observation_space, fields, DECIMALS, f"the draft of {name}")
+        self._has_text = has_text
+        self._format: Formatter = _empty_fields
+        if not has_text and not is_image(agent_env.observation_space):
+            fields = draft(agent_env.observation_space)
+            self._format = observation_formatter(agent_env.observation_space, fields, DECIMALS, f"the draft of {name}")
         players = f"{len(agents)} players ({', '.join(agents)})" if len(agents) > 1 else "one player"
         order = " They take turns." if turns and len(agents) > 1 else ""
         goal = join_paragraphs(
             f"The game is {name}, with {players}.{order} Collect as much reward as you can over an episode.",
-            changed(EnvKwargs(seat)),
-            limit(seat),
+            changed_settings_text(EnvKwargs(agent_env)),
+            step_limit_text(agent_env),
         )
-        told = (("state", "what you know of the game"),) if worded else pairs(fields)
-        self.game = EnvDescription(goal, told, draft_actions(seat.action_space))
+        observation_fields = (("state", "what you know of the game"),) if has_text else field_descriptions(fields)
+        self.game = EnvDescription(goal, observation_fields, draft_actions(agent_env.action_space))
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Return the named values as a JSON object."""
-        told = {"state": str(info.get(TOLD, ""))} if self._worded else self._tell(observation)
-        return json.dumps(told, ensure_ascii=False)
+        fields = {"state": str(info.get(TEXT_KEY, ""))} if self._has_text else self._format(observation)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 class WorldTexts:
     """Texts of all agents of a world.
 
-    An agent that has nothing to decide is told nothing (""), so that no model is asked for it.
+    The text of an agent that has nothing to decide is "", so that no model is called for it.
 
     Args:
-        text: `auto`, or what `llmrl.envs.texts.describer_of` takes.
-        game: a game that has begun; it is only looked at.
+        settings: options of the environment; `text` is `auto`, or a value for `llmrl.envs.texts.describer_of`.
+        game: a game that has begun; it is only inspected.
         views: view of each agent.
-        id: the world's name for players.
-        kwargs: arguments it was made with.
+        name: the world's name for players.
         turns: whether agents act one after another.
         space: the mechanism's values; None: there is no mechanism.
-        shown: whether agents see these values.
-        base_reward: reward before the mechanism, in words.
-        rule: what holds whatever is set, in words.
         trust: modules in which a class may be defined.
 
     Attributes:
-        description: what can be told before a game begins.
+        description: description of the world for players.
 
     Raises:
         ConfigError: see `describer_of`.
@@ -111,88 +108,94 @@ class WorldTexts:
 
     def __init__(
         self,
-        text: str,
+        settings: PettingZooSettings,
         game: Game,
         views: Mapping[str, AgentView],
-        id: str,
-        kwargs: Mapping[str, Any],
+        name: str,
         turns: bool,
         space: ParameterSpace | None,
-        shown: bool,
-        base_reward: str,
-        rule: str,
         trust: Trust,
     ) -> None:
-        self._views, self._space, self._shown = views, space, shown
+        assert settings.text is not None
+        self._views, self._space, self._shows_mechanism = views, space, settings.show_mechanism
         self._describers: dict[str, Describer] = {}
-        alike: list[tuple[AgentView, Describer]] = []
-        worded = any(TOLD in info for info in game.infos.values())
+        view_describers: list[tuple[AgentView, Describer]] = []
+        has_text = any(TEXT_KEY in info for info in game.infos.values())
         for agent, view in views.items():
-            known = next((d for v, d in alike if (v.space, v.action_space) == (view.space, view.action_space)), None)
-            if known is None:
-                seat: Any = Seat(game.world, view, id, kwargs, game.horizon)
-                known = (
-                    DraftDescriber(seat, tuple(views), turns, worded)
-                    if text == "auto"
-                    else describer_of(text, seat, None, trust)
+            describer = next(
+                (d for v, d in view_describers if (v.space, v.action_space) == (view.space, view.action_space)), None
+            )
+            if describer is None:
+                agent_env: Any = AgentEnvironment(game.world, view, name, settings.kwargs or {}, game.horizon)
+                describer = (
+                    DraftDescriber(agent_env, tuple(views), turns, has_text)
+                    if settings.text == "auto"
+                    else describer_of(settings.text, agent_env, None, trust)
                 )
-                alike.append((view, known))
-            self._describers[agent] = known
-        described = [d.game for _, d in alike]
-        widest = max(described, key=lambda each: len(each.actions))
-        fields = {name: told for each in reversed(described) for name, told in each.observation}
+                view_describers.append((view, describer))
+            self._describers[agent] = describer
+        descriptions = [d.game for _, d in view_describers]
+        widest = max(descriptions, key=lambda description: len(description.actions))
+        fields = {
+            field: meaning for description in reversed(descriptions) for field, meaning in description.observation
+        }
         goal = widest.goal
         mechanism: tuple[tuple[str, str], ...] = ()
         if space is not None:
-            goal = join_paragraphs(goal, mechanism_text.rules_in_words(space, base_reward, rule, shown))
-            mechanism = _FIELDS[0 if shown else 1 :]
-        own = (("you", "your name among the players"),) if len(views) > 1 else ()
-        first = next(iter(game.seen))
+            rule = RewardTax.rule if settings.tax else ""
+            rules = mechanism_text.rules_in_words(space, RewardTax.base_reward, rule, settings.show_mechanism)
+            goal = join_paragraphs(goal, rules)
+            mechanism = _MECHANISM_FIELDS[0 if settings.show_mechanism else 1 :]
+        name_field = (("you", "your name among the players"),) if len(views) > 1 else ()
+        agent_name = next(iter(game.observations))
         values = None if space is None else space.neutral
         self.description = EnvDescription(
             goal,
-            (*own, *fields.items(), *mechanism),
+            (*name_field, *fields.items(), *mechanism),
             widest.actions,
-            example=self.told(first, game.seen[first], game.infos[first], values, (0.0, 0.0)),
+            example=self.observation_text(
+                agent_name, game.observations[agent_name], game.infos[agent_name], values, (0.0, 0.0)
+            ),
             states=widest.states,
         )
 
-    def told(
+    def observation_text(
         self,
         agent: str,
-        seen: Any,
+        observation: Any,
         info: Mapping[str, Any],
         values: np.ndarray | None,
         rewards: tuple[float, float] | None,
     ) -> str:
-        """Return the observation of one agent.
+        """Return the text observation of one agent.
 
         Args:
-            agent: the agent.
-            seen, info: its observation and info.
+            agent: name of the agent.
+            observation: its observation.
+            info: its info.
             values: the mechanism's values, [d]; None: there is no mechanism.
             rewards: sum of the agent's rewards since its last observation, before and after the mechanism; None before
                 the first step.
         """
-        text = self._describers[agent].describe(self._views[agent].picked(seen), info)
-        said = embedded(text)
-        you = {"you": agent} if len(self._views) > 1 else {}
-        more: dict[str, Any] = {}
+        text = self._describers[agent].describe(self._views[agent].strip_mask(observation), info)
+        content = embedded(text)
+        name_field = {"you": agent} if len(self._views) > 1 else {}
+        report: dict[str, Any] = {}
         if values is not None and self._space is not None:
-            if self._shown:
-                more["mechanism"] = dict(zip(self._space.names, _rounded(*values.tolist()), strict=True))
+            if self._shows_mechanism:
+                report["mechanism"] = dict(zip(self._space.names, _round(*values.tolist()), strict=True))
             if rewards is not None:
-                before, after = rewards
-                more["last_reward"] = dict(
-                    zip(("before_payments", "payments"), _rounded(before, after - before), strict=True)
+                base_reward, total_reward = rewards
+                report["last_reward"] = dict(
+                    zip(("before_payments", "payments"), _round(base_reward, total_reward - base_reward), strict=True)
                 )
-        if not (you or more):
+        if not (name_field or report):
             return text
-        told = said if isinstance(said, dict) else {"observation": said}
-        return json.dumps({**you, **told, **more}, ensure_ascii=False)
+        fields = content if isinstance(content, dict) else {"observation": content}
+        return json.dumps({**name_field, **fields, **report}, ensure_ascii=False)
 
 
-_FIELDS = (
+_MECHANISM_FIELDS = (
     ("mechanism", "the numbers that are set now"),
     (
         "last_reward",
@@ -202,9 +205,9 @@ _FIELDS = (
 )
 
 
-def _nothing(seen: Any) -> dict[str, Any]:
+def _empty_fields(observation: Any) -> dict[str, Any]:
     return {}
 
 
-def _rounded(*numbers: float) -> list[float]:
+def _round(*numbers: float) -> list[float]:
     return [round(float(number), mechanism_text.DIGITS) + 0.0 for number in numbers]

@@ -1,4 +1,4 @@
-"""Pictures of a game, drawn by MiniGrid."""
+"""Frames of a game, drawn by MiniGrid."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 TILE = 32
 """Pixels of a cell along either axis."""
 
-UNSEEN_GREY = 200
+UNSEEN_GRAY = 200
 
 
 def draw(
@@ -19,13 +19,13 @@ def draw(
     bright: NDArray[np.bool_] | None = None,
     tile_size: int = TILE,
 ) -> NDArray[np.uint8]:
-    """The game as [H * tile_size, W * tile_size, 3] uint8.
+    """Return a frame of the game, [H * tile_size, W * tile_size, 3] uint8.
 
     Args:
-        cells: kind, colour and state, [W, H, 3].
+        cells: kind, color and state, [W, H, 3].
         position: the agent's cell (x, y).
         heading: 0 east, 1 south, 2 west, 3 north.
-        seen: which cells to show, [W, H]; the others are light grey. None: all are shown.
+        seen: which cells to show, [W, H]; the others are light gray. None: all are shown.
         bright: which cells to highlight, [W, H]; None: none.
         tile_size: pixels of a cell along either axis.
     """
@@ -33,7 +33,7 @@ def draw(
     from minigrid.core.world_object import WorldObj
 
     width, height, _ = cells.shape
-    image = np.full((height, tile_size, width, tile_size, 3), UNSEEN_GREY, dtype=np.uint8)
+    image = np.full((height, tile_size, width, tile_size, 3), UNSEEN_GRAY, dtype=np.uint8)
     for x in range(width):
         for y in range(height):
             if seen is None or seen[x, y]:

@@ -1,6 +1,6 @@
 """MiniGrid's rules for many games at once, as array operations without a loop over games.
 
-Codes of objects, colours and states, actions and their effects, and headings are those of MiniGrid 3
+Codes of objects, colors and states, actions and their effects, and headings are those of MiniGrid 3
 (Chevalier-Boisvert et al., 2023, arXiv 2306.13831).
 """
 
@@ -13,10 +13,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 
 UNSEEN, EMPTY, WALL, FLOOR, DOOR, KEY, BALL, BOX, GOAL, LAVA = range(10)
-RED, GREEN, BLUE, PURPLE, YELLOW, GREY = range(6)
+RED, GREEN, BLUE, PURPLE, YELLOW, GRAY = range(6)
 OPEN, CLOSED, LOCKED = range(3)
 EAST, SOUTH, WEST, NORTH = range(4)
 LEFT, RIGHT, FORWARD, PICKUP, DROP, TOGGLE, DONE = range(7)
@@ -24,22 +24,23 @@ ACTION_NAMES = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 NOBODY = 4
 """Fourth number of a cell without the agent; on the agent's cell, it is the heading."""
 
-AHEAD = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
+STEP_OFFSETS = np.array([(1, 0), (0, 1), (-1, 0), (0, -1)])
 """Offset of a step forward, [4 headings, (x, y)]."""
 
 Item = TypeVar("Item", bound=np.generic)
 
-_KINDS = 10
-_PICKABLE = np.isin(np.arange(_KINDS), (KEY, BALL, BOX))
-_WALKABLE = np.isin(np.arange(_KINDS), (EMPTY, FLOOR, GOAL, LAVA))
+_N_KINDS = 10
+_IS_PORTABLE = np.isin(np.arange(_N_KINDS), (KEY, BALL, BOX))
+_IS_WALKABLE = np.isin(np.arange(_N_KINDS), (EMPTY, FLOOR, GOAL, LAVA))
 _TURN = np.array([3, 1, 0, 0, 0, 0, 0])
 
 
-def code(kind: int, colour: int = 0, state: int = 0) -> np.uint32:
-    """Return a cell as one number with the bytes (kind, colour, state, NOBODY).
+def code(kind: int, color: int = 0, state: int = 0) -> np.uint32:
+    """Return a cell as one number with the bytes (kind, color, state, NOBODY).
 
-    The bytes of an array of cells are then an observation, and a cell is copied and compared in one operation."""
-    return np.uint32(np.array([kind, colour, state, NOBODY], dtype=np.uint8).view(np.uint32)[0])
+    The bytes of an array of cells are then an observation, and a cell is copied and compared in one operation.
+    """
+    return np.uint32(np.array([kind, color, state, NOBODY], dtype=np.uint8).view(np.uint32)[0])
 
 
 NOTHING = code(EMPTY)
@@ -50,7 +51,7 @@ class RoomLayout:
     """The initial state of a game.
 
     Attributes:
-        cells: kind, colour and state of every cell, [W, H, 3] uint8; boxes are empty.
+        cells: kind, color and state of every cell, [W, H, 3] uint8; boxes are empty.
         position: the agent's cell (x, y).
         heading: the agent's heading: 0 east, 1 south, 2 west, 3 north.
     """
@@ -77,7 +78,7 @@ class RoomEvents:
     lava: NDArray[np.bool_]
 
 
-class GridWorld:
+class GridWorld(StateFields):
     """`n` games on grids of `width` x `height` cells.
 
     A grid is surrounded by walls. Boxes are empty, as in all tasks here, so a toggled box vanishes.
@@ -95,12 +96,14 @@ class GridWorld:
         time: number of steps since each game began, [n].
     """
 
+    _state_fields = ("cells", "at", "heading", "carrying", "time")
+
     def __init__(self, n: int, width: int, height: int, margin: int) -> None:
         self.width, self.height, self.margin = width, height, margin
-        self.cells = np.full((n, width + 2 * margin, height + 2 * margin), code(WALL, GREY))
+        self.cells = np.full((n, width + 2 * margin, height + 2 * margin), code(WALL, GRAY))
         self.stride = self.cells.shape[2]
         self._first = np.arange(n) * (self.cells.shape[1] * self.stride)
-        self._ahead = AHEAD @ (self.stride, 1)
+        self._step_offsets = STEP_OFFSETS @ (self.stride, 1)
         self.at = self._first + margin * self.stride + margin
         self.heading = np.zeros(n, dtype=np.int64)
         self.carrying = np.zeros(n, dtype=np.uint32)
@@ -113,7 +116,7 @@ class GridWorld:
 
     @property
     def grid(self) -> NDArray[np.uint8]:
-        """Kind, colour and state of the cells, a copy [n, width, height, 3] uint8."""
+        """Kind, color and state of the cells, a copy [n, width, height, 3] uint8."""
         return as_bytes(np.ascontiguousarray(self.inside))[..., :3].copy()
 
     @property
@@ -124,9 +127,9 @@ class GridWorld:
 
     @property
     def begun(self) -> NDArray[np.bool_]:
-        """Whether each game has ever been started, [n] bool."""
-        begun: NDArray[np.bool_] = self.carrying != 0
-        return begun
+        """Mask of the games that have been started, [n] bool."""
+        carries: NDArray[np.bool_] = self.carrying != 0
+        return carries
 
     def without_margin(self, cells: NDArray[Item]) -> NDArray[Item]:
         """Return the grids in an array [n, W + 2 * margin, H + 2 * margin], a view [n, W, H]."""
@@ -153,45 +156,37 @@ class GridWorld:
         action = np.where(active, action, DONE)
         self.time += active
         flat = self.cells.reshape(-1)
-        front = self.at + self._ahead[self.heading]
+        front = self.at + self._step_offsets[self.heading]
         cell = flat[front]
-        kind, colour, state, _ = as_bytes(cell).T
+        kind, color, state, _ = as_bytes(cell).T
 
         forward = action == FORWARD
         door = kind == DOOR
-        self.at = np.where(forward & (_WALKABLE[kind] | (door & (state == OPEN))), front, self.at)
+        self.at = np.where(forward & (_IS_WALKABLE[kind] | (door & (state == OPEN))), front, self.at)
         self.heading = (self.heading + _TURN[action]) % 4
 
         free_hands = self.carrying == NOTHING
-        taken = (action == PICKUP) & free_hands & _PICKABLE[kind]
+        pickups = (action == PICKUP) & free_hands & _IS_PORTABLE[kind]
         dropped = (action == DROP) & ~free_hands & (cell == NOTHING)
 
         toggled = action == TOGGLE
-        worked = toggled & door
-        opened = worked & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEYS[colour])))
-        closed = worked & (state == OPEN)
+        toggled_door = toggled & door
+        unlocks = toggled_door & ((state == CLOSED) | ((state == LOCKED) & (self.carrying == _KEY_OF_COLOR[color])))
+        closed = toggled_door & (state == OPEN)
 
-        after = np.where(taken | dropped, self.carrying, cell)
-        self.carrying = np.where(taken | dropped, cell, self.carrying)
-        after[toggled & (kind == BOX)] = NOTHING
-        states = as_bytes(after)[:, 2]
-        states[opened] = OPEN
+        new_cells = np.where(pickups | dropped, self.carrying, cell)
+        self.carrying = np.where(pickups | dropped, cell, self.carrying)
+        new_cells[toggled & (kind == BOX)] = NOTHING
+        states = as_bytes(new_cells)[:, 2]
+        states[unlocks] = OPEN
         states[closed] = CLOSED
-        flat[front] = after
-        return RoomEvents(opened, np.where(taken, kind, UNSEEN), forward & (kind == GOAL), forward & (kind == LAVA))
-
-    def state_dict(self) -> State:
-        names = ("cells", "at", "heading", "carrying", "time")
-        return {name: getattr(self, name).copy() for name in names}
-
-    def load_state_dict(self, state: State) -> None:
-        for name, value in state.items():
-            setattr(self, name, value.copy())
+        flat[front] = new_cells
+        return RoomEvents(unlocks, np.where(pickups, kind, UNSEEN), forward & (kind == GOAL), forward & (kind == LAVA))
 
 
 def as_bytes(cells: NDArray[np.uint32]) -> NDArray[np.uint8]:
-    """Return cells [...] as a view [..., 4] uint8: kind, colour, state, agent."""
+    """Return cells [...] as a view [..., 4] uint8: kind, color, state, agent."""
     return cells[..., None].view(np.uint8)
 
 
-_KEYS = np.array([code(KEY, colour) for colour in range(6)])
+_KEY_OF_COLOR = np.array([code(KEY, color) for color in range(6)])

@@ -20,7 +20,7 @@ _EMPTY_CELL = (EMPTY, 0, 0)
 
 
 class MiniGridTask(RoomTask):
-    """Base class of tasks with the layouts of a MiniGrid environment after `reset(seed)`, with a seed drawn for each.
+    """Base class of tasks whose layouts are those of a MiniGrid environment after `reset(seed)` with a random seed.
 
     The environment is made when the first layout is drawn, and then reused.
     """
@@ -55,7 +55,7 @@ class DoorKey(MiniGridTask):
 
     def __init__(self, size: PositiveInt = 8) -> None:
         if size < 5:
-            raise ConfigError(f"doorkey: size={size} leaves no space for two rooms; 5 is the least")
+            raise ConfigError(f"doorkey: size={size} has no space for two rooms; use at least 5")
         self.width = self.height = size
         self.horizon = 10 * size**2
 
@@ -85,8 +85,8 @@ class UnlockPickup(MiniGridTask):
 
     def success(self, events: RoomEvents) -> NDArray[np.bool_]:
         """Return whether the agent picked up the box, [n] bool."""
-        picked: NDArray[np.bool_] = events.picked == BOX
-        return picked
+        has_box: NDArray[np.bool_] = events.picked == BOX
+        return has_box
 
 
 def layout_of(env: MiniGridEnv) -> RoomLayout:
@@ -97,7 +97,7 @@ def layout_of(env: MiniGridEnv) -> RoomLayout:
     """
     objects = env.grid.grid
     if any(item is not None and item.contains is not None for item in objects):
-        raise ConfigError("rooms know empty boxes only, and this layout has a box with something in it")
+        raise ConfigError("boxes in rooms must be empty, and this layout has a box with contents")
     rows = [_EMPTY_CELL if item is None else item.encode() for item in objects]
     cells = np.array(rows, dtype=np.uint8).reshape(env.height, env.width, 3).transpose(1, 0, 2)
     x, y = env.agent_pos

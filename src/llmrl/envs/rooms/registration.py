@@ -12,7 +12,7 @@ IDS = tuple(_CLASSES)
 
 
 def register() -> None:
-    """Let `gymnasium.make` know the rooms; calling it again does nothing.
+    """Register the rooms with Gymnasium; calling it again does nothing.
 
     `gymnasium.make("llmrl.envs.rooms.gymnasium_envs:llmrl/SimpleDoorKey-v0")` does it by itself.
     """

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
+from llmrl.core.state_fields import StateFields
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.rooms import grid_rendering
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
@@ -22,11 +23,12 @@ from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, FieldOfView, Viewer
 ChannelName = Literal["grid", "view", "direction"]
 
 CODES = (11, 6, 3, 5)
-"""Numbers of codes of a cell: MiniGrid's objects, colours and door states, and the agent's heading (4: no agent)."""
+"""Number of values of each code of a cell: MiniGrid's objects, colors and door states, and the agent's heading (4: no
+agent)."""
 
 
-class RoomsEnv:
-    """A vectorised environment of `n_envs` games with one agent each.
+class RoomsEnv(StateFields):
+    """A vectorized environment of `n_envs` games with one agent each.
 
     **Actions.** Those of MiniGrid: left, right, forward, pickup, drop, toggle, done (which does nothing).
 
@@ -58,6 +60,8 @@ class RoomsEnv:
         ConfigError: a view size that is even or out of range, no channel, or a repeated one.
     """
 
+    _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
+
     spec: EnvSpec
     place = (0, 1)
 
@@ -70,15 +74,15 @@ class RoomsEnv:
         horizon: PositiveInt | None = None,
         observe: Sequence[ChannelName] = ("grid",),
     ) -> None:
-        self._made_of = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
+        self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW:
-            raise ConfigError(f"agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
+            raise ConfigError(f"env.agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
         if not observe or len(set(observe)) < len(observe):
             raise ConfigError(f"observe={list(observe)} must name one or more of grid, view, direction, each once")
         self._task = task
         self._horizon = horizon or task.horizon
         self._world = GridWorld(n_envs, task.width, task.height, margin=agent_view_size - 1)
-        self._eyes = Viewer(self._world, agent_view_size)
+        self._viewer = Viewer(self._world, agent_view_size)
         self._map = ExploredMap(self._world) if "grid" in observe else None
         channels = {
             "grid": Channel((task.width, task.height, 4), "uint8", 0, 10, codes=CODES),
@@ -98,54 +102,56 @@ class RoomsEnv:
         )
         self._roots = [seeds.integer("layouts")]  # one for each equal group of games
         self._groups = 1
-        self._drawn = np.zeros(n_envs, dtype=np.int64)  # layouts since the last seeding
+        self._drawn = np.zeros(n_envs, dtype=np.int64)  # number of layouts since the last seeding
         self._terminated = np.zeros(n_envs, dtype=bool)
         self._truncated = np.zeros(n_envs, dtype=bool)
 
     def one_game(self) -> RoomsEnv:
         """Return the same environment with a single independent game."""
-        made: Any = self._made_of
-        return guarded(RoomsEnv(**made, n_envs=1))
+        options: Any = self._init_kwargs
+        return guarded(RoomsEnv(**options, n_envs=1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
 
-        `seed` begins new series of layouts; a sequence seeds equal groups of games separately (`VecEnv.reset`)."""
+        `seed` begins new series of layouts; a sequence seeds equal groups of games separately (`VecEnv.reset`).
+        """
         if seed is not None:
-            several = seed if isinstance(seed, Sequence) else [seed]
-            self._roots = [Seeds(each).integer("layouts") for each in several]
+            seeds = seed if isinstance(seed, Sequence) else [seed]
+            self._roots = [Seeds(root_seed).integer("layouts") for root_seed in seeds]
             self._drawn[:] = 0
         n_envs = self.spec.n_envs
-        chosen = np.arange(n_envs) if mask is None else np.flatnonzero(np.asarray(mask, dtype=bool))
-        games = chosen.tolist()
+        indices = np.arange(n_envs) if mask is None else np.flatnonzero(np.asarray(mask, dtype=bool))
+        games = indices.tolist()
         streams = [Seeds(root) for root in self._roots]
-        own = self.spec.games_per_group(len(streams))  # games that share a root
-        alike = own if len(streams) > 1 else n_envs // self._groups
+        games_per_root = self.spec.games_per_group(len(streams))  # number of games that share a root
+        group_size = games_per_root if len(streams) > 1 else n_envs // self._groups
         numbers = [
-            streams[game // own].child(self.place[0] + game % alike).numpy(int(self._drawn[game])) for game in games
+            streams[game // games_per_root].child(self.place[0] + game % group_size).numpy(int(self._drawn[game]))
+            for game in games
         ]
         self._world.begin(games, [self._task.draw(rng) for rng in numbers])
-        self._drawn[chosen] += 1
-        self._terminated[chosen] = self._truncated[chosen] = False
+        self._drawn[indices] += 1
+        self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
-            self._map.forget(chosen)
+            self._map.forget(indices)
         return self._observe()
 
     def step(self, action: Array) -> Step:
-        """Advance all games by `action` [n_envs, 1]. Games that have ended stay as they are.
+        """Advance all games by `action` [n_envs, 1]. Games that have ended do not change.
 
         Raises:
             ValueError: wrong shape, an action is not in 0 .. 6, or a game was never reset.
         """
-        chosen = np.asarray(action)
-        if chosen.shape != (self.spec.n_envs, 1):
-            raise ValueError(f"actions must be [{self.spec.n_envs}, 1], got an array of shape {list(chosen.shape)}")
-        if chosen.min() < 0 or chosen.max() >= len(ACTION_NAMES):
-            raise ValueError(f"actions must be 0 to {len(ACTION_NAMES) - 1}, got {chosen.min()} to {chosen.max()}")
+        actions = np.asarray(action)
+        if actions.shape != (self.spec.n_envs, 1):
+            raise ValueError(f"actions must be [{self.spec.n_envs}, 1], got an array of shape {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() >= len(ACTION_NAMES):
+            raise ValueError(f"actions must be 0 to {len(ACTION_NAMES) - 1}, got {actions.min()} to {actions.max()}")
         if not self._world.begun.all():
             raise ValueError("reset() must be called before step()")
         active = ~(self._terminated | self._truncated)
-        events = self._world.step(chosen[:, 0], active)
+        events = self._world.step(actions[:, 0], active)
         success = self._task.success(events)
         self._terminated |= success | events.lava
         self._truncated |= active & (self._world.time >= self._horizon)
@@ -171,7 +177,7 @@ class RoomsEnv:
             self._drawn[:] = self._drawn.max()
 
     def set_mechanism(self, values: Array) -> None:
-        raise ConfigError(f"{self.spec.name} has no mechanism, so there are no values to set")
+        raise ConfigError(f"{self.spec.name} has no mechanism, so no values can be set")
 
     def set_context(self, context: int) -> None:
         raise ConfigError(f"{self.spec.name} has no contexts")
@@ -179,42 +185,21 @@ class RoomsEnv:
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, drawn by MiniGrid.
 
-        If agents observe `grid`, the frame shows their map, with unseen cells in light grey. Otherwise it shows the
+        If agents observe `grid`, the frame shows their map, with unseen cells in light gray. Otherwise it shows the
         whole world, with the visible cells highlighted.
 
         Raises:
             ConfigError: the game was never reset.
         """
         if not self._world.begun[index]:
-            raise ConfigError(f"{self.spec.name} has no picture to show: call reset() first")
+            raise ConfigError(f"{self.spec.name} has no frame to show; call reset() first")
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
             return grid_rendering.draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
-        now = ExploredMap(self._world)
-        now.add(self._eyes.look())
-        return grid_rendering.draw(cells, (x, y), heading, bright=self._world.without_margin(now.seen)[index])
-
-    def state_dict(self) -> State:
-        return {
-            "world": self._world.state_dict(),
-            "map": None if self._map is None else self._map.state_dict(),
-            "roots": list(self._roots),
-            "groups": self._groups,
-            "drawn": self._drawn.copy(),
-            "terminated": self._terminated.copy(),
-            "truncated": self._truncated.copy(),
-        }
-
-    def load_state_dict(self, state: State) -> None:
-        self._world.load_state_dict(state["world"])
-        if self._map is not None:
-            self._map.load_state_dict(state["map"])
-        # States saved by an earlier version have a single root, `root`.
-        self._roots, self._groups = list(state.get("roots") or [state["root"]]), state["groups"]
-        self._drawn = state["drawn"].copy()
-        self._terminated = state["terminated"].copy()
-        self._truncated = state["truncated"].copy()
+        visible_map = ExploredMap(self._world)
+        visible_map.add(self._viewer.look())
+        return grid_rendering.draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
 
     def close(self) -> None:
         """Do nothing: there are no resources."""
@@ -222,14 +207,14 @@ class RoomsEnv:
     def _observe(self) -> Observation:
         sight: FieldOfView | None = None
         if self._map is not None or "view" in self.spec.observation:
-            sight = self._eyes.look()
-        seen: Observation = {}
+            sight = self._viewer.look()
+        observation: Observation = {}
         for name in self.spec.observation:
             if name == "grid" and self._map is not None and sight is not None:
                 self._map.add(sight)
-                seen[name] = self._map.image()[:, None]
+                observation[name] = self._map.image()[:, None]
             elif name == "view" and sight is not None:
-                seen[name] = self._eyes.view(sight)[:, None]
+                observation[name] = self._viewer.view(sight)[:, None]
             else:
-                seen[name] = np.eye(4, dtype=np.float32)[self._world.heading][:, None]
-        return seen
+                observation[name] = np.eye(4, dtype=np.float32)[self._world.heading][:, None]
+        return observation

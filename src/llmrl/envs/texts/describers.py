@@ -1,9 +1,9 @@
-"""Environments that put themselves into words, and a draft for those that nobody has put into words."""
+"""Describers of environments that have their own texts, and drafts for environments without a text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,85 +11,87 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
 from llmrl.envs.gym.channel_spaces import continuous_actions
+from llmrl.envs.gym.gymnasium_games import step_limit
 from llmrl.envs.gym.success import SuccessCriterion
-from llmrl.envs.texts.env_arguments import EnvKwargs
-from llmrl.envs.texts.instance_facts import changed, join_paragraphs, limit, success
+from llmrl.envs.texts.env_arguments import EnvKwargs, format_value
 from llmrl.envs.texts.observation_format import check_actions, observation_formatter, states_rule
-from llmrl.envs.texts.schema import DECIMALS, Field, pairs, parse_text
+from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions, parse_text
 
 if TYPE_CHECKING:
     import gymnasium
 
 METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
-"""What an environment, or a wrapper around it, offers that speaks for itself: a text; a mapping of the names of an
-observation to texts or to mappings with a `description`; and a mapping of actions to texts. An action's key is what a
-player answers."""
+"""Methods of an environment, or of a wrapper around it, that describe it. They return the goal; a mapping from names of
+an observation to texts or to mappings with a `description`; and a mapping from actions to texts. The key of an action
+is the answer of a player."""
 
 
 class EnvDescriber:
-    """`env.text=own`: the environment, or a wrapper around it, has the methods of `METHODS`.
+    """`env.text=own`: a describer for an environment, or a wrapper around it, that has the methods of `METHODS`.
 
-    What it says is told as it is: what its arguments mean is its own business.
+    Its texts are used unchanged; they must explain the arguments of the environment themselves.
 
     Raises:
-        ConfigError: it lacks one of them, or what they give does not fit its spaces.
+        ConfigError: a method is missing, or its result does not match the spaces.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         name = _name(env)
-        goal, observation, actions = (_called(env, method, name) for method in METHODS)
-        # `type` is customary there; what a value may be is told by the other keys.
+        goal, observation, actions = (_call(env, method, name) for method in METHODS)
+        # `type` is a common key; here, the other keys describe the values.
         fields = {str(n): _without_type(entry) for n, entry in dict(observation).items()}
         keys = sorted(actions) if all(isinstance(key, int) for key in actions) else list(actions)
-        where = f"{name} (its own words)"
+        origin = f"{name} (its own words)"
         text = parse_text(
-            {"goal": goal, "observation": fields, "actions": {str(key): str(actions[key]) for key in keys}}, where
+            {"goal": goal, "observation": fields, "actions": {str(key): str(actions[key]) for key in keys}}, origin
         )
-        self._tell = observation_formatter(env.observation_space, text.observation, text.decimals, where)
-        check_actions(text.actions, env.action_space, where)
+        self._format = observation_formatter(env.observation_space, text.observation, text.decimals, origin)
+        check_actions(text.actions, env.action_space, origin)
         states = states_rule(env.observation_space, text.observation)
-        goal = join_paragraphs(text.goal, limit(env), success(criterion))
-        self.game = EnvDescription(goal, pairs(text.observation), text.actions, states=states)
+        goal = join_paragraphs(text.goal, step_limit_text(env), success_text(criterion))
+        self.game = EnvDescription(goal, field_descriptions(text.observation), text.actions, states=states)
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        return json.dumps(self._tell(observation), ensure_ascii=False)
+        return json.dumps(self._format(observation), ensure_ascii=False)
 
 
 class AutoDescriber:
-    """`env.text=auto`: names and ranges as far as the spaces tell them. Good enough to try; a text of one's own is
-    better."""
+    """`env.text=auto`: a describer that derives names and ranges from the spaces.
+
+    It is sufficient for first experiments; a text written for the environment is better.
+    """
 
     def __init__(self, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None) -> None:
         fields = draft(env.observation_space)
-        self._tell = observation_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
+        self._format = observation_formatter(env.observation_space, fields, DECIMALS, f"the draft of {_name(env)}")
         goal = join_paragraphs(
             f"The game is {_name(env)} of Gymnasium. Collect as much reward as you can over an episode.",
-            changed(EnvKwargs(env)),
-            limit(env),
-            success(criterion),
+            changed_settings_text(EnvKwargs(env)),
+            step_limit_text(env),
+            success_text(criterion),
         )
-        self.game = EnvDescription(goal, pairs(fields), draft_actions(env.action_space))
+        self.game = EnvDescription(goal, field_descriptions(fields), draft_actions(env.action_space))
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        return json.dumps(self._tell(observation), ensure_ascii=False)
+        return json.dumps(self._format(observation), ensure_ascii=False)
 
 
 def draft(space: Any) -> tuple[Field, ...]:
-    """A field for each member of an observation, with what the space tells of it."""
+    """Return a field for each member of an observation, with what the space specifies."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return tuple(_drafted(name, sub) for name, sub in space.spaces.items())
+        return tuple(_draft_field(name, sub) for name, sub in space.spaces.items())
     if isinstance(space, spaces.Tuple):
-        return tuple(_drafted(f"part_{i}", sub) for i, sub in enumerate(space.spaces))
+        return tuple(_draft_field(f"part_{i}", sub) for i, sub in enumerate(space.spaces))
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         bounds = zip(space.low.tolist(), space.high.tolist(), strict=True)
         return tuple(Field(f"number_{i}", "a number", range=_range(*ends)) for i, ends in enumerate(bounds))
-    return (_drafted("observation", space),)
+    return (_draft_field("observation", space),)
 
 
 def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
-    """(what to answer, what it does), as far as the space tells."""
+    """Return (answer, effect) of each action, as far as the space specifies them."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -100,12 +102,14 @@ def draft_actions(space: Any) -> tuple[tuple[str, str], ...]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         numbers = continuous_actions(space, "a game")
         assert numbers is not None
-        told = zip(numbers.names, numbers.low, numbers.high, numbers.whole, strict=True)
-        return tuple((name, f"a {'whole ' * whole}number from {low:g} to {high:g}") for name, low, high, whole in told)
+        bounds = zip(numbers.names, numbers.low, numbers.high, numbers.whole, strict=True)
+        return tuple(
+            (name, f"a {'whole ' * integral}number from {low:g} to {high:g}") for name, low, high, integral in bounds
+        )
     return tuple((f"action_{i}", "a whole number") for i in range(int(np.prod(space.shape))))
 
 
-def _drafted(name: str, space: Any) -> Field:
+def _draft_field(name: str, space: Any) -> Field:
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -126,19 +130,16 @@ def _range(low: float, high: float) -> tuple[float | str, float | str] | None:
     return (low, high) if np.isfinite(low) and np.isfinite(high) and abs(high) < 1e6 and abs(low) < 1e6 else None
 
 
-def _called(env: Any, name: str, where: str) -> Any:
-    """What a method of the environment or of a wrapper around it gives, the outermost first."""
+def _call(env: Any, name: str, origin: str) -> Any:
+    """Return the result of a method of the environment or of the outermost wrapper that has it."""
     layer = env
     while True:
-        # A wrapper of Gymnasium hides nothing it does not define.
+        # A Gymnasium wrapper forwards the attributes that it does not define.
         method = vars(type(layer)).get(name) or getattr(type(layer), name, None)
         if method is not None:
             return getattr(layer, name)()
         if not hasattr(layer, "env"):
-            raise ConfigError(
-                f"{where} does not put itself into words: it has no method {name}; env.text=own needs "
-                f"{', '.join(METHODS)}"
-            )
+            raise ConfigError(f"{origin} has no method {name}; env.text=own requires the methods {', '.join(METHODS)}")
         layer = layer.env
 
 
@@ -148,3 +149,41 @@ def _name(env: Any) -> str:
 
 def _without_type(entry: Any) -> Any:
     return {k: v for k, v in entry.items() if k != "type"} if isinstance(entry, Mapping) else entry
+
+
+def step_limit_text(env: gymnasium.Env[Any, Any]) -> str:
+    """Return a sentence about the maximum number of steps of an episode; "" if it is unlimited or unknown."""
+    steps = step_limit(env)
+    return "" if steps is None else f"An episode ends after {steps} step{'s' * (steps != 1)} at the latest."
+
+
+def changed_settings_text(arguments: EnvKwargs, excluded: Collection[str] = ()) -> str:
+    """Return a sentence about arguments that differ from their defaults; "" if there are none.
+
+    Arguments in `excluded` are left out.
+    """
+    settings = [f"{name} = {format_value(x)}" for name, x in arguments.changed().items() if name not in excluded]
+    return f"Changed settings of the game: {', '.join(settings)}." if settings else ""
+
+
+def success_text(criterion: SuccessCriterion | None, meanings: Mapping[str, str] | None = None) -> str:
+    """Return a sentence about the criterion of a successful episode; "" if there is none.
+
+    Args:
+        criterion: criterion of success; None: there is none.
+        meanings: meaning of each criterion in this game, as the end of a sentence, by its text (`str`).
+    """
+    if criterion is None:
+        return ""
+    meaning = (meanings or {}).get(str(criterion))
+    if meaning is None and criterion.at is None:
+        meaning = "the game ends by itself, not because the steps have run out"
+    elif meaning is None:
+        quantity = "the sum of its rewards" if criterion.kind == "return" else "the reward of one of its steps"
+        meaning = f"{quantity} is {criterion.at:g} or more"
+    return f"An episode is a success if {meaning}."
+
+
+def join_paragraphs(*sentences: str) -> str:
+    """Return the non-empty texts as paragraphs."""
+    return "\n".join(sentence for sentence in sentences if sentence)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from llmrl.envs.gym.gymnasium_games import limit_of
+from llmrl.envs.gym.gymnasium_games import step_limit
 
 if TYPE_CHECKING:
     import gymnasium
@@ -17,7 +17,7 @@ _DRAWING = (
     *("screen_size", "screen_width", "screen_height", "screen_scaling", "tile_size", "highlight", "agent_pov"),
 )
 """Arguments for rendering, which are irrelevant to language-model players; MuJoCo also has `width` and `height`."""
-_LONGEST = 100
+_MAX_LENGTH = 100
 """Maximum length of a value as text, characters."""
 
 
@@ -32,17 +32,17 @@ class EnvKwargs:
         game = env.unwrapped
         parameters = inspect.signature(type(game).__init__).parameters.values()
         self._defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-        self._given: Mapping[str, Any] | None = None if env.spec is None else env.spec.kwargs
-        self._registered = _registered(env)
+        self._kwargs: Mapping[str, Any] | None = None if env.spec is None else env.spec.kwargs
+        self._registered = _registry_defaults(env)
         # Properties are left out, because some depend on the current state.
-        self._held = vars(game)
-        self._silent = {*_DRAWING, *(("max_steps",) if limit_of(env) is not None else ())}
+        self._attributes = vars(game)
+        self._ignored = {*_DRAWING, *(("max_steps",) if step_limit(env) is not None else ())}
         if any(base.__name__ == "MujocoEnv" for base in type(game).__mro__):
-            self._silent |= {"width", "height"}
+            self._ignored |= {"width", "height"}
 
-    def known(self, name: str) -> bool:
+    def has_value(self, name: str) -> bool:
         """Return whether there is such an argument and its value is known."""
-        return name in (self._given or {}) or name in self._defaults
+        return name in (self._kwargs or {}) or name in self._defaults
 
     def value(self, name: str) -> Any:
         """Return the value of an argument.
@@ -50,29 +50,32 @@ class EnvKwargs:
         Raises:
             KeyError: the value is not known.
         """
-        if self._given is not None and name in self._given:
-            value = self._given[name]
+        if self._kwargs is not None and name in self._kwargs:
+            value = self._kwargs[name]
         else:
             default = self._defaults[name]
-            value = self._held.get(f"_{name}", self._held.get(name, default))
+            value = self._attributes.get(f"_{name}", self._attributes.get(name, default))
         # Environments accept 1 and 0 for true and false.
         return bool(value) if isinstance(self._defaults.get(name), bool) and isinstance(value, int) else value
 
     def changed(self) -> dict[str, Any]:
         """Return the arguments that differ from the defaults of the environment's id and class, by name.
 
-        Arguments that only concern rendering or the limit of steps are left out."""
+        Arguments that only concern rendering or the limit of steps are left out.
+        """
         usual = {**self._defaults, **self._registered}
-        if self._given is not None:
-            names = [name for name in self._given if name not in self._silent]
+        if self._kwargs is not None:
+            names = [name for name in self._kwargs if name not in self._ignored]
         else:
-            # Only plain numbers are certain to be stored as they were given.
-            names = [n for n, x in usual.items() if isinstance(x, bool | int | float) and n not in self._silent]
+            # Only plain numbers are certain to be stored as given.
+            names = [n for n, x in usual.items() if isinstance(x, bool | int | float) and n not in self._ignored]
         unusual = {name: self.value(name) for name in names}
-        return {name: x for name, x in unusual.items() if name not in usual or shown(x) != shown(usual[name])}
+        return {
+            name: x for name, x in unusual.items() if name not in usual or format_value(x) != format_value(usual[name])
+        }
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as text for language-model players.
 
     >>> shown(1e-4), shown(True), shown((0.7, float("inf")))
@@ -85,11 +88,11 @@ def shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}" if math.isfinite(value) else str(value).replace("inf", "infinity")
     if isinstance(value, list | tuple):
-        return f"({', '.join(shown(x) for x in value)})"[:_LONGEST]
-    return " ".join(str(value).split())[:_LONGEST]
+        return f"({', '.join(format_value(x) for x in value)})"[:_MAX_LENGTH]
+    return " ".join(str(value).split())[:_MAX_LENGTH]
 
 
-def _registered(env: gymnasium.Env[Any, Any]) -> Mapping[str, Any]:
+def _registry_defaults(env: gymnasium.Env[Any, Any]) -> Mapping[str, Any]:
     """Return the arguments that are registered with the environment's id."""
     import gymnasium
 

@@ -1,4 +1,4 @@
-"""From an observation of any Gymnasium space to named values that JSON can hold."""
+"""Conversion of observations of any Gymnasium space into named values for JSON."""
 
 from __future__ import annotations
 
@@ -14,48 +14,51 @@ from llmrl.envs.texts.schema import Field
 if TYPE_CHECKING:
     from gymnasium import Space
 
-Tell = Callable[[Any], dict[str, Any]]
-"""From one game's observation to what is told of it, by name."""
+Formatter = Callable[[Any], dict[str, Any]]
+"""Function from one game's observation to its named values."""
 
 
-def observation_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, where: str) -> Tell:
-    """What tells observations of `space` under the names of `fields`.
+def observation_formatter(space: Space[Any], fields: Sequence[Field], decimals: int, source: str) -> Formatter:
+    """Return a function that converts observations of `space` into values named by `fields`.
 
-    Numbers are told in the order of a flat Box, members in that of a Tuple, entries of a Dict by their keys. A Discrete
-    observation is one number made of the fields' own, the last varying fastest (row and column of a map).
+    Numbers are in the order of a flat Box, members in that of a Tuple, entries of a Dict by their keys. A Discrete
+    observation is one number that combines those of all fields; the last field varies fastest (row and column of a
+    map).
 
     Args:
-        space: of observations.
-        fields: what they hold.
+        space: observation space.
+        fields: named parts of an observation.
         decimals: digits after the point of real numbers.
-        where: what the fields belong to, for messages.
+        source: origin of the fields, for messages.
 
     Raises:
-        ConfigError: the fields are not those of the space.
+        ConfigError: the fields do not match the space.
     """
     from gymnasium import spaces
 
     if isinstance(space, spaces.Dict):
-        return _by_key(space.spaces, fields, decimals, where)
+        return _dict_formatter(space.spaces, fields, decimals, source)
     if isinstance(space, spaces.Tuple):
         if len(fields) != len(space.spaces):
-            raise ConfigError(f"{where} has {len(fields)} fields, and the observation has {len(space.spaces)} members")
-        parts = [_part(sub, field, decimals, where) for sub, field in zip(space.spaces, fields, strict=True)]
-        return lambda seen: {f.name: part(x) for f, part, x in zip(fields, parts, seen, strict=True)}
+            raise ConfigError(f"{source} has {len(fields)} fields, and the observation has {len(space.spaces)} members")
+        parts = [
+            _member_formatter(sub, field, decimals, source) for sub, field in zip(space.spaces, fields, strict=True)
+        ]
+        return lambda observation: {f.name: part(x) for f, part, x in zip(fields, parts, observation, strict=True)}
     if isinstance(space, spaces.Discrete):
-        return _digits(space, fields, where)
+        return _discrete_formatter(space, fields, source)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        return _numbers(space, fields, decimals, where)
+        return _array_formatter(space, fields, decimals, source)
     if len(fields) != 1:
-        raise ConfigError(f"{where} has {len(fields)} fields, and the observation is one {type(space).__name__}")
+        raise ConfigError(f"{source} has {len(fields)} fields, and the observation is one {type(space).__name__}")
     [field] = fields
-    return lambda seen: {field.name: plain(seen, decimals)}
+    return lambda observation: {field.name: plain(observation, decimals)}
 
 
 def plain(value: Any, decimals: int) -> Any:
-    """`value` as JSON knows it: arrays become lists, real numbers are rounded, numbers that are none become words."""
+    """Return `value` as a JSON type: arrays become lists, floats are rounded, infinity and NaN become strings."""
     if isinstance(value, float):
-        # JSON has neither infinity nor NaN; -0.0 reads like a mistake.
+        # JSON has neither infinity nor NaN; -0.0 would look like a mistake.
         return round(value, decimals) + 0.0 if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
         return {str(key): plain(x, decimals) for key, x in value.items()}
@@ -68,61 +71,66 @@ def plain(value: Any, decimals: int) -> Any:
     return value if isinstance(value, bool | int | str) or value is None else str(value)
 
 
-def _by_key(parts: Mapping[str, Space[Any]], fields: Sequence[Field], decimals: int, where: str) -> Tell:
-    named = {field.name: field for field in fields}
-    if missing := [key for key in parts if key not in named]:
-        raise ConfigError(f"{where} lacks {missing[0]!r}, which is part of the observation")
-    if unknown := [key for key in named if key not in parts]:
-        raise ConfigError(f"{where} has {unknown[0]!r}, and the observation has: {', '.join(parts)}")
-    tell = {field.name: _part(parts[field.name], field, decimals, where) for field in fields}
-    return lambda seen: {key: part(seen[key]) for key, part in tell.items()}
+def _dict_formatter(parts: Mapping[str, Space[Any]], fields: Sequence[Field], decimals: int, path: str) -> Formatter:
+    fields_by_name = {field.name: field for field in fields}
+    if missing := [key for key in parts if key not in fields_by_name]:
+        raise ConfigError(f"{path} lacks {missing[0]!r}, which is part of the observation")
+    if unknown := [key for key in fields_by_name if key not in parts]:
+        raise ConfigError(f"{path} has {unknown[0]!r}, and the observation has: {', '.join(parts)}")
+    format_observation = {field.name: _member_formatter(parts[field.name], field, decimals, path) for field in fields}
+    return lambda observation: {key: part(observation[key]) for key, part in format_observation.items()}
 
 
-def _part(space: Space[Any], field: Field, decimals: int, where: str) -> Callable[[Any], Any]:
-    """A member of a larger observation: a value, or more names inside it."""
+def _member_formatter(space: Space[Any], field: Field, decimals: int, path: str) -> Callable[[Any], Any]:
+    """Return a formatter of one member of an observation.
+
+    The member is a value, or a mapping if its field has fields.
+    """
     from gymnasium import spaces
 
     if field.fields:
-        return observation_formatter(space, field.fields, decimals, f"{where}.{field.name}")
+        return observation_formatter(space, field.fields, decimals, f"{path}.{field.name}")
     if isinstance(space, spaces.Discrete):
         start, values = int(space.start), field.values
         if values and len(values) != int(space.n):
-            raise ConfigError(f"{where}.{field.name}: {len(values)} values, and it can be one of {int(space.n)}")
-        return (lambda seen: values[int(seen) - start]) if values else (lambda seen: int(seen))
+            raise ConfigError(f"{path}.{field.name}: {len(values)} values, and it can be one of {int(space.n)}")
+        return (
+            (lambda observation: values[int(observation) - start]) if values else (lambda observation: int(observation))
+        )
     if (field.values or field.size is not None) and isinstance(
         space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
     ):
-        tell = _numbers(space, [field], decimals, where)
-        return lambda seen: tell(seen)[field.name]
-    return lambda seen: plain(_single(seen), decimals)
+        format_observation = _array_formatter(space, [field], decimals, path)
+        return lambda observation: format_observation(observation)[field.name]
+    return lambda observation: plain(_unwrap_single(observation), decimals)
 
 
-def _single(value: Any) -> Any:
-    """An array of one number is told as the number."""
+def _unwrap_single(value: Any) -> Any:
+    """Return the number of an array with one element; any other value unchanged."""
     return value.reshape(-1)[0] if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
-def _digits(space: Any, fields: Sequence[Field], where: str) -> Tell:
+def _discrete_formatter(space: Any, fields: Sequence[Field], path: str) -> Formatter:
     n, start = int(space.n), int(space.start)
     if len(fields) == 1 and not fields[0].values and fields[0].size in (None, n):
         [name] = [field.name for field in fields]
-        return lambda seen: {name: int(seen)}
+        return lambda observation: {name: int(observation)}
     sizes = [field.states for field in fields]
     if int(np.prod(sizes)) != n:
-        shown = " x ".join(f"{field.name} {size}" for field, size in zip(fields, sizes, strict=True))
-        raise ConfigError(f"{where} tells {shown} = {int(np.prod(sizes))} states apart, and there are {n}")
+        product = " x ".join(f"{field.name} {size}" for field, size in zip(fields, sizes, strict=True))
+        raise ConfigError(f"{path} tells {product} = {int(np.prod(sizes))} states apart, and there are {n}")
 
-    def tell(seen: Any) -> dict[str, Any]:
-        digits = np.unravel_index(int(seen) - start, sizes)
+    def format_observation(observation: Any) -> dict[str, Any]:
+        digits = np.unravel_index(int(observation) - start, sizes)
         return {
             f.name: f.values[int(digit)] if f.values else int(digit) for f, digit in zip(fields, digits, strict=True)
         }
 
-    return tell
+    return format_observation
 
 
 def states_rule(space: Space[Any], fields: Sequence[Field]) -> str:
-    """How the fields of a state number s follow from it, see `EnvDescription.states`; empty for other observations.
+    """Return the rule that gives the fields of a state number s (see `EnvDescription.states`); "" if there is none.
 
     >>> from gymnasium.spaces import Discrete
     >>> states_rule(Discrete(48), [Field("row", "", size=4), Field("column", "", size=12)])
@@ -134,75 +142,82 @@ def states_rule(space: Space[Any], fields: Sequence[Field]) -> str:
         return ""
     if len(fields) == 1 and not fields[0].values:
         return "" if fields[0].name == "state" else f"{fields[0].name} = s"
-    rules, below = [], int(space.n)
+    rules, divisor = [], int(space.n)
     for i, field in enumerate(fields):
-        below //= field.states
-        rule = "s" + (f" // {below}" if below > 1 else "") + (f" % {field.states}" if i > 0 else "")
+        divisor //= field.states
+        rule = "s" + (f" // {divisor}" if divisor > 1 else "") + (f" % {field.states}" if i > 0 else "")
         words = ", ".join(f'{k} "{value}"' for k, value in enumerate(field.values))
         rules.append(f"{field.name} = {rule}" + (f" ({words})" if words else ""))
     return ", ".join(rules)
 
 
-def _numbers(space: Any, fields: Sequence[Field], decimals: int, where: str) -> Tell:
+def _array_formatter(space: Any, fields: Sequence[Field], decimals: int, path: str) -> Formatter:
     total = int(np.prod(space.shape))
     if len(fields) == 1 and not fields[0].fields and not fields[0].values and fields[0].size is None:
         [name] = [field.name for field in fields]
-        return lambda seen: {name: plain(_single(np.asarray(seen)), decimals)}
+        return lambda observation: {name: plain(_unwrap_single(np.asarray(observation)), decimals)}
     sizes = [field.numbers for field in fields]
     if sum(sizes) != total:
         raise ConfigError(
-            f"{where} names {sum(sizes)} numbers ({', '.join(field.name for field in fields)}), and the observation "
+            f"{path} names {sum(sizes)} numbers ({', '.join(field.name for field in fields)}), and the observation "
             f"has {total}"
         )
-    if several := [field for field in fields if field.values and field.numbers > 1]:
+    if invalid_fields := [field for field in fields if field.values and field.numbers > 1]:
         raise ConfigError(
-            f"{where}.{several[0].name} has values, which name one number, and {several[0].numbers} numbers"
+            f"{path}.{invalid_fields[0].name} has {invalid_fields[0].numbers} numbers and `values`, which can name "
+            "only one number; remove `values`"
         )
     starts = np.cumsum([0, *sizes]).tolist()
-    _check_values(space, fields, starts, where)
-    # A named part of a Box is told like a Box of its own.
-    inner = [(field.name, first, first + size, _named(field, decimals)) for field, first, size in _zip(fields, starts)]
+    _check_values(space, fields, starts, path)
+    # A named part of a Box is formatted like a separate Box.
+    parts = [
+        (field.name, start, start + size, _format_field(field, decimals))
+        for field, start, size in _field_offsets(fields, starts)
+    ]
 
-    def tell(seen: Any) -> dict[str, Any]:
-        numbers = np.asarray(seen).reshape(-1).tolist()
-        return {name: part(numbers[first:last]) for name, first, last, part in inner}
+    def format_observation(observation: Any) -> dict[str, Any]:
+        numbers = np.asarray(observation).reshape(-1).tolist()
+        return {name: part(numbers[start:stop]) for name, start, stop, part in parts}
 
-    return tell
+    return format_observation
 
 
-def _check_values(space: Any, fields: Sequence[Field], starts: Sequence[int], where: str) -> None:
-    """Raise ConfigError where values name a number that need not be one of 0, 1, ...: names would hide what it is."""
+def _check_values(space: Any, fields: Sequence[Field], starts: Sequence[int], path: str) -> None:
+    """Raise ConfigError if values name a number that may be other than 0, 1, ...: the names would hide it."""
     if space.dtype.kind != "f":
         return
     low, high = np.ravel(space.low).tolist(), np.ravel(space.high).tolist()
-    for field, first in zip(fields, starts, strict=False):
+    for field, start in zip(fields, starts, strict=False):
         if field.fields:
-            inner = np.cumsum([first, *(part.numbers for part in field.fields)]).tolist()
-            _check_values(space, field.fields, inner, f"{where}.{field.name}")
-        elif field.values and (low[first], high[first]) != (0, len(field.values) - 1):
+            parts = np.cumsum([start, *(part.numbers for part in field.fields)]).tolist()
+            _check_values(space, field.fields, parts, f"{path}.{field.name}")
+        elif field.values and (low[start], high[start]) != (0, len(field.values) - 1):
             raise ConfigError(
-                f"{where}.{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and "
-                f"it is a real number from {low[first]:g} to {high[first]:g}: leave values out, and say what it means "
+                f"{path}.{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and "
+                f"it is a real number from {low[start]:g} to {high[start]:g}: leave values out, and say what it means "
                 "in its description"
             )
 
 
-def _zip(fields: Sequence[Field], starts: Sequence[int]) -> list[tuple[Field, int, int]]:
-    return [(field, first, field.numbers) for field, first in zip(fields, starts, strict=False)]
+def _field_offsets(fields: Sequence[Field], starts: Sequence[int]) -> list[tuple[Field, int, int]]:
+    return [(field, start, field.numbers) for field, start in zip(fields, starts, strict=False)]
 
 
-def _named(field: Field, decimals: int) -> Callable[[list[float]], Any]:
-    """From the numbers of a field to what is told of them."""
+def _format_field(field: Field, decimals: int) -> Callable[[list[float]], Any]:
+    """Return a function that converts the numbers of a field into its value."""
     if field.fields:
         starts = np.cumsum([0, *(part.numbers for part in field.fields)]).tolist()
-        inner = [(f.name, first, first + n, _named(f, decimals)) for f, first, n in _zip(field.fields, starts)]
-        return lambda x: {name: part(x[first:last]) for name, first, last, part in inner}
+        parts = [
+            (f.name, start, start + n, _format_field(f, decimals))
+            for f, start, n in _field_offsets(field.fields, starts)
+        ]
+        return lambda x: {name: part(x[start:stop]) for name, start, stop, part in parts}
     if field.values:
-        return lambda x: _value_of(field, x[0])
+        return lambda x: _value_name(field, x[0])
     return (lambda x: plain(x[0], decimals)) if field.numbers == 1 else (lambda x: plain(x, decimals))
 
 
-def _value_of(field: Field, number: float) -> str:
+def _value_name(field: Field, number: float) -> str:
     if not (float(number).is_integer() and 0 <= number < len(field.values)):
         raise ConfigError(
             f"{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and it is "
@@ -211,7 +226,7 @@ def _value_of(field: Field, number: float) -> str:
     return field.values[int(number)]
 
 
-def check_actions(actions: tuple[tuple[str, str], ...], space: Any, where: str) -> None:
+def check_actions(actions: tuple[tuple[str, str], ...], space: Any, source: str) -> None:
     """Raise ConfigError unless there is a text for each choice, or for each number of an action."""
     from gymnasium import spaces
 
@@ -220,5 +235,5 @@ def check_actions(actions: tuple[tuple[str, str], ...], space: Any, where: str) 
     if isinstance(space, spaces.MultiDiscrete | spaces.MultiBinary):
         n = int(space.shape[0]) if len(space.shape) == 1 else -1
     if n >= 0 and len(actions) != n:
-        what = "choices" if discrete else "numbers of an action"
-        raise ConfigError(f"{where} describes {len(actions)} actions, and there are {n} {what}")
+        unit = "choices" if discrete else "numbers of an action"
+        raise ConfigError(f"{source} describes {len(actions)} actions, and there are {n} {unit}")

@@ -1,4 +1,4 @@
-"""From the value of `env.text` to a describer."""
+"""Selection of the describer for the option `env.text`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from llmrl.core.spaces import EnvDescription
 from llmrl.core.trust import Trust
 from llmrl.envs.gym.success import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
-from llmrl.envs.texts.describers import AutoDescriber, EnvDescriber
+from llmrl.envs.texts.describers import (
+    AutoDescriber,
+    EnvDescriber,
+    changed_settings_text,
+    join_paragraphs,
+    step_limit_text,
+    success_text,
+)
 from llmrl.envs.texts.env_arguments import EnvKwargs
-from llmrl.envs.texts.instance_facts import changed, join_paragraphs, limit, success
 from llmrl.envs.texts.observation_format import check_actions, observation_formatter, states_rule
 from llmrl.envs.texts.placeholders import Placeholders
-from llmrl.envs.texts.schema import DescriptionFile, pairs, read_text
+from llmrl.envs.texts.schema import DescriptionFile, field_descriptions, read_text
 
 if TYPE_CHECKING:
     import gymnasium
@@ -27,20 +33,20 @@ if TYPE_CHECKING:
 FILES = Path(__file__).with_name("files")
 
 
-def shipped() -> list[str]:
-    """Names of the texts that come with the package."""
+def shipped_texts() -> list[str]:
+    """Return the names of the texts in this package."""
     return sorted(path.stem for path in FILES.glob("*.yaml"))
 
 
 def find_describer(
     text: str, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None, trust: Trust
 ) -> Describer:
-    """See `llmrl.envs.texts.describer_of`."""
+    """Return the text interface of an environment (see `llmrl.envs.texts.describer_of`)."""
     if text == "own":
         return EnvDescriber(env, criterion)
     if text == "auto":
         return AutoDescriber(env, criterion)
-    if text in shipped():
+    if text in shipped_texts():
         return FileDescriber(read_text(FILES / f"{text}.yaml"), env, criterion)
     if text.endswith((".yaml", ".yml")):
         path = Path(text).expanduser()
@@ -49,25 +55,30 @@ def find_describer(
         return FileDescriber(read_text(path), env, criterion)
     if "." not in text:
         raise ConfigError(
-            f"env.text={text}: there are {', '.join(shipped())}, own, auto, a file my_text.yaml, and package.Class"
+            f"env.text={text} does not exist; use {', '.join(shipped_texts())}, own, auto, a file (my_text.yaml), or a "
+            "class (package.Class)"
         )
-    built = trust.locate(text, "env.text")(env)
-    if not (isinstance(getattr(built, "game", None), EnvDescription) and callable(getattr(built, "describe", None))):
-        raise ConfigError(f"env.text={text}: it has no attribute game (a GameText) or no method describe")
-    described: Describer = built
-    return described
+    instance = trust.locate(text, "env.text")(env)
+    if not (
+        isinstance(getattr(instance, "game", None), EnvDescription) and callable(getattr(instance, "describe", None))
+    ):
+        raise ConfigError(
+            f"env.text={text} must make an object with an attribute game (an EnvDescription) and a method describe"
+        )
+    describer: Describer = instance
+    return describer
 
 
 class FileDescriber:
-    """An environment in the words of a `DescriptionFile`.
+    """A describer with the texts of a `DescriptionFile`.
 
     Args:
-        text: what is said of it.
-        env: the environment; it is only looked at.
-        criterion: what makes an episode a success; None: nothing does.
+        text: content of the text file.
+        env: environment to describe; it is only inspected.
+        criterion: criterion of success; None: there is none.
 
     Attributes:
-        game: what can be told before it begins.
+        game: description of the game.
 
     Raises:
         ConfigError: the text is about another observation, other actions, or other arguments.
@@ -81,41 +92,41 @@ class FileDescriber:
             self._decoder = _decoder(text, env)
             states = self._decoder.states
         else:
-            where = f"{text.where}: observation"
-            self._tell = observation_formatter(env.observation_space, text.observation, text.decimals, where)
+            origin = f"{text.source}: observation"
+            self._format = observation_formatter(env.observation_space, text.observation, text.decimals, origin)
             states = states_rule(env.observation_space, text.observation)
-        check_actions(text.actions, env.action_space, text.where)
+        check_actions(text.actions, env.action_space, text.source)
         goal = self._goal(text, env, criterion)
-        self.game = EnvDescription(goal, pairs(text.observation), text.actions, states=states)
+        self.game = EnvDescription(goal, field_descriptions(text.observation), text.actions, states=states)
 
     def _goal(self, text: DescriptionFile, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None) -> str:
-        """What the game is, with what holds of it as it was made."""
+        """Return the goal with its placeholders filled in and with the settings of this environment."""
         arguments = EnvKwargs(env)
-        facts, known = ({}, ()) if self._decoder is None else (self._decoder.facts, self._decoder.arguments)
-        filling = Placeholders(facts, arguments, text.arguments, text.where)
+        facts, names = ({}, ()) if self._decoder is None else (self._decoder.facts, self._decoder.arguments)
+        filling = Placeholders(facts, arguments, text.arguments, text.source)
         return join_paragraphs(
             filling.fill(text.goal).rstrip(),
-            filling.rest(text.goal),
-            changed(arguments, {*known, *filling.told(text.goal)}),
-            limit(env),
-            success(criterion, text.success),
+            filling.remaining_sentences(text.goal),
+            changed_settings_text(arguments, {*names, *filling.mentioned_arguments(text.goal)}),
+            step_limit_text(env),
+            success_text(criterion, text.success),
         )
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        """The named values as a JSON object."""
-        told = self._tell(observation) if self._decoder is None else self._decoder.tell(observation, info)
-        return json.dumps(told, ensure_ascii=False)
+        """Return the named values of an observation as a JSON object."""
+        fields = self._format(observation) if self._decoder is None else self._decoder.decode(observation, info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 def _decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
-    """The decoder that a text names, which must tell what the text describes."""
+    """Return the decoder that a text names, after checking that the text describes its values."""
     if text.decoder not in DECODERS:
-        raise ConfigError(f"{text.where}: decoder={text.decoder}: there are {', '.join(DECODERS)}")
-    decoder = DECODERS[text.decoder](env, text.where)
-    described = [field.name for field in text.observation]
-    if lacking := [name for name in decoder.names if name not in described]:
-        raise ConfigError(f"{text.where}: observation lacks {lacking[0]!r}, which {text.decoder} tells")
-    if unknown := [name for name in described if name not in decoder.names]:
+        raise ConfigError(f"{text.source}: decoder={text.decoder}: there are {', '.join(DECODERS)}")
+    decoder = DECODERS[text.decoder](env, text.source)
+    field_names = [field.name for field in text.observation]
+    if lacking := [name for name in decoder.names if name not in field_names]:
+        raise ConfigError(f"{text.source}: observation lacks {lacking[0]!r}, which {text.decoder} tells")
+    if unknown := [name for name in field_names if name not in decoder.names]:
         tells = ", ".join(decoder.names)
-        raise ConfigError(f"{text.where}: observation has {unknown[0]!r}, and {text.decoder} tells {tells}")
+        raise ConfigError(f"{text.source}: observation has {unknown[0]!r}, and {text.decoder} tells {tells}")
     return decoder

@@ -1,1 +1,1 @@
-"""Requests that can wait, sent by the batch APIs of OpenAI and Anthropic: half the price, replies within a day."""
+"""Requests through the batch APIs of OpenAI and Anthropic: half the price, replies within a day."""

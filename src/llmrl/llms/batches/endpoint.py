@@ -1,4 +1,4 @@
-"""A model that is asked by its provider's batch API."""
+"""Endpoint of a model that is called through its provider's batch API."""
 
 from __future__ import annotations
 
@@ -11,69 +11,70 @@ from typing import Any, Protocol, runtime_checkable
 from llmrl.core.errors import BudgetExhausted, ConfigError, Interrupted, LLMError, NotAsked
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.batches.batch_api import Answer, Failure
-from llmrl.llms.batches.batch_queue import Desk
-from llmrl.llms.batches.litellm_requests import Prepared
-from llmrl.llms.batches.records import Held
+from llmrl.llms.batches.batch_queue import BatchQueue
+from llmrl.llms.batches.records import HeldReservation
 from llmrl.llms.budget import Reservation
 from llmrl.llms.cancellable_calls import PendingCall, RequestBatch
 from llmrl.llms.endpoint import STOPPING, Call, Endpoint, Started
+from llmrl.llms.litellm_requests import RecordedHttpRequest
 from llmrl.llms.retry import TransientError
 
-UNDER_WAY = "its batch is under way: the same command goes on with it"
+UNDER_WAY = "its batch is pending; run the same command again to resume it"
 
 
 @runtime_checkable
 class Batched(Protocol):
-    """A provider that may be asked by batches.
+    """Provider that can be called through batches.
 
     Attributes:
-        batch: whether it is.
+        batch: whether batches are used.
     """
 
     batch: bool
 
-    def desk(self, folder: Path) -> Desk:
-        """Return where its requests are handed in; what is under way is written down beside the cache in `folder`."""
+    def batch_queue(self, folder: Path) -> BatchQueue:
+        """Return the queue of requests; pending batches are recorded next to the cache in `folder`."""
         ...
 
-    def prepare(self, request: ChatRequest) -> Prepared:
-        """Return what would be sent for a request by itself."""
+    def prepare(self, request: ChatRequest) -> RecordedHttpRequest:
+        """Return the request as it would be sent individually."""
         ...
 
     def reply_in(self, request: ChatRequest, answer: Mapping[str, Any]) -> ChatReply:
-        """Return the reply in the provider's answer to a request; raises as `Provider.complete`."""
+        """Return the reply in a provider's answer to a request; raise as `Provider.complete`."""
         ...
 
 
 class BatchEndpoint(Endpoint):
-    """An endpoint (see there) whose calls wait for batches, all that are asked at once in one thread.
+    """Endpoint whose concurrent calls wait for batches in one thread (see `Endpoint`).
 
-    A run that is to stop leaves its batches under way: what was set aside for them counts as lost, until the run goes
-    on, finds them (`Desk.held`), and takes that back. Limits are those of `Endpoint` for requests one by one; a batch
-    has none.
+    A run that stops leaves its batches pending. Their reservations count as lost until the resumed run finds the
+    batches (`BatchQueue.reservation_of`) and reclaims the reservations. The limits of `Endpoint` apply to single
+    requests; a batch has none.
     """
 
     provider: Any  # Provider and Batched
-    _found: Desk | None = None
-    _lost: set[str] | None = None
+    _shared_queue: BatchQueue | None = None
+    _lost_ids: set[str] | None = None
 
     def check(self) -> None:
         super().check()
         if self.terms.cache is None or self.terms.cache.mode in ("off", "read"):
             raise ConfigError(
-                "llm.batch=true needs llm.cache=readwrite: beside the cache is written down which batches are under "
-                "way, so that a run that was stopped goes on with them"
+                "llm.batch=true needs llm.cache=readwrite, because pending batches are recorded next to the cache so "
+                "that a stopped run can resume them"
             )
 
     @property
-    def _desk(self) -> Desk:
-        if self._found is None:
+    def _batch_queue(self) -> BatchQueue:
+        """Queue of the provider's account, which other runs of this process share."""
+        if self._shared_queue is None:
             assert self.terms.cache is not None
-            self._found = self.provider.desk(self.terms.cache.folder)
-        return self._found
+            self._shared_queue = self.provider.batch_queue(self.terms.cache.folder)
+        return self._shared_queue
 
     def start(self, calls: Sequence[Call]) -> Started:
-        return RequestBatch(lambda _, flight: self._all(calls, flight), 1, 1)
+        return RequestBatch(lambda _, pending_call: self._answer_all(calls, pending_call), 1, 1)
 
     def wait(self, calls: Sequence[Call], started: Started) -> list[ChatReply | LLMError]:
         assert started is not None
@@ -82,153 +83,177 @@ class BatchEndpoint(Endpoint):
         [answers] = started.answers
         return [Interrupted(STOPPING)] * len(calls) if answers is None else answers
 
-    def give_up(self, started: Started, why: str = UNDER_WAY) -> None:
-        super().give_up(started, why)
+    def give_up(self, started: Started, reason: str = UNDER_WAY) -> None:
+        super().give_up(started, reason)
 
-    def _all(self, calls: Sequence[Call], flight: PendingCall) -> list[ChatReply | LLMError]:
-        """Answers to calls, in as many batches, one after another, as it takes."""
-        begun = time.perf_counter()
-        found: dict[int, ChatReply | LLMError] = {}
-        failed: Counter[str] = Counter()
+    def _answer_all(self, calls: Sequence[Call], pending_call: PendingCall) -> list[ChatReply | LLMError]:
+        """Return the answers to calls, in as many consecutive batches as necessary."""
+        start = time.perf_counter()
+        results: dict[int, ChatReply | LLMError] = {}
+        failures: Counter[str] = Counter()
         while True:
-            # Somebody else may have fetched it by now; of equal ones one is asked.
-            left = {i: call for i, call in enumerate(calls) if i not in found}
-            found |= {i: kept for i, call in left.items() if (kept := self.from_cache(call)) is not None}
-            open_ = {call.key: i for i, call in left.items() if i not in found}
-            if not open_:
+            # Another run may have fetched a reply by now. Equal requests are sent once.
+            pending = {i: call for i, call in enumerate(calls) if i not in results}
+            results |= {i: reply for i, call in pending.items() if (reply := self.from_cache(call)) is not None}
+            unanswered = {call.key: i for i, call in pending.items() if i not in results}
+            if not unanswered:
                 break
             try:
-                if again := max(failed[key] for key in open_):
-                    self._wait(self.terms.retry.delay(again), flight)
-                answers = self._batch_of({key: calls[i] for key, i in open_.items()}, failed, flight, begun)
+                if attempt := max(failures[key] for key in unanswered):
+                    self._wait(self.terms.retry.delay(attempt), pending_call)
+                answers = self._answer_batch(
+                    {key: calls[i] for key, i in unanswered.items()}, failures, pending_call, start
+                )
             except LLMError as error:
-                answers = {key: self._failed(calls[i], error, flight) for key, i in open_.items()}
-            found |= {open_[key]: answer for key, answer in answers.items()}
-        return [found[i] for i in range(len(calls))]
+                answers = {key: self._failed(calls[i], error, pending_call) for key, i in unanswered.items()}
+            results |= {unanswered[key]: answer for key, answer in answers.items()}
+        return [results[i] for i in range(len(calls))]
 
-    def _batch_of(
-        self, calls: Mapping[str, Call], failed: Counter[str], flight: PendingCall, begun: float
+    def _answer_batch(
+        self, calls: Mapping[str, Call], failures: Counter[str], pending_call: PendingCall, start: float
     ) -> dict[str, ChatReply | LLMError]:
-        """What one batch says to some of `calls`, by their addresses; `failed` counts those that are to be tried
-        again."""
-        self._desk.look_around()
-        found: dict[str, ChatReply | LLMError] = {}
-        held: dict[str, Reservation] = {}
-        settled: list[str] = []
+        """Return the answers of one batch to some of `calls`, by cache key.
+
+        `failures` counts the failed attempts of calls that are to be retried.
+        """
+        self._batch_queue.read_files()
+        results: dict[str, ChatReply | LLMError] = {}
+        reservations: dict[str, Reservation] = {}
+        done_keys: list[str] = []
         answers: Mapping[str, Answer] = {}
-        flight.reservations = held.values()
-        flight.start()
+        pending_call.reservations = reservations.values()
+        pending_call.start()
         try:
-            self._set_aside(calls, held, failed, flight)
-            answers = self._answered(calls, held, flight)
-            for key in list(held):
-                result = self._taken_from(answers.get(key), calls[key], held[key], failed[key] + 1, begun, flight)
-                del held[key]
+            self._reserve_calls(calls, reservations, failures, pending_call)
+            answers = self._send_and_wait(calls, reservations, pending_call)
+            for key in list(reservations):
+                result = self._receive(
+                    answers.get(key), calls[key], reservations[key], failures[key] + 1, start, pending_call
+                )
+                del reservations[key]
                 if key in answers:
-                    settled.append(key)
-                    failed[key] += result is None
+                    done_keys.append(key)
+                    failures[key] += result is None
                 if result is not None:
-                    found[key] = result
+                    results[key] = result
         except BaseException as error:
-            flight.finish()
-            if not flight.lost:
-                self._left(held, error)
+            pending_call.finish()
+            if not pending_call.lost:
+                self._settle_rest(reservations, error)
             raise
         finally:
-            self._desk.done(settled)
-            self._desk.release(answers)
-        flight.finish()
-        return found
+            self._batch_queue.done(done_keys)
+            self._batch_queue.release(answers)
+        pending_call.finish()
+        return results
 
-    def _set_aside(
+    def _reserve_calls(
         self,
         calls: Mapping[str, Call],
-        held: dict[str, Reservation],
-        failed: Mapping[str, int],
-        flight: PendingCall,
+        reservations: dict[str, Reservation],
+        failures: Mapping[str, int],
+        pending_call: PendingCall,
     ) -> None:
-        """Put into `held` what calls may come to: what was set aside before for those under way, and for others as much
-        as the budget has. The rest is asked when replies have told what they really took.
+        """Reserve the maximum cost of calls in `reservations`.
+
+        Reservations of calls that are already in a batch are reclaimed. For the others, as many are made as the budget
+        allows; the remaining calls wait until replies have shown their real cost.
 
         Raises:
-            BudgetExhausted: it has nothing for any of them.
+            BudgetExhausted: the budget allows none of them.
         """
         for key, call in calls.items():
-            if (old := self._reclaimed(call)) is not None:
-                held[key] = old
+            if (previous := self._reclaim(call)) is not None:
+                reservations[key] = previous
         for key, call in calls.items():
-            if key in held:
+            if key in reservations:
                 continue
-            wait = None if held else lambda seconds: self._wait(seconds, flight)
+            wait = None if reservations else lambda seconds: self._wait(seconds, pending_call)
             try:
-                held[key] = self.terms.budget.reserve(call.request, self.provider, wait)
+                reservations[key] = self.terms.budget.reserve(call.request, self.provider, wait)
             except BudgetExhausted:
-                if not held:
+                if not reservations:
                     raise
                 return
-            self._announce([call], [held[key]], failed[key] + 1)
+            self._announce([call], [reservations[key]], failures[key] + 1)
 
-    def _reclaimed(self, call: Call) -> Reservation | None:
-        """What this run set aside for a call that is under way since before; None if it is not, or another's."""
-        old, ledger = self._desk.held(call.key), self.terms.ledger
-        if old is None or ledger is None or old.log != str(ledger.path.absolute()):
+    def _reclaim(self, call: Call) -> Reservation | None:
+        """Return this run's earlier reservation for a call in a pending batch; None if there is none."""
+        previous, ledger = self._batch_queue.reservation_of(call.key), self.terms.ledger
+        if previous is None or ledger is None or previous.log != str(ledger.path.absolute()):
             return None
-        if self._lost is None:
-            self._lost = ledger.lost()
-        if old.id not in self._lost:
+        if self._lost_ids is None:
+            self._lost_ids = ledger.lost_attempts()
+        if previous.id not in self._lost_ids:
             return None
-        self._lost.discard(old.id)
-        reservation = Reservation(old.tokens, old.cost, old.id)
+        self._lost_ids.discard(previous.id)
+        reservation = Reservation(previous.tokens, previous.cost, previous.id)
         self.terms.budget.reclaim(reservation)
         return reservation
 
-    def _answered(
-        self, calls: Mapping[str, Call], held: Mapping[str, Reservation], flight: PendingCall
+    def _send_and_wait(
+        self, calls: Mapping[str, Call], reservations: Mapping[str, Reservation], pending_call: PendingCall
     ) -> Mapping[str, Answer]:
-        """Send what is not under way yet, and wait for all of it."""
+        """Send the calls that are in no batch yet, and wait for all answers."""
 
         def wait(seconds: float) -> None:
-            self._wait(seconds, flight)
+            self._wait(seconds, pending_call)
 
         log = "" if self.terms.ledger is None else str(self.terms.ledger.path.absolute())
-        prepared = {key: self.provider.prepare(calls[key].request) for key in held}
-        entries = {key: (prepared[key], Held(one.id, one.tokens, one.cost, log)) for key, one in held.items()}
-        self.terms.retry(lambda: self._desk.send(entries, wait), wait)
-        return self._desk.answers(prepared, wait)
+        requests = {key: self.provider.prepare(calls[key].request) for key in reservations}
+        entries = {
+            key: (requests[key], HeldReservation(reservation.id, reservation.tokens, reservation.cost, log))
+            for key, reservation in reservations.items()
+        }
+        self.terms.retry(lambda: self._batch_queue.send(entries, wait), wait)
+        return self._batch_queue.answers(requests, wait)
 
-    def _left(self, held: Mapping[str, Reservation], error: BaseException) -> None:
-        """Settle what nobody waits for any more: what is in no batch was not generated, for certain."""
-        for key, reservation in held.items():
-            sent = self._desk.held(key) is not None
-            self._unanswered([reservation], not sent, UNDER_WAY if sent else str(error))
+    def _settle_rest(self, reservations: Mapping[str, Reservation], error: BaseException) -> None:
+        """Settle the reservations of calls that are given up.
 
-    def _taken_from(
-        self, answer: Answer | None, call: Call, held: Reservation, attempt: int, begun: float, flight: PendingCall
+        A call that is in no batch was certainly not generated.
+        """
+        for key, reservation in reservations.items():
+            in_batch = self._batch_queue.reservation_of(key) is not None
+            self._settle_failure([reservation], not in_batch, UNDER_WAY if in_batch else str(error))
+
+    def _receive(
+        self,
+        answer: Answer | None,
+        call: Call,
+        reservation: Reservation,
+        attempt: int,
+        start: float,
+        pending_call: PendingCall,
     ) -> ChatReply | LLMError | None:
-        """The reply in an answer, paid, kept and logged, or the error if there is none; None: it is to be asked again,
-        or is in the cache, as somebody else has fetched it."""
-        more = attempt <= self.terms.retry.retries
+        """Return the paid, cached and logged reply of an answer, or the error if it has none.
+
+        None means that the call must be retried, or that the reply is in the cache because another caller has fetched
+        it.
+        """
+        can_retry = attempt <= self.terms.retry.retries
         if answer is None:
-            self._unanswered([held], True, "another run has fetched the reply")
+            self._settle_failure([reservation], True, "another run has fetched the reply")
             return None
         if isinstance(answer, Failure):
-            self._unanswered([held], True, answer.message)
+            self._settle_failure([reservation], True, answer.message)
             return (
                 None
-                if answer.passing and more
-                else self._failed(call, LLMError(f"{self.label}: {answer.message}"), flight)
+                if answer.passing and can_retry
+                else self._failed(call, LLMError(f"{self.label}: {answer.message}"), pending_call)
             )
         try:
-            reply = self._taken(self.provider.reply_in(call.request, answer), attempt, begun)
+            reply = self._complete_reply(self.provider.reply_in(call.request, answer), attempt, start)
         except LLMError as error:
-            self._unanswered([held], False, str(error))
-            return None if isinstance(error, TransientError) and more else self._failed(call, error, flight)
-        if not self.terms.budget.settle(held, reply):
-            return self._put(call, reply)  # nobody waits for it any more, and it is paid
-        return self._keep(call, reply, held)
+            self._settle_failure([reservation], False, str(error))
+            return None if isinstance(error, TransientError) and can_retry else self._failed(call, error, pending_call)
+        if not self.terms.budget.settle(reservation, reply):
+            return self._cache(call, reply)  # the call was abandoned, and its reservation is settled
+        return self._store(call, reply, reservation)
 
-    def _failed(self, call: Call, error: LLMError, flight: PendingCall) -> LLMError:
-        if not flight.abandoned:  # whose file this was may have been given back
-            self._record(call, error)
-            self.terms.budget.failed(not isinstance(error, NotAsked))
+    def _failed(self, call: Call, error: LLMError, pending_call: PendingCall) -> LLMError:
+        """Record the error of a call, unless the call was abandoned, and return it."""
+        if not pending_call.abandoned:  # otherwise the call log may be closed
+            self._log(call, error)
+            self.terms.budget.count_failed(not isinstance(error, NotAsked))
         return error

@@ -1,5 +1,7 @@
-"""What is known of batches that are under way, in files beside the cache of replies: whoever asks for a reply finds
-there that it is being made, also after the run that sent the batch was killed."""
+"""Records of pending batches, in files next to the cache of replies.
+
+A run finds there that a reply is being generated, even if the run that sent the batch was killed.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,15 @@ FOLDER = "batches"
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a run set aside for a request of a batch: `Reservation.id`, its tokens and cost, and the run's call log."""
+class HeldReservation:
+    """Reservation that a run made for a request of a batch.
+
+    Attributes:
+        id: id of the `Reservation`.
+        tokens: reserved tokens.
+        cost: reserved cost; None: unknown.
+        log: path of the run's call log.
+    """
 
     id: str
     tokens: int
@@ -29,20 +38,20 @@ class Held:
 
 @dataclass
 class Record:
-    """A batch, from before it is made until nobody waits for any of its replies.
+    """Batch, from before its creation until all its replies have been fetched.
 
     Attributes:
-        account: whose batch it is.
-        requests: what was set aside for each, by the request's address.
-        time: when it was about to be made, seconds of `time.time`.
-        uploaded: name of what was sent ahead; "": nothing was.
-        batches: its name at the provider; several, if nobody heard which of these it is; none, if nobody heard any.
-        n: requests that it was made with.
-        path: of its file.
+        account: account that the batch belongs to.
+        requests: reservation of each request that is not done, by cache key.
+        time: time before creation, seconds of `time.time`.
+        uploaded: name of the uploaded file; "": there is none.
+        batches: name of the batch at the provider; several names if it is not known which one it is; empty if unknown.
+        n: number of requests at creation.
+        path: path of the record's file.
     """
 
     account: str
-    requests: dict[str, Held]
+    requests: dict[str, HeldReservation]
     time: float = field(default_factory=time.time)
     uploaded: str = ""
     batches: list[str] = field(default_factory=list)
@@ -50,19 +59,19 @@ class Record:
     path: Path = Path()
 
     @classmethod
-    def begun(cls, folder: Path, account: str, requests: Mapping[str, Held]) -> Record:
-        """Write down a batch that is about to be made.
+    def create_file(cls, folder: Path, account: str, requests: Mapping[str, HeldReservation]) -> Record:
+        """Write the record of a batch that is about to be created.
 
         Raises:
             RunFolderError: it cannot be written.
         """
         path = folder / FOLDER / f"{uuid.uuid4().hex}.json"
-        made = cls(account, dict(requests), n=len(requests), path=path)
-        made.save()
-        return made
+        record = cls(account, dict(requests), n=len(requests), path=path)
+        record.save()
+        return record
 
     def save(self) -> None:
-        """Write it down for good, whole or not at all.
+        """Write the record to its file atomically.
 
         Raises:
             RunFolderError: it cannot be written.
@@ -77,27 +86,28 @@ class Record:
                 f"cannot write {self.path}: {why(self.path, error, 'llm.cache_dir=<folder>')}"
             ) from error
 
-    def without(self, keys: Collection[str]) -> None:
-        """Wait for the replies to these requests no more; the file goes with the last of them."""
-        self.requests = {key: held for key, held in self.requests.items() if key not in keys}
+    def discard(self, keys: Collection[str]) -> None:
+        """Remove requests from the record; its file is deleted with the last one."""
+        self.requests = {key: reservation for key, reservation in self.requests.items() if key not in keys}
         if not self.requests:
             remove(self.path)
         elif self.path.exists():  # else another process had the last of its replies
             self.save()
 
 
-def read_records(folder: Path, account: str, known: Collection[Path] = ()) -> list[Record]:
-    """Every batch of an account that is written down beside a cache, but for those `known`; files that cannot be read
-    are none."""
-    found = []
+def read_records(folder: Path, account: str, excluded: Collection[Path] = ()) -> list[Record]:
+    """Return the recorded batches of an account, except those with paths in `excluded`; skip unreadable files."""
+    records = []
     for path in sorted((folder / FOLDER).glob("*.json")):
-        if path in known:
+        if path in excluded:
             continue
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            record = Record(**{**content, "requests": {k: Held(**v) for k, v in content["requests"].items()}})
+            record = Record(
+                **{**content, "requests": {k: HeldReservation(**v) for k, v in content["requests"].items()}}
+            )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
         if record.account == account:
-            found.append(replace(record, path=path))
-    return found
+            records.append(replace(record, path=path))
+    return records

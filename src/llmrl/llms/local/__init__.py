@@ -1,1 +1,1 @@
-"""Language models whose weights are at hand, through the library transformers."""
+"""Language models whose weights run in this process, through the library transformers."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import LLMError
-from llmrl.llms.local.fingerprint import folder_fingerprint
+from llmrl.llms.local.loading import folder_fingerprint
 
 if TYPE_CHECKING:
     import torch
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 BASE = "trained_on.json"
-"""File that names the weights that an adapter was trained on: `model`, `revision`, and `files`, the fingerprint of the
-model's folder (null for a model of the hub)."""
+"""File that names the weights that an adapter was trained on.
 
-_REMEDY = (
-    "What works: the folder `adapter` in the run folder of llmrl-finetune, or one that peft's save_pretrained wrote."
-)
+It holds `model`, `revision`, and `files`, the fingerprint of the model's folder (null for a model of the hub).
+"""
+
+_REMEDY = "Use the folder `adapter` in the run folder of llmrl-finetune, or one that peft's save_pretrained wrote."
 
 
 def check_adapter(adapter: str) -> None:
@@ -55,26 +55,30 @@ def check_base(adapter: str, model: str, revision: str | None, files: str | None
     Raises:
         LLMError: the adapter was trained on other weights, or the file cannot be read.
     """
-    note = Path(adapter).expanduser() / BASE
-    if not note.is_file():
+    base_file = Path(adapter).expanduser() / BASE
+    if not base_file.is_file():
         return
     try:
-        base = json.loads(note.read_text(encoding="utf-8"))
-        name, commit, trained_on = str(base["model"]), base["revision"], base["files"]
+        base = json.loads(base_file.read_text(encoding="utf-8"))
+        name, commit, trained_files = str(base["model"]), base["revision"], base["files"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise LLMError(f"{note} cannot be read: {error!r}") from error
-    if None not in (files, trained_on):
-        same = files == trained_on
-    else:
-        same = files is trained_on and (model, revision) == (name, commit)
-    if not same:
         raise LLMError(
-            f"llm.adapter={adapter} was trained on {name}{_at(commit)}, and llm.model={model}{_at(revision)} has other "
-            f"weights; use llm.model={name}{_at(commit)}, or an adapter that was trained on {model}{_at(revision)}"
+            f"{base_file} cannot be read ({error!r}); restore the file or train the adapter again"
+        ) from error
+    if None not in (files, trained_files):
+        is_base = files == trained_files
+    else:
+        is_base = files is trained_files and (model, revision) == (name, commit)
+    if not is_base:
+        trained_model = f"{name}{_revision_suffix(commit)}"
+        used_model = f"{model}{_revision_suffix(revision)}"
+        raise LLMError(
+            f"llm.adapter={adapter} was trained on {trained_model}, but llm.model={used_model} has other weights; use "
+            f"llm.model={trained_model}, or an adapter that was trained on {used_model}"
         )
 
 
-def _at(revision: str | None) -> str:
+def _revision_suffix(revision: str | None) -> str:
     return "" if revision is None else f" llm.revision={revision}"
 
 
@@ -90,10 +94,10 @@ def adapter_fingerprint(adapter: str) -> str:
     Raises:
         LLMError: there is no such folder, or a file cannot be read.
     """
-    found = folder_fingerprint(adapter)
-    if found is None:
+    fingerprint = folder_fingerprint(adapter)
+    if fingerprint is None:
         raise LLMError(f"llm.adapter={adapter}: there is no such folder. {_REMEDY}")
-    return found
+    return fingerprint
 
 
 def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn.Module:
@@ -116,16 +120,19 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
         try:
             config = PeftConfig.from_pretrained(folder)
             if config.is_prompt_learning:
-                raise LLMError(f"llm.adapter={adapter} is {config.peft_type.value}; only adapters of weights work here")
+                raise LLMError(
+                    f"llm.adapter={adapter} is an adapter of type {config.peft_type.value}; use an adapter of weights, "
+                    "e.g. LORA"
+                )
             wrapped: Any = PeftModelForCausalLM(module, config)
             loaded = wrapped.load_adapter(folder, "default", torch_device=device)
         # ValueError: no such layers; RuntimeError: other shapes; OSError, SafetensorError, KeyError: damaged files.
         except (ValueError, RuntimeError, OSError, KeyError, TypeError, SafetensorError) as error:
             raise LLMError(f"llm.adapter={adapter} cannot be loaded: {' '.join(str(error).split())[:400]}") from error
-    if others := [*loaded.missing_keys, *loaded.unexpected_keys]:
+    if layers := [*loaded.missing_keys, *loaded.unexpected_keys]:
         raise LLMError(
-            f"llm.adapter={adapter} belongs to another model: {len(others)} of its layers are not in this one, or are "
-            f"missing in it, {others[0]} for one"
+            f"llm.adapter={adapter} belongs to another model: {len(layers)} layers differ, e.g. {layers[0]}; use the "
+            "model that the adapter was trained on"
         )
     base: torch.nn.Module = wrapped.get_base_model()
     return base.requires_grad_(False).eval()

@@ -18,20 +18,23 @@ class CausalScorer(LocalScorer):
 
     A node attends to the prompt and to its ancestors, at the position that it has in its own candidate.
 
-    Tokens: a prompt gets the special tokens that the model's tokenizer puts before a text (e.g. BOS), but none of those
-    after it. A candidate gets none, except the end-of-sequence token with `add_eos`. Prompt and candidate are tokenised
-    as one text, so trailing spaces of a prompt belong to the candidate's first token. If a token would span both, they
-    are tokenised separately. The arguments are those of `LocalScorer`.
+    Tokens: a prompt gets the special tokens that the tokenizer puts before a text (e.g. BOS), but none of those after
+        it. A
+    candidate gets none, except the end-of-sequence token with `add_eos`. Prompt and candidate are tokenized as one
+    text, so trailing spaces of a prompt belong to the candidate's first token. If a token would span both, they are
+    tokenized separately.
     """
 
     kind: Kind = "causal"
 
-    def _supported(self, module: Any) -> None:
+    def _check_architecture(self, module: Any) -> None:
         missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(module.forward).parameters)
         if missing:
-            raise self._unsupported(module, f"it does not take {' and '.join(sorted(missing))}")
+            raise self._unsupported_error(module, f"it does not take {' and '.join(sorted(missing))}")
         if module.config.model_type == "gpt_neo":
-            raise self._unsupported(module, "its local layers mask by place in the sequence, which is not the position")
+            raise self._unsupported_error(
+                module, "its local layers mask by place in the sequence, which is not the position"
+            )
 
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         end = len(ids)
@@ -39,23 +42,26 @@ class CausalScorer(LocalScorer):
             end -= 1
         return ids[:end]
 
-    def _parted(self, prompt: str) -> tuple[str, str]:
-        read = prompt if self.parity else prompt.rstrip(" ")
-        return (read, prompt[len(read) :]) if read else (prompt, "")
+    def _split_prompt(self, prompt: str) -> tuple[str, str]:
+        prefix = prompt if self.settings.parity else prompt.rstrip(" ")
+        return (prefix, prompt[len(prefix) :]) if prefix else (prompt, "")
 
-    def _context(self, read: str) -> str:
+    def _context(self, prefix: str) -> str:
         # Tokens do not span lines, so the last non-empty line is enough context.
-        return "" if self.parity else read[read.rfind("\n", 0, len(read.rstrip())) + 1 :]
+        return "" if self.settings.parity else prefix[prefix.rfind("\n", 0, len(prefix.rstrip())) + 1 :]
 
-    def _continued(self, context: str, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
         if not context:
             return self._plain_tokens(texts)
-        [before, *whole] = self._plain_tokens([context, *(context + text for text in texts)])
-        apart = self._plain_tokens(texts)
-        n = len(before)
-        return [ids[n:] if ids[:n] == before else alone for ids, alone in zip(whole, apart, strict=True)]
+        [context_ids, *joint_ids] = self._plain_tokens([context, *(context + text for text in texts)])
+        separate_ids = self._plain_tokens(texts)
+        n = len(context_ids)
+        return [
+            ids[n:] if ids[:n] == context_ids else text_ids
+            for ids, text_ids in zip(joint_ids, separate_ids, strict=True)
+        ]
 
-    def _longest_text(self) -> int | None:
+    def _max_length(self) -> int | None:
         # Texts may not exceed a sliding window, since the mask here is the same in all layers.
         config = self._module.config.get_text_config()
         names = ("max_position_embeddings", "sliding_window", "attention_chunk_size")
@@ -85,12 +91,12 @@ class CausalScorer(LocalScorer):
     def _mask(self, longest: int, pad: torch.Tensor, trees: TreeBatch) -> torch.Tensor:
         """Return the additive attention mask, [batch, 1, n_positions, n_positions]."""
         size = longest + trees.n_nodes - 1
-        allowed = torch.ones(len(pad), size, size, dtype=torch.bool, device=pad.device).tril()
-        allowed[:, longest:, longest:] = trees.ancestors[:, 1:, 1:]
-        allowed[:, :, :longest] &= (torch.arange(longest, device=pad.device) >= pad[:, None])[:, None]
-        # Padding attends to itself: an empty row would give NaN.
-        allowed |= torch.eye(size, dtype=torch.bool, device=pad.device)
-        return additive_mask(allowed, self._module.dtype)[:, None]
+        mask = torch.ones(len(pad), size, size, dtype=torch.bool, device=pad.device).tril()
+        mask[:, longest:, longest:] = trees.ancestors[:, 1:, 1:]
+        mask[:, :, :longest] &= (torch.arange(longest, device=pad.device) >= pad[:, None])[:, None]
+        # Padding attends to itself, because a position without any allowed position would give NaN.
+        mask |= torch.eye(size, dtype=torch.bool, device=pad.device)
+        return additive_mask(mask, self._module.dtype)[:, None]
 
     def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self._module(input_ids=torch.cat([prompt, candidate])[None]).logits[0]

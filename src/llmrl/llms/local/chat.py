@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,7 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
-from llmrl.llms.local.fingerprint import folder_fingerprint
-from llmrl.llms.local.loading import Dtype, check_model, load_config, load_model, load_tokenizer
-from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan
+from llmrl.llms.local.loading import Dtype, check_model, folder_fingerprint, load_config, load_model, load_tokenizer
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
@@ -24,8 +23,24 @@ if TYPE_CHECKING:
     import torch
 
 
+@dataclass(frozen=True)
+class LocalChatSettings:
+    """Options of `LocalChat`; meanings, units and ranges are in `conf/llm/local_chat.yaml` and `_local.yaml`."""
+
+    model: str
+    revision: str | None
+    adapter: str | None
+    dtype: Dtype
+    chat_template: str | None
+    temperature: NonNegativeFloat
+    top_p: UnitInterval
+    max_tokens: PositiveInt
+    context_window: PositiveInt | None
+    batch_tokens: PositiveInt
+
+
 class LocalChat(Provider):
-    """Causal chat model in this process. Nothing is loaded before the first question.
+    """Causal chat model in this process, loaded at the first request.
 
     Each reply is drawn from a random stream of its own and is, up to rounding, a function of the request (`repeat`
     included) and the run's seed. Padding and the size of the batch change the last digits of scores
@@ -34,21 +49,12 @@ class LocalChat(Provider):
     Replies are free text: a request's schema is not enforced, so prompts must describe the format.
 
     Args:
-        model: folder written by `save_pretrained`, or name on huggingface.co.
-        revision: branch, tag or commit on the hub; None: its default branch.
-        adapter: folder of a LoRA adapter, as llmrl-finetune writes it; None: no adapter.
-        dtype: type of the weights, and so of the computation.
-        chat_template: file with the Jinja template that turns messages into a prompt; None: the tokenizer's own.
-        temperature: sampling temperature; 0: the most probable token every time.
-        top_p: sample among the most probable tokens that together have this probability; 1: all tokens.
-        max_tokens: longest reply, in tokens.
-        context_window: most tokens of messages and reply together; None: the value in the model's config.
-        batch_tokens: most tokens per batch, padding and longest replies included; a longer request runs alone.
+        settings: options.
         device: torch device.
         seeds: the run's seed tree.
 
     Raises:
-        ConfigError: the chat template cannot be read; at the first question: the model's window is smaller than
+        ConfigError: the chat template cannot be read; at the first request: the model's window is smaller than
             `context_window`.
         LLMError: a file of the adapter cannot be read.
     """
@@ -56,67 +62,58 @@ class LocalChat(Provider):
     parallel = False
     remote = False
 
-    def __init__(
-        self,
-        model: str,
-        device: str,
-        seeds: Seeds,
-        revision: str | None = None,
-        adapter: str | None = None,
-        dtype: Dtype = "float32",
-        chat_template: str | None = None,
-        temperature: NonNegativeFloat = 1.0,
-        top_p: UnitInterval = 1.0,
-        max_tokens: PositiveInt = 512,
-        context_window: PositiveInt | None = None,
-        batch_tokens: PositiveInt = 16384,
-    ) -> None:
-        # A local model costs nothing, which is known: the prices are zero, not None.
-        super().__init__(max_tokens=max_tokens, context_window=context_window, input_price=0.0, output_price=0.0)
-        self.model, self.revision, self.dtype, self.adapter = model, revision, dtype, adapter
-        self.temperature, self.top_p = temperature, top_p
-        self.reply_tokens, self.batch_tokens = max_tokens, batch_tokens
-        self.device, self._seeds = device, seeds.child("local_chat")
-        # By content, so that caches never confuse two trainings; `check` raises if the folder is missing.
+    def __init__(self, settings: LocalChatSettings, device: str, seeds: Seeds) -> None:
+        # The price of a local model is zero, not unknown (None).
+        super().__init__(
+            max_tokens=settings.max_tokens, context_window=settings.context_window, input_price=0.0, output_price=0.0
+        )
+        self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
+        self.model, adapter, template = settings.model, settings.adapter, settings.chat_template
+        # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
         self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
-        self.label = f"{model} (local chat)"
+        self.label = f"{self.model} (local chat)"
         if adapter is not None:
-            self.label = f"{model} + adapter {(self._adapter_files or 'missing')[:8]} (local chat)"
-        self._template = None if chat_template is None else _read(chat_template)
+            self.label = f"{self.model} + adapter {(self._adapter_files or 'missing')[:8]} (local chat)"
+        self._template = None if template is None else _read_template(template)
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
         self._model: Any = None
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Device and batch size change rounding only and are left out; `files` tells retrained weights apart."""
+        """Fields that identify the replies in caches.
+
+        Device and batch size are left out because they only change rounding. `files` distinguishes retrained weights.
+        """
         if self._identity is None:
             template = self._template
             self._identity = {
                 "kind": "local_chat",
                 "model": self.model,
-                "revision": self.revision,
+                "revision": self.settings.revision,
                 "files": folder_fingerprint(self.model),
-                "dtype": self.dtype,
+                "dtype": self.settings.dtype,
                 "chat_template": None if template is None else hashlib.sha256(template.encode()).hexdigest(),
-                "temperature": self.temperature,
-                "top_p": self.top_p,
-                "max_tokens": self.max_tokens,
+                "temperature": self.settings.temperature,
+                "top_p": self.settings.top_p,
+                "max_tokens": self.settings.max_tokens,
             }
-            if self.adapter is not None:  # no entry without an adapter, so that older caches stay valid
-                self._identity["adapter"] = self._adapter_files or adapter_fingerprint(self.adapter)
+            if self.settings.adapter is not None:  # no entry without an adapter, so that older caches stay valid
+                self._identity["adapter"] = self._adapter_files or adapter_fingerprint(self.settings.adapter)
         return self._identity
 
     def check(self) -> None:
-        """Raise LLMError if a package is missing, a folder holds no model or no adapter, or the adapter belongs to
-        other weights; hub names are not looked up."""
+        """Raise LLMError if a package, model or adapter is missing, or the adapter belongs to other weights.
+
+        Names on the hub are not looked up.
+        """
         check_model(self.model)
-        if self.adapter is not None:
-            check_adapter(self.adapter)
-            check_base(self.adapter, self.model, self.revision, self.identity["files"])
+        if self.settings.adapter is not None:
+            check_adapter(self.settings.adapter)
+            check_base(self.settings.adapter, self.model, self.settings.revision, self.identity["files"])
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
-        """Return the exact number of tokens that the model reads, those of the template included."""
+        """Return the exact number of tokens that the model reads, including those of the chat template."""
         return len(self.encode(messages))
 
     def fits(self, messages: Sequence[Mapping[str, str]]) -> bool:
@@ -132,15 +129,16 @@ class LocalChat(Provider):
         """
         prompts = [self.encode(request.messages) for request in requests]
         for prompt, request in zip(prompts, requests, strict=True):
-            self._refuse_too_long(len(prompt), request)
+            self._check_length(len(prompt), request)
         replies: dict[int, ChatReply] = {}
-        for batch in plan_batches([len(prompt) for prompt in prompts], self.reply_tokens, self.batch_tokens):
+        limits = self.settings.max_tokens, self.settings.batch_tokens
+        for batch in plan_batches([len(prompt) for prompt in prompts], *limits):
             answers = self._generate([prompts[i] for i in batch], [requests[i] for i in batch])
             replies |= zip(batch, answers, strict=True)
         return [replies[i] for i in range(len(requests))]
 
     def close(self) -> None:
-        """Release the weights; the next question loads them again."""
+        """Release the weights; the next request loads them again."""
         self._model = None
         if self.device.startswith("cuda"):
             import torch
@@ -159,14 +157,14 @@ class LocalChat(Provider):
                 ids.to(self.device),
                 attention_mask=mask.to(self.device),
                 logits_processor=self._processors(requests),
-                max_new_tokens=self.reply_tokens,
+                max_new_tokens=self.settings.max_tokens,
             )
         except torch.cuda.OutOfMemoryError as error:
             self.close()
             raise LLMError(
                 f"{self.model}: {self.device} has not enough memory for {len(prompts)} prompts of up to {ids.shape[1]} "
-                f"tokens with replies of up to {self.reply_tokens}. Lower llm.batch_tokens ({self.batch_tokens}) or "
-                "llm.max_tokens"
+                f"tokens with replies of up to {self.settings.max_tokens}. Lower llm.batch_tokens "
+                f"({self.settings.batch_tokens}) or llm.max_tokens"
             ) from error
         return [self._reply(len(p), row) for p, row in zip(prompts, output[:, ids.shape[1] :].tolist(), strict=True)]
 
@@ -175,16 +173,16 @@ class LocalChat(Provider):
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
         processors: list[Any] = [RefuseNan()]
-        if self.temperature > 0:
-            streams = [_stream(self._seeds, request_key({}, request)) for request in requests]
-            processors.append(TemperatureLogitsWarper(float(self.temperature)))
-            if self.top_p < 1:
-                processors.append(TopPLogitsWarper(float(self.top_p)))
+        if self.settings.temperature > 0:
+            streams = [_request_stream(self._seeds, request_key({}, request)) for request in requests]
+            processors.append(TemperatureLogitsWarper(float(self.settings.temperature)))
+            if self.settings.top_p < 1:
+                processors.append(TopPLogitsWarper(float(self.settings.top_p)))
             processors.append(GumbelNoise(streams))
         return LogitsProcessorList(processors)
 
     def _reply(self, prompt_tokens: int, tokens: list[int]) -> ChatReply:
-        """Decode `tokens` up to the first end token; rows that ended early are padded."""
+        """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""
         end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
         text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return ChatReply(
@@ -200,30 +198,31 @@ class LocalChat(Provider):
         return self._load_tokenizer()
 
     def encode(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the token ids of the prompt, up to the beginning of the reply.
+        """Return the token ids of the prompt, up to the start of the reply.
 
         Raises:
             LLMError: there is no chat template, or it does not accept these messages.
         """
-        return self._tokens(self._render(messages, ask=True))
+        return self._tokenize_rendered(self._render(messages, ask=True))
 
     def encode_reply(self, messages: Sequence[Mapping[str, str]], reply: str) -> list[int]:
-        """Return the token ids with which the model would give `reply`, including the end token.
+        """Return the token ids of `reply` as the model would generate them, including the end token.
 
         Raises:
             LLMError: as `encode`; or the tokenizer has no end token.
         """
         prompt = self._render(messages, ask=True)
-        whole = self._render([*messages, {"role": "assistant", "content": reply}], ask=False)
-        # Some templates put more before a reply than the prompt ends with, others less.
-        text = whole[len(prompt) :] if whole.startswith(prompt) else reply
+        dialogue = self._render([*messages, {"role": "assistant", "content": reply}], ask=False)
+        # Some templates do not render the prompt as a prefix of the complete dialogue.
+        text = dialogue[len(prompt) :] if dialogue.startswith(prompt) else reply
         end = self.tokenizer.eos_token_id
         if end is None:
-            raise LLMError(f"{self.model}: its tokenizer does not say which token ends a reply")
-        ids = self._tokens(text)
+            raise LLMError(f"{self.model}: its tokenizer has no end-of-sequence token; choose another model")
+        ids = self._tokenize_rendered(text)
         return [*ids[: ids.index(end)], int(end)] if end in ids else [*ids, int(end)]
 
     def _render(self, messages: Sequence[Mapping[str, str]], ask: bool) -> str:
+        """Return the text of the chat template; `ask` adds the start of the reply."""
         from jinja2 import TemplateError
 
         tokenizer = self._load_tokenizer()
@@ -234,28 +233,29 @@ class LocalChat(Provider):
             return text
         except TemplateError as error:
             raise LLMError(
-                f"{self.model}: its chat template does not take these messages "
-                f"({', '.join(message['role'] for message in messages)}): {error}. Another template: llm.chat_template"
+                f"{self.model}: its chat template does not accept messages with the roles "
+                f"{', '.join(message['role'] for message in messages)}: {error}. Set llm.chat_template=<file.jinja>"
             ) from error
 
-    def _tokens(self, text: str) -> list[int]:
-        """Tokenise text of the template, which contains the special tokens already."""
+    def _tokenize_rendered(self, text: str) -> list[int]:
+        """Tokenize text that the chat template rendered, which already contains the special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    def _refuse_too_long(self, prompt_tokens: int, request: ChatRequest) -> None:
+    def _check_length(self, prompt_tokens: int, request: ChatRequest) -> None:
+        """Raise LLMError if a prompt and the longest reply exceed the context window."""
         window = self.context_window
-        if window is not None and prompt_tokens + self.reply_tokens > window:
+        if window is not None and prompt_tokens + self.settings.max_tokens > window:
             raise LLMError(
                 f"{self.model}: a prompt of {prompt_tokens} tokens (purpose {request.purpose!r}) and a reply of up to "
-                f"{self.reply_tokens} exceed the context window of {window}. Shorten the prompt, lower llm.max_tokens, "
-                "or choose a model with a longer window"
+                f"{self.settings.max_tokens} exceed the context window of {window}. Shorten the prompt, lower "
+                "llm.max_tokens, or choose a model with a longer window"
             )
 
     def _load_tokenizer(self) -> Any:
         """Load the tokenizer, and set the context window if none was given."""
         if self._tokenizer is None:
-            tokenizer = load_tokenizer(self.model, self.revision)
+            tokenizer = load_tokenizer(self.model, self.settings.revision)
             if self._template is not None:
                 tokenizer.chat_template = self._template
             if tokenizer.chat_template is None:
@@ -263,33 +263,35 @@ class LocalChat(Provider):
                     f"{self.model}: its tokenizer has no chat template, so it is no chat model. Choose one that was "
                     "trained to follow instructions, or give the template in a file: llm.chat_template=<file.jinja>"
                 )
-            self._set_window(load_config(self.model, self.revision).get_text_config())
+            self._set_window(load_config(self.model, self.settings.revision).get_text_config())
             self._tokenizer = tokenizer
         return self._tokenizer
 
     def _set_window(self, config: Any) -> None:
         """Set the context window from the model's config if none was given; raise ConfigError if it is too large."""
-        most = getattr(config, "max_position_embeddings", None)
+        limit = getattr(config, "max_position_embeddings", None)
         if self.context_window is None:
-            self.context_window = most
-        elif most is not None and self.context_window > most:
+            self.context_window = limit
+        elif limit is not None and self.context_window > limit:
             raise ConfigError(
-                f"llm.context_window={self.context_window} is more than the {most} tokens that {self.model} was made "
+                f"llm.context_window={self.context_window} is more than the {limit} tokens that {self.model} was made "
                 "for (max_position_embeddings in its config.json)"
             )
 
     def _load_model(self) -> Any:
         if self._model is None:
             tokenizer = self._load_tokenizer()
-            model: Any = load_model("causal", self.model, self.revision, self.device, self.dtype)
-            if self.adapter is not None:
-                model = load_adapter(model, self.adapter, self.device)
+            model: Any = load_model("causal", self.model, self.settings.revision, self.device, self.settings.dtype)
+            if self.settings.adapter is not None:
+                model = load_adapter(model, self.settings.adapter, self.device)
             self._end_tokens = _token_set(model.generation_config.eos_token_id) | _token_set(tokenizer.eos_token_id)
             if not self._end_tokens:
-                raise LLMError(f"{self.model}: neither model nor tokenizer says which token ends a reply")
+                raise LLMError(
+                    f"{self.model}: neither model nor tokenizer has an end-of-sequence token; choose another model"
+                )
             # Padding is masked, so any token can serve.
             self._pad_token = min(self._end_tokens) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
-            # Replaced, not updated: sampling settings that came with the weights would act unnoticed.
+            # Replaced, not updated, because sampling settings stored with the weights would otherwise apply.
             model.generation_config = type(model.generation_config)(
                 do_sample=False, eos_token_id=sorted(self._end_tokens), pad_token_id=self._pad_token
             )
@@ -298,7 +300,7 @@ class LocalChat(Provider):
 
 
 def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
-    """Group the indices of prompts of these `lengths` so that a group of two or more has at most `batch_tokens` tokens.
+    """Group the indices of prompts by length. A group of two or more has at most `batch_tokens` tokens.
 
     A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of similar length go together.
 
@@ -335,16 +337,52 @@ def _token_set(value: int | Sequence[int] | None) -> set[int]:
     return {value} if isinstance(value, int) else set(value)
 
 
-def _read(file: str) -> str:
+def _read_template(file: str) -> str:
     try:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"llm.chat_template={file} cannot be read: {error}") from error
 
 
-def _stream(seeds: Seeds, key: str) -> np.random.Generator:
-    """Return the random numbers of a request, from all bits of its hexadecimal key."""
+def _request_stream(seeds: Seeds, key: str) -> np.random.Generator:
+    """Return the random generator of a request, seeded by all bits of the request's hexadecimal key."""
     *words, last = (int(key[max(0, end - 8) : end], 16) for end in range(len(key), 0, -8))
     for word in words:
         seeds = seeds.child(word)
     return seeds.numpy(last)
+
+
+class GumbelNoise:
+    """Logits processor for `generate` that makes the greedy choice of sequence i a sample from stream i.
+
+    argmax(log p + G) with independent Gumbel(0, 1) noise G is a sample of p (the Gumbel-max trick; Gumbel 1954). In
+    contrast to inversion of the distribution function, a tiny change of log p changes the choice only if the two best
+    candidates are about equally good, so that replies hardly depend on rounding.
+
+    Args:
+        streams: one generator for each sequence of the batch; each step draws one number per token of the vocabulary.
+    """
+
+    def __init__(self, streams: Sequence[np.random.Generator]) -> None:
+        self._streams = list(streams)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores plus noise, [batch, vocabulary]."""
+        import torch
+
+        # Drawn on the CPU, so that devices get the same numbers, and in float64, where zero practically never occurs.
+        draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._streams])
+        noise = -torch.from_numpy(draws).log_()
+        return scores + noise.to(scores.device, scores.dtype)
+
+
+class RefuseNan:
+    """Logits processor that raises LLMError if scores are NaN; otherwise the greedy choice would be arbitrary."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if bool(scores.isnan().any()):
+            raise LLMError(
+                "the model's scores are NaN, probably because a model trained in bfloat16 overflows in float16. Set "
+                "llm.dtype=bfloat16 or llm.dtype=float32"
+            )
+        return scores

@@ -1,14 +1,15 @@
-"""Loading of model and tokenizer from a folder or by a Hugging Face hub name, with errors that say what would work."""
+"""Loading of a model and its tokenizer from a folder or by a name on the Hugging Face hub."""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from llmrl.core.errors import LLMError
-from llmrl.llms.local.four_bits import keep_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -16,13 +17,13 @@ if TYPE_CHECKING:
 Kind = Literal["causal", "seq2seq"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Weights = Literal["pretrained", "embeddings", "random"]
-"""Which weights are loaded: all, the word embeddings, or none; the others are randomly initialised."""
+"""Weights that are loaded: all, the word embeddings, or none. The others are randomly initialized."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _REMEDIES = (
-    "What works: a folder written by save_pretrained (model and tokenizer); a name on huggingface.co, which is "
-    "fetched once into HF_HOME (default ~/.cache/huggingface); without a network, a name that was fetched before, "
-    "with HF_HUB_OFFLINE=1 so that no time is lost on connecting. Gated models need `hf auth login` first."
+    "Accepted: a folder written by save_pretrained (model and tokenizer); a name on huggingface.co, which is "
+    "downloaded once into HF_HOME (default ~/.cache/huggingface); without a network, a name that was downloaded "
+    "before, with HF_HUB_OFFLINE=1. Gated models need `hf auth login` first."
 )
 
 
@@ -35,7 +36,7 @@ def check_installed(model: str) -> None:
 
 
 def check_model(model: str) -> None:
-    """Check that `model` could be loaded, reading only the folder's listing.
+    """Check that `model` can be loaded. Only the listing of its folder is read.
 
     Raises:
         LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is no
@@ -95,7 +96,7 @@ def empty_model(model: str, revision: str | None) -> torch.nn.Module:
         with torch.device("meta"):
             module: torch.nn.Module = auto.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise LLMError(f"{model} is no causal language model: {_one_line(error)}") from error
+        raise LLMError(f"{model} is no causal language model: {_join_lines(error)}") from error
     return module
 
 
@@ -109,7 +110,7 @@ def load_model(
     seed: int = 0,
     four_bit: bool = False,
 ) -> torch.nn.Module:
-    """Return the model with its weights on `device`, in eval mode (no dropout). Code from the hub is never run.
+    """Return the model in eval mode (no dropout) with its weights on `device`. Code from the hub is never run.
 
     Args:
         kind: `causal` (continues a text) or `seq2seq` (an encoder reads it, a decoder answers).
@@ -118,10 +119,10 @@ def load_model(
         device: torch device, e.g. `cpu` or `cuda`.
         dtype: type of the weights, and so of the computation; products with weights in four bits are computed in
             float16 if `dtype` is that, else in bfloat16.
-        weights: `pretrained`: all are loaded; `random`: the architecture's own initialisation, with only `config.json`
+        weights: `pretrained`: all are loaded; `random`: the architecture's own initialization, with only `config.json`
             loaded; `embeddings`: the same with pretrained input embeddings.
-        seed: seed of randomly initialised weights.
-        four_bit: keep the weights of linear layers in four bits (nf4 with double quantisation, arXiv 2305.14314); they
+        seed: seed of randomly initialized weights.
+        four_bit: keep the weights of linear layers in four bits (nf4 with double quantization, arXiv 2305.14314); they
             cannot be trained then, but adapters over them can (`four_bits`).
 
     Raises:
@@ -145,53 +146,53 @@ def load_model(
             try:
                 module = auto.from_config(config, trust_remote_code=False, dtype=torch.float32)
             except ValueError as error:
-                raise LLMError(f"{model} is no {kind} language model: {_one_line(error)} {_REMEDIES}") from error
+                raise LLMError(f"{model} is no {kind} language model: {_join_lines(error)} {_REMEDIES}") from error
             _untie(module)
-            # Drawn in float32, they do not depend on how this torch draws half precision, which can also be slower.
+            # Weights drawn in float32 do not depend on how this torch draws half precision, which can also be slower.
             for parameter in module.parameters():
                 parameter.data = parameter.data.to(options["dtype"])
             module.config.dtype = options["dtype"]
         if weights == "embeddings":
-            whole = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
-            _copy_words(whole, module)
-    if four_bit:  # quantised weights are on the device already and cannot be moved
+            source = _load(auto.from_pretrained, f"{kind} language model", model, revision, **options)
+            _copy_words(source, module)
+    if four_bit:  # quantized weights are on the device already and cannot be moved
         keep_gradients(module)
         return module.eval()
     try:
         return module.to(device).eval()
     except (RuntimeError, AssertionError) as error:  # no such device, a torch without CUDA, out of memory
-        raise LLMError(f"{model} cannot be moved to device {device}: {_one_line(error)}") from error
+        raise LLMError(f"{model} cannot be moved to device {device}: {_join_lines(error)}") from error
 
 
 def _untie(module: Any) -> None:
-    """Initialise a separate output layer for models of the T5 family whose config wants one, e.g. Flan-T5.
+    """Initialize a separate output layer for models of the T5 family whose config requires one, e.g. Flan-T5.
 
     transformers ties the output layer to the input embeddings until a checkpoint provides another. Of the config's
     setting it keeps only that hidden states are not scaled for a shared layer.
     """
     import torch
 
-    head, read = module.get_output_embeddings(), module.get_input_embeddings()
-    if getattr(module.config, "scale_decoder_outputs", None) is False and head.weight is read.weight:
-        drawn = torch.empty_like(read.weight).normal_(0.0, module.config.initializer_factor)
-        head.weight = torch.nn.Parameter(drawn)
+    head, embeddings = module.get_output_embeddings(), module.get_input_embeddings()
+    if getattr(module.config, "scale_decoder_outputs", None) is False and head.weight is embeddings.weight:
+        weight = torch.empty_like(embeddings.weight).normal_(0.0, module.config.initializer_factor)
+        head.weight = torch.nn.Parameter(weight)
 
 
 def _copy_words(source: Any, target: Any) -> None:
     """Copy the input embeddings, and learned position embeddings if any, from `source` to `target`.
 
-    A separate output layer, as in Flan-T5, stays randomly initialised, as in the published study.
+    A separate output layer, as in Flan-T5, stays randomly initialized, as in the published study.
     """
     import torch
 
-    given = dict(source.named_parameters())
-    answers = getattr(target.get_output_embeddings(), "weight", None)
-    drawn = None if answers is target.get_input_embeddings().weight else answers
+    parameters = dict(source.named_parameters())
+    output_weight = getattr(target.get_output_embeddings(), "weight", None)
+    copied_out = None if output_weight is target.get_input_embeddings().weight else output_weight
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             words = parameter.shape[0] == target.config.get_text_config().vocab_size and parameter.dim() == 2
-            if (words and parameter is not drawn) or name.endswith(("wpe.weight", "embed_positions.weight")):
-                parameter.copy_(given[name])
+            if (words and parameter is not copied_out) or name.endswith(("wpe.weight", "embed_positions.weight")):
+                parameter.copy_(parameters[name])
 
 
 def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[
         LLMError: bitsandbytes is not installed, or `weights` is not `pretrained`.
     """
     if weights != "pretrained":
-        raise LLMError("llm.four_bit=true keeps pretrained weights small, and llm.weights draws them: choose one")
+        raise LLMError(f"llm.four_bit=true cannot be used with llm.weights={weights}; use llm.weights=pretrained")
     if importlib.util.find_spec("bitsandbytes") is None:
         raise LLMError(
             f"{model}: llm.four_bit=true needs the optional package bitsandbytes: pip install 'llmrl[four-bit]'; or "
@@ -220,7 +221,8 @@ def _four_bits(model: str, device: str, dtype: Dtype, weights: Weights) -> dict[
     return {"quantization_config": quantization, "device_map": {"": device}}
 
 
-def _load(from_pretrained: Any, what: str, model: str, revision: str | None, **options: Any) -> Any:
+def _load(from_pretrained: Any, part: str, model: str, revision: str | None, **options: Any) -> Any:
+    """Call `from_pretrained` for a part of the model; raise LLMError with remedies if that fails."""
     from safetensors import SafetensorError
 
     quiet()
@@ -231,7 +233,7 @@ def _load(from_pretrained: Any, what: str, model: str, revision: str | None, **o
     # OSError: missing, gated, or no network; ValueError: another kind of model or a file that does not parse;
     # ImportError: a package this one model or tokenizer needs, which the message names.
     except (OSError, ValueError, ImportError, SafetensorError) as error:
-        raise LLMError(f"{model}: its {what} cannot be loaded: {_one_line(error)} {_REMEDIES}") from error
+        raise LLMError(f"{model}: its {part} cannot be loaded: {_join_lines(error)} {_REMEDIES}") from error
 
 
 def quiet() -> None:
@@ -241,6 +243,124 @@ def quiet() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
-def _one_line(error: Exception) -> str:
+def _join_lines(error: Exception) -> str:
     line = " ".join(str(error).split())
     return line if len(line) <= 500 else line[:500] + " ..."
+
+
+SUFFIXES = frozenset({".json", ".jinja", ".model", ".txt", ".safetensors", ".bin", ".gguf"})
+"""Suffixes of files that models and tokenizers are loaded from, in contrast to notes, logs and optimizer states."""
+
+
+_LARGE_BYTES, _N_SAMPLES, _SAMPLE_BYTES = 64 << 20, 256, 16 << 10
+
+
+def folder_fingerprint(model: str, sampled: bool = False) -> str | None:
+    """Return the hexadecimal SHA-256 of names and contents of the files in a model's folder; None for a hub name.
+
+    Args:
+        model: folder or hub name.
+        sampled: hash only the size and 256 pieces of 16 KiB, evenly spread, of a file above 64 MiB. This is fast, and
+            other weights differ almost everywhere. Otherwise every byte is read, as in loading.
+
+    Raises:
+        LLMError: a file cannot be read.
+    """
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    try:
+        for path in sorted(folder.iterdir()):
+            if path.suffix in SUFFIXES and path.is_file():
+                with path.open("rb") as file:
+                    size = path.stat().st_size
+                    large = sampled and size > _LARGE_BYTES
+                    content = _sampled_hash(file, size) if large else hashlib.file_digest(file, "sha256").hexdigest()
+                    digest.update(f"{path.name}:{content}\n".encode())
+    except OSError as error:
+        raise LLMError(f"{model}: cannot read its files: {error}") from error
+    return digest.hexdigest()
+
+
+def _sampled_hash(file: BinaryIO, size: int) -> str:
+    """Return the hash of a file's size and of pieces that are evenly spread over it."""
+    digest = hashlib.sha256(f"{size}:".encode())
+    for i in range(_N_SAMPLES):  # the first at the beginning, the last at the end
+        file.seek((size - _SAMPLE_BYTES) * i // (_N_SAMPLES - 1))
+        digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+MAX_ERROR = 0.05
+"""Maximum relative error of a layer's output or gradient; bfloat16 alone causes an error of less than 0.01."""
+
+
+def four_bit_layers(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the layers with four-bit weights by name. Nothing is imported for a model without such layers."""
+    if "bitsandbytes" not in sys.modules:
+        return {}
+    from bitsandbytes.nn import Linear4bit
+
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, Linear4bit)}
+
+
+def keep_gradients(module: torch.nn.Module) -> None:
+    """Keep four-bit layers in training mode, whatever mode the model is set to.
+
+    In evaluation mode, a processor with AVX512-BF16 permanently packs their weights into a form whose product has no
+    gradient. Nothing else in these layers depends on the mode, because dropout is in other layers.
+    """
+    for layer in four_bit_layers(module).values():
+        layer.training = True
+        layer.train = lambda mode=True, layer=layer: layer
+
+
+def check_gradients(module: torch.nn.Module) -> None:
+    """Compare outputs and gradients of four-bit layers, one of each shape, with those of their dequantized weights.
+
+    Each layer first runs without gradients, as in a rollout. A model without four-bit layers passes the check.
+
+    Raises:
+        LLMError: they differ by more than `MAX_ERROR`, so training through these layers would be wrong.
+    """
+    import torch
+
+    layer_by_shape = {
+        (layer.in_features, layer.out_features, layer.weight.device): n for n, layer in four_bit_layers(module).items()
+    }
+    for name in layer_by_shape.values():
+        layer: Any = module.get_submodule(name)
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(4, layer.in_features, generator=generator).to(layer.weight.device)
+        output_gradient = torch.randn(4, layer.out_features, generator=generator).to(layer.weight.device)
+        with torch.no_grad():
+            layer(x)
+        with torch.enable_grad():
+            y = layer(x.requires_grad_())
+            [gradient] = torch.autograd.grad(y, x, output_gradient, allow_unused=True) if y.requires_grad else [None]
+        error = (
+            float("inf")
+            if gradient is None
+            else _relative_error(layer, x.detach(), y.detach(), output_gradient, gradient)
+        )
+        if not error <= MAX_ERROR:
+            fault = "no gradient" if gradient is None else f"outputs or gradients that are wrong by {error:.0%}"
+            raise LLMError(
+                f"four-bit weights give {fault} on {layer.weight.device} (layer {name}), so an adapter cannot be "
+                "trained. Use llm.four_bit=false, with llm.dtype=bfloat16 to save half of the memory, or the version "
+                "of bitsandbytes in constraints.txt"
+            )
+
+
+def _relative_error(
+    layer: Any, x: torch.Tensor, y: torch.Tensor, output_gradient: torch.Tensor, gradient: torch.Tensor
+) -> float:
+    """Return the larger relative error of the output `y` for inputs `x` and of the gradient of sum(y * pull)."""
+    import torch
+    from bitsandbytes.functional import dequantize_4bit
+
+    weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
+    bias = None if layer.bias is None else layer.bias.detach().float()
+    pairs = ((y, torch.nn.functional.linear(x, weight, bias)), (gradient, output_gradient @ weight))
+    return max(float((actual - true).norm() / true.norm()) for actual, true in pairs)

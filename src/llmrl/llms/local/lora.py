@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
-from llmrl.llms.local.four_bits import check_gradients
+from llmrl.llms.local.loading import check_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ class Lora:
         )
 
     def inject(self, module: torch.nn.Module, seed: int) -> None:
-        """Insert the adapter's layers into `module`, initialised with `seed` such that outputs do not change yet.
+        """Insert the adapter's layers into `module`, initialized with `seed` so that outputs do not change yet.
 
         From then on only the adapter's parameters require gradients; they are float32 whatever the model's dtype.
 
@@ -66,7 +66,7 @@ class Lora:
         options = {"r": self.rank, "lora_alpha": self.alpha, "lora_dropout": self.dropout}
         targets: Any = self.targets
         if targets == "all-linear":
-            targets = sorted(self._chosen(module))
+            targets = sorted(self._target_layers(module))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module)
@@ -82,36 +82,36 @@ class Lora:
         Raises:
             ConfigError: the model has no such layers, or its output layer is among them.
         """
-        linear = self._linear(module)
-        chosen = self._chosen(module)
-        if not chosen:
+        linear = self._linear_layers(module)
+        targets = self._target_layers(module)
+        if not targets:
             ends = sorted({name.rpartition(".")[2] for name in linear})
             raise ConfigError(
-                f"lora.targets={self.targets}: the model has no such layers; it has {', '.join(ends)}, or use "
-                "all-linear"
+                f"lora.targets={self.targets}: the model has no such layers; use all-linear or some of "
+                f"{', '.join(ends)}"
             )
-        if (head := _head(module, linear)) in chosen:
+        if (head := _head(module, linear)) in targets:
             raise ConfigError(
-                f"lora.targets={self.targets}: {head} gives the tokens' scores and cannot have an adapter here; "
-                "leave it out"
+                f"lora.targets={self.targets}: {head} is the output layer, which cannot have an adapter; leave it out"
             )
-        return sum(self.rank * sum(linear[name].weight.shape) for name in chosen)
+        return sum(self.rank * sum(linear[name].weight.shape) for name in targets)
 
-    def _linear(self, module: torch.nn.Module) -> dict[str, Any]:
+    def _linear_layers(self, module: torch.nn.Module) -> dict[str, Any]:
+        """Return all linear layers of a model by name."""
         import torch
 
         return {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear) or _is_conv1d(m)}
 
-    def _chosen(self, module: torch.nn.Module) -> set[str]:
+    def _target_layers(self, module: torch.nn.Module) -> set[str]:
         """Return the names of the layers that get an adapter."""
-        linear = self._linear(module)
+        linear = self._linear_layers(module)
         if self.targets == "all-linear":
             return {name for name in linear if name != _head(module, linear)}
         return {n for n in linear if any(n == target or n.endswith(f".{target}") for target in self.targets)}
 
 
 def _head(module: torch.nn.Module, linear: dict[str, Any]) -> str:
-    """Return the name of the output layer; "" if it is none of `linear`."""
+    """Return the name of the output layer; "" if it is not in `linear`."""
     head = getattr(module, "get_output_embeddings", lambda: None)()
     return next((name for name, layer in linear.items() if layer is head), "")
 

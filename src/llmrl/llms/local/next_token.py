@@ -1,4 +1,4 @@
-"""A language model of this machine reads texts: training by the next token, before anything is asked of it."""
+"""Next-token pretraining of a local causal language model on texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.llms.local.loading import quiet
 
 HELD_OUT = 0.1
-"""Share of the texts that are not trained on, to measure the loss."""
+"""Share of the texts that are held out from training to measure the loss."""
 
 
 def read_texts(
@@ -22,32 +22,34 @@ def read_texts(
     batch: PositiveInt = 32,
     learning_rate: PositiveFloat = 1e-3,
 ) -> tuple[float, float]:
-    """Train the causal model in `folder` on texts by the next token (transformers' Trainer, AdamW, cosine schedule),
-    and write it back.
+    """Train the causal model in `folder` on texts by next-token prediction, and save it there.
+
+    Training uses the Trainer of transformers with AdamW and a cosine schedule.
 
     Args:
-        folder: as `save_pretrained` wrote it.
-        texts: to read; the last tenth is held out.
-        steps: of training, of `batch` texts each.
-        seed: of their order.
-        batch, learning_rate: of a step.
+        folder: folder in the format of `save_pretrained`.
+        texts: training texts; the last tenth is held out.
+        steps: number of training steps, each on `batch` texts.
+        seed: seed of the order of texts.
+        batch: number of texts per step.
+        learning_rate: peak learning rate.
 
     Returns:
-        The mean loss on the held-out texts before and after, nats a token.
+        Mean loss on the held-out texts before and after training, in nats per token.
     """
     import torch
 
     quiet()
     threads = torch.get_num_threads()
-    # The order in which several threads add up is their number's, and the model is to be that of its seed alone.
+    # The order of sums depends on the number of threads, and the model should depend on its seed only.
     torch.set_num_threads(1)
     try:
-        return _read(folder, texts, steps, seed, batch, learning_rate)
+        return _train(folder, texts, steps, seed, batch, learning_rate)
     finally:
         torch.set_num_threads(threads)
 
 
-def _read(
+def _train(
     folder: Path, texts: Sequence[str], steps: int, seed: int, batch: int, learning_rate: float
 ) -> tuple[float, float]:
     import torch
@@ -62,11 +64,11 @@ def _read(
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
-    rows = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts]
-    last = max(1, round(len(rows) * HELD_OUT))
-    with tempfile.TemporaryDirectory() as scratch, torch.random.fork_rng(devices=[]):
+    examples = [{"input_ids": tokenizer(text)["input_ids"]} for text in texts]
+    n_held_out = max(1, round(len(examples) * HELD_OUT))
+    with tempfile.TemporaryDirectory() as temporary_folder, torch.random.fork_rng(devices=[]):
         arguments = TrainingArguments(
-            scratch,
+            temporary_folder,
             max_steps=steps,
             per_device_train_batch_size=batch,
             per_device_eval_batch_size=batch,
@@ -84,14 +86,14 @@ def _read(
         trainer = Trainer(
             model=model,
             args=arguments,
-            train_dataset=rows[:-last],
-            eval_dataset=rows[-last:],
+            train_dataset=examples[:-n_held_out],
+            eval_dataset=examples[-n_held_out:],
             data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
         )
-        for printing in (PrinterCallback, ProgressCallback):
-            trainer.remove_callback(printing)
-        before = trainer.evaluate()["eval_loss"]
+        for callback in (PrinterCallback, ProgressCallback):
+            trainer.remove_callback(callback)
+        initial_loss = trainer.evaluate()["eval_loss"]
         trainer.train()
-        after = trainer.evaluate()["eval_loss"]
+        final_loss = trainer.evaluate()["eval_loss"]
     model.save_pretrained(folder)
-    return float(before), float(after)
+    return float(initial_loss), float(final_loss)

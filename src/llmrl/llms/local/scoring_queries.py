@@ -1,4 +1,4 @@
-"""What is asked of a scorer: distinct (prompt, candidates) pairs, in batches of like length."""
+"""Queries to a scorer: distinct (prompt, candidates) pairs, in batches of similar length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmrl.llms.local.token_tree import TokenIds, TokenTree
 
 @dataclass(frozen=True)
 class ScoringQuery:
-    """One prompt, the tree of its candidates, and the words of each of these."""
+    """Prompt, token tree of its candidates, and number of words of each candidate."""
 
     prompt: TokenIds
     tree: TokenTree
@@ -19,12 +19,16 @@ class ScoringQuery:
 
     @property
     def tokens(self) -> int:
-        """Positions it takes without padding."""
+        """Number of positions that the query takes without padding."""
         return len(self.prompt) + self.tree.n_nodes
 
 
 def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """One tuple of candidates per prompt."""
+    """Return one tuple of candidates per prompt.
+
+    Raises:
+        ConfigError: the candidates are not texts or lists of texts, or their number does not fit.
+    """
     if isinstance(candidates, str):
         raise ConfigError(f"candidates is one text ({candidates!r}); give a list of texts")
     if all(isinstance(candidate, str) for candidate in candidates):
@@ -32,7 +36,9 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
     if any(isinstance(candidate, str) for candidate in candidates):
         raise ConfigError("candidates mixes texts and lists of texts; give one list for all prompts, or one for each")
     if len(candidates) != n_prompts:
-        raise ConfigError(f"there are {len(candidates)} lists of candidates for {n_prompts} prompts")
+        raise ConfigError(
+            f"there are {len(candidates)} lists of candidates for {n_prompts} prompts; give one list for each prompt"
+        )
     for i, texts in enumerate(candidates):
         if not texts:
             raise ConfigError(f"prompt {i} has no candidates; give at least one text")
@@ -40,7 +46,7 @@ def candidate_lists(n_prompts: int, candidates: Sequence[str] | Sequence[Sequenc
 
 
 def length_batches(queries: Sequence[ScoringQuery], budget: int) -> list[list[int]]:
-    """Indices of `queries` in batches of like length, each of at most `budget` padded positions or a single query."""
+    """Group the indices of queries of similar length. A batch of two or more has at most `budget` padded positions."""
     batches: list[list[int]] = []
     for i in sorted(range(len(queries)), key=lambda i: queries[i].tokens):
         batch = [*batches[-1], i] if batches else []

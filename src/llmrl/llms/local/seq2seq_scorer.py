@@ -19,13 +19,12 @@ class Seq2SeqScorer(LocalScorer):
 
     Tokens: a prompt gets the special tokens of the model's own tokenizer (T5: `</s>` at the end, as in pretraining). A
     candidate gets none, except `</s>` at the end with `add_eos`. It is a separate text after the model's
-    `decoder_start_token_id`, without the leading spaces that part it from the prompt. The arguments are those of
-    `LocalScorer`.
+    `decoder_start_token_id`, without the leading spaces that separate it from the prompt.
     """
 
     kind: Kind = "seq2seq"
 
-    def _supported(self, module: Any) -> None:
+    def _check_architecture(self, module: Any) -> None:
         try:
             biases = [
                 hasattr(block.layer[0].SelfAttention, "relative_attention_bias") for block in module.decoder.block
@@ -33,17 +32,17 @@ class Seq2SeqScorer(LocalScorer):
         except AttributeError:
             biases = []
         if not biases or not biases[0] or any(biases[1:]):
-            raise self._unsupported(module, "it has no position bias that all decoder layers share")
+            raise self._unsupported_error(module, "it has no position bias that all decoder layers share")
         if module.config.decoder_start_token_id is None:
-            raise self._unsupported(module, "its config names no decoder_start_token_id")
+            raise self._unsupported_error(module, "its config names no decoder_start_token_id")
 
     def _prompt_tokens(self, ids: list[int], special: list[int]) -> list[int]:
         return ids
 
-    def _continued(self, context: str, texts: Sequence[str]) -> list[list[int]]:
-        return self._plain_tokens(texts if self.parity else [text.lstrip(" ") for text in texts])
+    def _tokenize_continuations(self, context: str, texts: Sequence[str]) -> list[list[int]]:
+        return self._plain_tokens(texts if self.settings.parity else [text.lstrip(" ") for text in texts])
 
-    def _longest_text(self) -> int | None:
+    def _max_length(self) -> int | None:
         return None  # positions are relative
 
     def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
@@ -51,13 +50,13 @@ class Seq2SeqScorer(LocalScorer):
         longest = max(len(prompt) for prompt in prompts)
         ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        inside = torch.arange(longest) < lengths[:, None]
+        mask = torch.arange(longest) < lengths[:, None]
         nodes = trees.token.clone()
         nodes[:, 0] = module.config.decoder_start_token_id
         with last_hidden_states(module) as hidden:
             logits = module(
                 input_ids=ids.to(module.device),
-                attention_mask=inside.to(module.device, torch.long),
+                attention_mask=mask.to(module.device, torch.long),
                 decoder_input_ids=nodes.expand(len(prompts), -1),
                 decoder_attention_mask=self._decoder_mask(trees),
                 use_cache=False,
@@ -72,8 +71,8 @@ class Seq2SeqScorer(LocalScorer):
         """
         attention = self._module.decoder.block[0].layer[0].SelfAttention
         bias = attention.compute_bias(trees.n_nodes, trees.n_nodes)[0]  # [n_heads, position, position]
-        by_depth = bias[:, trees.depth[:, :, None], trees.depth[:, None, :]].transpose(0, 1)
-        mask: torch.Tensor = by_depth - bias + additive_mask(trees.ancestors, bias.dtype)[:, None]
+        depth_bias = bias[:, trees.depth[:, :, None], trees.depth[:, None, :]].transpose(0, 1)
+        mask: torch.Tensor = depth_bias - bias + additive_mask(trees.ancestors, bias.dtype)[:, None]
         return mask
 
     def _plain_logits(self, prompt: torch.Tensor, candidate: torch.Tensor) -> torch.Tensor:

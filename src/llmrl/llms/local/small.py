@@ -1,5 +1,7 @@
-"""Language models small enough to train from scratch on a CPU: a tokenizer trained on the task's texts, and randomly
-initialised weights."""
+"""Small language models that can be trained from scratch on a CPU.
+
+A model has a tokenizer trained on the task's texts, and randomly initialized weights.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +22,58 @@ _PIECES: dict[Tokens, str] = {
     "phrases": rf"{_DISTANCE}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
     "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE}|\p{{L}}+|[^\p{{L}}\s]|\s+",
 }
-"""Largest units that can become one token. `phrases`: a distance with its direction, or words up to the next number or
-sign; `words`: a distance, a stock phrase, or a word."""
+"""Largest units that can become one token.
+
+`phrases`: a distance with its direction, or words up to the next number or sign; `words`: a distance, a stock phrase,
+or a word.
+"""
 
 
 @dataclass(frozen=True)
-class SmallModel:
+class SmallModelShape:
+    """Sizes of a small model and of its tokenizer.
+
+    Attributes:
+        width: width of the layers, an even multiple of `heads`.
+        layers, heads: number of layers, and of attention heads in each.
+        vocabulary: maximum number of tokens in the vocabulary, >= 300.
+        tokens: largest unit of a token. With `phrases`, prompts are half as long and learned sooner; with `words`, new
+            texts share more tokens with the training texts.
+        longest: maximum number of tokens of a text that a causal model can read.
+    """
+
+    width: PositiveInt = 128
+    layers: PositiveInt = 2
+    heads: PositiveInt = 4
+    vocabulary: PositiveInt = 1024
+    tokens: Tokens = "phrases"
+    longest: PositiveInt = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallModel(SmallModelShape):
     """Settings of a small model that is created when it is first needed.
 
     Attributes:
-        tokens, width, layers, heads, vocabulary, longest: as in `make_small_model`.
         reads: pretraining texts: `nothing`; `stories` in other words than the environment's; or `meaningless` ones, in
             which the same words carry no meaning.
         stories: number of stories.
-        story_steps: steps of next-token training, each on 32 stories.
+        pretraining_steps: steps of next-token training, each on 32 stories.
         channel: text channel of the environment that the model reads.
         seed: seed of weights, stories and their order; None: the run's.
     """
 
-    tokens: Tokens
-    width: PositiveInt
-    layers: PositiveInt
-    heads: PositiveInt
-    vocabulary: PositiveInt
-    longest: PositiveInt
     reads: Literal["nothing", "stories", "meaningless"]
     stories: PositiveInt
-    story_steps: PositiveInt
+    pretraining_steps: PositiveInt
     channel: str
     seed: NonNegativeInt | None
 
     @property
     def told(self) -> str:
         """Phrase that names the pretraining texts."""
-        what = {"nothing": "nothing", "stories": "stories", "meaningless": "meaningless stories"}[self.reads]
-        return f"has read {what}"
+        content = {"nothing": "nothing", "stories": "stories", "meaningless": "meaningless stories"}[self.reads]
+        return f"has read {content}"
 
 
 class SmallModelFactory(Protocol):
@@ -70,32 +89,18 @@ class SmallModelFactory(Protocol):
 
 
 def make_small_model(
-    folder: Path,
-    texts: Iterable[str],
-    kind: Kind = "causal",
-    width: PositiveInt = 128,
-    layers: PositiveInt = 2,
-    heads: PositiveInt = 4,
-    vocabulary: PositiveInt = 1024,
-    tokens: Tokens = "phrases",
-    longest: PositiveInt = 1024,
-    seed: int = 0,
+    folder: Path, texts: Iterable[str], kind: Kind = "causal", shape: SmallModelShape | None = None, seed: int = 0
 ) -> int:
     """Write an untrained model and its tokenizer in the format of `save_pretrained`; return the number of weights.
 
     The tokenizer is byte-level BPE trained on `texts`: frequent phrases of these become one token, and every other text
-    can still be encoded. Weights come from the architecture's own initialisation.
+    can still be encoded. Weights come from the architecture's own initialization.
 
     Args:
         folder: folder to write to.
         texts: samples of the texts that the model will read.
         kind: `seq2seq`: T5, `layers` in the encoder and one in the decoder; `causal`: Llama.
-        width: width of the layers, an even multiple of `heads`.
-        layers, heads: number of layers, and of attention heads in each.
-        vocabulary: most tokens of the vocabulary, >= 300.
-        tokens: largest unit of a token: with `phrases` prompts are half as long and learnt sooner, with `words` new
-            texts share more tokens with known ones.
-        longest: most tokens of a text that a causal model can read.
+        shape: sizes; None: the default ones.
         seed: seed of the weights.
 
     Raises:
@@ -103,25 +108,23 @@ def make_small_model(
     """
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
-    for name, value in {"width": width, "layers": layers, "heads": heads, "longest": longest}.items():
-        if value < 1:
+    shape = shape or SmallModelShape()
+    for name in ("width", "layers", "heads", "longest"):
+        if (value := getattr(shape, name)) < 1:
             raise ConfigError(f"{name}={value}: a model needs at least 1")
+    width, heads = shape.width, shape.heads
     if width % heads or (width // heads) % 2:
         raise ConfigError(
             f"width={width} must be an even multiple of heads={heads}, e.g. {heads * 2 * (width // heads // 2 or 1)}"
         )
-    if vocabulary < 300:
-        raise ConfigError(f"vocabulary={vocabulary}: 256 bytes, special tokens and some words need at least 300")
+    if shape.vocabulary < 300:
+        raise ConfigError(f"vocabulary={shape.vocabulary}: 256 bytes, special tokens and some words need at least 300")
     import torch
 
-    tokenizer = _tokenizer(list(texts), vocabulary, tokens)
+    tokenizer = _tokenizer(list(texts), shape.vocabulary, shape.tokens)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = (
-            _t5(tokenizer, width, layers, heads)
-            if kind == "seq2seq"
-            else _llama(tokenizer, width, layers, heads, longest)
-        )
+        model = _t5(tokenizer, shape) if kind == "seq2seq" else _llama(tokenizer, shape)
     folder.mkdir(parents=True, exist_ok=True)
     quiet()
     model.save_pretrained(folder)
@@ -136,7 +139,7 @@ def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
     tokenizer: Any = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            # A space belongs to what follows it.
+            # A space belongs to the unit after it.
             pre_tokenizers.Split(Regex(rf"\s?({_PIECES[tokens]})"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -151,21 +154,21 @@ def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
     tokenizer.train_from_iterator(texts, trainer)
     end = tokenizer.token_to_id(END)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, end)])
-    made: Any = PreTrainedTokenizerFast
-    return made(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, bos_token=START)
+    tokenizer_class: Any = PreTrainedTokenizerFast
+    return tokenizer_class(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, bos_token=START)
 
 
-def _t5(tokenizer: Any, width: int, layers: int, heads: int) -> Any:
+def _t5(tokenizer: Any, shape: SmallModelShape) -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
     config = T5Config(
         vocab_size=len(tokenizer),
-        d_model=width,
-        d_kv=width // heads,
-        d_ff=4 * width,
-        num_layers=layers,
+        d_model=shape.width,
+        d_kv=shape.width // shape.heads,
+        d_ff=4 * shape.width,
+        num_layers=shape.layers,
         num_decoder_layers=1,
-        num_heads=heads,
+        num_heads=shape.heads,
         dropout_rate=0.0,
         initializer_factor=0.3,  # the first policy is close to uniform
         **{"decoder_start_token_id": tokenizer.pad_token_id},
@@ -175,19 +178,19 @@ def _t5(tokenizer: Any, width: int, layers: int, heads: int) -> Any:
     return T5ForConditionalGeneration(config)
 
 
-def _llama(tokenizer: Any, width: int, layers: int, heads: int, longest: int) -> Any:
+def _llama(tokenizer: Any, shape: SmallModelShape) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=width,
-        intermediate_size=3 * width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=heads,
-        max_position_embeddings=longest,
+        hidden_size=shape.width,
+        intermediate_size=3 * shape.width,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.heads,
+        max_position_embeddings=shape.longest,
         # The usual 0.02 is made for wide layers; narrow ones would ignore their input for many steps.
-        initializer_range=width**-0.5,
+        initializer_range=shape.width**-0.5,
         tie_word_embeddings=True,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,

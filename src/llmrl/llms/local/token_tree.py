@@ -1,11 +1,12 @@
-"""Candidates as a tree of tokens: what they share at the start is computed once.
+"""Token trees of candidates, in which common beginnings are computed once.
 
-Node 0 is the root, the place after the prompt. Every other node is a token that some candidate goes on after: the
-last token of a candidate is predicted but never read, so it has a node only where another candidate passes through it.
-All candidates of a prompt are scored in one sequence of nodes, in which a node attends to its ancestors only.
+Node 0 is the root, the position after the prompt. Every other node is a token that is followed by another token of some
+candidate. The last token of a candidate is predicted but never read, so it has a node only if another candidate
+continues after it. All candidates of a prompt are scored in one sequence of nodes, in which a node attends to its
+ancestors only.
 
-Two other ways were slower on a processor, with gradients and without: a row per candidate on an expanded
-cross-attention cache (T5), and the prompt first with the tree on its cache (Llama; by little without gradients).
+Two alternatives were slower on a CPU, with gradients and without: one sequence per candidate on an expanded
+cross-attention cache (T5), and the prompt first and then the tree on its cache (Llama; slightly without gradients).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """The tree of one set of candidates. Parents come before their children.
+    """Token tree of a list of candidates. Parents come before their children.
 
     Attributes:
         token: token read at each node, [n_nodes] int64; 0 at the root, which the model's class fills in.
@@ -42,17 +43,18 @@ class TokenTree:
 
     @property
     def n_nodes(self) -> int:
+        """Number of nodes, including the root."""
         return len(self.token)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest candidate; 0 where there is none."""
+        """Number of tokens of the longest candidate; 0 if there are no candidates."""
         return int(self.length.max(initial=0))
 
 
 @lru_cache(maxsize=1024)
 def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
-    """The tree of `candidates`, each at least one token long. Equal arguments give the same object."""
+    """Return the token tree of `candidates`, each at least one token long. Equal arguments return the same object."""
     longest = max((len(ids) for ids in candidates), default=0)
     parent = np.zeros((len(candidates), longest), np.int64)
     target = np.zeros((len(candidates), longest), np.int64)
@@ -76,10 +78,10 @@ def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
 
 @dataclass(frozen=True, eq=False)
 class TreeBatch:
-    """Trees of several prompts, padded to one size, on the device: `TokenTree` with an axis [n_trees] in front.
+    """Trees of several prompts, padded to one size, on the device: `TokenTree` with a leading axis [n_trees].
 
-    n_trees is 1 where all prompts have the same candidates. Padding nodes see themselves alone (an empty row of an
-    attention mask would give NaN) and are no one's ancestor; padding candidates have length 0.
+    n_trees is 1 if all prompts have the same candidates. Padding nodes attend to themselves only (an attention mask
+    without any allowed position would give NaN) and are nobody's ancestor; padding candidates have length 0.
     """
 
     token: torch.Tensor
@@ -91,11 +93,12 @@ class TreeBatch:
 
     @property
     def n_nodes(self) -> int:
+        """Number of nodes of each padded tree."""
         return self.token.shape[1]
 
     @staticmethod
     def stack(trees: Sequence[TokenTree], n_candidates: int, device: torch.device) -> TreeBatch:
-        """`trees` padded to their largest size and to `n_candidates`."""
+        """Pad `trees` to their largest size and to `n_candidates`."""
         trees = trees[:1] if all(tree is trees[0] for tree in trees) else trees
         n_nodes = max(tree.n_nodes for tree in trees)
         longest = max(tree.longest for tree in trees)
@@ -118,25 +121,30 @@ class TreeBatch:
         return TreeBatch(*(torch.from_numpy(array).to(device) for array in arrays))
 
     def log_probs(self, logits: torch.Tensor) -> torch.Tensor:
-        """log p of each candidate, [batch, n_candidates] float32; -inf for padding candidates.
+        """Return log p of each candidate, [batch, n_candidates] float32; -inf for padding candidates.
 
         Args:
-            logits: [batch, n_nodes, vocabulary], of any float type; probabilities are normalised in float32.
+            logits: [batch, n_nodes, vocabulary], of any float type; probabilities are normalized in float32.
         """
         nodes = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
         return self._sums(nodes, 0.0).masked_fill(self.length == 0, -torch.inf)
 
     def logit_sums(self, logits: torch.Tensor) -> torch.Tensor:
-        """Sums of the candidates' logits as they are, [batch, n_candidates] float32, with 1 for each token that a
-        candidate has less than the longest: what the published code takes for scores; -inf for padding candidates."""
+        """Return the sum of each candidate's logits, [batch, n_candidates] float32; -inf for padding candidates.
+
+        As in the published code, each sum includes 1 for every token that the candidate lacks compared with the longest
+        one.
+        """
         return self._sums(logits.float(), 1.0).masked_fill(self.length == 0, -torch.inf)
 
     def _sums(self, nodes: torch.Tensor, beyond: float) -> torch.Tensor:
-        """For each candidate the sum of what `nodes` [batch, n_nodes, vocabulary] say of its tokens, and `beyond` for
-        each place beyond its end."""
+        """Sum `nodes` [batch, n_nodes, vocabulary] over the tokens of each candidate.
+
+        Each position after the end of a candidate contributes `beyond`.
+        """
         batch, _, vocabulary = nodes.shape
         shape = (batch, *self.target.shape[1:])
         edges = (self.parent * vocabulary + self.target).expand(shape).reshape(batch, -1)
         tokens = nodes.reshape(batch, -1).gather(1, edges).view(shape)
-        inside = torch.arange(shape[2], device=nodes.device) < self.length[..., None]
-        return tokens.where(inside, beyond).sum(-1)
+        mask = torch.arange(shape[2], device=nodes.device) < self.length[..., None]
+        return tokens.where(mask, beyond).sum(-1)

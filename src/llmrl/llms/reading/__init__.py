@@ -1,1 +1,1 @@
-"""What a language model's reply means: the one reader of replies, for all who ask."""
+"""Parsers of language-model replies, used for all kinds of questions."""

@@ -12,21 +12,21 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from llmrl.llms.reading.json_and_markup import structures, without_tags
-from llmrl.llms.reading.latex import unescaped
-from llmrl.llms.reading.non_answer_text import only_told, quoted
-from llmrl.llms.reading.options import Options, own_options
-from llmrl.llms.reading.reply_cleaning import CleanedReply, blank_spans, clean_reply, plain
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.reading.json_and_markup import find_outermost_values, strip_tags
+from llmrl.llms.reading.latex import blank_brace_escapes
+from llmrl.llms.reading.non_answer_text import is_non_answer, is_quoted
+from llmrl.llms.reading.options import Options, find_options
+from llmrl.llms.reply_cleaning import CleanedReply, blank_spans, clean_reply, to_ascii
 
 T = TypeVar("T")
 
 REASONS = 2000
-"""Most characters of a reply kept as its reasons if no part of it is marked as such."""
-_BEFORE = 160
-"""Characters before a value that are searched for words that introduce it."""
+"""Maximum number of characters of a reply that count as its reasons if no part is marked as reasons."""
+_CONTEXT_CHARACTERS = 160
+"""Number of characters before a value that are searched for words that introduce it."""
 _AFTER = 200
-"""Characters after an answer that are searched for words that take it back."""
+"""Number of characters after an answer that are searched for words that retract it."""
 
 _DECISIVE = re.compile(
     r"\bwait\b|\bactually\b|\bcorrect(?:ion|ed|ing)?\b|\binstead\b|\brather\b|\bfinal(?:ly)?\b|\brevis\w+|"
@@ -43,7 +43,9 @@ _DECISIVE = re.compile(
     r"\bn(?:on|ein|\u00e3o)[,:]|\bje corrige\b|\bperd[o\u00f3]n\b|\bfinalement\b|\bcorrecci\u00f3n\b",
     re.IGNORECASE,
 )
-_LATER = re.compile(r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE)
+_NEXT_STEP = re.compile(
+    r"\b(?:next(?:,| step\b| turn\b| time\b)|after that\b|afterwards\b|later\b|then,)", re.IGNORECASE
+)
 _ECHOES = re.compile(r"\bas (?:in|stated|shown|given|listed)\b[^.\n]{0,30}\b(?:json|above|before)\b", re.IGNORECASE)
 REFUSAL = re.compile(
     r"\bi(?:'m| am) (?:sorry|unable|not able)\b|\bi (?:can't|cannot|can not|could not|couldn't|"
@@ -61,7 +63,7 @@ REFUSAL = re.compile(
     r"siento\b",
     re.IGNORECASE,
 )
-"""Phrases that say that no decision was made, or ask for one."""
+"""Phrases that state that no decision was made, or that ask the reader for one."""
 _RETRACTED = re.compile(
     r"\bnever ?mind\b|"
     r"\b(?:scratch|forget|disregard|ignore|cancel|drop) (?:that|this|it|my (?:last )?answer|the above)\b|"
@@ -71,7 +73,7 @@ _RETRACTED = re.compile(
     r"\bvergiss das\b|\boubliez? (?:\u00e7a|cela)\b|\bolvida (?:eso|lo)\b",
     re.IGNORECASE,
 )
-"""Phrases that take back the answer before them."""
+"""Phrases that retract the answer before them."""
 _TENTATIVE = re.compile(
     r"\b(?:maybe|perhaps|possibly|tentativ\w+|could (?:try|be|use)|might (?:try|be|use)|let me (?:try|see|check|think)|"
     r"something like|start with|first guess|what about|how about)\b",
@@ -88,7 +90,7 @@ class CandidateAnswer(Generic[T]):
         start, end: span of its characters in the reply.
         answer: parsed value.
         reasons: reasons in the reply's words; "" if it gives none.
-        form: 2: the requested form, or another unambiguous one; 1: less certain forms, used only if there is no other.
+        form: 2 for the requested form or another unambiguous one, 1 for less certain forms, used only without others.
         requested: whether it is a JSON object, the requested form; answers in words before it are quotations.
         weak: whether its reasons are a placeholder, as in the example of the prompt.
         announced: whether the reply says that this answers the present question.
@@ -159,11 +161,11 @@ class AnswerParser(ABC, Generic[T]):
 
     def of_option(self, text: str) -> T | None:
         """Return the answer in the text of an option that the reply itself lists and decides for; None: none."""
-        found = _candidates(text, self, False, faults := _Faults())
-        chosen = _decided(text, found, self, faults)
-        return chosen.answer if chosen is not None else self.of_prose(plain(without_tags(text)))
+        candidates = _candidates(text, self, False, faults := _Faults())
+        decision = _decide(text, candidates, self, faults)
+        return decision.answer if decision is not None else self.of_prose(to_ascii(strip_tags(text)))
 
-    def numbers_too(self, label: str, answer: T) -> bool:
+    def is_ambiguous_label(self, label: str, answer: T) -> bool:
         """Return whether a bare number chosen by the reply may be the question's own number for another answer."""
         return False
 
@@ -171,7 +173,7 @@ class AnswerParser(ABC, Generic[T]):
         """Return what a reply without an answer lacks, in words; "" if nothing specific."""
         return ""
 
-    def mine(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
+    def answers_this_question(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
         """Return whether a candidate is marked as the answer to this question (True) or another (False); else None."""
         return None
 
@@ -186,8 +188,8 @@ class AnswerParser(ABC, Generic[T]):
 class _Faults:
     """Faults of unusable answers with their positions, and whether candidates were left out, e.g. examples."""
 
-    told: list[tuple[int, str]] = field(default_factory=list)
-    left_out: bool = False
+    messages: list[tuple[int, str]] = field(default_factory=list)
+    has_exclusions: bool = False
 
 
 def parse_answer(text: str, question: AnswerParser[T], cut: bool = False) -> ParsedAnswer[T]:
@@ -215,48 +217,50 @@ def parse_answer(text: str, question: AnswerParser[T], cut: bool = False) -> Par
         return _read(reply, question, prose=False)
     except InvalidReply:
         pass
-    return _read_thought(reply.thought, question)
+    return _read_reasoning(reply.thought, question)
 
 
-def _read_thought(thought: str, question: AnswerParser[T]) -> ParsedAnswer[T]:
+def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T]:
     """Return the answer that ends an unclosed thought; raise InvalidReply unless it is a complete one."""
     faults = _Faults()
-    found = [each for each in _candidates(thought, question, False, faults) if each.form == 2]
-    rest = thought[found[-1].end :].strip("`~ \n") if found else ""
-    before = thought[max(0, found[-1].start - _BEFORE) : found[-1].start] if found else ""
-    if not found or len(rest) > 100 or "\n" in rest or _TENTATIVE.search(before):
+    complete = [candidate for candidate in _candidates(reasoning, question, False, faults) if candidate.form == 2]
+    rest = reasoning[complete[-1].end :].strip("`~ \n") if complete else ""
+    context = reasoning[max(0, complete[-1].start - _CONTEXT_CHARACTERS) : complete[-1].start] if complete else ""
+    if not complete or len(rest) > 100 or "\n" in rest or _TENTATIVE.search(context):
         raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
-    return ParsedAnswer(found[-1].answer, found[-1].reasons, found[-1].kept)
+    return ParsedAnswer(complete[-1].answer, complete[-1].reasons, complete[-1].kept)
 
 
 def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
-    options = own_options(reply.text[reply.after :]) if prose and not reply.cut else None
+    options = find_options(reply.text[reply.after :]) if prose and not reply.cut else None
     if options is None:
         return _read_plainly(reply, question, prose)
     text = reply.text[reply.after :]
     if options.chosen is None:
         return _read_plainly(CleanedReply(blank_spans(text, options.mentions)), question, prose)
-    return _read_chosen(text, options, question)
+    return _read_option(text, options, question)
 
 
-def _read_chosen(text: str, options: Options, question: AnswerParser[T]) -> ParsedAnswer[T]:
+def _read_option(text: str, options: Options, question: AnswerParser[T]) -> ParsedAnswer[T]:
     """Return the answer of the option that the reply decides for, or a complete answer after all options.
 
     Raises:
         InvalidReply: the option is no answer, or a complete answer before or among the options contradicts it.
     """
-    assert options.chosen is not None and options.decided is not None
-    rest = blank_spans(text, [*options.places, options.decided, *options.mentions])
-    found = _candidates(rest, question, False, faults := _Faults())
-    chosen = _decided(rest, [each for each in found if each.form == 2], question, faults)
-    if chosen is not None and chosen.start >= options.end:
-        return ParsedAnswer(chosen.answer, chosen.reasons or _around(text, chosen), chosen.kept)
+    assert options.chosen is not None and options.decision_span is not None
+    rest = blank_spans(text, [*options.spans, options.decision_span, *options.mentions])
+    candidates = _candidates(rest, question, False, faults := _Faults())
+    decision = _decide(rest, [candidate for candidate in candidates if candidate.form == 2], question, faults)
+    if decision is not None and decision.start >= options.end:
+        return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.kept)
     answer = question.of_option(options.texts[options.chosen])
     if answer is None:
         raise InvalidReply(f"the option that the reply decides for is no {question.wanted}")
-    other = chosen is not None and not question.same(chosen.answer, answer)
-    if other or (
-        options.counted and not options.named and question.numbers_too(options.labels[options.chosen], answer)
+    contradicts = decision is not None and not question.same(decision.answer, answer)
+    if contradicts or (
+        options.has_number_labels
+        and not options.is_explicit
+        and question.is_ambiguous_label(options.labels[options.chosen], answer)
     ):
         raise InvalidReply(f"it is not clear which {question.wanted} is meant")
     return ParsedAnswer(answer, " ".join(text.split())[:REASONS])
@@ -265,119 +269,124 @@ def _read_chosen(text: str, options: Options, question: AnswerParser[T]) -> Pars
 def _read_plainly(reply: CleanedReply, question: AnswerParser[T], prose: bool) -> ParsedAnswer[T]:
     text = reply.text
     faults = _Faults()
-    found = _candidates(text, question, reply.cut, faults)
-    late = [each for each in found if each.end > reply.after]
-    chosen = _decided(text, late or found, question, faults)
-    if chosen is not None:
-        return ParsedAnswer(chosen.answer, chosen.reasons or _around(text, chosen), chosen.kept)
-    if prose and not faults.told and not faults.left_out and not reply.cut:
-        spoken = text[reply.after :] if text[reply.after :].strip() else text
-        answer = question.of_prose(plain(without_tags(spoken)))
+    candidates = _candidates(text, question, reply.cut, faults)
+    late = [candidate for candidate in candidates if candidate.end > reply.after]
+    decision = _decide(text, late or candidates, question, faults)
+    if decision is not None:
+        return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.kept)
+    if prose and not faults.messages and not faults.has_exclusions and not reply.cut:
+        sentences = text[reply.after :] if text[reply.after :].strip() else text
+        answer = question.of_prose(to_ascii(strip_tags(sentences)))
         if answer is not None:
-            return ParsedAnswer(answer, " ".join(spoken.split())[:REASONS])
+            return ParsedAnswer(answer, " ".join(sentences.split())[:REASONS])
     raise InvalidReply(_complaint(text, question, faults))
 
 
-def _candidates(text: str, question: AnswerParser[T], cut: bool, faults: _Faults) -> list[CandidateAnswer[T]]:
+def _candidates(text: str, question: AnswerParser[T], truncated: bool, faults: _Faults) -> list[CandidateAnswer[T]]:
     """Return all possible answers in order, without quoted ones and examples."""
-    values = structures(unescaped(text), cut)
-    spoilt: list[tuple[int, int]] = []
-    found: list[CandidateAnswer[T]] = []
-    for each in values:
+    values = find_outermost_values(blank_brace_escapes(text), truncated)
+    fault_spans: list[tuple[int, int]] = []
+    candidates: list[CandidateAnswer[T]] = []
+    for span in values:
         try:
-            answer = question.of_value(each.value)
+            answer = question.of_value(span.value)
         except InvalidReply as fault:
-            if not quoted(text, each.start, each.end):
-                faults.told.append((each.start, str(fault)))
-            spoilt.append((each.start, each.end))
+            if not is_quoted(text, span.start, span.end):
+                faults.messages.append((span.start, str(fault)))
+            fault_spans.append((span.start, span.end))
             continue
         if answer is not None:
-            bare = not isinstance(each.value, dict)
-            reasons = reasons_of(each.value, question.reasons)
-            candidate = CandidateAnswer(each.start, each.end, answer, reasons or "", 1 if bare else 2, not bare)
-            candidate.kept = (question.kept and reasons_of(each.value, question.kept)) or ""
+            bare = not isinstance(span.value, dict)
+            reasons = reasons_of(span.value, question.reasons)
+            candidate = CandidateAnswer(span.start, span.end, answer, reasons or "", 1 if bare else 2, not bare)
+            candidate.kept = (question.kept and reasons_of(span.value, question.kept)) or ""
             candidate.weak = reasons is not None and bool(_HOLLOW.match(reasons)) and reasons != ""
-            found.append(candidate)
-    inside = [(each.start, each.end) for each in found] + spoilt
-    for other in question.of_text(text, cut):
-        if not any(a <= other.start and other.end <= b for a, b in inside):
-            if other.fault:
-                faults.told.append((other.start, other.fault))
+            candidates.append(candidate)
+    used_spans = [(span.start, span.end) for span in candidates] + fault_spans
+    for text_candidate in question.of_text(text, truncated):
+        if not any(start <= text_candidate.start and text_candidate.end <= end for start, end in used_spans):
+            if text_candidate.fault:
+                faults.messages.append((text_candidate.start, text_candidate.fault))
             else:
-                found.append(other)
-    found.sort(key=lambda each: (each.end, each.start))
-    said = [each for each in found if not quoted(text, each.start, each.end)]
-    kept = _without_examples(text, said, sorted(each.end for each in values), question, cut)
-    faults.left_out = len(kept) < len(found)
-    return kept
+                candidates.append(text_candidate)
+    candidates.sort(key=lambda span: (span.end, span.start))
+    unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
+    answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
+    faults.has_exclusions = len(answers) < len(candidates)
+    return answers
 
 
-def _without_examples(
-    text: str, found: list[CandidateAnswer[T]], ends: Sequence[int], question: AnswerParser[T], cut: bool
+def _exclude_examples(
+    text: str, candidates: list[CandidateAnswer[T]], ends: Sequence[int], question: AnswerParser[T], truncated: bool
 ) -> list[CandidateAnswer[T]]:
-    """Return the candidates that are neither examples nor answers to other questions; `ends` are ends of values."""
-    kept: list[CandidateAnswer[T]] = []
+    """Return the candidates that are neither examples nor answers to other questions.
+
+    `ends` are the end positions of all values.
+    """
+    remaining: list[CandidateAnswer[T]] = []
     last = 0
-    for each in found:
-        at = bisect_right(ends, each.start)
-        before = text[
-            max(last if last <= each.start else 0, ends[at - 1] if at else 0, each.start - _BEFORE) : each.start
+    for candidate in candidates:
+        at = bisect_right(ends, candidate.start)
+        context = text[
+            max(
+                last if last <= candidate.start else 0, ends[at - 1] if at else 0, candidate.start - _CONTEXT_CHARACTERS
+            ) : candidate.start
         ]
-        last = each.end
-        mine = question.mine(text, each)
-        if mine is False:
+        last = candidate.end
+        answers_this_question = question.answers_this_question(text, candidate)
+        if answers_this_question is False:
             continue
-        each.announced = mine is True
-        if cut and each.form == 1 and text[: each.start].strip():
+        candidate.announced = answers_this_question is True
+        if truncated and candidate.form == 1 and text[: candidate.start].strip():
             continue
-        if only_told(before, text[each.end : each.end + 60]):
+        if is_non_answer(context, text[candidate.end : candidate.end + 60]):
             continue
-        kept.append(each)
-    if any(each.announced for each in kept):
-        kept = [each for each in kept if each.announced]
-    if any(each.form == 2 for each in kept):
-        kept = [each for each in kept if each.form == 2]
-    last_requested = max((each.start for each in kept if each.requested), default=-1)
-    kept = [each for each in kept if each.requested or each.start > last_requested]
-    strong = [each for each in kept if not each.weak]
-    return strong or kept
+        remaining.append(candidate)
+    if any(candidate.announced for candidate in remaining):
+        remaining = [candidate for candidate in remaining if candidate.announced]
+    if any(candidate.form == 2 for candidate in remaining):
+        remaining = [candidate for candidate in remaining if candidate.form == 2]
+    last_requested = max((candidate.start for candidate in remaining if candidate.requested), default=-1)
+    remaining = [candidate for candidate in remaining if candidate.requested or candidate.start > last_requested]
+    strong = [candidate for candidate in remaining if not candidate.weak]
+    return strong or remaining
 
 
-def _decided(
-    text: str, found: list[CandidateAnswer[T]], question: AnswerParser[T], faults: _Faults
+def _decide(
+    text: str, candidates: list[CandidateAnswer[T]], question: AnswerParser[T], faults: _Faults
 ) -> CandidateAnswer[T] | None:
     """Return the candidate that counts; None if there are no candidates.
 
     Raises:
         InvalidReply: there are different candidates without a decision, or an unusable one replaced the answer.
     """
-    if not found:
+    if not candidates:
         return None
-    current, clash, last = found[0], False, found[0].end
-    for each in found[1:]:
-        between, last = text[last : each.start], max(last, each.end)
-        if _LATER.search(between) or (question.turn is not None and question.turn.search(between)):
+    current, clash, last = candidates[0], False, candidates[0].end
+    for candidate in candidates[1:]:
+        gap, last = text[last : candidate.start], max(last, candidate.end)
+        if _NEXT_STEP.search(gap) or (question.turn is not None and question.turn.search(gap)):
             break
-        decides = bool(_DECISIVE.search(plain(between))) and not _ECHOES.search(text[each.end : each.end + 80])
-        if question.same(current.answer, each.answer):
+        decides = bool(_DECISIVE.search(to_ascii(gap))) and not _ECHOES.search(text[candidate.end : candidate.end + 80])
+        if question.same(current.answer, candidate.answer):
             clash = clash and not decides
-            if each.end > current.end and not (each.reasons == "" and current.reasons):
-                current = each
+            if candidate.end > current.end and not (candidate.reasons == "" and current.reasons):
+                current = candidate
         elif decides:
-            current, clash = each, False
+            current, clash = candidate, False
         else:
             clash = True
-    if faults.told:
-        start, fault = faults.told[-1]
-        between = plain(text[max(current.end, start - 300) : start])
-        if _DECISIVE.search(between) and not (question.turn is not None and question.turn.search(between)):
+    if faults.messages:
+        start, fault = faults.messages[-1]
+        gap = to_ascii(text[max(current.end, start - 300) : start])
+        if _DECISIVE.search(gap) and not (question.turn is not None and question.turn.search(gap)):
             raise InvalidReply(fault)  # an unusable answer replaced this one
     if clash:
         raise InvalidReply(
             f"there are several different answers in the reply, and nothing says which counts; give one "
             f"{question.wanted}"
         )
-    if _RETRACTED.search(plain(text[current.end : current.end + _AFTER])):
+    if _RETRACTED.search(to_ascii(text[current.end : current.end + _AFTER])):
         raise InvalidReply(f"the reply takes its answer back; give one {question.wanted}")
     return current
 
@@ -394,29 +403,29 @@ def reasons_of(value: Any, names: Sequence[str], depth: int = 0) -> str | None:
             if isinstance(inner, str | int) and not isinstance(inner, bool):
                 return str(inner)
     for inner in value.values():
-        if (found := reasons_of(inner, names, depth + 1)) is not None:
-            return found
+        if (reasons := reasons_of(inner, names, depth + 1)) is not None:
+            return reasons
     return None
 
 
-def _around(text: str, chosen: CandidateAnswer[Any]) -> str:
+def _surrounding_text(text: str, answer: CandidateAnswer[Any]) -> str:
     """Return the text around an answer that holds no reasons itself."""
-    around = f"{text[: chosen.start].rstrip('*`#- ')}\n{text[chosen.end :]}".replace("```json", "").replace("```", "")
-    return around.strip(" \n*;")[:REASONS]
+    rest = f"{text[: answer.start].rstrip('*`#- ')}\n{text[answer.end :]}".replace("```json", "").replace("```", "")
+    return rest.strip(" \n*;")[:REASONS]
 
 
 def _complaint(text: str, question: AnswerParser[Any], faults: _Faults) -> str:
     """Return what is wrong with a reply without an answer, and the position of its first JSON error."""
     start = text.find("{")
     missing = f"there is no {question.wanted} in the reply"
-    said = faults.told[-1][1] if faults.told else question.hint(text) or missing
+    message = faults.messages[-1][1] if faults.messages else question.hint(text) or missing
     if start < 0:
-        return f"{said}, and no JSON object" if said == missing else said
+        return f"{message}, and no JSON object" if message == missing else message
     try:
         json.JSONDecoder().raw_decode(text, start)
     except json.JSONDecodeError as error:
-        near = text[max(error.pos - 30, start) : error.pos + 10]
-        return f"{said}; its JSON breaks at line {error.lineno}, column {error.colno}, near {near!r}: {error.msg}"
+        excerpt = text[max(error.pos - 30, start) : error.pos + 10]
+        return f"{message}; its JSON breaks at line {error.lineno}, column {error.colno}, near {excerpt!r}: {error.msg}"
     except (RecursionError, ValueError):
-        return f"{said}; its JSON is nested too deep or holds a number too long"
-    return said
+        return f"{message}; its JSON is nested too deep or holds a number too long"
+    return message

@@ -1,4 +1,7 @@
-"""Numbers that sentences and lines give to names: `pay 2 for cleaning, nothing for eating`, `the first should be 1`."""
+"""Numbers that sentences and lines assign to names.
+
+Examples: `pay 2 for cleaning, nothing for eating`, `the first should be 1`.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llmrl.llms.reading.non_answer_text import exemplary
-from llmrl.llms.reading.number_parser import ORDINALS, SPOKEN, WRITTEN
-from llmrl.llms.reading.reply_cleaning import blank_spans
+from llmrl.llms.reading.non_answer_text import is_example
+from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, ORDINALS
+from llmrl.llms.reply_cleaning import blank_spans
 
 _MONEY = r"(?:[$\u20ac\u00a3\u00a5]\s?)?"
-_DIGITS = rf"{_MONEY}(?<![\w.])(?:{WRITTEN})(?![\w]|\.\d)"
-_VALUE = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<spoken>{SPOKEN})(?![\w-])", re.IGNORECASE)
+_DIGITS = rf"{_MONEY}(?<![\w.])(?:{NUMBER_IN_DIGITS})(?![\w]|\.\d)"
+_VALUE = re.compile(rf"(?P<digits>{_DIGITS})|(?<![\w.-])(?P<spoken>{NUMBER_IN_WORDS})(?![\w-])", re.IGNORECASE)
 _NUM = rf"(?:{_MONEY}(?<![\w.])[+-]?(?:\d{{1,20}}(?:\.\d{{1,20}})?|\.\d{{1,20}})\s?%?)"
 _PLURAL_NOUNS = r"(?:brackets?|knobs?|levers?|rates?|numbers?|parameters?|params?|values?|weights?|tiers?|bands?|ones?)"
-# What is no number that anything is set to: what it was, of which turn it is, how much it changes, what bounds it.
-_DROPPED = re.compile(
+# Numbers that are not assigned to a name: old values, numbers of turns, changes, bounds.
+_IRRELEVANT = re.compile(
     rf"\b(?:generations?|gen|rounds?|iterations?|rows?|steps?|turns?|proposal|context)\b[\s#:*]{{0,3}}(?:number )?"
     rf"\d{{1,6}}(?: (?:and|to|-) \d{{1,6}})?(?![\w.%]*[\w%])|"
     rf"\b(?:payoff|return|score)\b[\s:=]{{0,3}}(?:of |was |is )?{_NUM}(?![\w.]*\w)|"
@@ -29,17 +32,17 @@ _DROPPED = re.compile(
     re.IGNORECASE,
 )
 _SLASHED = re.compile(rf"{_NUM}(?:/{_NUM}){{2,}}")
-_ASIDE = re.compile(r"\((?P<inner>[^()\n]{0,120})\)")
+_PARENTHESIS = re.compile(r"\((?P<inner>[^()\n]{0,120})\)")
 _PURE = re.compile(rf"\s*=?\s*{_NUM}(?: ?[A-Za-z%\u00b0]{{1,8}}|(?:\s*[,/;]\s*{_NUM})+)?\s*")
 _FROM_TO = re.compile(
     rf"\bfrom\s+{_NUM}\s*(?:[A-Za-z]+\s)?(?:to|down to|up to|->|\u2192)\s*(?P<kept>{_NUM})(?![\w.]*\w)", re.IGNORECASE
 )
-_BY_TO = re.compile(
+_CHANGE = re.compile(
     rf"\bby\s+{_NUM}\s*(?:[A-Za-z]+\s)?,?\s*(?:to|so (?:that )?(?:it|this) (?:is|becomes)|giving|which (?:gives|makes)|"
     rf"->|=>|=|\u2192)\s*(?P<kept>{_NUM})(?![\w.]*\w)",
     re.IGNORECASE,
 )
-_BETWEEN = re.compile(
+_PRECISE_RANGE = re.compile(
     rf"\b(?:between|from)\s+{_NUM}\s*(?:and|to|-)\s*{_NUM},?\s*(?:\(\s*)?(?:say|namely|more exactly|precisely|"
     rf"specifically),?"
     rf"\s*(?:at )?(?P<kept>{_NUM})(?![\w.]*\w)",
@@ -62,7 +65,7 @@ _PAST = re.compile(
     r"worked)\b",
     re.IGNORECASE,
 )
-_PLANNED = re.compile(
+_INTENTION = re.compile(
     r"\b(?:i|i'll|i'd|i'm|we|we'll|let's|let us|should|shall|will|would|propos\w*|set|now|new|next|choose|raise|lower|"
     r"reduce|increase|decrease|keep)\b",
     re.IGNORECASE,
@@ -76,7 +79,7 @@ _HEDGED = re.compile(
     re.IGNORECASE,
 )
 _NOT = re.compile(r"\b(?:not|never|avoid|without)\b|n't\b", re.IGNORECASE)
-_SO = re.compile(r"\b(?:so|therefore|thus|hence|but|and (?:it|they))\b|;", re.IGNORECASE)
+_CONJUNCTION = re.compile(r"\b(?:so|therefore|thus|hence|but|and (?:it|they))\b|;", re.IGNORECASE)
 _LINK = re.compile(
     r"(?:\A|\b(?:to|is|at|of|be|are|gets?|receives?|pays?|paid|with|as|becomes?|stays?|remains?|earns?|costs?|by|"
     r"(?:set|fix|put|keep|paid|taxed|charged)(?: to| at)?|exactly|only|again|just|it|them|auf|\u4e3a|"
@@ -89,7 +92,7 @@ _FOR = re.compile(
     r"players?|lever|payment|price|\w+ing)[\s*_`\"']+){0,3}\Z|\A[\s*_`\"']{1,4}\Z",
     re.IGNORECASE,
 )
-_JOINED = re.compile(
+_ENUMERATION = re.compile(
     r"[\s,;/&+*_`\"'=]*(?:and|as well as|plus|und|et|y)?[\s,*_`\"']*(?:the|for|to|at|on|both)?[\s*_`\"']*",
     re.IGNORECASE,
 )
@@ -111,80 +114,81 @@ _LEVELS = {0: "lowest|bottom|poorest|low", 1: "middle|mid|medium|central", 2: "h
 
 @dataclass(frozen=True)
 class _Token:
-    """A name (its places from 0) or a number in a sentence."""
+    """Name (with its indices, from 0) or number in a sentence."""
 
     start: int
     end: int
-    places: tuple[int, ...] = ()
-    said: str = ""
+    positions: tuple[int, ...] = ()
+    text: str = ""
 
 
 class Assignments:
-    """Finds what sentences set each of several names to.
+    """Finder of the numbers that sentences assign to names.
 
     Args:
-        names: of the numbers.
-        number: the number that a text means for the place of a name; None where it means none.
+        names: names of the numbers.
+        number: function that returns the number that a text means for the index of a name; None if it means none.
     """
 
     def __init__(self, names: Sequence[str], number: Callable[[str, int], float | None]) -> None:
         self.d, self.number = len(names), number
         self._all = tuple(range(self.d))
-        patterns = sorted(((_called(names, i), i) for i in range(self.d)), key=lambda each: -len(names[each[1]]))
+        patterns = sorted(((_name_pattern(names, i), i) for i in range(self.d)), key=lambda pair: -len(names[pair[1]]))
         alternatives = [f"(?P<n{i}>{pattern})" for pattern, i in patterns]
-        self._spelled = re.compile(rf"(?<!\w)(?:{'|'.join(map(spelled, names))})(?!\w)", re.IGNORECASE)
-        other = next((i for i, name in enumerate(names) if name.casefold() in ("other", "others", "rest")), None)
-        if other is None:
+        self._any_name = re.compile(rf"(?<!\w)(?:{'|'.join(map(spelling_pattern, names))})(?!\w)", re.IGNORECASE)
+        rest_index = next((i for i, name in enumerate(names) if name.casefold() in ("other", "others", "rest")), None)
+        if rest_index is None:
             alternatives.append(f"(?P<rest>{_REST})")
         self._name = re.compile(rf"(?<![\w.])(?:{'|'.join(alternatives)})(?![\w\]])", re.IGNORECASE)
 
     def read(self, text: str) -> list[float] | None:
-        """The `d` numbers that sentences give, each at least once and none twice with different values; None else."""
-        named: dict[int, float] = {}
+        """Return the `d` numbers that sentences give; None unless each occurs at least once, without contradiction."""
+        numbers: dict[int, float] = {}
         rest: set[float] = set()
-        for sentence in _planned(text):
-            for token, value in self._set(sentence) or ():
-                places = token.places or (-1,)
-                for place in places:
-                    number = self.number(value.said, max(place, 0))
-                    if number is None or (place >= 0 and named.setdefault(place, number) != number):
+        for sentence in _intention_sentences(text):
+            for token, value in self._assigned_numbers(sentence) or ():
+                positions = token.positions or (-1,)
+                for position in positions:
+                    number = self.number(value.text, max(position, 0))
+                    if number is None or (position >= 0 and numbers.setdefault(position, number) != number):
                         return None
-                    if place < 0:
+                    if position < 0:
                         rest.add(number)
-        if rest and len(rest) == 1 and len(named) < self.d:
-            named = dict.fromkeys(self._all, rest.pop()) | named
-        if len(named) == self.d:
-            return [named[i] for i in self._all]
-        return None if named else self._without_names(text)
+        if rest and len(rest) == 1 and len(numbers) < self.d:
+            numbers = dict.fromkeys(self._all, rest.pop()) | numbers
+        if len(numbers) == self.d:
+            return [numbers[i] for i in self._all]
+        return None if numbers else self._without_names(text)
 
-    def _set(self, sentence: str) -> list[tuple[_Token, _Token]] | None:
-        """Names and the number that each is given in a sentence; None where that is not certain."""
+    def _assigned_numbers(self, sentence: str) -> list[tuple[_Token, _Token]] | None:
+        """Return each name in a sentence with the number assigned to it; None if the assignment is not certain."""
         tokens, sentence = self._tokens(sentence)
-        kinds = "".join("N" if not token.said else "V" for token in tokens)
+        kinds = "".join("N" if not token.text else "V" for token in tokens)
         half = len(tokens) // 2
         if len(tokens) > 3 and kinds in ("N" * half + "V" * half, "V" * half + "N" * half):
             names, values = tokens[:half], tokens[half:]
             if kinds[0] == "V":
                 names, values = values, names
-            return list(zip(names, values, strict=True)) if self._listed(sentence, names) else None
+            return list(zip(names, values, strict=True)) if self._is_enumeration(sentence, names) else None
         if re.fullmatch(r"(?:N+V)+", kinds):
-            return self._paired(sentence, tokens, names_first=True)
+            return self._pair(sentence, tokens, names_first=True)
         if re.fullmatch(r"(?:VN+)+", kinds):
-            return self._paired(sentence, tokens, names_first=False)
+            return self._pair(sentence, tokens, names_first=False)
         return None
 
-    def _paired(self, sentence: str, tokens: Sequence[_Token], names_first: bool) -> list[tuple[_Token, _Token]] | None:
-        found: list[tuple[_Token, _Token]] = []
+    def _pair(self, sentence: str, tokens: Sequence[_Token], names_first: bool) -> list[tuple[_Token, _Token]] | None:
+        """Pair each number with the names before it (`names_first`) or after it; None if that is not certain."""
+        pairs: list[tuple[_Token, _Token]] = []
         names: list[_Token] = []
         value: _Token | None = None
         for token in tokens:
-            if names_first and token.said:
+            if names_first and token.text:
                 gap = sentence[names[-1].end : token.start]
-                if not self._listed(sentence, names) or not _linked(gap):
+                if not self._is_enumeration(sentence, names) or not _is_link(gap):
                     return None
-                found += [(name, token) for name in names]
+                pairs += [(name, token) for name in names]
                 names = []
-            elif token.said:
+            elif token.text:
                 value, names = token, []
             else:
                 names.append(token)
@@ -192,18 +196,20 @@ class Assignments:
                     assert value is not None
                     if len(names) == 1 and not _FOR.match(sentence[value.end : token.start]):
                         return None
-                    if not self._listed(sentence, names[-2:]):
+                    if not self._is_enumeration(sentence, names[-2:]):
                         return None
-                    found.append((token, value))
-        return found
+                    pairs.append((token, value))
+        return pairs
 
-    def _listed(self, sentence: str, names: Sequence[_Token]) -> bool:
-        """Whether names are nothing but listed one beside the other."""
-        return all(_JOINED.fullmatch(sentence[a.end : b.start]) for a, b in pairwise(names))
+    def _is_enumeration(self, sentence: str, names: Sequence[_Token]) -> bool:
+        """Return whether nothing but list separators stands between the names."""
+        return all(_ENUMERATION.fullmatch(sentence[first.end : second.start]) for first, second in pairwise(names))
 
     def _tokens(self, sentence: str) -> tuple[list[_Token], str]:
-        """Names and numbers in order, and the sentence without names and what is no number that anything is set to;
-        no tokens where a number beside names is a range, a change or a bound."""
+        """Return names and numbers in order, and the sentence without names and irrelevant numbers.
+
+        There are no tokens if a number next to names is a range, a change, or a bound.
+        """
         names = [
             _Token(
                 match.start(), match.end(), () if match.lastgroup == "rest" else (int((match.lastgroup or "n0")[1:]),)
@@ -216,89 +222,100 @@ class Assignments:
             hidden = blank_spans(hidden, [match.span()])
         if not names:
             return [], hidden
-        hidden = _simple(hidden)
+        hidden = _simplify(hidden)
         if _BOUND.search(hidden):
             return [], hidden
         values = []
         for match in _VALUE.finditer(hidden):
-            spoken = match["spoken"]
+            number_words = match["spoken"]
             after = hidden[match.end() :]
-            if spoken and not (
-                _linked(hidden[: match.start()][-60:]) or re.match(r"\s+(?:\w+\s+)?(?:for|to|at|in)\b", after)
+            if number_words and not (
+                _is_link(hidden[: match.start()][-60:]) or re.match(r"\s+(?:\w+\s+)?(?:for|to|at|in)\b", after)
             ):
                 continue
-            said = match[0].strip().lstrip("$\u20ac\u00a3\u00a5 ")
-            if (unit := re.match(r"\s?(?:%|per ?cent\b|percent\b)", after)) and "%" not in said and "cent" not in said:
-                said += " %"
-                values.append(_Token(match.start(), match.end() + unit.end(), said=said))
+            text = match[0].strip().lstrip("$\u20ac\u00a3\u00a5 ")
+            if (unit := re.match(r"\s?(?:%|per ?cent\b|percent\b)", after)) and "%" not in text and "cent" not in text:
+                text += " %"
+                values.append(_Token(match.start(), match.end() + unit.end(), text=text))
                 continue
-            values.append(_Token(match.start(), match.end(), said=said))
+            values.append(_Token(match.start(), match.end(), text=text))
         return sorted([*names, *values], key=lambda token: token.start) if values else [], hidden
 
     def _without_names(self, text: str) -> list[float] | None:
-        """The one list of exactly `d` numbers that a sentence proposes, in the order of the question."""
+        """Return the only list of `d` numbers that a sentence proposes, in the order of the question; else None."""
         if self.d < 2:
             return None
         joint = r"\s*(?:,\s*and\b|,|/|\||\band\b)\s*"
         chain = re.compile(rf"(?<![\w.,/]){_NUM}(?:{joint}{_NUM}){{{self.d - 1}}}(?![\w%]|\.\d|{joint}{_NUM})")
-        found: set[tuple[float | None, ...]] = set()
-        for sentence in _planned(text):
+        lists: set[tuple[float | None, ...]] = set()
+        for sentence in _intention_sentences(text):
             cue = _PROPOSES.search(sentence)
-            said = _DROPPED.sub(lambda m: " " * len(m[0]), sentence)
-            if cue is None or self._spelled.search(said):
+            statement = _IRRELEVANT.sub(lambda m: " " * len(m[0]), sentence)
+            if cue is None or self._any_name.search(statement):
                 continue
-            said = _simple(said)
-            for match in chain.finditer(said, cue.start()):
-                if _BOUND.search(said[max(match.start() - 12, 0) : match.start()] + "1") and re.search(
-                    r"(?:between|from|about|around|over|under|by)\s*\Z", said[: match.start()]
+            statement = _simplify(statement)
+            for match in chain.finditer(statement, cue.start()):
+                if _BOUND.search(statement[max(match.start() - 12, 0) : match.start()] + "1") and re.search(
+                    r"(?:between|from|about|around|over|under|by)\s*\Z", statement[: match.start()]
                 ):
                     continue
                 pieces = re.split(r"\s*(?:,\s*and\b|,|/|\||\band\b)\s*", match[0])
-                found.add(tuple(self.number(piece.strip(), i) for i, piece in enumerate(pieces)))
-        if len(found) != 1:
+                lists.add(tuple(self.number(piece.strip(), i) for i, piece in enumerate(pieces)))
+        if len(lists) != 1:
             return None
-        numbers = found.pop()
+        numbers = lists.pop()
         return [x for x in numbers if x is not None] if None not in numbers else None
 
 
-def _planned(text: str) -> Iterator[str]:
-    """The sentences that say what is to be, without hedges, conditions, questions and what was."""
+def _intention_sentences(text: str) -> Iterator[str]:
+    """Yield the sentences that state an intention, without hedges, conditions, questions, and reports of the past."""
     for sentence in _SENTENCES.split(text)[:300]:
-        if len(sentence) > 2000 or _HEDGED.search(sentence) or exemplary(sentence[:400]):
+        if len(sentence) > 2000 or _HEDGED.search(sentence) or is_example(sentence[:400]):
             continue
-        if _PAST.search(_ASIDE.sub(" ", sentence)) and not _PLANNED.search(sentence):
+        if _PAST.search(_PARENTHESIS.sub(" ", sentence)) and not _INTENTION.search(sentence):
             continue
         yield sentence
 
 
-def _simple(sentence: str) -> str:
-    """A sentence without asides and old numbers; of ranges and changes that end in a number that one only."""
-    sentence = _ASIDE.sub(lambda m: m[0] if _PURE.fullmatch(m["inner"]) else " " * len(m[0]), sentence)
+def _simplify(sentence: str) -> str:
+    """Return a sentence without asides and old numbers.
+
+    A range or change with a final number is reduced to that number.
+    """
+    sentence = _PARENTHESIS.sub(lambda m: m[0] if _PURE.fullmatch(m["inner"]) else " " * len(m[0]), sentence)
     sentence = _SLASHED.sub(lambda m: m[0].replace("/", ";"), sentence)
-    for pattern in (_BETWEEN, _FROM_TO, _BY_TO, _ARROW):
+    for pattern in (_PRECISE_RANGE, _FROM_TO, _CHANGE, _ARROW):
         sentence = pattern.sub(lambda m: f"{' to ':<{m.start('kept') - m.start()}}{m['kept']}", sentence)
-    return _DROPPED.sub(lambda m: ("." if re.match("was|were|not", m[0], re.IGNORECASE) else " ") * len(m[0]), sentence)
+    return _IRRELEVANT.sub(
+        lambda m: ("." if re.match("was|were|not", m[0], re.IGNORECASE) else " ") * len(m[0]), sentence
+    )
 
 
-def _linked(gap: str) -> bool:
-    """Whether what stands between a name and a number says that the one is set to the other."""
-    said = _SO.split(gap)[-1]
+def _is_link(gap: str) -> bool:
+    """Return whether the text between a name and a number says that the name is set to the number."""
+    clause = _CONJUNCTION.split(gap)[-1]
     return (
         len(gap) < 160
-        and not _NOT.search(said)
+        and not _NOT.search(clause)
         and bool(_LINK.search(gap.rstrip(" $\u20ac\u00a3")) or not gap.strip(" *_`\"'"))
     )
 
 
-def spelled(name: str) -> str:
-    r"""A regular expression for a name, in whichever spelling: `rate_1` is `Rate 1`, `rate\_1` and `rate-1`, too."""
+def spelling_pattern(name: str) -> str:
+    r"""Return a regular expression for all spellings of a name.
+
+    That of `rate_1` also matches `Rate 1`, `rate\_1` and `rate-1`.
+    """
     return r"[\s_\\\-]{0,3}".join(re.escape(piece) for piece in re.findall(r"[^\W\d_]+|\d+|[^\w\s]", name))
 
 
-def _called(names: Sequence[str], i: int) -> str:
-    """A regular expression of what sentences call a name: itself, its -ing, its ordinal number, its index."""
+def _name_pattern(names: Sequence[str], i: int) -> str:
+    """Return a regular expression for a name in sentences.
+
+    It matches the name, its -ing form, its ordinal number and its index.
+    """
     name = names[i]
-    ways = [spelled(name)]
+    ways = [spelling_pattern(name)]
     if name.isalpha():
         ways = [rf"{ways[0]}(?:ing|s)?"] + ([rf"{re.escape(name[:-1])}ing"] if name.endswith("e") else [])
         if name.casefold() in ("other", "others"):
@@ -307,13 +324,16 @@ def _called(names: Sequence[str], i: int) -> str:
                 r"(?:all |any )?others?(?: (?:actions?|activit(?:y|ies)|things?|behaviou?rs?))?",
             ]
     else:
-        ways += _counted(names, i)
+        ways += _ordinal_patterns(names, i)
     gloss = r"(?:[ \t*_`]*\([^()\n]{1,60}\)(?=[ \t*_`]*[:=\uff1a]))?"
     return f"(?:{'|'.join(ways)}){gloss}"
 
 
-def _counted(names: Sequence[str], i: int) -> list[str]:
-    """Ordinals and indices of a name with a number in it, among those that differ from it in the number only."""
+def _ordinal_patterns(names: Sequence[str], i: int) -> list[str]:
+    """Return patterns for the ordinals and indices of a name that contains a number.
+
+    The family of a name are the names that differ from it only in the number.
+    """
     parts = re.match(r"\W*([^\W\d_]*)[\W_]*(\d*)", names[i])
     assert parts is not None
     stem, digits = parts[1], parts[2]

@@ -6,30 +6,29 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
-from llmrl.llms.reading.latex import untexed
+from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated, words
-from llmrl.llms.reading.non_answer_text import exemplary
-from llmrl.llms.reading.number_parser import SPOKEN, WRITTEN, number_of
+from llmrl.llms.reading.non_answer_text import is_example
+from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
 from llmrl.llms.reading.options import ROW_LABEL
-from llmrl.llms.reading.reply_cleaning import plain
 from llmrl.llms.reading.tables import tables
-from llmrl.llms.reading.word_lists import listed
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reply_cleaning import to_ascii
 
-_KEYS, _WRAPPERS = listed("actions"), listed("wrappers")
-_OTHER_ACTIONS = ("last", "prev", "legal", "possible", "available", "alternative", "worst", "old", "rejected")
-_NUMBERED = re.compile(r"(?:(?:action|option|choice|move|number|no)\s*[:#]?\s*|#\s*)?\d{1,6}(?:\.0*)?", re.IGNORECASE)
-_NUMBER_SAID = re.compile(
+_KEYS, _WRAPPERS = load_word_list("actions"), load_word_list("wrappers")
+_NON_CHOICE_PREFIXES = ("last", "prev", "legal", "possible", "available", "alternative", "worst", "old", "rejected")
+_NUMBER_MENTION = re.compile(
     r"\b(?:action|answer|decision|choice|option|move|number)\b[\s*_`#:=]{0,6}(?:is\s+)?\d", re.IGNORECASE
 )
-_TAKEN = re.compile(
+_NUMBER_CHOICE = re.compile(
     r"\bi(?:'ll| will| would)? (?:choose|pick|select|go with|take)\s+(?P<kind>(?:action|option|number|"
     r"no\.?)\s*#?\s*)?"
     r"(?P<said>\d{1,6}\b[^,;.\n]{0,60})",
     re.IGNORECASE,
 )
-_BOXED = re.compile(r"\\boxed\{([^{}]{1,200})\}")
+_LATEX_BOX = re.compile(r"\\boxed\{([^{}]{1,200})\}")
 _PREFIX = re.compile(
     r"\A(?:(?:the|my|final|next|chosen|best|optimal) )*(?:action|answer|decision|choice|move)\s*(?:=|:|is\b)\s*",
     re.IGNORECASE,
@@ -74,19 +73,19 @@ _CLOSING = frozenset(
         *("me", "it", "is", "i", "ll", "my", "move", "go", "turn", "action", "answer", "choice", "decision", "please"),
     }
 )
-"""Words without information beside the action in a last sentence."""
+"""Words without information that may accompany the action in a last sentence."""
 _AMOUNT_VERB = re.compile(
     r"\W*(?:(?=\d)|(?:just |only )?(?:catch|take|harvest|fish|put|send|graze|settle|stick|go|choose|pick|add|keep|emit|"
     r"release|make)\b)",
     re.IGNORECASE,
 )
-"""What stands before an amount."""
+"""Verbs that introduce an amount."""
 RECONSIDERATION = re.compile(
     r"\bactually\b[,.]|\b(?:on )?second thoughts?\b|\b(?:hang|hold) on\b|\bwait[,.!]|\bno, (?:perd[o\u00f3]n|sorry)\b|"
     r"\b(?:scratch|strike) that\b|\bi withdraw\b",
     re.IGNORECASE,
 )
-"""Words that open a decision again."""
+"""Words that reopen a decision."""
 _LEAD = re.compile(
     r"(?:\b(?:so|therefore|thus|hence|final|finally|now|decision|"
     r"(?:my|this|the|final) (?:action|answer|choice|move|turn))|=>|->|\u21d2)\W*\Z|"
@@ -99,13 +98,13 @@ _NOT_NOW = re.compile(
     r"(?:last|previous|prior) (?:time|turn|step|action|move|answer))\b",
     re.IGNORECASE,
 )
-_OTHERS_DO = re.compile(
+_OPPONENT_DUTY = re.compile(
     r"\b(?:dealer|opponent|bank|house|he|she|they|others|passenger|players?)\s+(?:\w+\s+)?(?:must|should)\b",
     re.IGNORECASE,
 )
 _STATEMENT = re.compile(r"\A(?:the|a|an|there|my|that)\b[^:]*\b(?:is|are|was|were|lies|stands|has)\b", re.IGNORECASE)
-_OF_ACTIONS = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
-_AMOUNT = re.compile(rf"(?<![\w.])(?:{SPOKEN}|{WRITTEN})(?![\w.]*\d)", re.IGNORECASE)
+_ACTION_NOUN = re.compile(r"\b(?:action|move|choice|answer|decision|option|step)\b", re.IGNORECASE)
+_AMOUNT = re.compile(rf"(?<![\w.])(?:{NUMBER_IN_WORDS}|{NUMBER_IN_DIGITS})(?![\w.]*\d)", re.IGNORECASE)
 _SPAN = re.compile(r"\d\s*(?:-|\u2013|\u2014|\.\.|to|or|bis|\u00e0|~)\s*\d|\bbetween\b", re.IGNORECASE)
 """A range of amounts."""
 _VERB = re.compile(r"\b(?:is|are|was|were|be|been|has|have|had|would|will|does|did|seems?)\b", re.IGNORECASE)
@@ -117,7 +116,7 @@ class ChoiceParser(AnswerParser[int]):
 
     Args:
         names: names of the actions.
-        described: description of each action.
+        descriptions: description of each action.
         numbered: whether replies name actions by their number.
     """
 
@@ -128,79 +127,83 @@ class ChoiceParser(AnswerParser[int]):
         re.MULTILINE | re.IGNORECASE,
     )
 
-    def __init__(self, names: Sequence[str], described: Sequence[str] = (), numbered: bool = False) -> None:
-        self.names = NameMatcher(names, described, numbered)
+    def __init__(self, names: Sequence[str], descriptions: Sequence[str] = (), numbered: bool = False) -> None:
+        self.names = NameMatcher(names, descriptions, numbered)
         self.amounts = {} if numbered else _amounts(names)
         self._has_digits = any(any(c.isdigit() for c in name) for name in names)
 
-    def chosen(self, answer: Any) -> int:
+    def parse_choice(self, answer: Any) -> int:
         """Return the index of the action that the value of a reply's `action` means.
 
         Raises:
             InvalidReply: the value means no action, or is ambiguous.
         """
-        found = self._meant(answer, 0)
-        if found is None:
+        index = self._parse_action(answer, 0)
+        if index is None:
             raise InvalidReply(f"the {self.wanted} {repr(answer)[:60]} does not exist")
-        return found
+        return index
 
     def of_value(self, value: Any, depth: int = 0) -> int | None:
         if depth > 5:
             return None
         if isinstance(value, list):
-            found = [self.of_value(item, depth + 1) for item in value if isinstance(item, dict | list)]
-            return _one(found)
+            choices = [self.of_value(item, depth + 1) for item in value if isinstance(item, dict | list)]
+            return _single_choice(choices)
         if not isinstance(value, dict) or "properties" in value or ("observation" in value and "action" not in value):
             return None
-        by_key = {letters(key): inner for key, inner in value.items()}
-        by_key = {key: inner for key, inner in by_key.items() if not key.startswith(_OTHER_ACTIONS)}
+        fields = {letters(key): inner for key, inner in value.items()}
+        fields = {key: inner for key, inner in fields.items() if not key.startswith(_NON_CHOICE_PREFIXES)}
         keys = (
-            [key for key in ("action",) if key in by_key]
-            or [key for key in _KEYS[1:6] if key in by_key]
+            [key for key in ("action",) if key in fields]
+            or [key for key in _KEYS[1:6] if key in fields]
             or [
                 key
-                for key in by_key
+                for key in fields
                 if key in _KEYS or (key.startswith("action") and key != "actions") or key.endswith("action")
             ]
         )
-        if not keys and "actions" in by_key:
+        if not keys and "actions" in fields:
             keys = ["actions"]
-        wrapped = [key for key in by_key if key in _WRAPPERS]
+        wrapped = [key for key in fields if key in _WRAPPERS]
         if keys:
-            beside = [
+            additional_keys = [
                 key
                 for key in ("actionname", "actionnumber", "actionindex", "actionid")
-                if key in by_key and key not in keys
+                if key in fields and key not in keys
             ]
-            return _one([self.chosen_in(by_key[key], depth) for key in [*keys, *beside]])
-        flags = {key: inner for key, inner in by_key.items() if isinstance(inner, bool)}
-        true = [index for key, inner in flags.items() if inner and (index := self.names.exact(key)) is not None]
-        if len(true) == 1 and sum(flags.values()) == 1:
-            return true[0]
+            return _single_choice([self.parse_choice_field(fields[key], depth) for key in [*keys, *additional_keys]])
+        flags = {key: inner for key, inner in fields.items() if isinstance(inner, bool)}
+        true_actions = [index for key, inner in flags.items() if inner and (index := self.names.exact(key)) is not None]
+        if len(true_actions) == 1 and sum(flags.values()) == 1:
+            return true_actions[0]
         for key in wrapped:
-            if isinstance(by_key[key], dict | list) and (chosen := self.of_value(by_key[key], depth + 1)) is not None:
-                return chosen
-        if wrapped and isinstance(by_key.get("name"), str):
-            return self.names.exact(by_key["name"])
-        inner_found = [
-            chosen
+            if isinstance(fields[key], dict | list) and (choice := self.of_value(fields[key], depth + 1)) is not None:
+                return choice
+        if wrapped and isinstance(fields.get("name"), str):
+            return self.names.exact(fields["name"])
+        nested_choices = [
+            choice
             for inner in value.values()
-            if isinstance(inner, dict | list) and (chosen := self.of_value(inner, depth + 1)) is not None
+            if isinstance(inner, dict | list) and (choice := self.of_value(inner, depth + 1)) is not None
         ]
-        return _one(inner_found)
+        return _single_choice(nested_choices)
 
-    def chosen_in(self, value: Any, depth: int = 0) -> int:
+    def parse_choice_field(self, value: Any, depth: int = 0) -> int:
         if isinstance(value, dict):
-            found = self.of_value(value, depth + 1)
-            if found is None:
-                found = _one(
-                    [self._meant(inner, depth) for inner in value.values() if isinstance(inner, str | int | float)]
+            index = self.of_value(value, depth + 1)
+            if index is None:
+                index = _single_choice(
+                    [
+                        self._parse_action(inner, depth)
+                        for inner in value.values()
+                        if isinstance(inner, str | int | float)
+                    ]
                 )
-            if found is not None:
-                return found
-        return self.chosen(value)
+            if index is not None:
+                return index
+        return self.parse_choice(value)
 
-    def _meant(self, answer: Any, depth: int) -> int | None:
+    def _parse_action(self, answer: Any, depth: int) -> int | None:
         if isinstance(answer, bool) or answer is None or depth > 5:
             return None
         if isinstance(answer, int | float) and self.amounts:
@@ -208,114 +211,121 @@ class ChoiceParser(AnswerParser[int]):
         if isinstance(answer, int | float):
             return self.names.number(answer) if abs(answer) < 1e6 else None
         if isinstance(answer, str):
-            return self._named(answer)
+            return self._parse_name(answer)
         if isinstance(answer, list):
-            found = {self._meant(item, depth + 1) for item in answer}
-            return found.pop() if len(found) == 1 and len(answer) < 4 else None
+            indices = {self._parse_action(item, depth + 1) for item in answer}
+            return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
         return None
 
     def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[int]]:
-        text = untexed(plain(text))
+        text = strip_latex(to_ascii(text))
         stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
-        if len(stripped) <= 80 and not {"\n", "?"} & set(stripped) and (whole := self._whole(stripped)) is not None:
-            return [] if cut else [CandidateAnswer(0, len(text), whole, form=1)]
-        found = []
-        for match in _BOXED.finditer(text):
-            said = _PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
-            if (index := self._labelled(said)) is not None:
-                found.append(CandidateAnswer(match.start(), match.end(), index))
-        for match in _TAKEN.finditer(text):
-            said = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
-            if (match["kind"] or self.names.numbered) and (index := self._named(said)) is not None:
-                found.append(CandidateAnswer(match.start(), match.end(), index, form=1))
+        if (
+            len(stripped) <= 80
+            and not {"\n", "?"} & set(stripped)
+            and (sole_index := self._parse_short_reply(stripped)) is not None
+        ):
+            return [] if cut else [CandidateAnswer(0, len(text), sole_index, form=1)]
+        candidates = []
+        for match in _LATEX_BOX.finditer(text):
+            phrase = _PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
+            if (index := self._parse_label(phrase)) is not None:
+                candidates.append(CandidateAnswer(match.start(), match.end(), index))
+        for match in _NUMBER_CHOICE.finditer(text):
+            phrase = re.split(r"\bbecause\b|\bsince\b|\bas\b", match["said"])[0]
+            if (match["kind"] or self.names.numbered) and (index := self._parse_name(phrase)) is not None:
+                candidates.append(CandidateAnswer(match.start(), match.end(), index, form=1))
         for match in _LABEL.finditer(text):
-            said = _BOXED.sub(lambda boxed: f" {boxed[1]} ", match["value"]).replace("$", " ")
+            phrase = _LATEX_BOX.sub(lambda box: f" {box[1]} ", match["value"]).replace("$", " ")
             if cut and match.end("value") == len(text.rstrip()):
                 continue
-            if (index := self._labelled(said)) is not None:
+            if (index := self._parse_label(phrase)) is not None:
                 sentence = re.search(r"[.!?;](?=\s)|\Z", match["value"])
                 assert sentence is not None
-                found.append(CandidateAnswer(match.start(), match.end() + sentence.start(), index))
-        return found
+                candidates.append(CandidateAnswer(match.start(), match.end() + sentence.start(), index))
+        return candidates
 
     def of_prose(self, text: str) -> int | None:
-        # A number that was not understood may contradict the name beside it.
-        if REFUSAL.search(text) or (_NUMBER_SAID.search(text) and not self._has_digits):
+        # A number that the parser does not understand may contradict the name next to it.
+        if REFUSAL.search(text) or (_NUMBER_MENTION.search(text) and not self._has_digits):
             return None
         markers = RECONSIDERATION.finditer(text)
         ends = [
-            each.end() for each in markers if self.names.exact(each[0].strip(",.!")) is None
+            marker.end() for marker in markers if self.names.exact(marker[0].strip(",.!")) is None
         ]  # not an action `wait`
-        if ends:  # what follows counts; if it decides nothing, the decision before it is open
+        if ends:  # only the text after the last marker counts, even if it contains no decision
             return self.of_prose(text[ends[-1] :])
-        decided: list[int] = []
+        decisions: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
-            open_ = exemplary(sentence)
+            is_open = is_example(sentence)
             for clause in _CLAUSE.split(sentence):
                 match = _CUE.search(clause)
                 if match is not None and (contrast := _CONTRAST.search(clause, match.end())) is not None:
-                    kept = clause[: contrast.start()]
-                    clause = kept if self.names.mentions(kept[match.end() :]) else clause
-                open_ = open_ or bool(_IF.search(clause[: match.start()] if match else clause))
-                if _NOT_NOW.search(clause) or _OTHERS_DO.search(clause):
+                    head = clause[: contrast.start()]
+                    clause = head if self.names.mentions(head[match.end() :]) else clause
+                is_open = is_open or bool(_IF.search(clause[: match.start()] if match else clause))
+                if _NOT_NOW.search(clause) or _OPPONENT_DUTY.search(clause):
                     continue
-                if match is None or open_ or negated(clause) or sentence.rstrip().endswith("?"):
+                if match is None or is_open or negated(clause) or sentence.rstrip().endswith("?"):
                     continue
-                mentioned = {i for _, _, i in self.names.mentions(clause[match.end() :])}
-                mentioned = mentioned or {i for _, _, i in self.names.mentions(clause[match.start() :])}
-                if not mentioned and self.amounts and (taken := _AMOUNT_VERB.match(clause, match.end())):
-                    amount = self._named(clause[taken.end() :])
-                    mentioned = set() if amount is None else {amount}
-                if len(mentioned) > 1 or (mentioned and _IF.search(clause[match.end() :])):
+                indices = {i for _, _, i in self.names.mentions(clause[match.end() :])}
+                indices = indices or {i for _, _, i in self.names.mentions(clause[match.start() :])}
+                if not indices and self.amounts and (verb := _AMOUNT_VERB.match(clause, match.end())):
+                    amount = self._parse_name(clause[verb.end() :])
+                    indices = set() if amount is None else {amount}
+                if len(indices) > 1 or (indices and _IF.search(clause[match.end() :])):
                     return None
-                decided += mentioned
-        if not decided:
-            return self._in_closing(text)
-        return decided[-1] if len(set(decided)) == 1 else None
+                decisions += indices
+        if not decisions:
+            return self._parse_last_sentence(text)
+        return decisions[-1] if len(set(decisions)) == 1 else None
 
-    def _in_closing(self, text: str) -> int | None:
-        """Return the action if the last sentence consists of it alone: `Stick it is.`, `So now: move east.`; None if
-        another sentence does, too, as in a list of steps."""
+    def _parse_last_sentence(self, text: str) -> int | None:
+        """Return the action if the last sentence consists of it alone; else None.
+
+        Examples: `Stick it is.`, `So now: move east.` If another sentence consists of an action alone, as in a list of
+        steps, the result is None.
+        """
         sentences = [part.strip() for part in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[-200:]]
-        *before, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
+        *preceding, last = [part for part in sentences if any(c.isalnum() for c in part)] or [""]
         if not last or last.endswith("?") or _IF.search(last) or _NOT_NOW.search(last) or len(last) > 200:
             return None
         delimiters = list(_LAST_CLAUSE.finditer(last))
         if delimiters and not _LEAD.search(last[: delimiters[-1].end()]):
             return None
         clauses = _LAST_CLAUSE.split(last)
-        index = self._nothing_but(clauses[-1])
-        alone = {self._nothing_but(re.sub(r"^[\W\d_]+", "", part)) for part in before} - {None}
-        in_last = {self._nothing_but(part) for part in clauses} - {None}
-        return index if not alone and in_last == {index} else None
+        index = self._sole_action(clauses[-1])
+        preceding_actions = {self._sole_action(re.sub(r"^[\W\d_]+", "", part)) for part in preceding} - {None}
+        in_last = {self._sole_action(part) for part in clauses} - {None}
+        return index if not preceding_actions and in_last == {index} else None
 
-    def _nothing_but(self, clause: str) -> int | None:
+    def _sole_action(self, clause: str) -> int | None:
         """Return the action if a clause consists of it and of words without information; else None."""
         if negated(clause):
             return None
-        mentioned = self.names.mentions(clause)
-        if len({i for _, _, i in mentioned}) != 1:
+        mentions = self.names.mentions(clause)
+        if len({i for _, _, i in mentions}) != 1:
             return None
-        rest = [w for w, a, b in words(clause) if not any(x <= a and b <= y for x, y, _ in mentioned)]
-        return mentioned[0][2] if all(w in _CLOSING for w in rest) else None
+        rest = [w for w, start, end in words(clause) if not any(x <= start and end <= y for x, y, _ in mentions)]
+        return mentions[0][2] if all(w in _CLOSING for w in rest) else None
 
-    def _whole(self, text: str) -> int | None:
-        if "->" in text or (_STATEMENT.search(text) and not _OF_ACTIONS.search(text)):
+    def _parse_short_reply(self, text: str) -> int | None:
+        if "->" in text or (_STATEMENT.search(text) and not _ACTION_NOUN.search(text)):
             return None
         bare = re.sub(r"[^\w\s()#:.,+\-\u2190-\u21ff\u2b05-\u2b07\u27a1]", " ", text).strip(" .,:!")
-        index = self._named(bare)
-        return self._leading(bare) if index is None else index
+        index = self._parse_name(bare)
+        return self._leading_action(bare) if index is None else index
 
-    def _leading(self, text: str) -> int | None:
+    def _leading_action(self, text: str) -> int | None:
         """Return the only action in a command that begins with it: `pick up the yellow key`, `go forward 3 times`."""
-        mentioned = self.names.mentions(text)
-        if len(mentioned) != 1 or mentioned[0][0] or negated(text) or _IF.search(text) or _VERB.search(text):
+        mentions = self.names.mentions(text)
+        if len(mentions) != 1 or mentions[0][0] or negated(text) or _IF.search(text) or _VERB.search(text):
             return None
         if self.amounts and _SPAN.search(text):
             return None
-        return mentioned[0][2]
+        return mentions[0][2]
 
-    def _named(self, text: str) -> int | None:
+    def _parse_name(self, text: str) -> int | None:
         """Return the action that a short text names; of actions `take_0`, `take_1`, ... also by the amount alone."""
         if not self.amounts:
             return self.names.meant(text)
@@ -324,39 +334,39 @@ class ChoiceParser(AnswerParser[int]):
         index = self.names.meant(text)
         if index is not None or negated(text) or _IF.search(text):
             return index
-        said = [number_of(each[0]) for each in _AMOUNT.finditer(re.sub(r"\([^()]*\)", "", plain(text)))]
-        return self.amounts.get(said[0]) if len(said) == 1 and said[0] is not None else None
+        numbers = [parse_number(amount[0]) for amount in _AMOUNT.finditer(re.sub(r"\([^()]*\)", "", to_ascii(text)))]
+        return self.amounts.get(numbers[0]) if len(numbers) == 1 and numbers[0] is not None else None
 
     def of_option(self, text: str) -> int | None:
         """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
         for table in tables(text):
             column = table.column(("action", "move", "choice", "decision", "option"))
             row = table.rows[0]
-            called = ROW_LABEL.sub("", row[0]) if row else ""
-            if not column and not called.isdigit() and (index := self._named(called)) is not None:
+            label = ROW_LABEL.sub("", row[0]) if row else ""
+            if not column and not label.isdigit() and (index := self._parse_name(label)) is not None:
                 return index
             cells = row[column : column + 1] if column else row[1:]
-            meant = {self._named(cell) for cell in cells} - {None}
-            return meant.pop() if len(meant) == 1 else None
+            cell_actions = {self._parse_name(cell) for cell in cells} - {None}
+            return cell_actions.pop() if len(cell_actions) == 1 else None
         first = re.split(r"[.!?;](?=\s|\Z)|\n", re.sub(r"[*`\"]", "", text), maxsplit=1)[0]
         clause = re.split(
             r"\s[-\u2013\u2014]\s|[:(,]|\bto (?=\w)|\bwhich\b|\band\b|\bbecause\b|\bsince\b|\bas\b", first
         )[0]
         if _IF.search(first) or negated(clause):
             return None
-        if (index := self._named(clause)) is not None and not clause.strip().isdigit():
+        if (index := self._parse_name(clause)) is not None and not clause.strip().isdigit():
             return index
-        mentioned = {i for _, _, i in self.names.mentions(clause)} or {i for _, _, i in self.names.mentions(first)}
-        if mentioned:
-            return mentioned.pop() if len(mentioned) == 1 else None
+        actions = {i for _, _, i in self.names.mentions(clause)} or {i for _, _, i in self.names.mentions(first)}
+        if actions:
+            return actions.pop() if len(actions) == 1 else None
         return super().of_option(text)
 
-    def numbers_too(self, label: str, answer: int) -> bool:
+    def is_ambiguous_label(self, label: str, answer: int) -> bool:
         return self.names.numbered and self.names.number(float(label)) != answer
 
-    def _labelled(self, text: str) -> int | None:
+    def _parse_label(self, text: str) -> int | None:
         text = re.sub(r"[*_`\"]", lambda m: " " if m[0] in '*`"' else m[0], text).strip()
-        return self._named(text.strip(" ._|"))
+        return self._parse_name(text.strip(" ._|"))
 
 
 def _amounts(names: Sequence[str]) -> dict[float, int]:
@@ -369,13 +379,13 @@ def _amounts(names: Sequence[str]) -> dict[float, int]:
     return {float(part[2]): i for i, part in enumerate(parts) if part}
 
 
-def _one(found: Sequence[int | None]) -> int | None:
+def _single_choice(choices: Sequence[int | None]) -> int | None:
     """Return the only distinct value among those that are not None; None if there is none.
 
     Raises:
         InvalidReply: there are different values.
     """
-    some = {each for each in found if each is not None}
-    if len(some) > 1:
+    distinct = {choice for choice in choices if choice is not None}
+    if len(distinct) > 1:
         raise InvalidReply("there are several different answers in the reply; give one")
-    return some.pop() if some else None
+    return distinct.pop() if distinct else None

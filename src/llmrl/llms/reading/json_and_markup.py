@@ -1,4 +1,4 @@
-"""Values that are written in a text: JSON, as it should be or broken, tags, YAML and calls in Python."""
+"""Search of a text for structured values: valid or broken JSON, markup tags, YAML, and Python calls."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any
 import json_repair
 import yaml
 
-from llmrl.llms.reading.reply_cleaning import blank_spans, cleaned, plain
-from llmrl.llms.reading.word_lists import listed
+from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reply_cleaning import blank_spans, strip_control_characters, to_ascii
 
-DEEPEST = 50
-"""Levels of objects and lists inside one another; what is nested deeper is no answer to any question."""
-LONGEST_INTEGER = 300
-"""Digits of an integer that is read as one; longer ones, which Python refuses to convert, become floats."""
-ATTEMPTS = 64
-"""Times that the whole text is gone through at most, in search of JSON."""
-LONGEST_BROKEN = 8000
-"""Characters of one broken value that is repaired, and"""
-MOST_BROKEN = 16_000
-"""of all of a reply together; the library that repairs them takes longer than linear time."""
-MOST_BRACKETS = 400
-"""Brackets of a broken value that is repaired."""
-CUT = "\x00cut"
-"""Stands where a list ends because the reply was cut."""
+MAX_DEPTH = 50
+"""Maximum nesting depth of objects and lists; values nested deeper are no answer to any question."""
+MAX_INTEGER_DIGITS = 300
+"""Maximum number of digits of an integer; longer ones, which Python refuses to convert, become floats."""
+MAX_PASSES = 64
+"""Maximum number of passes over the text in search of JSON."""
+MAX_REPAIR_LENGTH = 8000
+"""Maximum number of characters of a broken value that is repaired."""
+MAX_TOTAL_REPAIR_LENGTH = 16_000
+"""Maximum number of characters of all broken values of a reply; repair takes more than linear time."""
+MAX_BRACKETS = 400
+"""Maximum number of brackets of a broken value that is repaired."""
+TRUNCATION_MARKER = "\x00cut"
+"""Last element of a list that the end of the reply cut off."""
 
 _GAP = r"(?:\s|\\n)*"
-# A bracket, or the beginning of JSON that is written as a text.
+# A bracket, or the start of JSON inside a string.
 _OPENING = re.compile(
     r"(?<![\w\]\\])[{\[]|(?<=\w)\{|(?<=\w)\[(?=\s*[{\"\[])"
     rf'|(?<![\w\\])"(?={_GAP}(?:\{{{_GAP}\\"|\[{_GAP}(?:\{{{_GAP})?\\"|\\"{_GAP}[{{\[]))'
@@ -42,14 +42,14 @@ _COMMAND = re.compile(r"\\[A-Za-z]{1,12}\Z")
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _BRACKET = re.compile(r"[{}\[\]]")
-# Where an object without an end is taken to end: before a fence, or before a paragraph that does not go on with it.
+# Assumed end of an unclosed object: before a fence, or before a paragraph that does not continue the object.
 _STOP = re.compile(r"\n[ \t]{0,20}(?:```|~~~)|\n[ \t]{0,20}\n(?![ \t\n]{0,20}[\"'}\]])")
 _COMMENT = re.compile(r'"(?:[^"\\\n]|\\.)*"|(?P<comment>//[^\n]*|/\*.*?\*/|(?<![^\s,\[{])#[^\n]*)', re.DOTALL)
 _REPEATED = re.compile(r"(\[[-+\d.,\s]*\])\s*\*\s*(\d{1,4})")
-_JOINED = re.compile(r"\](\s*)\+(\s*)\[")
+_CONCATENATION = re.compile(r"\](\s*)\+(\s*)\[")
 _ESCAPE = re.compile(r"\\[^\\'\"nrtu]")
 _TRAILING = re.compile(r'"(?:[^"\\]|\\.)*"|,(?=\s*[}\]])', re.DOTALL)
-_ODD = re.compile(
+_UNQUOTED = re.compile(
     rf'"(?:[^"\\]|\\.)*"|(?P<lead>[:,\[]\s*)(?P<odd>(?!{_NUMBER}\s*[,\]}}\n])[^\s"\'\[\]{{}},:][^"\'\[\]{{}},:\n]*)'
 )
 _BARE = re.compile(rf"\s*(?:{_NUMBER}|true|false|null|None|True|False)\s*")
@@ -57,10 +57,10 @@ _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _FENCE = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*$", re.MULTILINE)
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.\-]{0,40})(?:[ =]([^<>\n]{0,300}?))?[ ]?(/?)>")
 _ATTRIBUTE = re.compile(r"([A-Za-z_][\w.\-]{0,40})\s*=\s*(?:\"([^\"]*)\"|'([^']*)')")
-_DOING = ("skill", "action", "verb", "do", "name")
-"""Attributes that tell what is done; the text of their element then tells to what."""
+_ACTION_ATTRIBUTES = ("skill", "action", "verb", "do", "name")
+"""Attributes with an action; the text of their element is then the action's object."""
 _NAME = re.compile(r"(?:name\s*=\s*)?[\"']?([\w .\-]+)")
-_TEXT_TAGS = frozenset(listed("tags"))
+_TEXT_TAGS = frozenset(load_word_list("tags"))
 _PLAIN_TAG = re.compile(rf"</?(?:{'|'.join(sorted(_TEXT_TAGS))})\b[^<>\n]{{0,200}}>", re.IGNORECASE)
 _CALL = re.compile(r"(?<![\w.])[A-Za-z_][\w.]*\(\s*(?=[A-Za-z_]\w*\s*=[^=]|[\[(])")
 _NESTED = re.compile(r"^[ \t]*-?[ \t]*[\w\"' ]+:[ \t]*[>|]?[+-]?\n[ \t]*[-\w]", re.MULTILINE)
@@ -70,7 +70,7 @@ _OpenElement = tuple[str, str, int, int, list[tuple[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True)
 class FoundValue:
-    """A value and where it stands in the text; `broken`: it had to be repaired."""
+    """Value with its position in the text; `broken` means that the JSON had to be repaired."""
 
     start: int
     end: int
@@ -79,33 +79,40 @@ class FoundValue:
 
 
 class DuplicateKey:
-    """The value of a key that stands in an object twice, with different values."""
+    """Marker for a key that occurs twice in an object with different values."""
 
 
-def structures(text: str, cut: bool = False) -> list[FoundValue]:
-    """All outermost values in `text`, in order; of a `cut` text, a value in which it ends is marked by `CUT`."""
-    calls = list(_calls(text))
-    found = [*calls, *_json(blank_spans(text, ((each.start, each.end) for each in calls)), cut), *_tags(text)]
-    found = [replace(each, value=_unpacked(each.value, cut)) for each in found or _yaml(text)]
-    return sorted(found, key=lambda each: (each.end, -each.start))
+def find_outermost_values(text: str, cut: bool = False) -> list[FoundValue]:
+    """Return all outermost values in `text`, in order.
+
+    If the text is `cut`, a list that its end cuts off ends with `TRUNCATION_MARKER`.
+    """
+    calls = list(_find_calls(text))
+    values = [
+        *calls,
+        *_find_json(blank_spans(text, ((span.start, span.end) for span in calls)), cut),
+        *_find_elements(text),
+    ]
+    values = [replace(span, value=_parse_nested_json(span.value, cut)) for span in values or _find_yaml(text)]
+    return sorted(values, key=lambda span: (span.end, -span.start))
 
 
-def _unpacked(value: Any, cut: bool, depth: int = 0) -> Any:
-    """`value` with the values that texts in it are, in their place."""
+def _parse_nested_json(value: Any, truncated: bool, depth: int = 0) -> Any:
+    """Return `value` with each string that contains JSON replaced by the parsed JSON."""
     if isinstance(value, dict):
-        return {key: _unpacked(inner, cut, depth) for key, inner in value.items()}
+        return {key: _parse_nested_json(inner, truncated, depth) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_unpacked(inner, cut, depth) for inner in value]
-    if not isinstance(value, str) or depth > 2 or not plain(value.lstrip()[:1]).startswith(("{", "[", '"')):
+        return [_parse_nested_json(inner, truncated, depth) for inner in value]
+    if not isinstance(value, str) or depth > 2 or not to_ascii(value.lstrip()[:1]).startswith(("{", "[", '"')):
         return value
-    found = list(_json(value, cut))
-    if len(found) != 1 or value[: found[0].start].strip() or value[found[0].end :].strip():
+    values = list(_find_json(value, truncated))
+    if len(values) != 1 or value[: values[0].start].strip() or value[values[0].end :].strip():
         return value
-    return _unpacked(found[0].value, cut, depth + 1)
+    return _parse_nested_json(values[0].value, truncated, depth + 1)
 
 
-def without_tags(text: str) -> str:
-    """`text` with line breaks or nothing in place of HTML's tags."""
+def strip_tags(text: str) -> str:
+    """Return `text` with HTML tags removed or replaced by line breaks."""
     return _PLAIN_TAG.sub(
         lambda tag: (
             "\n- "
@@ -118,119 +125,123 @@ def without_tags(text: str) -> str:
     )
 
 
-def _json(text: str, cut: bool) -> Iterator[FoundValue]:
-    """JSON objects and lists; broken ones are repaired."""
-    even = plain(text)
-    position, patience, repairs = 0, ATTEMPTS * len(text), MOST_BROKEN
-    while patience > 0 and (opening := _OPENING.search(even, position)):
+def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
+    """Yield the JSON objects and lists of a text; broken ones are repaired."""
+    ascii_text = to_ascii(text)
+    position, remaining, repairs = 0, MAX_PASSES * len(text), MAX_TOTAL_REPAIR_LENGTH
+    while remaining > 0 and (opening := _OPENING.search(ascii_text, position)):
         start = opening.start()
         position = start + 1
         if _COMMAND.search(text[max(start - 13, 0) : start]):
             continue  # LaTeX
         value = None
-        for source in (text, even):
+        for source in (text, ascii_text):
             try:
                 value, end = _DECODER.raw_decode(source, start)
-                value = _cleaned(value)
+                value = _clean_strings(value)
                 break
             except json.JSONDecodeError as error:
-                # Of a string without an end the error names the beginning, and all was read.
-                patience -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
+                # For an unterminated string, the error has the string's start, but the decoder read to the end.
+                remaining -= (len(text) if error.msg.startswith("Unterminated") else error.pos) - start
             except RecursionError:
-                patience -= len(text) - start
+                remaining -= len(text) - start
                 value = None
         if value is not None:
             yield FoundValue(start, end, value)
             position = end
             continue
-        if even[start] == '"':
+        if ascii_text[start] == '"':
             continue
-        end, closed, possible = _extent(even, start)
-        patience -= end - start
-        if not possible:
+        end, is_closed, is_possible = _value_extent(ascii_text, start)
+        remaining -= end - start
+        if not is_possible:
             position = end
             continue
-        if end - start > min(LONGEST_BROKEN, repairs):
+        if end - start > min(MAX_REPAIR_LENGTH, repairs):
             continue
-        piece = even[start:end]
-        if not _worth(piece):
+        piece = ascii_text[start:end]
+        if not _is_plausible_json(piece):
             continue
         repairs -= len(piece)
-        value = repaired(piece, cut and not closed and not even[end:].strip("`~ \n"))
+        value = repair_json(piece, truncated and not is_closed and not ascii_text[end:].strip("`~ \n"))
         if isinstance(value, dict | list) and value:
             yield FoundValue(start, end, value, broken=True)
             position = end
 
 
-def repaired(piece: str, cut: bool = False) -> Any:
-    """The value of broken JSON; None where there is none.
+def repair_json(piece: str, cut: bool = False) -> Any:
+    """Return the value of broken JSON; None if it cannot be repaired.
 
-    The library leaves out what it does not know (an ellipsis, a sum, a per cent sign): these become texts first.
+    The repair library drops tokens it does not know (an ellipsis, a sum, a percent sign), so they become strings first.
     """
     piece = _COMMENT.sub(lambda m: "" if m["comment"] else m[0], piece)
     piece = re.sub(r"\\([_*\[\]<>$&#%~])", r"\1", piece)
-    piece = _REPEATED.sub(_multiplied, piece)
-    piece = _JOINED.sub(r",\1\2", piece) if "] +" in piece or "]+" in piece else piece
+    piece = _REPEATED.sub(_expand_repetition, piece)
+    piece = _CONCATENATION.sub(r",\1\2", piece) if "] +" in piece or "]+" in piece else piece
     if cut:
-        piece = _closed(piece)
+        piece = _close_brackets(piece)
     tidy = _TRAILING.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
-    closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_open(tidy)))
-    # What is JSON but for a comma or its last brackets, or Python, is not guessed at.
-    for whole, source in ((_DECODER.decode, tidy), (_DECODER.decode, tidy + closing), (_python, tidy)):
+    closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidy)))
+    # JSON that lacks only a comma or its last brackets, and Python literals, need no heuristic repair.
+    for decode, source in ((_DECODER.decode, tidy), (_DECODER.decode, tidy + closing), (_parse_python, tidy)):
         with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-            return _cleaned(whole(source))
-    piece = _ODD.sub(_as_text, piece)
+            return _clean_strings(decode(source))
+    piece = _UNQUOTED.sub(_quote_token, piece)
     try:
         value = json_repair.loads(piece, skip_json_loads=True)
-        return _cleaned(value)
+        return _clean_strings(value)
     except (ValueError, RecursionError, IndexError, TypeError):
         return None
 
 
-def _python(text: str) -> Any:
-    """The value of a literal of Python.
+def _parse_python(text: str) -> Any:
+    """Return the value of a Python literal.
 
     Raises:
-        ValueError, SyntaxError, RecursionError, MemoryError: it is none.
+        ValueError, SyntaxError, RecursionError, MemoryError: the text is not a literal.
     """
     if _ESCAPE.search(text):
-        raise ValueError("of such an escape Python would warn")
+        raise ValueError("invalid escape sequence")
     return ast.literal_eval(text.strip())
 
 
-def _multiplied(match: re.Match[str]) -> str:
-    """`[1, 2] * 2` as the list it stands for."""
+def _expand_repetition(match: re.Match[str]) -> str:
+    """Expand a repetition such as `[1, 2] * 2` to a list."""
     inner, times = match[1][1:-1].strip(" ,\n"), int(match[2])
     return f"[{', '.join([inner] * times)}]" if times * (inner.count(",") + 1) <= 2000 else match[0]
 
 
-def _as_text(match: re.Match[str]) -> str:
-    odd = match["odd"]
-    if odd is None or _BARE.fullmatch(odd):
+def _quote_token(match: re.Match[str]) -> str:
+    """Quote an unquoted token that is neither a number nor a JSON constant."""
+    token = match["odd"]
+    if token is None or _BARE.fullmatch(token):
         return match[0]
-    if not re.search(r"\d|\.\.\.|\u2026|<", odd):
+    if not re.search(r"\d|\.\.\.|\u2026|<", token):
         return match[0]
-    return f"{match['lead']}{json.dumps(odd.strip(), ensure_ascii=False)}"
+    return f"{match['lead']}{json.dumps(token.strip(), ensure_ascii=False)}"
 
 
-def _closed(piece: str) -> str:
-    """A piece that was cut, without the value it ends in, and with `CUT` in the list that it ends in."""
-    ended = 0
+def _close_brackets(piece: str) -> str:
+    """Close the brackets of truncated JSON.
+
+    The incomplete last value is dropped, and each open list ends with `TRUNCATION_MARKER`.
+    """
+    string_end = 0
     for string in _STRING.finditer(piece):
-        ended = string.end()
-    opened = piece.find('"', ended)
-    piece = piece[:opened] if opened >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
-    stack = _open(piece)
+        string_end = string.end()
+    quote = piece.find('"', string_end)
+    piece = piece[:quote] if quote >= 0 else re.sub(r"[^\s\[\]{},:\"]+\Z", "", piece.rstrip())
+    stack = _unclosed_brackets(piece)
     piece = re.sub(r'("(?:[^"\\]|\\.)*"\s*:|,)\s*\Z', "", piece)
-    marked = json.dumps(CUT)
+    end_marker = json.dumps(TRUNCATION_MARKER)
     for bracket in reversed(stack):
         comma = "" if piece.rstrip().endswith(("[", "{", ",")) else ","
-        piece += f"{comma} {marked}]" if bracket == "[" else "}"
+        piece += f"{comma} {end_marker}]" if bracket == "[" else "}"
     return piece
 
 
-def _open(piece: str) -> list[str]:
-    """The brackets that are not closed, from the outermost to the innermost."""
+def _unclosed_brackets(piece: str) -> list[str]:
+    """Return the unclosed brackets, from the outermost to the innermost."""
     stack: list[str] = []
     for token in _TOKEN.finditer(piece):
         if token[0] in "{[":
@@ -240,17 +251,19 @@ def _open(piece: str) -> list[str]:
     return stack
 
 
-def _worth(piece: str) -> bool:
-    """Whether a piece can be JSON at all: an object has names, a list has members."""
+def _is_plausible_json(piece: str) -> bool:
+    """Return whether a piece can be JSON: an object needs keys, a list needs elements."""
     if piece.startswith("{"):
         return ":" in piece or "=" in piece
     return bool(re.match(r"\[\s*(?:[\"'{\[(<]|[-+.\d]|\w[^\]\n]{0,80},)", piece))
 
 
-def _extent(text: str, start: int) -> tuple[int, bool, bool]:
-    """Where a bracket's value ends, whether by its own bracket, and whether it can be a value at all: what has more
-    brackets or is deeper than any answer can not, and ends where that shows."""
-    limit = min(len(text), start + LONGEST_BROKEN + 1)
+def _value_extent(text: str, start: int) -> tuple[int, bool, bool]:
+    """Return the end of a bracket's value, whether its own bracket closes it, and whether it can be a value.
+
+    Text with more brackets or deeper nesting than any answer cannot be a value; its end is where it exceeds the limit.
+    """
+    limit = min(len(text), start + MAX_REPAIR_LENGTH + 1)
     for pattern in (_TOKEN, _BRACKET):
         depth = count = 0
         for token in pattern.finditer(text, start, limit):
@@ -260,20 +273,20 @@ def _extent(text: str, start: int) -> tuple[int, bool, bool]:
             depth += 1 if token[0] in "{[" else -1
             if depth <= 0:
                 return token.end(), True, True
-            if depth > DEEPEST or count > MOST_BRACKETS:
+            if depth > MAX_DEPTH or count > MAX_BRACKETS:
                 return token.end(), False, False
     stop = _STOP.search(text, start, limit)
     return stop.start() if stop else limit, False, True
 
 
-def _calls(text: str) -> Iterator[FoundValue]:
-    """Calls in Python with named arguments, `act(action="left")`, and arrays, `np.array([1, 2])`."""
-    if len(text) > LONGEST_BROKEN:
+def _find_calls(text: str) -> Iterator[FoundValue]:
+    """Yield Python calls with named arguments, `act(action="left")`, and arrays, `np.array([1, 2])`."""
+    if len(text) > MAX_REPAIR_LENGTH:
         return
-    text, position, attempts = plain(text), 0, 0
+    text, position, attempts = to_ascii(text), 0, 0
     while attempts < 20 and (call := _CALL.search(text, position)):
         attempts, position = attempts + 1, call.end()
-        end = _closing(text, text.index("(", call.start()))
+        end = _closing_position(text, text.index("(", call.start()))
         if end is None:
             continue
         try:
@@ -283,16 +296,16 @@ def _calls(text: str) -> Iterator[FoundValue]:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             continue
         assert isinstance(node, ast.Call)
-        named = {keyword.arg: _literal(keyword.value) for keyword in node.keywords if keyword.arg}
-        if named:
-            yield FoundValue(call.start(), end, named)
-        elif len(node.args) == 1 and isinstance(values := _literal(node.args[0]), list):
+        arguments = {keyword.arg: _parse_literal(keyword.value) for keyword in node.keywords if keyword.arg}
+        if arguments:
+            yield FoundValue(call.start(), end, arguments)
+        elif len(node.args) == 1 and isinstance(values := _parse_literal(node.args[0]), list):
             yield FoundValue(call.start(), end, values)
-        position = end if named else position
+        position = end if arguments else position
 
 
-def _closing(text: str, start: int) -> int | None:
-    """The place after the round bracket that closes the one at `start`."""
+def _closing_position(text: str, start: int) -> int | None:
+    """Return the position after the round bracket that closes the one at `start`; None if it is not closed."""
     depth = 0
     for token in re.finditer(r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|[()]', text[start:]):
         depth += {"(": 1, ")": -1}.get(token[0], 0)
@@ -301,20 +314,22 @@ def _closing(text: str, start: int) -> int | None:
     return None
 
 
-def _literal(node: ast.expr) -> Any:
+def _parse_literal(node: ast.expr) -> Any:
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return ast.unparse(node)
     try:
-        return _cleaned(json.loads(json.dumps(value, default=str)))
+        return _clean_strings(json.loads(json.dumps(value, default=str)))
     except (TypeError, ValueError, RecursionError):
         return None
 
 
-def _tags(text: str) -> list[FoundValue]:
-    """Outermost elements of a markup as objects, those side by side as one: names with a text or with other elements.
-    Tags of HTML's text are none."""
+def _find_elements(text: str) -> list[FoundValue]:
+    """Return the outermost markup elements as objects, adjacent ones merged into one.
+
+    An object maps element names to their text or to nested elements. HTML text tags are ignored.
+    """
     elements: list[FoundValue] = []
     stack: list[_OpenElement] = []
     value: Any
@@ -322,65 +337,77 @@ def _tags(text: str) -> list[FoundValue]:
         name = tag[2].lower()
         if name in _TEXT_TAGS:
             continue
-        given = {
+        attributes = {
             match[1]: match[2] if match[2] is not None else match[3] for match in _ATTRIBUTE.finditer(tag[3] or "")
         }
         parameter = name in ("parameter", "param", "arg", "argument", "field")
         if not tag[1]:
             key = name
-            if tag[3] and (said := _NAME.match(tag[3].strip())) and parameter:
-                key = said[1].strip()
-                given = {inner: value for inner, value in given.items() if inner != "name"}
+            if tag[3] and (name_match := _NAME.match(tag[3].strip())) and parameter:
+                key = name_match[1].strip()
+                attributes = {inner: value for inner, value in attributes.items() if inner != "name"}
             if not tag[4]:
-                stack.append((name, key, tag.start(), tag.end(), [], given))
-                del stack[:-DEEPEST]
-            elif given:
-                value = given["value"] if list(given) == ["value"] else given
-                _add(elements, stack, text, FoundValue(tag.start(), tag.end(), (key, value)))
+                stack.append((name, key, tag.start(), tag.end(), [], attributes))
+                del stack[:-MAX_DEPTH]
+            elif attributes:
+                value = attributes["value"] if list(attributes) == ["value"] else attributes
+                _add_element(elements, stack, text, FoundValue(tag.start(), tag.end(), (key, value)))
             continue
         depth = next((i for i in range(len(stack) - 1, -1, -1) if stack[i][0] == name), None)
         if depth is None:
             continue
-        _, key, start, inside, children, given = stack[depth]
-        inner = without_tags(text[inside : tag.start()]).strip()
-        value = _object(children) if children else inner
-        if not children and given and not inner:
-            value = given["value"] if list(given) == ["value"] else given
-        elif not children and any(word in given for word in _DOING) and name not in ("parameter", "param"):
-            value = {**given, "object": inner}
+        _, key, start, content_start, children, attributes = stack[depth]
+        inner = strip_tags(text[content_start : tag.start()]).strip()
+        value = _merge_pairs(children) if children else inner
+        if not children and attributes and not inner:
+            value = attributes["value"] if list(attributes) == ["value"] else attributes
+        elif (
+            not children
+            and any(word in attributes for word in _ACTION_ATTRIBUTES)
+            and name not in ("parameter", "param")
+        ):
+            value = {**attributes, "object": inner}
         del stack[depth:]
-        _add(elements, stack, text, FoundValue(start, tag.end(), (key, value)))
+        _add_element(elements, stack, text, FoundValue(start, tag.end(), (key, value)))
     return elements
 
 
-def _add(elements: list[FoundValue], stack: list[_OpenElement], text: str, new: FoundValue) -> None:
+def _add_element(elements: list[FoundValue], stack: list[_OpenElement], text: str, new: FoundValue) -> None:
     """Add an element, whose value is its name and value, to the innermost open one and to the outermost elements."""
     key, value = new.value
     if stack:
         stack[-1][4].append((key, value))
     while elements and elements[-1].start >= new.start:
         elements.pop()
-    before = elements[-1] if elements else None
-    follows = before is not None and not text[before.end : new.start].strip()
-    if before and follows and (key not in before.value or (isinstance(value, dict) and list(before.value) == [key])):
-        elements[-1] = FoundValue(before.start, new.end, _object([*before.value.items(), (key, value)]))
+    previous = elements[-1] if elements else None
+    follows = previous is not None and not text[previous.end : new.start].strip()
+    if (
+        previous
+        and follows
+        and (key not in previous.value or (isinstance(value, dict) and list(previous.value) == [key]))
+    ):
+        elements[-1] = FoundValue(previous.start, new.end, _merge_pairs([*previous.value.items(), (key, value)]))
     else:
         elements.append(FoundValue(new.start, new.end, {key: value}))
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _merge_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        earlier = found.get(key, [])
-        found[key] = value if key not in found else [*(earlier if isinstance(earlier, list) else [earlier]), value]
-    return found
+        earlier = fields.get(key, [])
+        fields[key] = value if key not in fields else [*(earlier if isinstance(earlier, list) else [earlier]), value]
+    return fields
 
 
-def _yaml(text: str) -> Iterator[FoundValue]:
-    """Nested YAML in a fence, or as the whole text. Flat lines are labels, which are read elsewhere."""
-    for start, end in [*fences(text), (0, len(text))]:
+def _find_yaml(text: str) -> Iterator[FoundValue]:
+    """Yield nested YAML that stands in a fenced block or is the whole text. Flat YAML is read elsewhere, as labels."""
+    for start, end in [*find_fenced_blocks(text), (0, len(text))]:
         piece = text[start:end]
-        if len(piece) > LONGEST_BROKEN or not _NESTED.search(piece) or re.search(r"[{}<&]|^\s*\*", piece, re.MULTILINE):
+        if (
+            len(piece) > MAX_REPAIR_LENGTH
+            or not _NESTED.search(piece)
+            or re.search(r"[{}<&]|^\s*\*", piece, re.MULTILINE)
+        ):
             continue
         try:
             value = yaml.load(piece, Loader=yaml.BaseLoader)
@@ -391,38 +418,38 @@ def _yaml(text: str) -> Iterator[FoundValue]:
             return
 
 
-def fences(text: str) -> list[tuple[int, int]]:
-    """Where the inner texts of fenced blocks are."""
+def find_fenced_blocks(text: str) -> list[tuple[int, int]]:
+    """Return the spans of the contents of fenced code blocks."""
     marks = list(_FENCE.finditer(text))
-    return [(a.end(), b.start()) for a, b in pairwise(marks) if not b[1]]
+    return [(opening.end(), closing.start()) for opening, closing in pairwise(marks) if not closing[1]]
 
 
-def _cleaned(value: Any, depth: int = 0) -> Any:
-    """A parsed value with all its texts cleaned.
+def _clean_strings(value: Any, depth: int = 0) -> Any:
+    """Return a parsed value with all its strings cleaned.
 
     Raises:
-        RecursionError: it is nested deeper than `DEEPEST`.
+        RecursionError: it is nested deeper than `MAX_DEPTH`.
     """
-    if depth > DEEPEST:
+    if depth > MAX_DEPTH:
         raise RecursionError
     if isinstance(value, str):
-        return value if value == CUT else cleaned(value)
+        return value if value == TRUNCATION_MARKER else strip_control_characters(value)
     if isinstance(value, list | tuple):
-        return [_cleaned(item, depth + 1) for item in value]
+        return [_clean_strings(item, depth + 1) for item in value]
     if isinstance(value, dict):
-        return {cleaned(str(key)): _cleaned(item, depth + 1) for key, item in value.items()}
+        return {strip_control_characters(str(key)): _clean_strings(item, depth + 1) for key, item in value.items()}
     return "..." if value is ... else value
 
 
-def _integer(digits: str) -> int | float:
-    return int(digits) if len(digits) <= LONGEST_INTEGER else float(digits)
+def _parse_integer(digits: str) -> int | float:
+    return int(digits) if len(digits) <= MAX_INTEGER_DIGITS else float(digits)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _mark_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
     for key, value in pairs:
-        found[key] = value if key not in found or found[key] == value else DuplicateKey()
-    return found
+        fields[key] = value if key not in fields or fields[key] == value else DuplicateKey()
+    return fields
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer, object_pairs_hook=_unique)
+_DECODER = json.JSONDecoder(parse_int=_parse_integer, object_pairs_hook=_mark_duplicates)

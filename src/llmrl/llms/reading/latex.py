@@ -29,12 +29,13 @@ _ESCAPED = re.compile(r"(?<!\\)\\([{}_%$#&])")
 _BREAK = re.compile(r"\\\\(?:\[[^\[\]]{0,10}\])?")
 
 
-def untexed(text: str) -> str:
-    """Replace LaTeX commands by what they display, padded with blanks: styles, fractions, matrices (as lists), arrows,
-    spaces and escaped characters. `\\boxed{}` stays.
+def strip_latex(text: str) -> str:
+    r"""Replace LaTeX commands by what they display, padded with blanks to the same length.
 
-    >>> untexed(r"\\boxed{\\text{stick}}").replace(" ", "")
-    '\\\\boxed{stick}'
+    This covers styles, fractions, matrices (as lists), arrows, spaces and escaped characters. `\boxed{}` stays.
+
+    >>> strip_latex(r"\boxed{\text{stick}}").replace(" ", "")
+    '\\boxed{stick}'
     """
     if "\\" not in text:
         return text
@@ -42,7 +43,7 @@ def untexed(text: str) -> str:
     if _ROWS.search(text):
         text = _BREAK.sub(lambda m: _padded("\n", m), _ROWS.sub(lambda m: _padded("", m), text)).replace("&", " ")
     for _ in range(3):
-        text, count = _STYLED.subn(lambda m: _kept(m, 1), text)
+        text, count = _STYLED.subn(lambda m: _blank_outside(m, 1), text)
         text, fractions = _FRACTION.subn(lambda m: _padded(f"{m[1].strip()}/{m[2].strip()}", m), text)
         if not count + fractions:
             break
@@ -52,19 +53,19 @@ def untexed(text: str) -> str:
     return _ESCAPED.sub(lambda m: f" {m[1]}", text)
 
 
-def unescaped(text: str) -> str:
+def blank_brace_escapes(text: str) -> str:
     """Replace the backslashes before curly brackets, escapes of LaTeX and Markdown, by blanks."""
     return re.sub(r"(?<!\\)\\([{}])", r" \1", text) if "\\{" in text else text
 
 
-def _padded(shown: str, match: re.Match[str]) -> str:
-    return shown.ljust(len(match[0]))
+def _padded(text: str, match: re.Match[str]) -> str:
+    return text.ljust(len(match[0]))
 
 
-def _kept(match: re.Match[str], group: int) -> str:
+def _blank_outside(match: re.Match[str], group: int) -> str:
     """Return the match with blanks outside of a group."""
-    before, after = match.start(group) - match.start(), match.end() - match.end(group)
-    return f"{' ' * before}{match[group]}{' ' * after}"
+    prefix_length, suffix_length = match.start(group) - match.start(), match.end() - match.end(group)
+    return f"{' ' * prefix_length}{match[group]}{' ' * suffix_length}"
 
 
 def _list(match: re.Match[str]) -> str:
@@ -72,5 +73,5 @@ def _list(match: re.Match[str]) -> str:
     inner = _BREAK.sub(lambda m: _padded(",", m), match["inner"].replace("&", ","))
     if inner.rstrip().endswith(","):
         inner = inner.rstrip()[:-1].ljust(len(inner))
-    before = match.start("inner") - match.start()
-    return f"[{' ' * (before - 1)}{inner}{']'.ljust(match.end() - match.end('inner'))}"
+    prefix_length = match.start("inner") - match.start()
+    return f"[{' ' * (prefix_length - 1)}{inner}{']'.ljust(match.end() - match.end('inner'))}"

@@ -7,14 +7,14 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from llmrl.llms.reading.number_parser import TENS, UNITS, in_words
-from llmrl.llms.reading.reply_cleaning import plain
-from llmrl.llms.reading.word_lists import listed
+from llmrl.llms.reading.number_parser import TENS, UNITS, parse_number_words
+from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reply_cleaning import to_ascii
 
 _WORD = re.compile(r"[^\W\d_]+|\d+|[\u2190-\u21ff\u2b05-\u2b07\u27a1]")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SPACELESS = re.compile("[\u2e80-\u9fff\uac00-\ud7af\u3040-\u30ff]")
-_NEGATED = re.compile(
+_NEGATION = re.compile(
     r"\b(?:not|n't|never|avoid|avoids|avoiding|instead of|rather than|without|neither|nor|cannot|wrong|don't|"
     r"shouldn't|won't|"
     r"against|unless|nicht|kein|pas|no|non|nunca)\b|\u4e0d|\u522b",
@@ -28,8 +28,8 @@ _IDIOM = re.compile(
     r"|\bstick (?:to|with)\b|\bhit the (?:wall|ground|dealer)\b",
     re.IGNORECASE,
 )
-NOISE = frozenset(listed("noise"))
-"""Words that do not help to identify a name."""
+NOISE = frozenset(load_word_list("noise"))
+"""Words without information about which name is meant."""
 _DIRECTIONS = ("left", "right", "forward", "backward", "north", "south", "east", "west")
 
 Mention = tuple[int, int, int]
@@ -37,7 +37,7 @@ Mention = tuple[int, int, int]
 
 
 def letters(text: str) -> str:
-    """Normalise `text` for comparisons of names: only letters and digits, in one case, and number words as digits.
+    """Normalize `text` for comparisons of names: only letters and digits, in one case, and number words as digits.
 
     >>> letters("Turn-Left") == letters("turn_left") == letters("turn left")
     True
@@ -47,15 +47,15 @@ def letters(text: str) -> str:
 
 def words(text: str) -> list[tuple[str, int, int]]:
     """Return the words of a text in one case with their start and end; runs of digits are separate words."""
-    text = plain(text).replace("\\", " ")
-    found = []
+    text = to_ascii(text).replace("\\", " ")
+    tokens = []
     for match in _WORD.finditer(text):
         start = match.start()
         pieces = _HUMP.split(match[0]) if any(c.isupper() for c in match[0][1:]) else [match[0]]
         for piece in pieces:
-            found.append((_DIGITS.get(piece.casefold(), piece.casefold()), start, start + len(piece)))
+            tokens.append((_DIGITS.get(piece.casefold(), piece.casefold()), start, start + len(piece)))
             start += len(piece)
-    return found
+    return tokens
 
 
 class NameMatcher:
@@ -63,61 +63,61 @@ class NameMatcher:
 
     Args:
         names: names to match, at least one.
-        described: description of each name, whose first clause is understood as a synonym.
+        descriptions: description of each name, whose first clause is understood as a synonym.
         numbered: whether a number is the index of a name from 0. Otherwise it means the only name that contains it,
             or, if no name contains digits, the index.
     """
 
-    def __init__(self, names: Sequence[str], described: Sequence[str] = (), numbered: bool = False) -> None:
+    def __init__(self, names: Sequence[str], descriptions: Sequence[str] = (), numbered: bool = False) -> None:
         self.names, self.numbered = list(names), numbered
         self._digits = any(any(c.isdigit() for c in name) for name in names)
         exact: dict[str, set[int]] = defaultdict(set)
         for i, name in enumerate(names):
             exact[letters(name)].add(i)
-        other: dict[str, set[int]] = defaultdict(set)
-        for i, text in enumerate(described):
-            other[letters(re.split(r"[,;:(]", text)[0])].add(i)
-        for phrases, owning in _rows():
-            owners = {i for phrase in owning for i in exact.get(phrase, ())}
+        synonyms: dict[str, set[int]] = defaultdict(set)
+        for i, text in enumerate(descriptions):
+            synonyms[letters(re.split(r"[,;:(]", text)[0])].add(i)
+        for phrases, linking in _rows():
+            owners = {i for phrase in linking for i in exact.get(phrase, ())}
             if not owners:
-                owners = {i for phrase in owning for i in other.get(phrase, ())}
+                owners = {i for phrase in linking for i in synonyms.get(phrase, ())}
             if len(owners) == 1:
                 for phrase in phrases:
-                    other[phrase] |= owners
+                    synonyms[phrase] |= owners
         self._exact = _certain(exact)
-        self._other = {key: i for key, i in _certain(other).items() if key not in exact}
+        self._other = {key: i for key, i in _certain(synonyms).items() if key not in exact}
         self._longest = max((len(key) for key in (*self._exact, *self._other)), default=0)
-        self._known = {word for text in (*names, *described) for word, _, _ in words(text)}
+        self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in words(text)}
 
     def exact(self, text: str) -> int | None:
         """Return the index of the name that `text` spells in some way or is a synonym of; None if there is none."""
         key = letters(text)
-        found = self._exact.get(key, self._other.get(key))
-        if found is not None:
-            return found
+        index = self._exact.get(key, self._other.get(key))
+        if index is not None:
+            return index
         key = "".join(word for word, _, _ in words(text) if word not in NOISE)
         return self._exact.get(key, self._other.get(key)) if key else None
 
     def knows(self, word: str) -> bool:
         """Return whether a word occurs in a name or a description."""
-        return word.casefold() in self._known
+        return word.casefold() in self._vocabulary
 
     def number(self, number: float) -> int | None:
         """Return the index of the name that a number means; None if there is none."""
         if number != int(number) or abs(number) > 10**6:
             return None
         if self._digits and not self.numbered:
-            having = [
+            matches = [
                 i for i, name in enumerate(self.names) if str(int(number)) in (word for word, _, _ in words(name))
             ]
-            return having[0] if len(having) == 1 else None
+            return matches[0] if len(matches) == 1 else None
         return int(number) if 0 <= number < len(self.names) else None
 
     def mentions(self, text: str) -> list[Mention]:
         """Return the mentions of names in a text, the longest one at each position, without idioms."""
-        found: list[Mention] = []
+        mentions: list[Mention] = []
         spans = words(text)
-        idioms = [(match.start(), match.end()) for match in _IDIOM.finditer(plain(text))]
+        idioms = [(match.start(), match.end()) for match in _IDIOM.finditer(to_ascii(text))]
         i = 0
         while i < len(spans):
             key, best = "", None
@@ -125,120 +125,127 @@ class NameMatcher:
                 key += spans[j][0]
                 if len(key) > self._longest:
                     break
-                chosen = self._exact.get(key, self._other.get(key))
-                if chosen is not None:
-                    best = (j, chosen)
+                index = self._exact.get(key, self._other.get(key))
+                if index is not None:
+                    best = (j, index)
             if best is None and _SPACELESS.search(spans[i][0]):
-                found += self._in_run(*spans[i])
+                mentions += self._in_run(*spans[i])
             if best is not None:
                 start, end = spans[i][1], spans[best[0]][2]
-                if not any(a <= start < b for a, b in idioms):
-                    found.append((start, end, best[1]))
+                if not any(idiom_start <= start < idiom_end for idiom_start, idiom_end in idioms):
+                    mentions.append((start, end, best[1]))
                 i = best[0]
             i += 1
-        return found
+        return mentions
 
     def meant(self, text: str) -> int | None:
         """Return the index of the one name that a short text means; None if there is none.
 
-        Examples: `2: move forward`, `Turn-Left`, `left (the ball is there)`."""
-        text = plain(text).strip().strip("*_`\"'<>[]{}$ .\n")
+        Examples: `2: move forward`, `Turn-Left`, `left (the ball is there)`.
+        """
+        text = to_ascii(text).strip().strip("*_`\"'<>[]{}$ .\n")
         if not text or len(text) > 300:
             return None
-        numbered = re.fullmatch(
+        number_match = re.fullmatch(
             r"(?:(?:action|option|choice|move|answer|number|no\.?|index)\b\s*[:#]?\s*|"
             r"#\s*)?(\d{1,6}(?:\.\d+)?)\s*(?:[.:)\-=,]\s*|(?=\()|\s|\Z)(.*)",
             text,
             re.IGNORECASE | re.DOTALL,
         )
-        whole = self.exact(text)
-        if whole is not None and not (numbered and self.numbered):
-            return whole
-        if numbered and not (self._digits and not self.numbered and numbered[2]):
-            index, rest = self.number(float(numbered[1])), numbered[2].strip(" ()[]\"'*.`")
+        exact_index = self.exact(text)
+        if exact_index is not None and not (number_match and self.numbered):
+            return exact_index
+        if number_match and not (self._digits and not self.numbered and number_match[2]):
+            index, rest = self.number(float(number_match[1])), number_match[2].strip(" ()[]\"'*.`")
             if index is None or not rest:
                 return index
-            named = self.meant(rest)
-            return index if named == index else None
+            name_index = self.meant(rest)
+            return index if name_index == index else None
         trailing = re.fullmatch(
             r"(.*?)[\s(\[]+(?:#|no\.?|number|index|action)?\s*(\d{1,6})\s*[)\]]?", text, re.IGNORECASE | re.DOTALL
         )
-        if trailing and (named := self.exact(trailing[1])) is not None:
-            return named if self.number(float(trailing[2])) == named else None
+        if trailing and (name_index := self.exact(trailing[1])) is not None:
+            return name_index if self.number(float(trailing[2])) == name_index else None
         gloss = re.fullmatch(r"[^()\d]+\(([^()]+)\)", text)
-        if gloss and (named := self.exact(gloss[1])) is not None:
-            return named
-        number = in_words(text) if text.casefold().split()[0] in UNITS else None
-        return self._first_clause(text) if number is None or whole is not None else self.number(number)
+        if gloss and (name_index := self.exact(gloss[1])) is not None:
+            return name_index
+        number = parse_number_words(text) if text.casefold().split()[0] in UNITS else None
+        return self._first_clause(text) if number is None or exact_index is not None else self.number(number)
 
     def _first_clause(self, text: str) -> int | None:
+        """Return the index of the only name that the first clause of a text means; None if there is none."""
         first, *rest = re.split(
             r"[,;:()\n]|\.(?:\s|$)|\s-+\s|\s\u2014\s|\bbecause\b|\bsince\b|\bso that\b", text, maxsplit=1
         )
-        if _NEGATED.search(first):
+        if _NEGATION.search(first):
             return None
-        named = self.exact(first)
-        if named is None:
-            named = self._direction(first)
-        if named is None:
-            mentioned = self.mentions(first)
-            chosen = {i for _, _, i in mentioned}
-            if len(chosen) != 1:
+        index = self.exact(first)
+        if index is None:
+            index = self._direction(first)
+        if index is None:
+            mentions = self.mentions(first)
+            indices = {i for _, _, i in mentions}
+            if len(indices) != 1:
                 return None
-            covered = [(a, b) for a, b, _ in mentioned]
-            left_over = [w for w, a, b in words(first) if not any(x <= a and b <= y for x, y in covered)]
-            if any(w not in NOISE and w not in self._known and not _SPACELESS.search(w) for w in left_over):
+            mention_spans = [(start, end) for start, end, _ in mentions]
+            remaining_words = [
+                w for w, start, end in words(first) if not any(x <= start and end <= y for x, y in mention_spans)
+            ]
+            if any(w not in NOISE and w not in self._vocabulary and not _SPACELESS.search(w) for w in remaining_words):
                 return None
-            named = chosen.pop()
-        more = rest[0] if rest else ""
-        listed_next = {self.exact(piece) for piece in re.split(r"[,;.\n]", more) if piece.strip()}
-        if listed_next - {None, named}:
+            index = indices.pop()
+        remainder = rest[0] if rest else ""
+        next_indices = {self.exact(piece) for piece in re.split(r"[,;.\n]", remainder) if piece.strip()}
+        if next_indices - {None, index}:
             return None  # a mere list of names
         if re.match(
-            r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b", more
-        ) and self.mentions(more):
+            r"\s*(?:or|then|and|oder|und|ou|et|followed by|if|unless|maybe|\u7136\u540e)\b", remainder
+        ) and self.mentions(remainder):
             return None
-        return named
+        return index
 
     def _direction(self, text: str) -> int | None:
         """Return the only name with the direction that is the whole text, e.g. `turn left` for `left`."""
-        said = [word for word, _, _ in words(text) if word not in NOISE]
-        if len(said) != 1 or said[0] not in _DIRECTIONS:
+        tokens = [word for word, _, _ in words(text) if word not in NOISE]
+        if len(tokens) != 1 or tokens[0] not in _DIRECTIONS:
             return None
-        having = [i for i, name in enumerate(self.names) if said[0] in (word for word, _, _ in words(name))]
-        return having[0] if len(having) == 1 else None
+        matches = [i for i, name in enumerate(self.names) if tokens[0] in (word for word, _, _ in words(name))]
+        return matches[0] if len(matches) == 1 else None
 
     def _in_run(self, run: str, start: int, end: int) -> list[Mention]:
         """Return mentions inside a run of characters of a script without spaces."""
-        found, i = [], 0
+        mentions, i = [], 0
         while i < len(run):
             for length in range(min(self._longest, len(run) - i), 0, -1):
                 key = run[i : i + length]
-                chosen = self._exact.get(key, self._other.get(key))
-                if chosen is not None:
-                    found.append((start + i, start + i + length, chosen))
+                index = self._exact.get(key, self._other.get(key))
+                if index is not None:
+                    mentions.append((start + i, start + i + length, index))
                     i += length - 1
                     break
             i += 1
-        return found
+        return mentions
 
 
 @functools.cache
 def _rows() -> list[tuple[list[str], list[str]]]:
     """Return, for each row of synonyms, all its phrases and those that can link the row to a name."""
-    rows = listed("same")
+    rows = load_word_list("same")
     split = [re.split("[|;]", row) for row in rows]
-    own = [row.split(";")[0].split("|") for row in rows]
-    return [([letters(x) for x in all_], [letters(x) for x in some]) for all_, some in zip(split, own, strict=True)]
+    link_phrases = [row.split(";")[0].split("|") for row in rows]
+    return [
+        ([letters(x) for x in all_], [letters(x) for x in links])
+        for all_, links in zip(split, link_phrases, strict=True)
+    ]
 
 
 def negated(clause: str) -> bool:
     """Return whether a clause contains a negation."""
-    return _NEGATED.search(clause) is not None
+    return _NEGATION.search(clause) is not None
 
 
-def _certain(found: dict[str, set[int]]) -> dict[str, int]:
-    return {key: next(iter(owners)) for key, owners in found.items() if key and len(owners) == 1}
+def _certain(candidates: dict[str, set[int]]) -> dict[str, int]:
+    return {key: next(iter(owners)) for key, owners in candidates.items() if key and len(owners) == 1}
 
 
 _DIGITS = (

@@ -1,12 +1,12 @@
-"""What is told in a reply without being its answer: examples, forms, quotations, what was tried or is wrong."""
+"""Detection of text in a reply that is not its answer: examples, forms, quotations, tried or rejected values."""
 
 from __future__ import annotations
 
 import re
 
-from llmrl.llms.reading.reply_cleaning import plain
+from llmrl.llms.reply_cleaning import to_ascii
 
-# What is called an example, or the form of an answer, and what is called another's or a wrong one.
+# Words that mark text as an example, as the form of an answer, as somebody else's answer, or as wrong.
 _EXAMPLE = re.compile(
     r"\bfor example\b|\be\.g\.|\bfor instance\b|\bexample\b[^.{\n]{0,60}[:(]\s*\Z|\bsuch as\b|\bsomething like\b|"
     r"\bwould look like\b|\bz\. ?b\.|\bpar exemple\b|\bpor ejemplo\b|\u4f8b\u5982|\u6bd4\u5982|"
@@ -15,8 +15,8 @@ _EXAMPLE = re.compile(
     r"(?:form|format|structure|schema)\s*[:.]?\s*(?:`{3,}|~{3,})?\w*\s*\Z",
     re.IGNORECASE,
 )
-_OF_EXAMPLES = re.compile(r"\b(?:example|sample|illustration|template|placeholders?)\b|\u793a\u4f8b", re.IGNORECASE)
-_BY_ITSELF = re.compile(
+_EXAMPLE_NOUN = re.compile(r"\b(?:example|sample|illustration|template|placeholders?)\b|\u793a\u4f8b", re.IGNORECASE)
+_SELF_REFERENCE = re.compile(
     r"\bi(?:'ll|'d|'m)?\b|\bmy\b|\bwe\b|\bhere(?:'s| is| it is)\b|\bthis (?:state|turn|time|generation)\b|\bnow\b",
     re.IGNORECASE,
 )
@@ -42,7 +42,7 @@ _BEST = re.compile(
 _KEEPS = re.compile(
     r"\b(?:keep|repeat|re-?use|use|stay|again|propos\w*|go with|stick|submit|choose|measure|try)\b", re.IGNORECASE
 )
-_OWN = re.compile(
+_ANSWER_LABEL = re.compile(
     r"\b(?:my|here(?:'s| is)(?: my| the)?) (?:answer|response|reply|choice|action|plan|proposal)\b", re.IGNORECASE
 )
 _DISCLAIMED = re.compile(
@@ -52,39 +52,43 @@ _DISCLAIMED = re.compile(
 )
 
 
-def only_told(before: str, after: str) -> bool:
-    """Whether what stands between these is called an example, another's, tried or wrong.
+def is_non_answer(before: str, after: str) -> bool:
+    """Return whether the text around a value marks it as an example, somebody else's, tried, or wrong.
 
     Args:
-        before: at most some sentences before it, from the last answer on.
-        after: the first words after it.
+        before: up to some sentences before the value, after the previous answer.
+        after: first words after the value.
     """
-    if exemplary(before) or _AN_EXAMPLE.match(after):
+    if is_example(before) or _AN_EXAMPLE.match(after):
         return True
     if _BEST.search(before) and not _KEEPS.search(before):
-        return True  # what was tried, and not what is to be
+        return True  # a tried value, not a proposal
     return bool(_REJECTED.search(before) or _SUPPOSED.search(before) or _DISCLAIMED.match(after))
 
 
-def exemplary(before: str) -> bool:
-    """Whether what follows is called an example."""
+def is_example(before: str) -> bool:
+    """Return whether `before` introduces an example."""
     for example in _EXAMPLE.finditer(before):
         after = before[example.end() :]
-        if _OWN.search(before, example.start()) or (not after and _OWN.search(before)) or _BY_ITSELF.search(example[0]):
+        if (
+            _ANSWER_LABEL.search(before, example.start())
+            or (not after and _ANSWER_LABEL.search(before))
+            or _SELF_REFERENCE.search(example[0])
+        ):
             continue
         closed = after.count(")") > after.count("(")
-        ended = _SENTENCE_END.search(after)
-        if not closed and not (ended and _BY_ITSELF.search(after, ended.end())):
+        sentence_end = _SENTENCE_END.search(after)
+        if not closed and not (sentence_end and _SELF_REFERENCE.search(after, sentence_end.end())):
             return True
     begins = [end.end() for end in _SENTENCE_END.finditer(before.rstrip())]
     sentence = before[begins[-1] if begins else 0 :]
-    return bool(_OF_EXAMPLES.search(sentence)) and not _BY_ITSELF.search(sentence)
+    return bool(_EXAMPLE_NOUN.search(sentence)) and not _SELF_REFERENCE.search(sentence)
 
 
-def quoted(text: str, start: int, end: int) -> bool:
-    """Whether what stands there is part of somebody's words in quotes, of which there is more."""
-    line = plain(text[max(text.rfind("\n", 0, start) + 1, start - 1000) : start])
-    after = plain(text[end : end + 3]).lstrip(" .!?)")
+def is_quoted(text: str, start: int, end: int) -> bool:
+    """Return whether a span is part of a longer quotation in quotation marks."""
+    line = to_ascii(text[max(text.rfind("\n", 0, start) + 1, start - 1000) : start])
+    after = to_ascii(text[end : end + 3]).lstrip(" .!?)")
     opening = line.rstrip()
     if not after.startswith('"') or not opening or line.count('"') % 2 == 0:
         return False

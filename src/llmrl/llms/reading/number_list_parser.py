@@ -1,4 +1,4 @@
-"""Lists of numbers as they are written in texts: beside names, in brackets, in tables, on lines, in sentences."""
+"""Search of texts for lists of numbers: next to names, in brackets, in tables, on lines, in sentences."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 import numpy as np
 
 from llmrl.llms.reading.answer_parser import CandidateAnswer
-from llmrl.llms.reading.assignments import Assignments, spelled
-from llmrl.llms.reading.latex import untexed
+from llmrl.llms.reading.assignments import Assignments, spelling_pattern
+from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, words
-from llmrl.llms.reading.number_parser import WRITTEN, number_of
-from llmrl.llms.reading.reply_cleaning import blank_spans, plain
-from llmrl.llms.reading.tabled_numbers import proposed
-from llmrl.llms.reading.tables import tables
-from llmrl.llms.reading.word_lists import listed
+from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, parse_number
+from llmrl.llms.reading.tables import Table, tables
+from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
-_KINDS = listed("kinds")
-LISTS = listed("lists")
-"""What lists of numbers are called."""
+_KINDS = load_word_list("kinds")
+LISTS = load_word_list("lists")
+"""Names of lists of numbers."""
 
-_AROUND = r"[ \t*_`\"'$\\]{0,12}"
+_PADDING = r"[ \t*_`\"'$\\]{0,12}"
 _GLOSS = r"(?:\([^()\n]{1,60}\)[ \t*_`]{0,6}(?=[:=]))?"
 _SIGN = r"[:=]+|\u8bbe\u4e3a|\u4e3a|->|\u2192"
 _WORD = r"\b(?:to|is|at|of|with)\b"
@@ -31,49 +30,49 @@ _INDEX = (
     r"params?[\s*_`\\]{0,6}[\[(]\s?(\d{1,9})[\s\\]{0,3}[\])]|(?:params?|theta|\u03b8|weights?|w|p)_?\{?(\d{1,9})\}?"
 )
 _RANGE = re.compile(r"\s*(?:to|or|bis|-|\u2013|\.\.)\s*[+-]?\.?\d")
-_ARROW = re.compile(rf"{_AROUND}(?:\u2192|->|=>|\u27f6){_AROUND}({WRITTEN})(?!\w)")
-MEASURED = re.compile(
+_ARROW = re.compile(rf"{_PADDING}(?:\u2192|->|=>|\u27f6){_PADDING}({NUMBER_IN_DIGITS})(?!\w)")
+MEASUREMENT = re.compile(
     r"[\s;,|*_`\"')\]-]{0,12}(?:f\s*\(\s*params\s*\)[\s*_`\"']*[:=]|->|=>|\u2192)[\s*_`\"'$]{0,6}"
     r"(?:payoff|return|value)?[\s:=]{0,4}[+-]?\.?\d",
     re.IGNORECASE,
 )
-"""What follows a row of the table that a question shows: the value it had."""
-_ANNOUNCED = re.compile(r"\b(?:propos\w+|final|answer|choose|set|suggest|submit|next)\b", re.IGNORECASE)
-_FROM_ONE = re.compile(
+"""Text after a tried list in a question: its measured value."""
+_ANNOUNCEMENT = re.compile(r"\b(?:propos\w+|final|answer|choose|set|suggest|submit|next)\b", re.IGNORECASE)
+_INDEX_ORIGIN = re.compile(
     r"\b(?:from|starting (?:at|with)|start(?:s|ing)? at|count\w* from) (?:1|one)\b|\b1-based\b|\bone-based\b",
     re.IGNORECASE,
 )
-_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
+_LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 _TUPLE = re.compile(r"(?:[=:]|\bis|\bare|\bof|\bto)\s?\(([^()\n]{1,2000})\)")
 _LIST = re.compile(r"(?<![\w\]])\[([^\[\]]{1,8000})\]")
-_ALONE = re.compile(
+_SINGLE_NUMBER = re.compile(
     r"(?:(?:the |my |final )*(?:action|answer|value|number)[\s*_`]*(?::|=|\bis\b)[\s*_`]*)?"
-    rf"(?:\\boxed\{{)?({WRITTEN})(?: ?[A-Za-z]{{1,3}})?\}}?",
+    rf"(?:\\boxed\{{)?({NUMBER_IN_DIGITS})(?: ?[A-Za-z]{{1,3}})?\}}?",
     re.IGNORECASE,
 )
-_REVISED = re.compile(
+_REVISION = re.compile(
     r"\b(?:revise|change|lower|raise|reduce|increase|adjust|set)\b(?:[^.\n]|\.(?=\d)){0,200}\bkeep\b[^.\n]{0,80}"
     r"\b(?:others?|rest|remaining)\b",
     re.IGNORECASE,
 )
 _ROW_LABEL = re.compile(r"^(?:row|r|y)[\s_]*\d{0,2}\s*[:=]\s*", re.IGNORECASE)
 _CELL = re.compile(r"[+-]?\d{1,9}(?:\.\d{1,9})?")
-_CALLED = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LISTS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
+_LIST_LABEL = re.compile(rf"^(?:the |my |new )*(?:{'|'.join(LISTS)})[\s*_`]*[:=][\s*_`]*(?=[-+.\d])", re.IGNORECASE)
 
 Pair = tuple[int, float, int, int]
-"""The place of a name, the number beside it, and where they stand."""
+"""Index of a name, the number next to it, and the start and end of both."""
 Lists = list[CandidateAnswer[np.ndarray]]
 
 
-class WrittenNumbers:
-    """Finds lists [n, d] of numbers in texts.
+class NumberListFinder:
+    """Finder of lists of numbers, shape [n, d], in texts.
 
     Args:
-        names: of the `d` numbers; those of the form `params[i]` are counted from 0.
-        n: lists that belong together.
-        shares: of which of the numbers per cent are hundredths.
-        words: what may stand for the numbers 0, 1, 2, ...; None: nothing.
-        turn: the number of this generation or iteration; None: it has none.
+        names: names of the `d` numbers; indices in names of the form `params[i]` count from 0.
+        n: number of lists that belong together.
+        shares: whether percentages of each number are divided by 100.
+        words: matcher of the words that stand for the numbers 0, 1, 2, ...; None: there are none.
+        turn: number of this generation or iteration; None: it has none.
     """
 
     def __init__(
@@ -81,207 +80,314 @@ class WrittenNumbers:
     ) -> None:
         self.names, self.n, self.d, self.shares, self.words = list(names), n, len(names), list(shares), words
         self.turn = turn
-        self.place = {letters(name): i for i, name in enumerate(names)}
+        self.position_by_name = {letters(name): i for i, name in enumerate(names)}
         self.indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
         self._order = sorted(range(self.d), key=lambda i: len(names[i]), reverse=True)
-        self._assignments = Assignments(names, number=self.number)
-        name = _INDEX if self.indexed else "|".join(f"({spelled(names[i])})" for i in self._order)
+        self._assignments = Assignments(names, number=self.parse_value)
+        name = _INDEX if self.indexed else "|".join(f"({spelling_pattern(names[i])})" for i in self._order)
         self._pair, self._loose = (
             re.compile(
-                rf"(?<![\w.]){_AROUND}(?:{name})(?![\w\[]){_AROUND}{_GLOSS}(?:{beside})[\s*_`\"'$\\]{{0,12}}"
-                rf"(?P<number>{WRITTEN})(?![\w%]|\.\d)",
+                rf"(?<![\w.]){_PADDING}(?:{name})(?![\w\[]){_PADDING}{_GLOSS}(?:{separator})[\s*_`\"'$\\]{{0,12}}"
+                rf"(?P<number>{NUMBER_IN_DIGITS})(?![\w%]|\.\d)",
                 re.IGNORECASE,
             )
-            for beside in (_SIGN, f"{_SIGN}|{_WORD}")
+            for separator in (_SIGN, f"{_SIGN}|{_WORD}")
         )
 
-    def number(self, said: Any, place: int = 0) -> float | None:
-        """The one number that a value means for a place; None where it means none."""
-        if isinstance(said, list) and len(said) == 1:
-            said = said[0]
-        if isinstance(said, str) and self.words is not None and (meant := self.words.exact(said)) is not None:
-            return float(meant)
-        return number_of(said, self.shares[place])
+    def parse_value(self, raw: Any, position: int = 0) -> float | None:
+        """Return the only number that a value means for a position; None if there is none."""
+        if isinstance(raw, list) and len(raw) == 1:
+            raw = raw[0]
+        if isinstance(raw, str) and self.words is not None and (index := self.words.exact(raw)) is not None:
+            return float(index)
+        return parse_number(raw, self.shares[position])
 
-    def called(self, key: str) -> int | None:
-        """The number that a key names, perhaps with the word for what it is: `thigh_torque` is the `thigh`."""
-        i = self.place.get(letters(re.sub(r"\([^()]*\)", "", key)))
+    def name_index(self, key: str) -> int | None:
+        """Return the index of the number that a key names.
+
+        A word for its kind is ignored: `thigh_torque` means `thigh`.
+        """
+        i = self.position_by_name.get(letters(re.sub(r"\([^()]*\)", "", key)))
         if i is None and not self.indexed:
-            i = self.place.get("".join(word for word, _, _ in words(key) if word not in _KINDS))
+            i = self.position_by_name.get("".join(word for word, _, _ in words(key) if word not in _KINDS))
         return i
 
-    def numbers(self, said: Sequence[Any]) -> list[float] | None:
-        """The `d` numbers that so many values mean; None where one means none."""
-        found = [self.number(each, i) for i, each in enumerate(said)] if len(said) == self.d else [None]
-        return None if None in found else [each for each in found if each is not None]
+    def parse_values(self, raw: Sequence[Any]) -> list[float] | None:
+        """Return the `d` numbers that a sequence of values means; None if one of them means no number."""
+        numbers = [self.parse_value(number, i) for i, number in enumerate(raw)] if len(raw) == self.d else [None]
+        return None if None in numbers else [number for number in numbers if number is not None]
 
-    def split(self, text: str) -> list[float] | None:
-        """The numbers of a text that is nothing but numbers, with or without their names."""
-        pairs = self._pairs(plain(text), False)
+    def parse_numbers(self, text: str) -> list[float] | None:
+        """Return the numbers of a text that consists of numbers only, with or without names; None if it does not."""
+        pairs = self._pairs(to_ascii(text), False)
         if pairs:
-            named = {i: number for i, number, _, _ in pairs}
-            return [named[i] for i in range(self.d)] if len(pairs) == len(named) == self.d else None
-        called, _, text = re.sub(r"\\[, ;!]|[\\$]", " ", plain(text)).strip().rpartition("=")
-        if called and not any(key in letters(called) for key in (*self.place, *LISTS)):
+            number_map = {i: number for i, number, _, _ in pairs}
+            return [number_map[i] for i in range(self.d)] if len(pairs) == len(number_map) == self.d else None
+        label, _, text = re.sub(r"\\[, ;!]|[\\$]", " ", to_ascii(text)).strip().rpartition("=")
+        if label and not any(key in letters(label) for key in (*self.position_by_name, *LISTS)):
             return None
         text = text.strip("[](){} \n")
         for separator in (r"\s*[;\n|]\s*", r"\s*,\s+", r"\s*,\s*", r"\s+"):
             words = [word for word in re.split(separator, text) if word]
-            if (numbers := self.numbers(words)) is not None:
+            if (numbers := self.parse_values(words)) is not None:
                 return numbers
         return None
 
-    def found(self, text: str, cut: bool) -> Lists:
-        """All lists in a text."""
-        text = untexed(text)
-        tabled = proposed(text, self) if self.n == 1 else []
+    def find_lists(self, text: str, cut: bool) -> Lists:
+        """Return all lists in a text."""
+        text = strip_latex(text)
+        table_lists = find_table_lists(text, self) if self.n == 1 else []
         text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
-        found = [*tabled, *self._beside_names(text, cut)]
+        lists = [*table_lists, *self._named_lists(text, cut)]
         if self.n > 1:
-            return found or self._in_brackets(text)
-        if found:
-            return [*found, *self._set_apart(text)]
-        return [*self._set_apart(text), *self._in_brackets(text), *self._on_lines(text, cut)]
+            return lists or self._bracketed_lists(text)
+        if lists:
+            return [*lists, *self._delimited_lists(text)]
+        return [*self._delimited_lists(text), *self._bracketed_lists(text), *self._line_lists(text, cut)]
 
-    def incomplete(self, text: str) -> str:
-        """What a text lacks that has some of the numbers beside their names; "" where it has none or all."""
-        named = {place for place, *_ in self._pairs(text, False, loose=True)}
-        return self.lacking(named) if named and self.n == 1 and not named >= set(range(self.d)) else ""
+    def describe_incomplete(self, text: str) -> str:
+        """Describe the numbers that a text with some named numbers lacks; "" if it has none or all."""
+        positions = {position for position, *_ in self._pairs(text, False, loose=True)}
+        return (
+            self.describe_missing(positions)
+            if positions and self.n == 1 and not positions >= set(range(self.d))
+            else ""
+        )
 
-    def lacking(self, named: Container[int]) -> str:
-        """In words, which numbers are not `named`."""
-        missing = [self.names[i] for i in range(self.d) if i not in named]
+    def describe_missing(self, present: Container[int]) -> str:
+        """Describe the numbers that are not in `present`."""
+        missing = [self.names[i] for i in range(self.d) if i not in present]
         return f"there is no number for {', '.join(missing[:10])}{', ...' if len(missing) > 10 else ''}"
 
-    def spoken(self, text: str) -> list[float] | None:
-        """The list that sentences give; None where they give none, or no certain one."""
-        return self._assignments.read(plain(text))
+    def parse_sentences(self, text: str) -> list[float] | None:
+        """Return the list that the sentences of a text give; None if there is none or it is not certain."""
+        return self._assignments.read(to_ascii(text))
 
-    def _pairs(self, text: str, cut: bool, loose: bool = False) -> list[Pair]:
-        """All names with a number beside them, if `loose` also after a word; of an old and a new number, `0.9 -> 0.7`,
-        the new one."""
-        found: list[Pair] = []
+    def _pairs(self, text: str, truncated: bool, loose: bool = False) -> list[Pair]:
+        """Return all names with a number next to them; if `loose`, also with a word between them.
+
+        Of an old and a new number, `0.9 -> 0.7`, the new one counts.
+        """
+        pairs: list[Pair] = []
         for match in (self._loose if loose else self._pair).finditer(text):
-            start, end, said = match.start(), match.end(), match["number"]
+            start, end, number_text = match.start(), match.end(), match["number"]
             if self.indexed:
-                place = int(match[1] or match[2])
+                position = int(match[1] or match[2])
             else:
-                place = self._order[next(k for k in range(self.d) if match[k + 1] is not None)]
+                position = self._order[next(k for k in range(self.d) if match[k + 1] is not None)]
             if arrow := _ARROW.match(text, end):
-                said, end = arrow[1], arrow.end()
+                number_text, end = arrow[1], arrow.end()
             if (
                 _RANGE.match(text, end)
                 or text[end : end + 2].lstrip().startswith("?")
-                or (cut and end >= len(text.rstrip()))
+                or (truncated and end >= len(text.rstrip()))
             ):
                 continue
-            if (number := number_of(said, place < self.d and self.shares[place])) is not None:
-                found.append((place, number, start, end))
-        return found
+            if (number := parse_number(number_text, position < self.d and self.shares[position])) is not None:
+                pairs.append((position, number, start, end))
+        return pairs
 
-    def _beside_names(self, text: str, cut: bool) -> Lists:
-        """Whole sets of names with numbers, in order."""
-        pairs = self._pairs(text, cut)
-        if self.indexed and {place for place, *_ in pairs} == set(range(1, self.d + 1)) and _FROM_ONE.search(text):
-            pairs = [(place - 1, number, start, end) for place, number, start, end in pairs]
+    def _named_lists(self, text: str, truncated: bool) -> Lists:
+        """Return the complete sets of named numbers, in order."""
+        pairs = self._pairs(text, truncated)
+        if (
+            self.indexed
+            and {position for position, *_ in pairs} == set(range(1, self.d + 1))
+            and _INDEX_ORIGIN.search(text)
+        ):
+            pairs = [(position - 1, number, start, end) for position, number, start, end in pairs]
         pairs = [pair for pair in pairs if pair[0] < self.d]
         sets: Lists = []
-        begun: dict[int, float] = {}
+        partial: dict[int, float] = {}
         first = 0
-        for place, number, start, end in pairs:
-            if place in begun and begun[place] != number:
-                begun = {}
-            first = first if begun else start
-            begun[place] = number
-            if len(begun) == self.d:
-                sets.append(CandidateAnswer(first, end, np.array([[begun[i] for i in range(self.d)]])))
-                begun = {}
+        for position, number, start, end in pairs:
+            if position in partial and partial[position] != number:
+                partial = {}
+            first = first if partial else start
+            partial[position] = number
+            if len(partial) == self.d:
+                sets.append(CandidateAnswer(first, end, np.array([[partial[i] for i in range(self.d)]])))
+                partial = {}
         if self.n > 1:
-            return self._together(sets)
-        for each in sets:
-            line = text[max(text.rfind("\n", 0, each.start) + 1, each.start - 300) : each.start]
-            if self.d == 1 and not _ANNOUNCED.search(line) and line.strip(" -*#>`|.0123456789"):
-                each.form = 1  # one number in the middle of a sentence
-        return [self._revised(text, sets[0], self._pairs(text, cut, loose=True))] if len(sets) == 1 else sets
+            return self._combine(sets)
+        for candidate in sets:
+            line = text[max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 300) : candidate.start]
+            if self.d == 1 and not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789"):
+                candidate.form = 1  # one number in the middle of a sentence
+        return (
+            [self._apply_revision(text, sets[0], self._pairs(text, truncated, loose=True))] if len(sets) == 1 else sets
+        )
 
-    def _together(self, rows: Lists, form: int = 2) -> Lists:
-        """The first `n` lists as one."""
+    def _combine(self, rows: Lists, form: int = 2) -> Lists:
+        """Return the first `n` lists as one."""
         if len(rows) < self.n:
             return []
         answer = np.concatenate([row.answer for row in rows[: self.n]])
         return [CandidateAnswer(rows[0].start, rows[self.n - 1].end, answer, form=form)]
 
-    def _revised(
+    def _apply_revision(
         self, text: str, first: CandidateAnswer[np.ndarray], pairs: Sequence[Pair]
     ) -> CandidateAnswer[np.ndarray]:
-        """A list of which the reply then changes some numbers, and says that it keeps the others."""
-        change = _REVISED.search(text, first.end)
+        """Return `first` with the numbers that the reply changes later, if it says that it keeps the others."""
+        change = _REVISION.search(text, first.end)
         if change is None:
             return first
         numbers = first.answer.copy()
-        for place, number, start, end in pairs:
+        for position, number, start, end in pairs:
             if change.start() <= start and end <= change.end():
-                numbers[0, place] = number
+                numbers[0, position] = number
         return CandidateAnswer(first.start, change.end(), numbers)
 
-    def _set_apart(self, text: str) -> Lists:
-        """Lists between dollar signs, in boxes, and in round brackets after an equals sign."""
-        found: Lists = []
-        for pattern, form in ((_BOXED, 2), (_TUPLE, 1)):
+    def _delimited_lists(self, text: str) -> Lists:
+        """Return lists between dollar signs, in boxes, and in round brackets after an equals sign."""
+        lists: Lists = []
+        for pattern, form in ((_LATEX_BOX, 2), (_TUPLE, 1)):
             for match in pattern.finditer(text):
-                if (numbers := self.split(match[1])) is not None:
-                    found.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=form))
+                if (numbers := self.parse_numbers(match[1])) is not None:
+                    lists.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=form))
         text = text.replace("\\$", " $")
         signs = list(re.finditer(r"\$+", text))
         for sign, after in pairwise(signs):
             inner = text[sign.end() : after.start()]
-            if self.d > 1 and (numbers := self.split(inner)) is not None:
-                # In round brackets it is a point that is spoken of.
+            if self.d > 1 and (numbers := self.parse_numbers(inner)) is not None:
+                # A list in round brackets may only mention a point.
                 form = 1 if inner.startswith("(") else 2
-                found.append(CandidateAnswer(sign.start(), after.end(), np.array([numbers]), form=form))
-        singles = list(re.finditer(rf"\$\s?({WRITTEN})\s?\$", text))
-        if not found and singles and (numbers := self.numbers([match[1] for match in singles])) is not None:
-            found.append(CandidateAnswer(singles[0].start(), singles[-1].end(), np.array([numbers])))
-        return found
+                lists.append(CandidateAnswer(sign.start(), after.end(), np.array([numbers]), form=form))
+        singles = list(re.finditer(rf"\$\s?({NUMBER_IN_DIGITS})\s?\$", text))
+        if not lists and singles and (numbers := self.parse_values([match[1] for match in singles])) is not None:
+            lists.append(CandidateAnswer(singles[0].start(), singles[-1].end(), np.array([numbers])))
+        return lists
 
-    def _in_brackets(self, text: str) -> Lists:
-        """Bare lists in brackets, but no rows of the table; what is JSON is read as a value besides."""
+    def _bracketed_lists(self, text: str) -> Lists:
+        """Return plain lists in brackets, except lines of the table of tried values; JSON is also read elsewhere."""
         rows: Lists = []
         for match in _LIST.finditer(text):
-            numbers = self.split(match[1])
-            if numbers is not None and not MEASURED.match(text[match.end() : match.end() + 80]):
+            numbers = self.parse_numbers(match[1])
+            if numbers is not None and not MEASUREMENT.match(text[match.end() : match.end() + 80]):
                 rows.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=1))
-        return rows if self.n == 1 else self._together(rows, form=1)
+        return rows if self.n == 1 else self._combine(rows, form=1)
 
-    def _on_lines(self, text: str, cut: bool) -> Lists:
-        """A line of nothing but numbers, or a grid of words or arrows."""
-        found: Lists = []
+    def _line_lists(self, text: str, truncated: bool) -> Lists:
+        """Return the lists that lines of numbers, or a grid of words or arrows, consist of."""
+        lists: Lists = []
         grid: list[float] = []
         start = end = width = -1
         for match in re.finditer(r"^[^\n]{1,8000}$", text, re.MULTILINE):
-            line = _CALLED.sub("", match[0].strip(" \t*`.$"))
+            line = _LIST_LABEL.sub("", match[0].strip(" \t*`.$"))
             numbers = None
-            if cut and match.end() == len(text.rstrip()):
+            if truncated and match.end() == len(text.rstrip()):
                 break
-            if self.d == 1 and (alone := _ALONE.fullmatch(line)):
-                numbers = self.numbers([alone[1]])
+            if self.d == 1 and (number_match := _SINGLE_NUMBER.fullmatch(line)):
+                numbers = self.parse_values([number_match[1]])
             elif self.d > 1 and line[:1] in tuple("+-.0123456789"):
-                numbers = self.split(line)
+                numbers = self.parse_numbers(line)
             if numbers is not None:
-                found.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=1))
+                lists.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=1))
             elif len(line) < 400:
                 cells = self._cells(line)
                 if len(cells) > 1 and None not in cells and len(cells) in (width, 0 if grid else len(cells)):
                     width = len(cells)
                     start = start if grid else match.start()
                     grid, end = [*grid, *(float(cell) for cell in cells if cell is not None)], match.end()
-        if not found and len(grid) == self.d:
-            found.append(CandidateAnswer(start, end, np.array([grid]), form=1))
-        return found
+        if not lists and len(grid) == self.d:
+            lists.append(CandidateAnswer(start, end, np.array([grid]), form=1))
+        return lists
 
     def _cells(self, line: str) -> list[float | None]:
-        """The numbers of a row of a grid, or those that its words stand for."""
+        """Return the numbers of one line of a grid, or those that its words stand for; None for other cells."""
         cells = [cell for cell in re.split(r"[\s,|]+", _ROW_LABEL.sub("", line).strip("[]() ")) if cell]
-        if self.words is not None and None not in (meant := [self.words.exact(cell) for cell in cells]):
-            return [float(index) for index in meant if index is not None]
+        if self.words is not None and None not in (indices := [self.words.exact(cell) for cell in cells]):
+            return [float(index) for index in indices if index is not None]
         return [float(cell) if _CELL.fullmatch(cell) else None for cell in cells] if self.d > 3 else []
+
+
+_NEW = re.compile(
+    r"\b(?:new|propos\w*|next|suggest\w*|choice|chosen|final|recommend\w*|selected|updated|mine|my)\b|\u65b0",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(
+    r"\b(?:value|setting|number|incentive|payment|rate|amount|force|torque|weight|proposal|action|set to|"
+    r"params?)\b|\u503c",
+    re.IGNORECASE,
+)
+_NON_PROPOSAL = re.compile(
+    r"\b(?:old|previous|prev|current|before|last|best|min|max|minimum|maximum|low|high|lower|upper|bounds?|ranges?|limits?|"
+    r"change|delta|difference|payoff|return|score|expected|index|no|step|was)\b|#|\u0394|\u65e7",
+    re.IGNORECASE,
+)
+_TURN = re.compile(r"\b(?:generation|gen|iteration|round|proposal|row)\b\W{0,3}(\d+)", re.IGNORECASE)
+_INDEXED = re.compile(r"(?:index|i|parameter|param|#|state|s|no\.?|name|entry|position)?", re.IGNORECASE)
+
+
+def find_table_lists(text: str, finder: NumberListFinder) -> list[CandidateAnswer[np.ndarray]]:
+    """Return the lists that tables propose, with a row or a column for each name."""
+    candidates = []
+    for table in tables(text):
+        cells = _read_rows(table, finder) or _read_columns(table, finder)
+        if cells is not None and (numbers := finder.parse_values(cells)) is not None:
+            candidates.append(CandidateAnswer(table.start, table.end, np.array([numbers])))
+    return candidates
+
+
+def _read_rows(table: Table, parser: NumberListFinder) -> list[str] | None:
+    """Return the column of proposed cells of a table with one row for each name; None if there is not exactly one."""
+    width = max(map(len, table.rows))
+    for at in range(min(width, 3)):
+        position: dict[int, int] = {}
+        for k, row in enumerate(table.rows):
+            if at < len(row) and (i := _cell_index(row[at], table.head[at : at + 1], parser)) is not None:
+                position.setdefault(i, k)
+        if len(position) < parser.d:
+            continue
+        columns: dict[int, list[str]] = {}
+        for column in range(at + 1, width):
+            cells = [
+                row[column] if column < len(row) else "" for row in (table.rows[position[i]] for i in range(parser.d))
+            ]
+            if parser.parse_values([_new_number(cell) for cell in cells]) is not None:
+                columns[column] = [_new_number(cell) for cell in cells]
+        heads = {column: table.head[column] if column < len(table.head) else "" for column in columns}
+        new = [column for column, head in heads.items() if _NEW.search(head) and not _TURN.search(head)]
+        usual = [column for column, head in heads.items() if _PLAIN.search(head) and not _NON_PROPOSAL.search(head)]
+        unspecific = [
+            column for column, head in heads.items() if not _NON_PROPOSAL.search(head) and not _TURN.search(head)
+        ]
+        for matches in (new, usual, unspecific):
+            if len(matches) == 1:
+                return columns[matches[0]]
+            if matches:
+                return None
+        return None
+    return None
+
+
+def _read_columns(table: Table, parser: NumberListFinder) -> list[str] | None:
+    """Return the row of proposed cells of a table with one column for each name; None if there is not exactly one."""
+    position: dict[int, int] = {}
+    for k, cell in enumerate(table.head):
+        if (i := _cell_index(cell, (), parser)) is not None:
+            position.setdefault(i, k)
+    if len(position) < parser.d or (parser.d == 1 and len(table.rows) > 1):
+        return None
+    columns = [position[i] for i in range(parser.d)]
+    rows = [row for row in table.rows if max(columns) < len(row)]
+    if len(rows) > 1:
+        rows = [row for row in rows if _NEW.search(row[0]) and min(columns) > 0]
+    elif rows and min(columns) > 0 and ((turn := _TURN.search(rows[0][0])) or _NON_PROPOSAL.search(rows[0][0])):
+        rows = [] if not (turn and int(turn[1]) == parser.turn) else rows
+    return [_new_number(rows[0][k]) for k in columns] if len(rows) == 1 else None
+
+
+def _cell_index(cell: str, head: Sequence[str], parser: NumberListFinder) -> int | None:
+    """Return the index of the name that a cell contains, possibly with a description; None if there is none."""
+    for text in (cell, re.sub(r"\([^()]*\)", "", cell), re.split(r"\s[-\u2013\u2014]\s|:|,", cell)[0]):
+        if (i := parser.name_index(text)) is not None:
+            return i
+    if parser.indexed and cell.isdigit() and head and _INDEXED.fullmatch(head[0]):
+        return int(cell) if int(cell) < parser.d else None
+    return None
+
+
+def _new_number(cell: str) -> str:
+    """Return the new number of a cell that holds an old and a new one."""
+    return re.split(r"->|=>|\u2192", cell)[-1].strip(" *`")

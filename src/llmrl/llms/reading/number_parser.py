@@ -1,4 +1,4 @@
-"""Numbers as people write them: with units, as fractions, in words, as sums."""
+"""Parser of single numbers: with units, as fractions, in words, as arithmetic expressions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _NUMBER = r"[+-]?\s?(?:[0-9]{1,400}(?:\.[0-9]{0,400})?|\.[0-9]{1,400})(?:[eE][+-
 _PLAIN = re.compile(_NUMBER)
 _FRACTION = re.compile(rf"({_NUMBER})\s?/\s?({_NUMBER})")
 _COMMA = re.compile(r"([+-]?[0-9]{1,20}),([0-9]{1,20})")
-_ASIDE = re.compile(
+_CHANGE_NOTE = re.compile(
     r"(?<=[\d%])\s*\((?:up|down|was|from|increased|decreased|raised|lowered|unchanged|same|as before|slightly)\b"
     r"[^()]{0,80}\)\s*$",
     re.IGNORECASE,
 )
-_SUM = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
+_EXPRESSION = re.compile(r"[\s\d.()+\-*/eE]{3,80}")
 _UNIT = re.compile(
     rf"({_NUMBER})\s*(%|per ?cent|percent|[A-Za-z\u00b0\u00b5][A-Za-z\u00b0/\u00b2*^ "
     rf"]{{0,24}})?\s*\.?"
@@ -27,7 +27,7 @@ _RANGE = re.compile(
 )
 
 _DIFFERENCE = re.compile(rf"{_NUMBER}\s*-\s*{_NUMBER}")
-"""That is a range as likely."""
+"""Expression that may also be a range."""
 
 UNITS: tuple[str, ...] = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 UNITS += ("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen")
@@ -36,23 +36,23 @@ PARTS = {"half": 1 / 2, "third": 1 / 3, "thirds": 1 / 3, "quarter": 1 / 4, "quar
 WORDS: dict[str, float] = {word: float(i) for i, word in enumerate(UNITS)} | {k: float(v) for k, v in TENS.items()}
 ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
-_ONE = "|".join([*UNITS, *TENS])
+_NUMERAL = "|".join([*UNITS, *TENS])
 _PART = r"(?:half|third|thirds|quarter|quarters)"
-SPOKEN = (
-    rf"(?:(?:minus|negative)\s+)?(?:(?:a|an|{_ONE})\s+(?:and\s+a\s+)?{_PART}|half|"
-    rf"(?:{_ONE})(?:\s+point(?:\s+(?:{_ONE}))+)?(?:\s+and\s+(?:a\s+half|a\s+quarter|one\s+half))?|nothing|nil)"
+NUMBER_IN_WORDS = (
+    rf"(?:(?:minus|negative)\s+)?(?:(?:a|an|{_NUMERAL})\s+(?:and\s+a\s+)?{_PART}|half|"
+    rf"(?:{_NUMERAL})(?:\s+point(?:\s+(?:{_NUMERAL}))+)?(?:\s+and\s+(?:a\s+half|a\s+quarter|one\s+half))?|nothing|nil)"
 )
 """Numbers in words, as a regular expression."""
-WRITTEN = rf"{_NUMBER}(?:\s?/\s?[0-9]{{1,9}})?(?:,(?=[0-9])[0-9]{{1,9}})?\s?(?:%|per ?cent\b|percent\b)?"
+NUMBER_IN_DIGITS = rf"{_NUMBER}(?:\s?/\s?[0-9]{{1,9}})?(?:,(?=[0-9])[0-9]{{1,9}})?\s?(?:%|per ?cent\b|percent\b)?"
 """Numbers in digits, as a regular expression."""
 
 
-def number_of(value: Any, shares: bool = False) -> float | None:
-    """The one finite number that `value` means; None where it means none, or no certain one.
+def parse_number(value: Any, is_share: bool = False) -> float | None:
+    """Return the only finite number that `value` means; None if there is none or it is not certain.
 
     Args:
         value: a number, or a text such as `"0.8 N"`, `"3/4"`, `"0,25"`, `"-50%"`, `"one half"`, `"0.25 + 0.1"`.
-        shares: whether per cent are hundredths.
+        is_share: whether percentages are divided by 100; otherwise they mean no number.
     """
     if isinstance(value, bool):
         return None
@@ -63,53 +63,53 @@ def number_of(value: Any, shares: bool = False) -> float | None:
             return None
     if not isinstance(value, str) or len(value) > 1000:
         return None
-    value = _ASIDE.sub("", value)
-    found = _of_text(" ".join(value.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), shares)
-    return found if found is not None and math.isfinite(found) else None
+    value = _CHANGE_NOTE.sub("", value)
+    number = _parse_text(" ".join(value.split()).strip("$\u20ac\u00a3\u00a5`*\"'= \\"), is_share)
+    return number if number is not None and math.isfinite(number) else None
 
 
-def arithmetic(text: str) -> float | None:
-    """The value of a sum such as `(0.5 + 1) / 2`; None where it is none. Nothing but the four operations is known."""
-    if not _SUM.fullmatch(text):
+def evaluate_arithmetic(text: str) -> float | None:
+    """Return the value of an expression such as `(0.5 + 1) / 2`; None for anything but the four operations."""
+    if not _EXPRESSION.fullmatch(text):
         return None
     try:
-        return _evaluated(ast.parse(text.strip(), mode="eval").body)
+        return _evaluate(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError):
         return None
 
 
-def _evaluated(node: ast.expr) -> float:
+def _evaluate(node: ast.expr) -> float:
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return float(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
-        value = _evaluated(node.operand)
+        value = _evaluate(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
     if isinstance(node, ast.BinOp):
-        a, b = _evaluated(node.left), _evaluated(node.right)
+        x, y = _evaluate(node.left), _evaluate(node.right)
         if isinstance(node.op, ast.Add):
-            return a + b
+            return x + y
         if isinstance(node.op, ast.Sub):
-            return a - b
+            return x - y
         if isinstance(node.op, ast.Mult):
-            return a * b
+            return x * y
         if isinstance(node.op, ast.Div):
-            return a / b
+            return x / y
     raise ValueError("no sum")
 
 
-def _of_text(text: str, shares: bool) -> float | None:
+def _parse_text(text: str, is_share: bool) -> float | None:
     if _PLAIN.fullmatch(text):
         return float(text.replace(" ", ""))
     if comma := _COMMA.fullmatch(text):
         return float(f"{comma[1]}.{comma[2]}")
     if fraction := _FRACTION.fullmatch(text):
-        below = float(fraction[2].replace(" ", ""))
-        return float(fraction[1].replace(" ", "")) / below if below else None
-    if not _DIFFERENCE.fullmatch(text) and (value := arithmetic(text)) is not None:
+        denominator = float(fraction[2].replace(" ", ""))
+        return float(fraction[1].replace(" ", "")) / denominator if denominator else None
+    if not _DIFFERENCE.fullmatch(text) and (value := evaluate_arithmetic(text)) is not None:
         return value
-    spoken = in_words(text)
-    if spoken is not None:
-        return spoken
+    word_number = parse_number_words(text)
+    if word_number is not None:
+        return word_number
     if _RANGE.search(text):
         return None
     unit = _UNIT.fullmatch(text)
@@ -117,12 +117,12 @@ def _of_text(text: str, shares: bool) -> float | None:
         return None
     number = float(unit[1].replace(" ", ""))
     if unit[2] and unit[2].replace(" ", "") in ("%", "percent"):
-        return number / 100 if shares else None
+        return number / 100 if is_share else None
     return number
 
 
-def in_words(text: str) -> float | None:
-    """The value of a number in words, `minus two`, `one and a half`, `zero point five`; None where it is none."""
+def parse_number_words(text: str) -> float | None:
+    """Return the value of a number in words, `minus two`, `one and a half`, `zero point five`; None if it is none."""
     words = text.lower().replace("-", " ").split()
     sign = 1.0
     if words and words[0] in ("minus", "negative"):
@@ -132,20 +132,23 @@ def in_words(text: str) -> float | None:
     if not words or len(words) > 8:
         return None
     if "point" in words:
-        at = words.index("point")
-        whole, digits = in_words(" ".join(words[:at]) or "zero"), [WORDS.get(word) for word in words[at + 1 :]]
-        if whole is None or not digits or any(digit is None or digit > 9 for digit in digits):
+        point_index = words.index("point")
+        integer, digits = (
+            parse_number_words(" ".join(words[:point_index]) or "zero"),
+            [WORDS.get(word) for word in words[point_index + 1 :]],
+        )
+        if integer is None or not digits or any(digit is None or digit > 9 for digit in digits):
             return None
-        return sign * float(f"{int(whole)}.{''.join(str(int(digit or 0)) for digit in digits)}")
+        return sign * float(f"{int(integer)}.{''.join(str(int(digit or 0)) for digit in digits)}")
     if words[-1] in PARTS:
         if words[:-3] and words[-3] == "and" and words[-2] in ("a", "an", "one"):  # a whole number and a part
-            whole = in_words(" ".join(words[:-3]))
-            return None if whole is None or whole < 0 else sign * (whole + PARTS[words[-1]])
-        before = [word for word in words[:-1] if word not in ("and", "a", "an")]
-        if not before:
+            integer = parse_number_words(" ".join(words[:-3]))
+            return None if integer is None or integer < 0 else sign * (integer + PARTS[words[-1]])
+        multipliers = [word for word in words[:-1] if word not in ("and", "a", "an")]
+        if not multipliers:
             return sign * PARTS[words[-1]]
-        if len(before) == 1 and before[0] in WORDS:
-            count = WORDS[before[0]]
+        if len(multipliers) == 1 and multipliers[0] in WORDS:
+            count = WORDS[multipliers[0]]
             return sign * (count + PARTS[words[-1]] if "and" in words else count * PARTS[words[-1]])
         return None
     if len(words) == 1:

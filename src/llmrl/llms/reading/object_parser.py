@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
 from llmrl.llms.reading.name_matcher import letters
-from llmrl.llms.reading.reply_cleaning import plain
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reply_cleaning import to_ascii
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -33,16 +33,16 @@ class ObjectParser(AnswerParser[Model]):
         inner = value if isinstance(value, list) else list(value.values())
         fault: InvalidReply | None = None
         if isinstance(value, dict) and "properties" not in value:
-            named = {self._fields.get(letters(str(key)), key): item for key, item in value.items()}
+            fields = {self._fields.get(letters(str(key)), key): item for key, item in value.items()}
             try:
-                return self.model.model_validate(named)
+                return self.model.model_validate(fields)
             except ValidationError as error:
-                if any(key in named for key in self._fields.values()):
-                    fault = InvalidReply("; ".join(_described(each) for each in error.errors()[:10]))
+                if any(key in fields for key in self._fields.values()):
+                    fault = InvalidReply("; ".join(_describe(detail) for detail in error.errors()[:10]))
         if isinstance(value, dict) or len(value) == 1:
             for item in inner:
-                if (found := self.of_value(item, depth + 1)) is not None:
-                    return found
+                if (instance := self.of_value(item, depth + 1)) is not None:
+                    return instance
         if fault is not None:
             raise fault
         return None
@@ -74,15 +74,15 @@ class TextParser(AnswerParser[str]):
                     if not isinstance(inner, str) or not inner.strip(" .<>"):
                         raise InvalidReply(f"the {self.name} is empty or no text")
                     return inner
-        found = [
+        texts = [
             text
             for inner in (value.values() if isinstance(value, dict) else value)
             if (text := self.of_value(inner, depth + 1))
         ]
-        return found[0] if len(set(found)) == 1 else None
+        return texts[0] if len(set(texts)) == 1 else None
 
     def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[str]]:
-        text = plain(text)
+        text = to_ascii(text)
         return [
             CandidateAnswer(match.start(), match.end(), match[1].strip(' *`"'))
             for match in self._label.finditer(text)
@@ -90,10 +90,13 @@ class TextParser(AnswerParser[str]):
         ]
 
     def of_prose(self, text: str) -> str | None:
-        said = " ".join(text.split())
+        prose = " ".join(text.split())
         return (
-            said
-            if 0 < len(said) <= self.longest and "{" not in said and len(said.split()) > 2 and not REFUSAL.search(said)
+            prose
+            if 0 < len(prose) <= self.longest
+            and "{" not in prose
+            and len(prose.split()) > 2
+            and not REFUSAL.search(prose)
             else None
         )
 
@@ -107,7 +110,7 @@ def parse_json(text: str, model: type[Model], cut: bool = False) -> Model:
     return parse_answer(text, ObjectParser(model), cut).answer
 
 
-def _described(error: Any) -> str:
+def _describe(error: Any) -> str:
     """Describe a pydantic error in one line: field, fault, given value."""
     field = ".".join(str(part) for part in error["loc"])
     if error["type"] == "missing":

@@ -6,30 +6,30 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import AnswerParser, CandidateAnswer
-from llmrl.llms.reading.json_and_markup import CUT
+from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER
 from llmrl.llms.reading.name_matcher import NameMatcher, letters, words
-from llmrl.llms.reading.reply_cleaning import plain
-from llmrl.llms.reading.word_lists import listed
-from llmrl.llms.reading.written_steps import SPLIT, Step, WrittenSteps
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reading.written_steps import SPLIT, PlanFinder, Step
+from llmrl.llms.reply_cleaning import to_ascii
 
 _LONGEST_STEP = 300
 NO_OBJECT = frozenset(letters(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 
-_PLANS, _SKILLS, _OBJECTS = listed("plans"), listed("skills"), listed("objects")
-_CALLED = ("arguments", "parameters", "input", "function", "functioncall")
-_IT = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
+_PLANS, _SKILLS, _OBJECTS = load_word_list("plans"), load_word_list("skills"), load_word_list("objects")
+_CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
+_PRONOUN = re.compile(r"\b(?:it|them)\b", re.IGNORECASE)
 _AND = re.compile(r"\band\s+(?:then\s+)?", re.IGNORECASE)
 _TOOL = re.compile(r"\b(?:with|using|by)\b.*", re.IGNORECASE | re.DOTALL)
 _SELF = re.compile(r"\bthe agent is (\w+)", re.IGNORECASE)
-_STATE_OF = re.compile(
+_STATE = re.compile(
     r"^[ \t*]*State\W{1,4}(?P<line>[^\n]+)$|\bstate\b[^\n\"]{0,20}\"(?P<quoted>[^\"\n]{1,300})\"",
     re.MULTILINE | re.IGNORECASE,
 )
 
 
-class _Ahead(str):
+class _AbsentObject(str):
     """Reason why a step is skipped: it looks ahead to an object that is absent from the present state."""
 
 
@@ -37,41 +37,43 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
     """Parser of a list of steps (skill, object), in the names' own spelling; "" for no object.
 
     Steps for absent objects are skipped, because they cannot be done yet. A plan ends before its first invalid step,
-    and after its first `most` steps.
+    and after its first `max_steps` steps.
 
     Args:
         skills: pairs (name, whether the skill takes an object).
         objects: objects that a plan may name in this state.
-        most: most steps of a plan.
-        state: sentence of the state in the question; another sentence begins another turn.
+        max_steps: maximum number of steps of a plan.
+        state: sentence that describes the state in the question; any other such sentence starts another turn.
     """
 
     wanted = "plan"
 
-    def __init__(self, skills: Sequence[tuple[str, bool]], objects: Sequence[str], most: int, state: str = "") -> None:
-        self.skills, self.objects, self.most = list(skills), list(objects), most
+    def __init__(
+        self, skills: Sequence[tuple[str, bool]], objects: Sequence[str], max_steps: int, state: str = ""
+    ) -> None:
+        self.skills, self.objects, self.max_steps = list(skills), list(objects), max_steps
         self.names = NameMatcher([name for name, _ in skills])
-        self.things = NameMatcher(objects) if objects else None
+        self.object_matcher = NameMatcher(objects) if objects else None
         self.state = letters(state)
-        own = _SELF.search(state)
-        self.written = WrittenSteps(self, own[1] if own else "")
+        agent_match = _SELF.search(state)
+        self.finder = PlanFinder(self, agent_match[1] if agent_match else "")
         self.turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
 
     def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        return self.written.found(text, cut)
+        return self.finder.find_plans(text, cut)
 
     def of_prose(self, text: str) -> tuple[Step, ...] | None:
-        return self.written.spoken(text)
+        return self.finder.parse_sentences(text)
 
-    def mine(self, text: str, candidate: CandidateAnswer[tuple[Step, ...]]) -> bool | None:
+    def answers_this_question(self, text: str, candidate: CandidateAnswer[tuple[Step, ...]]) -> bool | None:
         """Return False for an answer under another state, True under a line with this state, else None."""
         if not self.state:
             return None
-        states = list(_STATE_OF.finditer(plain(text[max(candidate.start - 3000, 0) : candidate.start])))
+        states = list(_STATE.finditer(to_ascii(text[max(candidate.start - 3000, 0) : candidate.start])))
         if not states:
             return None
-        said = letters(states[-1]["line"] or states[-1]["quoted"])
-        return said == self.state if states[-1]["line"] or said != self.state else None
+        sentence = letters(states[-1]["line"] or states[-1]["quoted"])
+        return sentence == self.state if states[-1]["line"] or sentence != self.state else None
 
     def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]:
         """Return the steps before the first invalid one, without those for absent objects.
@@ -80,22 +82,22 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             InvalidReply: no step is left, or the plan was cut off.
         """
         if not steps:
-            raise InvalidReply(f"a plan has 1 to {self.most} steps, and this one has 0")
-        if any(said == CUT for said in steps):
+            raise InvalidReply(f"a plan has 1 to {self.max_steps} steps, and this one has 0")
+        if any(raw_step == TRUNCATION_MARKER for raw_step in steps):
             raise InvalidReply("the plan was cut off")
-        found: list[Step] = []
+        valid_steps: list[Step] = []
         fault = ""
-        for said in steps[: self.most]:
-            step = self.step(said, found[-1][1] if found else "")
+        for raw_step in steps[: self.max_steps]:
+            step = self.step(raw_step, valid_steps[-1][1] if valid_steps else "")
             if isinstance(step, str):
                 fault = fault or step
-                if isinstance(step, _Ahead):
+                if isinstance(step, _AbsentObject):
                     continue
                 break
-            found.append(step)
-        if not found:
+            valid_steps.append(step)
+        if not valid_steps:
             raise InvalidReply(fault)
-        return tuple(found)
+        return tuple(valid_steps)
 
     def of_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
         if depth > 6:
@@ -104,11 +106,11 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             return self._of_list(value, depth)
         if not isinstance(value, dict) or "properties" in value:
             return None
-        by_key = {letters(str(key)): inner for key, inner in value.items()}
+        fields = {letters(str(key)): inner for key, inner in value.items()}
         for key in _PLANS:
-            inner = by_key.get(key)
+            inner = fields.get(key)
             if inner is None or (
-                key in ("action", "answer") and not isinstance(inner, list | dict) and "object" in by_key
+                key in ("action", "answer") and not isinstance(inner, list | dict) and "object" in fields
             ):
                 continue
             if isinstance(inner, str):
@@ -117,21 +119,21 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
                 return self.plan(inner) if key != "answer" or _steplike(inner) else self.of_value(inner, depth + 1)
             if isinstance(inner, dict) and (plan := self._of_steps(inner, depth)) is not None:
                 return plan
-        if self._is_step(value) and "skill" in by_key:
+        if self._is_step(value) and "skill" in fields:
             return self.plan([value])
-        return self._inside(list(value.values()), depth)
+        return self._nested_plan(list(value.values()), depth)
 
     def _of_steps(self, value: dict[Any, Any], depth: int) -> tuple[Step, ...] | None:
         if self._is_step(value):
             return self.plan([value])
         if value and all(str(k).strip().lower().removeprefix("step").strip(" _").isdigit() for k in value):
             return self.plan(list(value.values()))
-        if (found := self.of_value(value, depth + 1)) is not None:
-            return found
+        if (plan := self.of_value(value, depth + 1)) is not None:
+            return plan
         only = next(iter(value.values())) if len(value) == 1 else None
         return self.plan(only if isinstance(only, list) else [only]) if isinstance(only, dict | list) else None
 
-    def _inside(self, values: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
+    def _nested_plan(self, values: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
         """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""
         nested = [inner for inner in values if isinstance(inner, dict | list)]
         plans = {plan for inner in nested if (plan := self.of_value(inner, depth + 1))}
@@ -140,23 +142,23 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         return plans.pop() if plans else None
 
     def _of_list(self, value: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
-        called = [
-            item for item in value if isinstance(item, dict) and any(letters(str(key)) in _CALLED for key in item)
+        calls = [
+            item for item in value if isinstance(item, dict) and any(letters(str(key)) in _CALL_KEYS for key in item)
         ]
         if (
-            not called
+            not calls
             and _steplike(value)
             and any(self._is_step(item) if isinstance(item, dict) else isinstance(item, str) for item in value)
         ):
-            usable = isinstance(value[0], dict) or self.possible(self.step(value[0]))
+            usable = isinstance(value[0], dict) or self.is_possible(self.step(value[0]))
             return self.plan(value) if usable else None
         if value and all(isinstance(item, list) and 1 <= len(item) <= 2 for item in value):
-            return self.plan(value) if self.possible(self.step(value[0])) else None
-        return self._inside(value, depth)
+            return self.plan(value) if self.is_possible(self.step(value[0])) else None
+        return self._nested_plan(value, depth)
 
     def of_string(self, text: str) -> tuple[Step, ...] | None:
         """Return the plan of a text that consists of steps with separators between them; None if it is empty."""
-        items = [item for item in SPLIT.split(plain(text).strip(" .{}[]\n")) if item and item.strip(" .*`")]
+        items = [item for item in SPLIT.split(to_ascii(text).strip(" .{}[]\n")) if item and item.strip(" .*`")]
         if not items:
             return None
         return self.plan([part for item in items for part in self._parts(item)])
@@ -165,8 +167,8 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         """Split `go to the door and open it` into two steps; a part after `and` is a step if it begins with a skill."""
         parts: list[str] = []
         for part in _AND.split(item):
-            mentioned = self.names.mentions(part)
-            if parts and not (mentioned and not part[: mentioned[0][0]].strip()):
+            mentions = self.names.mentions(part)
+            if parts and not (mentions and not part[: mentions[0][0]].strip()):
                 parts[-1] += f" and {part}"
             else:
                 parts.append(part)
@@ -177,34 +179,41 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             letters(str(key)) in _SKILLS and isinstance(inner, str) for key, inner in value.items()
         )
 
-    def step(self, said: Any, before: str = "") -> Step | str:
-        """Return the step that a value means, or a text that says why it means none; "it" stands for `before`."""
-        skill, thing = "", ""
-        if isinstance(said, dict):
-            by_key = {letters(str(key)): inner for key, inner in said.items()}
-            skill = next((str(by_key[key]) for key in _SKILLS if isinstance(by_key.get(key), str)), "")
-            given = next((by_key[key] for key in _OBJECTS if by_key.get(key) is not None), "")
-            if isinstance(given, dict):
-                given = next(iter(given.values()), "")
-            if isinstance(given, list):
-                given = given[0] if len(given) == 1 else " ".join(map(str, given))
-            if not skill and len(said) == 1:
-                skill, given = next(iter(said.items()))
-            thing = "" if given is None or isinstance(given, bool | dict | list) else str(given)
-        elif isinstance(said, list) and 1 <= len(said) <= 2 and all(isinstance(each, str | None) for each in said):
-            skill, thing = said[0] or "", (said[1] or "") if len(said) == 2 else ""
-        elif isinstance(said, str):
-            skill = said
-        return self._meant(f"{skill} <{thing}>" if thing else skill, skill, before)
+    def step(self, raw_step: Any, previous_object: str = "") -> Step | str:
+        """Return the step that a value means, or a text that says why it means none.
 
-    def _meant(self, text: str, skill: str, before: str) -> Step | str:
+        The pronoun "it" refers to `previous_object`, the object of the previous step.
+        """
+        skill, target = "", ""
+        if isinstance(raw_step, dict):
+            fields = {letters(str(key)): inner for key, inner in raw_step.items()}
+            skill = next((str(fields[key]) for key in _SKILLS if isinstance(fields.get(key), str)), "")
+            argument = next((fields[key] for key in _OBJECTS if fields.get(key) is not None), "")
+            if isinstance(argument, dict):
+                argument = next(iter(argument.values()), "")
+            if isinstance(argument, list):
+                argument = argument[0] if len(argument) == 1 else " ".join(map(str, argument))
+            if not skill and len(raw_step) == 1:
+                skill, argument = next(iter(raw_step.items()))
+            target = "" if argument is None or isinstance(argument, bool | dict | list) else str(argument)
+        elif (
+            isinstance(raw_step, list)
+            and 1 <= len(raw_step) <= 2
+            and all(isinstance(part, str | None) for part in raw_step)
+        ):
+            skill, target = raw_step[0] or "", (raw_step[1] or "") if len(raw_step) == 2 else ""
+        elif isinstance(raw_step, str):
+            skill = raw_step
+        return self._parse_step(f"{skill} <{target}>" if target else skill, skill, previous_object)
+
+    def _parse_step(self, text: str, skill: str, antecedent: str) -> Step | str:
         text = text[:_LONGEST_STEP]
         text = (
-            plain(re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text))
+            to_ascii(re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text))
             if "(" in text and not re.search(r"\w\(", text)
-            else plain(text)
+            else to_ascii(text)
         )
-        spans = [(word, a, b) for word, a, b in words(text)]
+        spans = [(word, start, end) for word, start, end in words(text)]
         while (
             spans
             and spans[0][0]
@@ -230,60 +239,62 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
                 break
             spans = spans[1:]
         text = text[spans[0][1] :] if spans else ""
-        mentioned = self.names.mentions(text)
-        if not mentioned or mentioned[0][0] > 0:
-            tried = " ".join(re.sub(r"[<>]", " ", text if not skill or len(skill) > 60 else skill).split())[:60]
-            return f"there is no skill {tried!r}; there are {', '.join(name for name, _ in self.skills)}"
-        name, takes = self.skills[mentioned[0][2]]
-        rest = text[mentioned[0][1] :]
+        mentions = self.names.mentions(text)
+        if not mentions or mentions[0][0] > 0:
+            skill_text = " ".join(re.sub(r"[<>]", " ", text if not skill or len(skill) > 60 else skill).split())[:60]
+            return f"there is no skill {skill_text!r}; there are {', '.join(name for name, _ in self.skills)}"
+        name, takes = self.skills[mentions[0][2]]
+        rest = text[mentions[0][1] :]
         if not takes:
             return name, ""
-        thing = self._object(_TOOL.sub("", rest)) or self._object(rest)
-        if thing is None and before and _IT.search(text):
-            thing = before
-        if thing is None:
-            shown = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
-            there = ", ".join(self.objects) or "none"
-            fault = f"the skill {name!r} needs an object of this state, and {shown!r} is none; there are: {there}"
-            return fault if letters(shown) in NO_OBJECT or self._several(rest) else _Ahead(fault)
-        return name, thing
+        target = self._find_object(_TOOL.sub("", rest)) or self._find_object(rest)
+        if target is None and antecedent and _PRONOUN.search(text):
+            target = antecedent
+        if target is None:
+            object_text = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
+            objects = ", ".join(self.objects) or "none"
+            fault = (
+                f"the skill {name!r} needs an object of this state, and {object_text!r} is none; there are: {objects}"
+            )
+            return fault if letters(object_text) in NO_OBJECT or self._is_ambiguous(rest) else _AbsentObject(fault)
+        return name, target
 
-    def _object(self, text: str) -> str | None:
+    def _find_object(self, text: str) -> str | None:
         """Return the object that a text means by its name or the end of it; None if there is none or several."""
-        if self.things is None:
+        if self.object_matcher is None:
             return None
-        said = [
+        tokens = [
             word
             for word, _, _ in words(text)
             if word not in ("the", "a", "an", "object", "to", "it", "this", "that", "of")
         ]
-        if not said or "".join(said) in NO_OBJECT:
+        if not tokens or "".join(tokens) in NO_OBJECT:
             return None
-        whole = self.things.exact(" ".join(said))
-        if whole is not None:
-            return self.objects[whole]
-        parts = [i for i, name in enumerate(self.objects) if _part_of(said, [word for word, _, _ in words(name)])]
+        index = self.object_matcher.exact(" ".join(tokens))
+        if index is not None:
+            return self.objects[index]
+        parts = [i for i, name in enumerate(self.objects) if _is_suffix(tokens, [word for word, _, _ in words(name)])]
         if len(parts) == 1:
             return self.objects[parts[0]]
-        mentioned = {i for _, _, i in self.things.mentions(text)}
-        return self.objects[mentioned.pop()] if not parts and len(mentioned) == 1 and len(said) <= 6 else None
+        indices = {i for _, _, i in self.object_matcher.mentions(text)}
+        return self.objects[indices.pop()] if not parts and len(indices) == 1 and len(tokens) <= 6 else None
 
-    def _several(self, text: str) -> bool:
+    def _is_ambiguous(self, text: str) -> bool:
         """Return whether a text fits the end of the names of several objects."""
-        said = [word for word, _, _ in words(text) if word not in ("the", "a", "an")]
-        return sum(_part_of(said, [word for word, _, _ in words(name)]) for name in self.objects) > 1
+        tokens = [word for word, _, _ in words(text) if word not in ("the", "a", "an")]
+        return sum(_is_suffix(tokens, [word for word, _, _ in words(name)]) for name in self.objects) > 1
 
     @staticmethod
-    def possible(step: Step | str) -> bool:
+    def is_possible(step: Step | str) -> bool:
         """Return whether a step can be done, now or later."""
-        return not isinstance(step, str) or isinstance(step, _Ahead)
+        return not isinstance(step, str) or isinstance(step, _AbsentObject)
 
 
 def _steplike(value: Sequence[Any]) -> bool:
     return bool(value) and all(isinstance(item, dict | str) for item in value)
 
 
-def _part_of(said: Sequence[str], name: Sequence[str]) -> bool:
-    """Return whether the words `said` are the last words of a name, but not the whole name."""
-    joined = "".join(said)
-    return any("".join(name[i:]) == joined for i in range(1, len(name)))
+def _is_suffix(tokens: Sequence[str], name: Sequence[str]) -> bool:
+    """Return whether the words `tokens` are the last words of a name, but not the whole name."""
+    text = "".join(tokens)
+    return any("".join(name[i:]) == text for i in range(1, len(name)))

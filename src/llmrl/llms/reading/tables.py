@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _ROW = re.compile(r"^[ \t>]*\|?[^\n|]*\|[^\n]*$", re.MULTILINE)
 _RULE = re.compile(r"[\s|:+\-=\u2014]+")
-MOST_ROWS = 500
+MAX_ROWS = 500
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Table:
         head: cells of the first row, without markup.
         rows: cells of the other rows, without markup.
         raw: unparsed lines, first that of the head.
-        places: start and end of each of `rows` in the text.
-        ruled: whether the table has a rule, as below a head.
+        row_spans: start and end of each of `rows` in the text.
+        has_rule: whether the table has a line of dashes, as below a head.
     """
 
     start: int
@@ -29,15 +29,15 @@ class Table:
     head: list[str]
     rows: list[list[str]]
     raw: list[str]
-    places: list[tuple[int, int]]
-    ruled: bool
+    row_spans: list[tuple[int, int]]
+    has_rule: bool
 
     def column(self, names: Sequence[str]) -> int | None:
         """Return the column with the first of the lower-case `names` among the heads, ignoring case; None if none."""
-        said = [cell.casefold() for cell in self.head]
-        return next((said.index(name) for name in names if name in said), None)
+        headings = [cell.casefold() for cell in self.head]
+        return next((headings.index(name) for name in names if name in headings), None)
 
-    def alone(self, row: int) -> str:
+    def single_row(self, row: int) -> str:
         """Return the text of the table with the head and one row only."""
         return "\n".join([self.raw[0], re.sub(r"[^|]+", "---", self.raw[0]), self.raw[row + 1]])
 
@@ -46,18 +46,18 @@ def tables(text: str) -> Iterator[Table]:
     """Yield all tables in a text: two or more consecutive lines with vertical bars."""
     block: list[re.Match[str]] = []
     for row in [*_ROW.finditer(text), None]:
-        if block and (row is None or text[block[-1].end() : row.start()] != "\n" or len(block) > MOST_ROWS):
-            if (found := _table(block)) is not None:
-                yield found
+        if block and (row is None or text[block[-1].end() : row.start()] != "\n" or len(block) > MAX_ROWS):
+            if (table := _table(block)) is not None:
+                yield table
             block = []
         if row is not None:
             block.append(row)
 
 
 def _table(block: Sequence[re.Match[str]]) -> Table | None:
-    ruled = [bool(_RULE.fullmatch(row[0])) for row in block]
-    lines = [row for row, rule in zip(block, ruled, strict=True) if not rule]
-    if len(lines) < 2 or (not any(ruled) and not all(row[0].strip(" \t>").startswith("|") for row in lines)):
+    rules = [bool(_RULE.fullmatch(row[0])) for row in block]
+    lines = [row for row, rule in zip(block, rules, strict=True) if not rule]
+    if len(lines) < 2 or (not any(rules) and not all(row[0].strip(" \t>").startswith("|") for row in lines)):
         return None
     cells = [_cells(row[0]) for row in lines]
     return Table(
@@ -67,7 +67,7 @@ def _table(block: Sequence[re.Match[str]]) -> Table | None:
         cells[1:],
         [row[0] for row in lines],
         [(row.start(), row.end()) for row in lines[1:]],
-        any(ruled),
+        any(rules),
     )
 
 

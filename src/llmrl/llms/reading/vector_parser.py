@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
-from llmrl.llms.reading.json_and_markup import CUT, DuplicateKey, structures, without_tags
+from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, find_outermost_values, strip_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, letters
-from llmrl.llms.reading.number_list_parser import LISTS, MEASURED, WrittenNumbers
-from llmrl.llms.reading.number_parser import ORDINALS, WRITTEN, number_of
-from llmrl.llms.reading.reply_cleaning import plain
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reading.number_list_parser import LISTS, MEASUREMENT, NumberListFinder
+from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
+from llmrl.llms.reply_cleaning import to_ascii
 
 _HIDDEN = ("reasoning", "reflection", "reason", "reasons", "thought", "explanation", "rationale", "confidence")
 _TURN = re.compile(r"\b(generation|gen|iteration|round|step)\b[\s*#:]{0,4}(\d{1,9})", re.IGNORECASE)
@@ -27,12 +28,30 @@ _UNDECIDED = re.compile(
     r"\b(?:one could|could try|you (?:can|could|might)|might be|either|or keep|options? (?:are|would)|directions?)\b",
     re.IGNORECASE,
 )
-_NUMBERS = re.compile(WRITTEN)
+_NUMBERS = re.compile(NUMBER_IN_DIGITS)
 _RESPECTIVELY = re.compile(
-    rf"({WRITTEN}(?:\s*(?:,\s*and|,|and)\s*{WRITTEN}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE
+    rf"({NUMBER_IN_DIGITS}(?:\s*(?:,\s*and|,|and)\s*{NUMBER_IN_DIGITS}){{1,40}})\s*,?\s*respectively\b", re.IGNORECASE
 )
 _EXPECTED = re.compile(r"\b(?:expect\w*|predict\w*|estimat\w+|hope\w*|my guess)\b", re.IGNORECASE)
-"""Words beside a value that nobody has measured."""
+"""Words next to a value that has not been measured."""
+
+
+@dataclass(frozen=True)
+class VectorQuestion:
+    """Place and content of the question that a reply answers.
+
+    Attributes:
+        turn: number of the present generation or iteration; None: none.
+        proposal: number of this question among several of one turn; None: none.
+        context, contexts: name of the present context, and names of all contexts.
+        tried: lists shown in the question; a reply that only quotes them holds no answer.
+    """
+
+    turn: int | None = None
+    proposal: int | None = None
+    context: str | None = None
+    contexts: Sequence[str] = ()
+    tried: Sequence[Sequence[float]] = ()
 
 
 class VectorParser(AnswerParser[np.ndarray]):
@@ -42,10 +61,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         names: names of the d numbers; an index in brackets counts from 0.
         n: number of lists.
         bounds: (low, high) of each number; percentages are divided by 100 for numbers with bounds within [-1, 1].
-        turn: number of the present generation or iteration; None: none.
-        proposal: number of this question among several of one turn; None: none.
-        context, contexts: name of the present context, and names of all contexts.
-        tried: lists shown in the question; a reply that only quotes them holds no answer.
+        question: place and content of the question; None: unknown.
         words: words that stand for the numbers 0, 1, 2, ...
         wanted: name of the answer in error messages.
     """
@@ -55,65 +71,62 @@ class VectorParser(AnswerParser[np.ndarray]):
         names: Sequence[str],
         n: int = 1,
         bounds: Sequence[tuple[float, float]] = (),
-        turn: int | None = None,
-        proposal: int | None = None,
-        context: str | None = None,
-        contexts: Sequence[str] = (),
-        tried: Sequence[Sequence[float]] = (),
+        question: VectorQuestion | None = None,
         words: Sequence[str] = (),
         wanted: str = "",
     ) -> None:
         self.names, self.n, self.d = list(names), n, len(names)
         self.wanted = wanted or (f"list of {self.d} numbers" if n == 1 else f"{n} lists of {self.d} numbers")
-        self.number, self.proposal = turn, proposal
-        self.context, self.contexts = context, {letters(name) for name in contexts}
-        self.tried = {tuple(float(x) for x in row) for row in tried}
+        self.question = question or VectorQuestion()
+        turn = self.question.turn
+        self.contexts = {letters(name) for name in self.question.contexts}
+        self.tried = {tuple(float(x) for x in row) for row in self.question.tried}
         shares = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
-        self.written = WrittenNumbers(names, n, shares, NameMatcher(words, numbered=True) if words else None, turn)
-        other = "" if turn is None else rf"(?!{turn}\b)"
+        self.finder = NumberListFinder(names, n, shares, NameMatcher(words, numbered=True) if words else None, turn)
+        lookahead = "" if turn is None else rf"(?!{turn}\b)"
         self.turn = re.compile(
-            rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{other}\d+", re.IGNORECASE | re.MULTILINE
+            rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{lookahead}\d+", re.IGNORECASE | re.MULTILINE
         )
 
     def of_value(self, value: Any) -> np.ndarray | None:
-        rows = self._one(value, 0) if self.n == 1 else self._several(value, 0)
+        rows = self._parse_list(value, 0) if self.n == 1 else self._parse_lists(value, 0)
         return None if rows is None else np.array([rows] if self.n == 1 else rows[: self.n], dtype=np.float64)
 
     def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[np.ndarray]]:
-        found = self.written.found(plain(without_tags(text)) if "<" in text else plain(text), cut)
-        return found if self.n == 1 else self._one_by_one(text, cut) or found
+        lists = self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), cut)
+        return lists if self.n == 1 else self._combine_objects(text, cut) or lists
 
     def of_prose(self, text: str) -> np.ndarray | None:
         if self.n > 1 or REFUSAL.search(text) or _UNDECIDED.search(text):
             return None
-        if "respectively" in text and (listed := _RESPECTIVELY.search(text)) is not None:
-            said = [number_of(each[0]) for each in _NUMBERS.finditer(listed[1])]
-            return np.array([said], dtype=np.float64) if len(said) == self.d and None not in said else None
-        numbers = self.written.spoken(text)
+        if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
+            values = [parse_number(token[0]) for token in _NUMBERS.finditer(enumeration[1])]
+            return np.array([values], dtype=np.float64) if len(values) == self.d and None not in values else None
+        numbers = self.finder.parse_sentences(text)
         return None if numbers is None else np.array([numbers])
 
     def hint(self, text: str) -> str:
-        return self.written.incomplete(plain(text))
+        return self.finder.describe_incomplete(to_ascii(text))
 
-    def mine(self, text: str, candidate: CandidateAnswer[np.ndarray]) -> bool | None:
+    def answers_this_question(self, text: str, candidate: CandidateAnswer[np.ndarray]) -> bool | None:
         begin = max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 400)
         line = text[begin : candidate.start]
         turns, proposals = list(_TURN.finditer(line)), list(_PROPOSAL.finditer(line))
-        if turns and self.number is not None:
-            return int(turns[-1][2]) == self.number
-        if proposals and self.proposal is not None and self.n == 1:
-            said = proposals[-1]
-            number = int(said["number"]) if said["number"] else ORDINALS.index(said["order"].lower()) + 1
-            return number == self.proposal
-        after = plain(text[candidate.end : candidate.end + 80])
-        measured = None if _EXPECTED.search(after) else MEASURED.match(after)
-        tried = len(candidate.answer) == 1 and tuple(candidate.answer[0].tolist()) in self.tried
-        if (tried or measured) and (candidate.form == 1 or (tried and measured)):
+        if turns and self.question.turn is not None:
+            return int(turns[-1][2]) == self.question.turn
+        if proposals and self.question.proposal is not None and self.n == 1:
+            proposal = proposals[-1]
+            number = int(proposal["number"]) if proposal["number"] else ORDINALS.index(proposal["order"].lower()) + 1
+            return number == self.question.proposal
+        after = to_ascii(text[candidate.end : candidate.end + 80])
+        measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
+        is_repeat = len(candidate.answer) == 1 and tuple(candidate.answer[0].tolist()) in self.tried
+        if (is_repeat or measurement) and (candidate.form == 1 or (is_repeat and measurement)):
             return False
-        candidate.weak = candidate.weak or measured is not None
+        candidate.weak = candidate.weak or measurement is not None
         return None
 
-    def _one(self, value: Any, depth: int) -> list[float] | None:
+    def _parse_list(self, value: Any, depth: int) -> list[float] | None:
         """Return the d numbers of one list; None if the value holds no such list."""
         if depth > 6 or isinstance(value, bool) or value is None:
             return None
@@ -121,36 +134,36 @@ class VectorParser(AnswerParser[np.ndarray]):
             return self._of_object(value, depth)
         if isinstance(value, list):
             return self._of_list(value, depth)
-        return self.written.split(value) if isinstance(value, str) else None
+        return self.finder.parse_numbers(value) if isinstance(value, str) else None
 
     def _of_object(self, value: Mapping[str, Any], depth: int) -> list[float] | None:
         if "properties" in value or "observation" in value:
             return None
-        if self.context is not None:
+        if self.question.context is not None:
             for key, inner in value.items():
-                if letters(key) == letters(self.context) and isinstance(inner, dict):
+                if letters(key) == letters(self.question.context) and isinstance(inner, dict):
                     return self._of_object(inner, depth + 1)
-        named: dict[int, float] = {}
-        self._collect(value, named, 0)
-        if len(named) == self.d:
-            return [named[i] for i in range(self.d)]
-        if self.written.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
+        numbers: dict[int, float] = {}
+        self._collect(value, numbers, 0)
+        if len(numbers) == self.d:
+            return [numbers[i] for i in range(self.d)]
+        if self.finder.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
             return self._of_list([value[str(i)] for i in range(self.d)], depth)
         fitting, faults = self._lists_in(value, depth)
         if len(fitting) > 1:
             raise InvalidReply("there are several different lists of numbers in one object")
         if fitting:
             return fitting[0]
-        if named or faults:
-            raise InvalidReply(self.written.lacking(named) if named else faults[-1])
+        if numbers or faults:
+            raise InvalidReply(self.finder.describe_missing(numbers) if numbers else faults[-1])
         return None
 
     def _lists_in(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
         """Return the different lists under the names of lists in an object, and what is wrong with others."""
         fitting: list[list[float]] = []
         faults: list[str] = []
-        asked = [key for key in value if letters(key) in ("params", "parameters")]
-        for key, inner in [(key, value[key]) for key in asked or value]:
+        parameter_keys = [key for key in value if letters(key) in ("params", "parameters")]
+        for key, inner in [(key, value[key]) for key in parameter_keys or value]:
             name = letters(key)
             if name in _HIDDEN or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
                 continue
@@ -158,63 +171,66 @@ class VectorParser(AnswerParser[np.ndarray]):
             if is_flat and name in LISTS and len(inner) != self.d:
                 faults.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
-                found = self._one(inner, depth + 1)
-                if self.d == 1 and name in LISTS and (number := self.written.number(inner)) is not None:
-                    found = [number]
+                numbers = self._parse_list(inner, depth + 1)
+                if self.d == 1 and name in LISTS and (number := self.finder.parse_value(inner)) is not None:
+                    numbers = [number]
             except InvalidReply as fault:
                 faults.append(str(fault))
                 continue
-            if found is not None and found not in fitting:
-                fitting.append(found)
+            if numbers is not None and numbers not in fitting:
+                fitting.append(numbers)
         return fitting, faults
 
-    def _collect(self, value: Any, named: dict[int, float], depth: int) -> None:
-        """Add the numbers under their names, nested up to four levels deep, to `named`."""
+    def _collect(self, value: Any, numbers: dict[int, float], depth: int) -> None:
+        """Add the numbers under their names, nested up to four levels deep, to `numbers`."""
         if depth > 4:
             return
         if isinstance(value, list):
             for item in value:
                 if isinstance(item, dict):
-                    self._collect(item, named, depth + 1)
+                    self._collect(item, numbers, depth + 1)
             return
         if not isinstance(value, dict):
             return
-        by_key = {letters(str(key)): inner for key, inner in value.items()}
-        if isinstance(by_key.get("name"), str) and (i := self.written.place.get(letters(by_key["name"]))) is not None:
-            self._take(i, by_key.get("value"), named)
+        fields = {letters(str(key)): inner for key, inner in value.items()}
+        if (
+            isinstance(fields.get("name"), str)
+            and (i := self.finder.position_by_name.get(letters(fields["name"]))) is not None
+        ):
+            self._add_number(i, fields.get("value"), numbers)
         for key, inner in value.items():
             name = letters(str(key))
             if name in _HIDDEN or name in self.contexts:
                 continue
-            i = self.written.called(str(key))
+            i = self.finder.name_index(str(key))
             if i is not None:
-                inner = _alone(inner) if isinstance(inner, dict) else inner
-                self._take(i, inner, named)
+                inner = _sole_number(inner) if isinstance(inner, dict) else inner
+                self._add_number(i, inner, numbers)
             elif isinstance(inner, dict | list):
-                self._collect(inner, named, depth + 1)
+                self._collect(inner, numbers, depth + 1)
 
-    def _take(self, i: int, said: Any, named: dict[int, float]) -> None:
-        if isinstance(said, DuplicateKey):
+    def _add_number(self, i: int, raw: Any, numbers: dict[int, float]) -> None:
+        if isinstance(raw, DuplicateKey):
             raise InvalidReply(f"{self.names[i]} is given twice, with different values")
-        number = self.written.number(said, i)
+        number = self.finder.parse_value(raw, i)
         if number is None:
-            raise InvalidReply(f"{self.names[i]} must be a number, got {repr(said)[:60]}")
-        if named.setdefault(i, number) != number:
+            raise InvalidReply(f"{self.names[i]} must be a number, got {repr(raw)[:60]}")
+        if numbers.setdefault(i, number) != number:
             raise InvalidReply(f"{self.names[i]} is given twice, with different values")
 
     def _of_list(self, value: Sequence[Any], depth: int) -> list[float] | None:
-        if CUT in value:
+        if TRUNCATION_MARKER in value:
             raise InvalidReply("a list of numbers was cut off")
         if (
             len(value) == 1
             and isinstance(value[0], dict | list | str)
             and (self.d > 1 or not isinstance(value[0], str))
         ):
-            return self._one(value[0], depth + 1)
+            return self._parse_list(value[0], depth + 1)
         if value and all(isinstance(item, dict) for item in value):
-            named: dict[int, float] = {}
-            self._collect(list(value), named, 0)
-            return [named[i] for i in range(self.d)] if len(named) == self.d else None
+            number_map: dict[int, float] = {}
+            self._collect(list(value), number_map, 0)
+            return [number_map[i] for i in range(self.d)] if len(number_map) == self.d else None
         flat = (
             [item for row in value for item in (row if isinstance(row, list) else [row])]
             if any(isinstance(item, list) for item in value)
@@ -224,31 +240,31 @@ class VectorParser(AnswerParser[np.ndarray]):
             return None
         if len(flat) != self.d:
             return None
-        numbers = [self.written.number(item, i) for i, item in enumerate(flat)]
+        numbers = [self.finder.parse_value(item, i) for i, item in enumerate(flat)]
         if any(number is None for number in numbers):
             wrong = next(item for item, number in zip(flat, numbers, strict=True) if number is None)
             raise InvalidReply(f"a list of numbers holds {repr(wrong)[:60]}")
         return [float(number) for number in numbers if number is not None]
 
-    def _several(self, value: Any, depth: int) -> list[list[float]] | None:
+    def _parse_lists(self, value: Any, depth: int) -> list[list[float]] | None:
         """Return the numbers of `n` lists or more; None if the value holds no such lists."""
         if depth > 5:
             return None
         if isinstance(value, list):
-            if CUT in value:
+            if TRUNCATION_MARKER in value:
                 raise InvalidReply("a list of lists was cut off")
-            rows = [self._one(item, depth + 1) for item in value if isinstance(item, dict | list)]
+            rows = [self._parse_list(item, depth + 1) for item in value if isinstance(item, dict | list)]
             if rows and all(row is not None for row in rows) and len(rows) == len(value):
                 if len(rows) < self.n:
                     raise InvalidReply(f"proposals holds {len(rows)} lists, {self.n} are needed")
                 return [row for row in rows if row is not None]
-            return self._several(value[0], depth + 1) if len(value) == 1 else None
+            return self._parse_lists(value[0], depth + 1) if len(value) == 1 else None
         if isinstance(value, dict) and "properties" not in value:
             for inner in value.values():
-                if isinstance(inner, dict | list) and (found := self._several(inner, depth + 1)) is not None:
-                    return found
+                if isinstance(inner, dict | list) and (lists := self._parse_lists(inner, depth + 1)) is not None:
+                    return lists
             rows = [
-                self._one(inner, depth + 1)
+                self._parse_list(inner, depth + 1)
                 for key, inner in value.items()
                 if letters(key) not in _HIDDEN and isinstance(inner, dict | list)
             ]
@@ -256,13 +272,13 @@ class VectorParser(AnswerParser[np.ndarray]):
                 return [row for row in rows if row is not None]
         return None
 
-    def _one_by_one(self, text: str, cut: bool) -> list[CandidateAnswer[np.ndarray]]:
+    def _combine_objects(self, text: str, truncated: bool) -> list[CandidateAnswer[np.ndarray]]:
         """Return one candidate made of the first `n` JSON objects that each hold a list; [] if there are fewer."""
         rows = []
-        for each in structures(text, cut):
+        for structure in find_outermost_values(text, truncated):
             with contextlib.suppress(InvalidReply):
-                if isinstance(each.value, dict) and (numbers := self._one(each.value, 0)) is not None:
-                    rows.append(CandidateAnswer(each.start, each.end, np.array([numbers])))
+                if isinstance(structure.value, dict) and (numbers := self._parse_list(structure.value, 0)) is not None:
+                    rows.append(CandidateAnswer(structure.start, structure.end, np.array([numbers])))
         if len(rows) < self.n:
             return []
         return [
@@ -270,7 +286,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         ]
 
 
-def _alone(said: Mapping[str, Any]) -> Any:
+def _sole_number(fields: Mapping[str, Any]) -> Any:
     """Return the only number of an object such as `{"value": 0.5, "unit": "apples"}`; else the object itself."""
-    numbers = [inner for inner in said.values() if isinstance(inner, int | float) and not isinstance(inner, bool)]
-    return said["value"] if "value" in said else numbers[0] if len(numbers) == 1 else said
+    numbers = [inner for inner in fields.values() if isinstance(inner, int | float) and not isinstance(inner, bool)]
+    return fields["value"] if "value" in fields else numbers[0] if len(numbers) == 1 else fields

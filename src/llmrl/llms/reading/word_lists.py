@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 @functools.cache
-def listed(name: str) -> tuple[str, ...]:
+def load_word_list(name: str) -> tuple[str, ...]:
     """Return the words of a list in `words.json`, the more frequent ones first.
 
     `same` has rows of synonymous phrases. A row belongs to a name of a question if one of its phrases is that name or
@@ -16,5 +16,5 @@ def listed(name: str) -> tuple[str, ...]:
     semicolon cannot themselves link a row to a name. The other lists are names of keys, as `letters` writes them, words
     without information (`noise`) and HTML tags.
     """
-    found = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))[name]
-    return tuple(found if isinstance(found, list) else found.split("|"))
+    phrases = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))[name]
+    return tuple(phrases if isinstance(phrases, list) else phrases.split("|"))

@@ -1,4 +1,4 @@
-"""Plans as they are written in texts: under a label, on lines, as calls, in tables, in sentences."""
+"""Search of texts for plans: under a label, on lines, as calls, in tables, in sentences."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, CandidateAnswer
-from llmrl.llms.reading.json_and_markup import without_tags
-from llmrl.llms.reading.latex import untexed
+from llmrl.llms.reading.json_and_markup import strip_tags
+from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
 from llmrl.llms.reading.number_parser import ORDINALS
-from llmrl.llms.reading.reply_cleaning import blank_spans, plain
 from llmrl.llms.reading.tables import tables
-from llmrl.llms.reading.word_lists import listed
-from llmrl.llms.structured import InvalidReply
+from llmrl.llms.reading.word_lists import load_word_list
+from llmrl.llms.reply_cleaning import blank_spans, to_ascii
 
 Step = tuple[str, str]
-"""A skill and its object, "" for none."""
+"""Skill and its object; "" for no object."""
 
-_OBJECTS = listed("objects")
+_OBJECTS = load_word_list("objects")
 _PLACEHOLDER = re.compile(r"<\s*(?:skill|object|action|why|at most[^<>]*)\s*\d?\s*>", re.IGNORECASE)
 _LABEL = re.compile(
     r"(?:^|(?<=[.!?]\s)|(?<=\*\*))[ \t>*#_\-\u2022\d.)]{0,20}(?:step[ \t]*\d{1,2}[.:)][ \t]*)?(?:the |my |final |"
@@ -31,7 +31,7 @@ _LABEL = re.compile(
 _PREFIX = re.compile(
     r"\A\s*(?:the |my |final |best )*(?:action|plan|answer|steps|sequence)\s*(?:=|:|\bis\b)\s*", re.IGNORECASE
 )
-# What begins a line of a list: a bullet, a number, `Step 2 -`, an ordinal.
+# Start of a line of a list: a bullet, a number, `Step 2 -`, an ordinal.
 _BEGINS = (
     r"(?:[-*\u2022\u25cf]|\(?\d{1,2}[.):,]\)?|\(\d{1,2}\)|[\u2460-\u2473]|\d\u20e3)"
     r"[ \t]*[*_]{0,2}(?=[^\d\s]|[ \t])[ \t]*"
@@ -42,8 +42,8 @@ _ITEM = re.compile(
     rf"^[ \t>#*_]*(?:{_BEGINS}[*_]{{0,2}}(?:{_STEP}|{_ORDER})?|{_STEP}|{_ORDER})([^\n]{{1,400}})$",
     re.MULTILINE | re.IGNORECASE,
 )
-_NUMBERED = re.compile(r"\A\W*(?:step\W*)?(\d{1,2})|\A\W*([\u2460-\u2473])", re.IGNORECASE)
-_BOXED = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
+_STEP_NUMBER = re.compile(r"\A\W*(?:step\W*)?(\d{1,2})|\A\W*([\u2460-\u2473])", re.IGNORECASE)
+_LATEX_BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\}){1,1000})\}")
 SPLIT = re.compile(
     r",\s*(?:and\s+)?(?:then\s+)?|;|\s*(?:->|\u2192|=>|\u27f6|>>)\s*|\n|\bthen\b|\bafter that\b|(?:^|(?<=\s)|"
     r"(?<=,))\(?\d{1,2}[.)]\s+|"
@@ -51,11 +51,11 @@ SPLIT = re.compile(
 )
 _INLINE = re.compile(r"[\s,]\(?\d{1,2}[.)]\s")
 _CALL = re.compile(r"(?<![\w.])(?:\w{1,20}\.)?([A-Za-z][\w-]{0,30}(?: [A-Za-z]\w{0,20}){0,3})\(\s*([^()\n]{0,60})\s*\)")
-_THIN = re.compile(
+_FILLER = re.compile(
     r"(?:\s|[`*_;,.\u2022>|-]|\d{1,2}[.)]|->|=>|\u2192|#[^\n]*|//[^\n]*|\bthen\b|\band\b|\bawait\b|\bstep \d:?)*",
     re.IGNORECASE,
 )
-_ASIDE = re.compile(
+_SUBCLAUSE = re.compile(
     r"\b(?:because|since|so that|in order to|as (?:it|the|there|this)|while|which|who|to (?:find|get|open|"
     r"unlock|reach|avoid|free|make)|where|without|before|until|if|unless|directly)\b|\(",
     re.IGNORECASE,
@@ -73,84 +73,84 @@ _OPEN = re.compile(
     r"directions?)\b",
     re.IGNORECASE,
 )
-_HEADS_OTHERS = re.compile(
+_NON_PLAN_HEADING = re.compile(
     r"\b(?:skills|available|possible|options?|vocabulary|objects|sees|allowed|rules|example|not|cannot|can't|never|don't|"
     r"wrong|impossible|if|other agents?|others)\b[^\n]*:?\s*\Z",
     re.IGNORECASE,
 )
-_CLAUSES = re.compile(
+_CONSEQUENCE = re.compile(
     r",?\s+(?:and )?so\s+(?=the|it|i\b|we|this|agent)|;\s+|,?\s+(?:therefore|thus|hence),?\s+|:\s+", re.IGNORECASE
 )
 
 
-class StepMeaning(Protocol):
-    """The part of `PlanParser` that texts need: `most` is the largest number of steps."""
+class StepParser(Protocol):
+    """The part of `PlanParser` that `PlanFinder` uses. `max_steps` is the maximum number of steps."""
 
     skills: list[tuple[str, bool]]
     names: NameMatcher
-    most: int
+    max_steps: int
 
-    def step(self, said: Any, before: str = "") -> Step | str: ...
+    def step(self, raw_step: Any, previous_object: str = "") -> Step | str: ...
     def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]: ...
     def of_string(self, text: str) -> tuple[Step, ...] | None: ...
-    def possible(self, step: Step | str) -> bool: ...
+    def is_possible(self, step: Step | str) -> bool: ...
 
 
-class WrittenSteps:
-    """Finds plans in texts.
+class PlanFinder:
+    """Finder of plans in texts.
 
     Args:
-        meaning: what tells what a step means.
-        own: what the agent is called, beside `the agent`; "" if nothing.
+        step_parser: parser of single steps.
+        agent_name: name of the agent, in addition to `the agent`; "" if it has none.
     """
 
-    def __init__(self, meaning: StepMeaning, own: str = "") -> None:
-        self.meaning = meaning
-        self._cue = _cues(own)
+    def __init__(self, step_parser: StepParser, agent_name: str = "") -> None:
+        self.step_parser = step_parser
+        self._cue = _cues(agent_name)
 
-    def found(self, text: str, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        """All plans in a text."""
-        text = untexed(plain(without_tags(text)))
-        found = []
-        for match in _BOXED.finditer(text):
-            found += self._candidate(match.start(), match.end(), _PREFIX.sub("", match[1]).strip(" {}"))
+    def find_plans(self, text: str, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return all plans in a text."""
+        text = strip_latex(to_ascii(strip_tags(text)))
+        candidates = []
+        for match in _LATEX_BOX.finditer(text):
+            candidates += self._candidate(match.start(), match.end(), _PREFIX.sub("", match[1]).strip(" {}"))
         for match in _LABEL.finditer(text):
-            found += self._labelled(text, match.start(), match.end(), cut)
+            candidates += self._labeled_plans(text, match.start(), match.end(), cut)
         if not cut:
-            found += self._in_tables(text)
-        if found or cut:
-            return found
+            candidates += self._table_plans(text)
+        if candidates or cut:
+            return candidates
         text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
-        return self._listed(text) or self._called(text) or self._bare(text)
+        return self._list_plans(text) or self._call_plans(text) or self._bare_plan(text)
 
-    def spoken(self, text: str) -> tuple[Step, ...] | None:
-        """The plan that sentences give; None where they give none."""
+    def parse_sentences(self, text: str) -> tuple[Step, ...] | None:
+        """Return the plan that the sentences of a text give; None if there is none."""
         if REFUSAL.search(text) or _OPEN.search(text):
             return None
         steps: list[Step] = []
         for sentence in re.split(r"(?<=[.!?])\s+|\n+|\u3002", text)[:100]:
-            for part in _CLAUSES.split(sentence):
+            for part in _CONSEQUENCE.split(sentence):
                 cue = self._cue.search(part)
                 if cue is None:
                     continue
-                said = _ASIDE.split(part[cue.end() :], maxsplit=1)[0]
-                if negated(said):
+                instruction = _SUBCLAUSE.split(part[cue.end() :], maxsplit=1)[0]
+                if negated(instruction):
                     continue
-                found = self._clauses(said, steps)
-                if found is None:
+                clause_steps = self._parse_steps(instruction, steps)
+                if clause_steps is None:
                     return None
-                steps += found
-        return tuple(steps[: self.meaning.most]) or None
+                steps += clause_steps
+        return tuple(steps[: self.step_parser.max_steps]) or None
 
-    def _clauses(self, said: str, before: Sequence[Step]) -> list[Step] | None:
-        """The steps of a sentence; None where one of them cannot be meant."""
+    def _parse_steps(self, instruction: str, previous: Sequence[Step]) -> list[Step] | None:
+        """Return the steps of a sentence; None if one of them is invalid."""
         steps: list[Step] = []
-        for clause in re.split(r"[,;]|\band\b|\bthen\b|\uff0c", said):
-            start = next(iter(self.meaning.names.mentions(clause)), None)
+        for clause in re.split(r"[,;]|\band\b|\bthen\b|\uff0c", instruction):
+            start = next(iter(self.step_parser.names.mentions(clause)), None)
             if start is None:
                 continue
-            last = (*before, *steps)[-1:]
-            step = self.meaning.step(clause[start[0] :], last[0][1] if last else "")
+            last = (*previous, *steps)[-1:]
+            step = self.step_parser.step(clause[start[0] :], last[0][1] if last else "")
             if isinstance(step, str):
                 return None
             steps.append(step)
@@ -160,139 +160,153 @@ class WrittenSteps:
         if _PLACEHOLDER.search(text):
             return []
         try:
-            plan = self.meaning.of_string(text)
+            plan = self.step_parser.of_string(text)
         except InvalidReply as fault:
             return [CandidateAnswer(start, end, (), fault=str(fault))]
         return [CandidateAnswer(start, end, plan)] if plan else []
 
-    def _labelled(self, text: str, start: int, inside: int, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        """What follows a label: a list in brackets, a line, or numbered lines."""
-        rest = text[inside : inside + 4000]
+    def _labeled_plans(
+        self, text: str, start: int, content_start: int, truncated: bool
+    ) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plans that follow a label: a list in brackets, a line, or numbered lines."""
+        rest = text[content_start : content_start + 4000]
         if rest.startswith(("{", "[")):
             sign = "}" if rest[0] == "{" else "]"
             closing = rest.find(sign)
             while (
                 closing >= 0
-                and (more := re.compile(rf"\s*,?\s*(?:then\s+)?\{rest[0]}").match(rest, closing + 1))
-                and rest.find(sign, more.end()) >= 0
+                and (separator := re.compile(rf"\s*,?\s*(?:then\s+)?\{rest[0]}").match(rest, closing + 1))
+                and rest.find(sign, separator.end()) >= 0
             ):
-                closing = rest.find(sign, more.end())
+                closing = rest.find(sign, separator.end())
             inner = re.sub(
                 rf"\{sign}\s*,?\s*(?:then\s+)?\{rest[0]}", ", ", rest[1 : closing if closing >= 0 else len(rest)]
             )
-            if '"' in inner or ":" in inner or (cut and closing < 0):
+            if '"' in inner or ":" in inner or (truncated and closing < 0):
                 return []
-            end = inside + (closing + 1 if closing >= 0 else len(rest))
+            end = content_start + (closing + 1 if closing >= 0 else len(rest))
             return self._candidate(start, end, inner)
         items = []
-        last = inside
+        last = content_start
         for item in _ITEM.finditer(rest):
-            if rest[last - inside : item.start()].strip():
+            if rest[last - content_start : item.start()].strip():
                 break
             items.append(item[1])
-            last = inside + item.end()
+            last = content_start + item.end()
         if len(items) > 1 or (items and not _INLINE.search(items[0])):
-            return self._plan(start, last, items) if not (cut and last >= len(text.rstrip())) else []
+            return self._plan(start, last, items) if not (truncated and last >= len(text.rstrip())) else []
         line = rest.split("\n", 1)[0]
-        if not line.strip() or (cut and inside + len(line) >= len(text.rstrip())):
+        if not line.strip() or (truncated and content_start + len(line) >= len(text.rstrip())):
             return []
-        found = self._candidate(start, inside + len(line), line.strip(" *`"))
-        return [each for each in found if not each.fault]
+        candidates = self._candidate(start, content_start + len(line), line.strip(" *`"))
+        return [candidate for candidate in candidates if not candidate.fault]
 
     def _plan(
         self, start: int, end: int, items: Sequence[str], form: int = 2
     ) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        said = [_said(item) for item in items]
-        if len(said) > 2 and [self.meaning.names.exact(each) for each in said] == list(range(len(self.meaning.skills))):
-            return []  # all that there are
+        instructions = [_instruction(item) for item in items]
+        if len(instructions) > 2 and [
+            self.step_parser.names.exact(instruction) for instruction in instructions
+        ] == list(range(len(self.step_parser.skills))):
+            return []  # the list of all skills
         try:
-            return [CandidateAnswer(start, end, self.meaning.plan(said), form=form)]
+            return [CandidateAnswer(start, end, self.step_parser.plan(instructions), form=form)]
         except InvalidReply:
             return []
 
-    def _listed(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        """Lines of a list each of which begins with a step; of several lists those that are plans."""
+    def _list_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plans among the lists of a text. Each line of such a list begins with a step."""
         items = list(_ITEM.finditer(text))[:300]
         if not items or REFUSAL.search(text) or _OPEN.search(text):
             return []
-        found = []
-        for run in _runs(text, items):
-            before = text[max(text.rfind("\n\n", 0, run[0].start()), run[0].start() - 200, 0) : run[0].start()]
-            if _HEADS_OTHERS.search(before.strip().rsplit("\n", 1)[-1]):
+        candidates = []
+        for run in _split_lists(text, items):
+            heading = text[max(text.rfind("\n\n", 0, run[0].start()), run[0].start() - 200, 0) : run[0].start()]
+            if _NON_PLAN_HEADING.search(heading.strip().rsplit("\n", 1)[-1]):
                 continue
-            said = [_said(item[1]) for item in run]
-            steps = [self.meaning.step(each) for each in said]
-            if all(isinstance(step, str) for step in steps) or not self.meaning.possible(steps[0]):
+            instructions = [_instruction(item[1]) for item in run]
+            steps = [self.step_parser.step(instruction) for instruction in instructions]
+            if all(isinstance(step, str) for step in steps) or not self.step_parser.is_possible(steps[0]):
                 continue
-            wordy = any(len(words(each)) > 7 for each, step in zip(said, steps, strict=True) if isinstance(step, str))
-            if all(map(self.meaning.possible, steps)) or (len(run) > 1 and not wordy):
-                found += self._plan(run[0].start(), run[-1].end(), [item[1] for item in run], form=1)
-        return found
+            wordy = any(
+                len(words(instruction)) > 7
+                for instruction, step in zip(instructions, steps, strict=True)
+                if isinstance(step, str)
+            )
+            if all(map(self.step_parser.is_possible, steps)) or (len(run) > 1 and not wordy):
+                candidates += self._plan(run[0].start(), run[-1].end(), [item[1] for item in run], form=1)
+        return candidates
 
-    def _called(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        """Calls `go_to(key)` one after the other; a single one only where it has its line for itself."""
+    def _call_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return plans of consecutive calls such as `go_to(key)`.
+
+        A single call counts only if it is alone on its line.
+        """
         runs: list[list[tuple[int, int, str]]] = []
         for call in _CALL.finditer(text):
-            # `the calls are go_to(key)`: of the words before the bracket those that are a skill, or the last one.
+            # `the calls are go_to(key)`: the call starts at the words that name a skill, else at the last word.
             starts = [call.start(1), *(call.start(1) + space.end() for space in re.finditer(" ", call[1]))]
-            skills = [at for at in starts if self.meaning.names.exact(text[at : call.end(1)]) is not None]
+            skills = [at for at in starts if self.step_parser.names.exact(text[at : call.end(1)]) is not None]
             start = [*skills, starts[-1]][0]
-            if runs and _THIN.fullmatch(text[runs[-1][-1][1] : start]):
+            if runs and _FILLER.fullmatch(text[runs[-1][-1][1] : start]):
                 runs[-1].append((start, call.end(), text[start : call.end(1)]))
             else:
                 runs.append([(start, call.end(), text[start : call.end(1)])])
-        found = []
+        candidates = []
         for run in runs[:50]:
             begin, end = run[0][0], run[-1][1]
             line = text[text.rfind("\n", 0, begin) + 1 : begin]
-            if len(run) == 1 and not (_THIN.fullmatch(line) and _THIN.fullmatch(text[end:].split("\n", 1)[0])):
+            if len(run) == 1 and not (_FILLER.fullmatch(line) and _FILLER.fullmatch(text[end:].split("\n", 1)[0])):
                 continue
-            if self.meaning.names.exact(run[0][2]) is not None:
-                found += self._plan(begin, end, [text[a:b] for a, b, _ in run], form=1)
-        return found if not _OPEN.search(text) else []
+            if self.step_parser.names.exact(run[0][2]) is not None:
+                candidates += self._plan(begin, end, [text[first:last] for first, last, _ in run], form=1)
+        return candidates if not _OPEN.search(text) else []
 
-    def _in_tables(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        """Tables with a row for each step."""
-        found = []
+    def _table_plans(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plans of tables with one row for each step."""
+        candidates = []
         for table in tables(text):
             skill = table.column(("skill", "action", "name", "verb", "command", "what", "step"))
-            thing = table.column([word for word in _OBJECTS if word not in ("on", "to", "agent")])
+            target = table.column([word for word in _OBJECTS if word not in ("on", "to", "agent")])
             if skill is None:
                 continue
-            if thing is None or thing == skill:
-                said = [row[skill] if skill < len(row) else "" for row in table.rows]
+            if target is None or target == skill:
+                instructions = [row[skill] if skill < len(row) else "" for row in table.rows]
             else:
-                rows = [row for row in table.rows if max(skill, thing) < len(row)]
-                said = [f"{row[skill]} <{row[thing].strip(' <>-')}>" for row in rows]
-            if said and self.meaning.possible(self.meaning.step(said[0])):
-                found += self._plan(table.start, table.end, said, form=1)
-        return found
+                rows = [row for row in table.rows if max(skill, target) < len(row)]
+                instructions = [f"{row[skill]} <{row[target].strip(' <>-')}>" for row in rows]
+            if instructions and self.step_parser.is_possible(self.step_parser.step(instructions[0])):
+                candidates += self._plan(table.start, table.end, instructions, form=1)
+        return candidates
 
-    def _bare(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        """Lines that are nothing but steps."""
+    def _bare_plan(self, text: str) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        """Return the plan of a text whose lines consist of steps only."""
         lines = [line.strip(" *`.") for line in text.strip().splitlines() if line.strip(" *`.")]
-        if not lines or len(lines) > self.meaning.most or len(text) > 2000:
+        if not lines or len(lines) > self.step_parser.max_steps or len(text) > 2000:
             return []
         lines = [re.sub(r"^\(([^()]*)\)$", r"\1", line) for line in lines]
         items = [item for line in lines for item in SPLIT.split(line.strip("{}[] ")) if item and item.strip()]
-        spoken: list[Step | str] = []
+        steps: list[Step | str] = []
         for item in items:
-            spoken.append(self.meaning.step(item, spoken[-1][1] if spoken and not isinstance(spoken[-1], str) else ""))
+            steps.append(self.step_parser.step(item, steps[-1][1] if steps and not isinstance(steps[-1], str) else ""))
         wordy = any(len(words(item)) > 7 for item in items)
-        if wordy or not all(map(self.meaning.possible, spoken)) or all(isinstance(step, str) for step in spoken):
+        if wordy or not all(map(self.step_parser.is_possible, steps)) or all(isinstance(step, str) for step in steps):
             return []
-        return [CandidateAnswer(0, len(text), tuple(step for step in spoken if not isinstance(step, str)), form=1)]
+        return [CandidateAnswer(0, len(text), tuple(step for step in steps if not isinstance(step, str)), form=1)]
 
 
-def _runs(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
-    """Lists, one after the other: a list ends where numbers begin anew, or other kinds of lines follow a paragraph."""
+def _split_lists(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[str]]]:
+    """Split lines into lists.
+
+    A list ends where the numbers restart, or before other kinds of lines after a paragraph.
+    """
     run: list[re.Match[str]] = []
     for item in items:
         if run:
             number, last = _number(item[0]), _number(run[-1][0])
-            apart = bool(text[run[-1].end() : item.start()].strip())
+            has_gap = bool(text[run[-1].end() : item.start()].strip())
             anew = number is not None and last is not None and number <= last
-            if anew or (number is None) != (last is None) or (apart and number is None):
+            if anew or (number is None) != (last is None) or (has_gap and number is None):
                 yield run
                 run = []
         run.append(item)
@@ -301,20 +315,20 @@ def _runs(text: str, items: Sequence[re.Match[str]]) -> Iterator[list[re.Match[s
 
 
 def _number(line: str) -> int | None:
-    match = _NUMBERED.match(line)
+    match = _STEP_NUMBER.match(line)
     return None if match is None else int(match[1]) if match[1] else ord(match[2]) - 0x245F
 
 
-def _said(item: str) -> str:
-    """What a line of a list says to do, without why."""
+def _instruction(item: str) -> str:
+    """Return the instruction of a line of a list, without the reason for it."""
     item = re.sub(r"[*`]{1,3}|__|\b(?:skill|object|action)\s?[:=]", " ", item).strip(" _")
     first = _REASON.split(item, maxsplit=1)[0].strip()
     return first or item
 
 
-def _cues(own: str) -> re.Pattern[str]:
-    """A regular expression for the beginnings of sentences that say what the agent is to do."""
-    agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(own) if own else ''})"
+def _cues(agent_name: str) -> re.Pattern[str]:
+    """Return the pattern of sentence beginnings that say what the agent should do."""
+    agent = rf"(?:(?:the|this) agent|it|i|we{'|' + re.escape(agent_name) if agent_name else ''})"
     adjectives = r"(?:best|right|next|only|correct|optimal|sensible|natural|obvious|logical|safest|first)"
     nouns = r"(?:choice|thing to do|thing|step|action|move|option|plan|strategy|idea|course(?: of action)?)"
     return re.compile(

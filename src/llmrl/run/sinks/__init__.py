@@ -1,1 +1,1 @@
-"""Sinks: where metrics, texts and pictures of a run go beside `metrics.jsonl`. What one is: `llmrl.run.sinks.sink`."""
+"""Sinks, which receive metrics, texts and pictures of a run. They are described in `llmrl.run.sink`."""

@@ -1,4 +1,4 @@
-"""TensorBoard: an event file in the run folder, under the tags of `llmrl.run.sinks.tensorboard_tags`."""
+"""A sink for TensorBoard: an event file in the run folder, with the tags of `llmrl.run.tensorboard_tags`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrl.run.sinks.sink import Ending, Opening, Row, Sink
-from llmrl.run.sinks.tensorboard_tags import Tags, finals
+from llmrl.run.sink import Ending, Opening, Row, Sink
 from llmrl.run.tensorboard_evaluations import pictures
 from llmrl.run.tensorboard_file import EventFile
+from llmrl.run.tensorboard_tags import Tags, finals
 
 
 class TensorBoard(Sink):
-    """Scalars, hyperparameters, texts and pictures of a run for TensorBoard, which shows no MP4 videos.
+    """A sink that writes scalars, hyperparameters, texts and pictures for TensorBoard, which shows no MP4 videos.
 
-    Resuming: the event file is written anew from the rows that are kept, in place of those of earlier attempts, whose
-    ends nobody can trust. TensorBoard sees it from when all of these are in it.
+    Resuming: the event file is written anew from the rows that are kept and replaces those of earlier attempts, which
+        may
+    be incomplete. TensorBoard sees it once all of these rows are in it.
     """
 
     background = False
@@ -25,16 +26,16 @@ class TensorBoard(Sink):
         self._events = EventFile(opening.folder, started=opening.started or time.time())
         if opening.hyperparameters:
             self._events.hyperparameters(opening.hyperparameters)
-        self._kept = opening.kept
+        self._n_kept_rows = opening.kept
         self._tags = Tags()
-        if not self._kept:
+        if not self._n_kept_rows:
             self._events.publish()
 
     def rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
             for earlier, values in self._tags.of(row):
                 self._events.scalars(earlier.place, earlier.unix, values)
-            if row.number + 1 == self._kept:
+            if row.number + 1 == self._n_kept_rows:
                 self._events.publish()
 
     def text(self, row: Row, tag: str, markdown: str) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases: a run on its server, or in files of the run folder that `wandb sync` sends there later."""
+"""A sink for Weights & Biases: a run on its server, or files in the run folder that `wandb sync` sends later."""
 
 from __future__ import annotations
 
@@ -15,32 +15,33 @@ from urllib.parse import urlparse
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveFloat
-from llmrl.run.sinks.sink import FOLDER, Ending, Opening, Row, Sink, flat, need
+from llmrl.run.sink import FOLDER, Ending, Opening, Row, Sink, flat, need
 
 _SERVER = "https://api.wandb.ai"
 _ROWS = "llmrl/rows"
-"""Entry of a run's summary: how many of its rows it has."""
+"""Entry of a run's summary: number of its rows that Weights & Biases has."""
 
 
 class WandB(Sink):
-    """Metrics, config, texts and videos of a run for Weights & Biases.
+    """A sink that sends metrics, config, texts and videos of a run to Weights & Biases.
 
-    Each metric has the counter of its rows as its axis. Runs that differ in their seed alone are a group. Neither the
-    command line, code, Git's remote, installed packages nor the machine's name are sent: they are in the run folder.
+    Each metric has the counter of its rows as its axis. Runs that differ only in their seeds form a group. The command
+    line, code, Git remote, installed packages and the machine's name are not sent; they are in the run folder.
 
-    Resuming, online: it goes on in the same run, and leaves out what that has. Weights & Biases forgets nothing, so
-    rows that were logged after the checkpoint stay as they were told first. Offline: the files are written anew from
-    the rows that are kept, in place of those of earlier attempts.
+    Resuming, online: the sink continues the same run and skips the rows that it has. Weights & Biases deletes nothing,
+        so
+    rows that were logged after the checkpoint keep their first values. Offline: the files are written anew from the
+    rows that are kept and replace those of earlier attempts.
 
     Args:
         mode: `online`, or `offline`: files in `<run>/loggers/wandb`.
-        project: None: the name of the experiment here.
+        project: name of the project; None: the name of the experiment here.
         entity: user or team; None: the key's owner.
-        finish_timeout: seconds that the end waits for what is not sent yet; it stays in the run folder.
-        system_metrics: also let it measure processors, memory and GPUs.
+        finish_timeout: seconds that the end of a run waits for unsent rows, which stay in the run folder.
+        system_metrics: whether the library also measures processors, memory and GPUs.
 
     Raises:
-        ConfigError: the library is not installed, or `online` and there is no key.
+        ConfigError: the library is not installed, or there is no key for `online`.
     """
 
     def __init__(
@@ -54,15 +55,15 @@ class WandB(Sink):
         need("wandb", "wandb", "loggers")
         if mode == "online" and not _has_key():
             raise ConfigError(
-                "loggers.wandb finds no key: put one into the environment variable WANDB_API_KEY, call `wandb login`, "
-                "or keep the run here with loggers.wandb.mode=offline"
+                "loggers=wandb needs an API key: set the environment variable WANDB_API_KEY, call `wandb login`, or "
+                "keep the run on this machine with loggers.wandb.mode=offline"
             )
         self._mode, self._project, self._entity = mode, project, entity
         self._finish_timeout, self._system_metrics = finish_timeout, system_metrics
 
     def open(self, opening: Opening) -> None:
         folder = opening.own_folder("wandb")
-        # Read by its service when that starts: nothing is to go to the home directory, or be said on the terminal.
+        # The library's service reads these at its start; it then writes nothing to the home directory or the terminal.
         for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
             os.environ.setdefault(name, str(folder))
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -92,7 +93,7 @@ class WandB(Sink):
             x_save_requirements=False,
         )
         self._run = wandb.init(
-            project=_allowed(self._project or opening.name),
+            project=_project_name(self._project or opening.name),
             entity=self._entity,
             id=opening.run_id(),
             name=opening.label,
@@ -102,11 +103,11 @@ class WandB(Sink):
             reinit="create_new",
             settings=settings,
         )
-        self._had = 0 if offline else int(self._run.summary.get(_ROWS) or 0)
+        self._n_logged_rows = 0 if offline else int(self._run.summary.get(_ROWS) or 0)
         self._axes: set[str] = set()
 
     def rows(self, rows: Sequence[Row]) -> None:
-        new = [row for row in rows if row.number >= self._had]
+        new = [row for row in rows if row.number >= self._n_logged_rows]
         for row in new:
             self._log(row, dict(row.metrics), dict(row.counters))
         if new:
@@ -115,30 +116,30 @@ class WandB(Sink):
     def text(self, row: Row, tag: str, markdown: str) -> None:
         import wandb
 
-        if row.number >= self._had:
-            shown = f"<pre style='white-space: pre-wrap'>{html.escape(markdown)}</pre>"
-            self._log(row, {tag: wandb.Html(shown, inject=False)}, {row.x: row.place})
+        if row.number >= self._n_logged_rows:
+            page = f"<pre style='white-space: pre-wrap'>{html.escape(markdown)}</pre>"
+            self._log(row, {tag: wandb.Html(page, inject=False)}, {row.x: row.place})
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         import wandb
 
-        if row.number >= self._had:
+        if row.number >= self._n_logged_rows:
             form: Any = path.suffix.lstrip(".")
             media = wandb.Image(str(path)) if form == "png" else wandb.Video(str(path), format=form)
             self._log(row, {tag: media}, {row.x: row.place})
 
     def close(self, ending: Ending) -> None:
-        found = {key: value for key, value in flat(ending.summary).items() if isinstance(value, int | float | str)}
-        self._run.summary.update({**found, **ending.final, "state": ending.state})
+        summary = {key: value for key, value in flat(ending.summary).items() if isinstance(value, int | float | str)}
+        self._run.summary.update({**summary, **ending.final, "state": ending.state})
         if ending.error:
             self._run.summary["error"] = ending.error
         self._run.finish(exit_code=0 if ending.succeeded else 1)
 
     def abandon(self) -> None:
-        """End the library's own process, which the end of this one would wait for while it tries to reach a server."""
+        """Kill the library's process, which would delay the end of this process while it tries to reach a server."""
         from wandb.sdk import wandb_setup
 
-        with suppress(AttributeError):  # what is not there yet, or not any more
+        with suppress(AttributeError):  # the process has not started yet, or has ended
             connection: Any = wandb_setup.singleton()._connection
             connection._cleanup()
             connection._proc._process.kill()
@@ -153,7 +154,7 @@ class WandB(Sink):
 
 
 def _has_key() -> bool:
-    """Whether there is a key, in the environment or in the file that `wandb login` writes."""
+    """Return whether there is a key, in the environment or in the file that `wandb login` writes."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     path = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
@@ -164,6 +165,6 @@ def _has_key() -> bool:
         return False
 
 
-def _allowed(name: str) -> str:
-    """A project's name without the signs that Weights & Biases refuses."""
+def _project_name(name: str) -> str:
+    """Return a project's name without the characters that Weights & Biases refuses."""
     return re.sub(r"[/\\#?%:]", "-", name)[:128]

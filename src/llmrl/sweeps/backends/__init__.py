@@ -1,1 +1,1 @@
-"""Where the runs of a sweep are computed: one module for each backend."""
+"""Backends, which compute the runs of a sweep, one module each."""

@@ -1,4 +1,4 @@
-"""`hardware/backend=here`: the launching process itself."""
+"""`hardware/backend=here`: computation in the launching process itself."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Here(Backend):
-    """Compute the runs in this process, those with equal keys together and others one after the other: for debuggers,
-    and for runs of fractions of a second.
+    """A backend that computes the runs in this process, those with equal keys together and others one after the other.
+
+    It is for debuggers, and for runs of fractions of a second.
 
     Runs share what a process shares: loaded libraries, their threads, and a crash of the interpreter.
     """
@@ -34,15 +35,15 @@ class Here(Backend):
     def check(self, hardware: Hardware) -> None:
         if hardware.parallel not in (None, 1):
             raise ConfigError(
-                f"hardware.parallel={hardware.parallel}: one process computes one run at a time; "
-                "hardware/backend=local computes several"
+                f"hardware.parallel={hardware.parallel}: this backend computes in a single process; leave it null, or "
+                "use hardware/backend=local"
             )
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
         from llmrl.sweeps.machine import Machine
-        from llmrl.sweeps.packing import packed_over
+        from llmrl.sweeps.packing import pack_for_machine
 
-        return packed_over(jobs, 1, Machine.this().memory_gb)
+        return pack_for_machine(jobs, 1, Machine.this().memory_gb)
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return 1
@@ -61,40 +62,40 @@ class Here(Backend):
                         attempts[job.folder] = take_on(job, sweep_folder, beside=pack.folders).attempt
                     except RunFolderError as error:
                         outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-                if taken := tuple(job for job in pack.jobs if job.folder in attempts):
-                    waiting.append((Pack(taken), attempts))
+                if active_jobs := tuple(job for job in pack.jobs if job.folder in attempts):
+                    waiting.append((Pack(active_jobs), attempts))
             for pack, attempts in waiting:
                 if stop.requested:
-                    ended = [cancelled(job) for job in pack.jobs]
+                    pack_outcomes = [cancelled(job) for job in pack.jobs]
                 else:
-                    ended = _compute(pack, attempts, task, stop)
-                outcomes += ended
-                for outcome in ended:
-                    log.info("%s", describe(outcome))  # no bar: the run has one
+                    pack_outcomes = _compute(pack, attempts, task, stop)
+                outcomes += pack_outcomes
+                for outcome in pack_outcomes:
+                    log.info("%s", describe(outcome))  # the progress bar is that of the run
         return outcomes
 
 
 def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFlag) -> list[JobOutcome]:
-    """What becomes of the runs of a pack, with every way they can end."""
-    from llmrl.sweeps.jobs import left_behind
+    """Compute the runs of a pack and return their outcomes, whatever exceptions occur."""
+    from llmrl.sweeps.jobs import ended_outcome
     from llmrl.sweeps.packing import works_of
 
     began = time.monotonic()
-    with _restored(os.environ):
+    with _preserve_environment(os.environ):
         ends = works_of(pack, task, {})()
     seconds = time.monotonic() - began
     jobs = {job.folder: job for job in pack.jobs}
-    return [left_behind(jobs[e.folder], attempts[e.folder], e.code, e.said, stop.signal, seconds) for e in ends]
+    return [ended_outcome(jobs[e.folder], attempts[e.folder], e.code, e.said, stop.signal, seconds) for e in ends]
 
 
 @contextmanager
-def _restored(environment: os._Environ[str]) -> Iterator[None]:
-    """Restore variables and finders of modules that are set for one run."""
-    before, finders = dict(environment), list(sys.meta_path)
+def _preserve_environment(environment: os._Environ[str]) -> Iterator[None]:
+    """Restore environment variables and module finders that are set for a run."""
+    previous, finders = dict(environment), list(sys.meta_path)
     try:
         yield
     finally:
-        for name in environment.keys() - before.keys():
+        for name in environment.keys() - previous.keys():
             del environment[name]
-        environment.update(before)
+        environment.update(previous)
         sys.meta_path[:] = finders

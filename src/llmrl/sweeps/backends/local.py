@@ -16,9 +16,9 @@ from llmrl.run.folder import unwritable
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import PROMISED_S, StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import cancelled, describe, take_on, taken_up_again, write_log_header
+from llmrl.sweeps.jobs import cancelled, describe, resumed_job, take_on, write_log_header
 from llmrl.sweeps.machine import Machine
-from llmrl.sweeps.packing import packed_over, put_back
+from llmrl.sweeps.packing import pack_for_machine, repack
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
 from llmrl.sweeps.watch import SweepWatch, bar_name
 from llmrl.sweeps.work import Task
@@ -30,8 +30,10 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Local(Backend):
-    """A backend that computes runs in processes on this machine, as many at once as fit. If there are more runs, those
-    with equal keys share processes as rows."""
+    """A backend that computes runs in parallel processes on this machine.
+
+    If there are more runs than fit at once, those with equal keys share processes as rows.
+    """
 
     def prepare(self, jobs: Sequence[Job]) -> None:
         machine = Machine.this()
@@ -41,7 +43,7 @@ class Local(Backend):
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
         machine = Machine.this()
         places = min(machine.places(job.hardware, job.cores) for job in jobs)
-        return packed_over(jobs, places, machine.memory_gb)
+        return pack_for_machine(jobs, places, machine.memory_gb)
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         machine = Machine.this()
@@ -53,8 +55,10 @@ class Local(Backend):
 
 @dataclass
 class _Waiting:
-    """A process that has yet to be started: its runs, the number of attempts of each when it was taken on, and the file
-    for its output."""
+    """A process that has yet to be started.
+
+    It has its runs, the number of attempts of each when it was queued, and the file for its output.
+    """
 
     pack: Pack
     attempts: dict[Path, int]
@@ -85,13 +89,13 @@ class PackPool:
         self._processes = 0
 
     def run(self) -> list[JobOutcome]:
-        """Compute all runs; return their outcomes in order of ending, cancelled runs last.
+        """Compute all runs; return their outcomes in order of ending, canceled runs last.
 
         Raises:
             RunFolderError: `sweep_folder` cannot be written.
         """
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
-        # The flag is entered before runs are taken on, so that waiting runs are recorded as cancelled after a stop.
+        # The flag is entered before launches are recorded, so that waiting runs are recorded as canceled after a stop.
         with thread_limits(threads), StopFlag() as stop:
             self._make_folder()
             for pack in self.packs:
@@ -106,33 +110,35 @@ class PackPool:
     def _compute(self, stop: StopFlag) -> None:
         """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
         with ProgressBar(len(self.jobs), "runs", bar_name(self.jobs), done=len(self.outcomes)) as progress:
-            told, watch = False, SweepWatch(progress)
+            is_stopping, watch = False, SweepWatch(progress)
             while self.running or (self.waiting and not stop.requested):
                 try:
                     if not stop.requested:
-                        self._start_what_fits()
+                        self._start_processes()
                     self._wait()
                     watch.look([job.folder for process in self.running for job in process.pack.jobs])
-                    if stop.signal is not None and not told:
-                        told = True
-                        waiting = f"{sum(len(each.pack.jobs) for each in self.waiting)} that wait are cancelled"
-                        within = f"within {PROMISED_S} s, at once on a second Ctrl-C"
-                        running = sum(len(process.pack.jobs) for process in self.running)
-                        progress.say(f"telling {running} runs to save and stop, {within}; {waiting}")
+                    if stop.signal is not None and not is_stopping:
+                        is_stopping = True
+                        n_waiting = sum(len(pending.pack.jobs) for pending in self.waiting)
+                        n_running = sum(len(process.pack.jobs) for process in self.running)
+                        progress.say(
+                            f"{n_running} runs save and stop within {PROMISED_S} s (at once on a second Ctrl-C); "
+                            f"{n_waiting} waiting runs are canceled"
+                        )
                         self._signal(stop.signal)
                 except KeyboardInterrupt:
                     self._signal(signal.SIGINT)
                 for process in [process for process in self.running if not process.running]:
                     self.running.remove(process)
                     self.free_gpus += process.gpus
-                    ended, unfinished = process.outcomes(stop.signal)
-                    for outcome in ended:
+                    process_outcomes, retry_jobs = process.outcomes(stop.signal)
+                    for outcome in process_outcomes:
                         self.outcomes.append(self._with_deaths(outcome))
                         progress.say(describe(self.outcomes[-1]))
-                    if unfinished:
+                    if retry_jobs:
                         n = len(process.pack.jobs)
-                        progress.say(f"a process of {n} runs {process.died}; {len(unfinished)} of them are put back")
-                        self._put_back(unfinished, process.attempts)
+                        progress.say(f"a process of {n} runs {process.died}; {len(retry_jobs)} are queued again")
+                        self._requeue(retry_jobs, process.attempts)
                     progress.update(len(self.outcomes))
 
     def _make_folder(self) -> None:
@@ -142,9 +148,9 @@ class PackPool:
             raise unwritable(self.logs, error) from error
 
     def _take_on(self, pack: Pack) -> None:
-        """Take on the runs of a pack, and queue those for which this succeeded."""
-        several, first = len(pack.jobs) > 1, pack.jobs[0].folder
-        name = f"{len(pack.jobs)}-rows" if several else f"{first.parent.name}-{first.name}"
+        """Record the launch of a pack's runs, and queue those for which this succeeded."""
+        is_shared, first = len(pack.jobs) > 1, pack.jobs[0].folder
+        name = f"{len(pack.jobs)}-rows" if is_shared else f"{first.parent.name}-{first.name}"
         log_file = self.logs / f"{self._processes:04d}-{name}.log"
         self._processes += 1
         attempts: dict[Path, int] = {}
@@ -153,19 +159,19 @@ class PackPool:
                 if not attempts:
                     write_log_header(log_file, pack)
                 deaths = self.deaths[job.folder]
-                queued = take_on(job, self.logs.parent, str(log_file), beside=pack.folders, deaths=deaths)
+                launch_record = take_on(job, self.logs.parent, str(log_file), beside=pack.folders, deaths=deaths)
             except RunFolderError as error:
                 self.outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
                 continue
-            attempts[job.folder] = queued.attempt
-        if taken := tuple(job for job in pack.jobs if job.folder in attempts):
-            self.waiting.append(_Waiting(Pack(taken), attempts, log_file))
+            attempts[job.folder] = launch_record.attempt
+        if active_jobs := tuple(job for job in pack.jobs if job.folder in attempts):
+            self.waiting.append(_Waiting(Pack(active_jobs), attempts, log_file))
 
-    def _put_back(self, jobs: Sequence[Job], attempts: Mapping[Path, int]) -> None:
-        """Queue runs whose process has died again, before all waiting ones."""
+    def _requeue(self, jobs: Sequence[Job], attempts: Mapping[Path, int]) -> None:
+        """Queue runs again whose process has died, before all waiting ones."""
         self.deaths.update(job.folder for job in jobs)
         waiting, self.waiting = self.waiting, []
-        for pack in put_back([taken_up_again(job, attempts[job.folder]) for job in jobs], self.deaths):
+        for pack in repack([resumed_job(job, attempts[job.folder]) for job in jobs], self.deaths):
             self._take_on(pack)
         self.waiting += waiting
 
@@ -176,14 +182,14 @@ class PackPool:
         text = f"its process died {'once' if deaths == 1 else f'{deaths} times'} before"
         return replace(outcome, error=f"{outcome.error}; {text}" if outcome.error else text)
 
-    def _start_what_fits(self) -> None:
+    def _start_processes(self) -> None:
         while self.waiting and self._fits(self.waiting[0].pack):
             first = self.waiting.pop(0)
             hardware = first.pack.hardware
             gpus = tuple(self.free_gpus[: hardware.gpus])
             del self.free_gpus[: hardware.gpus]
-            beside = min(self.machine.places(hardware, first.pack.cores), len(self.packs))
-            self.running.append(RunProcess(first.pack, first.attempts, self.task, first.log_file, gpus, beside))
+            n_processes = min(self.machine.places(hardware, first.pack.cores), len(self.packs))
+            self.running.append(RunProcess(first.pack, first.attempts, self.task, first.log_file, gpus, n_processes))
 
     def _fits(self, pack: Pack) -> bool:
         """Return whether one more process fits; with no process running, it always does."""
@@ -203,7 +209,7 @@ class PackPool:
         for process in self.running:
             process.listen()
         if ready and all(process.running for process in self.running):
-            time.sleep(_POLL_S)  # the fork server is gone, so sentinels no longer tell which process has ended
+            time.sleep(_POLL_S)  # the fork server is gone, so sentinels no longer show which process has ended
 
     def _signal(self, number: int) -> None:
         for process in self.running:

@@ -1,6 +1,6 @@
-"""Where and on what hardware the runs of a sweep are computed: `hardware=`, and its backend, an extension point.
+"""The hardware of a sweep's runs (`hardware=`), and the interface of its backends, an extension point.
 
-`Job` holds a `Hardware`, which holds a `Backend`, which is given jobs, so they are defined together.
+`Job`, `Hardware` and `Backend` refer to each other, so they are defined in one module.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from llmrl.analysis.runs import JobEnd, Queue, RunRecord, State
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.results.run_records import JobEnd, Queue, RunRecord, State
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from llmrl.sweeps.work import Task
 
 Ending = State | Literal["submitted", "elsewhere", "refused"]
-"""State of a run as its launcher reports it. `cancelled`: the launcher was stopped before the run began. `submitted`:
-the launcher does not wait for it. `elsewhere`: another process or job already works on it. `refused`: it could not be
+"""State of a run as its launcher reports it. `cancelled`: the launcher was stopped before the run started. `submitted`:
+the launcher does not wait for it. `elsewhere`: another process or job already computes it. `refused`: it could not be
 submitted."""
 
 
 class SchedulerError(ConfigError):
-    """The error of a scheduler that refused a request, or does not answer."""
+    """A scheduler refused a request, or does not answer."""
 
 
 class Scheduler(Protocol):
-    """A scheduler, whose jobs go on without the process that launched them.
+    """A scheduler, whose jobs continue without the process that launched them.
 
     Its constructor takes no arguments: `llmrl-sweep` reads run folders long after the launch, and knows of a job only
     its `queued.json` (`llmrl.run.queued.Queued`).
@@ -48,7 +48,7 @@ class Scheduler(Protocol):
         ...
 
     def ended(self, job_ids: Sequence[str]) -> Mapping[str, JobEnd]:
-        """Return the ends, by job id, of jobs that are no longer in the queue; unknown jobs are left out."""
+        """Return the ends of jobs that are no longer in the queue, by job id; unknown jobs are left out."""
         ...
 
     def cancel(self, job_ids: Sequence[str]) -> None:
@@ -62,9 +62,9 @@ class Scheduler(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A place where the runs of a sweep are computed: one class for each, named by `hardware.backend._target_`.
+    """A backend, which computes the runs of a sweep: one class each, named by `hardware.backend._target_`.
 
-    Its constructor takes the options of the place; device, precision and the requirements of a run are in `Hardware`.
+    Its constructor takes the options of the backend; device, precision and requirements of a run are in `Hardware`.
     Backends of other packages derive from this class, and must define `launch` only.
 
     Attributes:
@@ -105,18 +105,19 @@ class Backend(Protocol):
         return [Pack((job,)) for job in jobs]
 
     def requests(self, packs: Sequence[Pack]) -> list[str]:
-        """Return what is requested from a scheduler for these processes, a text for each group of equal requests."""
+        """Return the requests to a scheduler for these processes, a text for each group of equal requests."""
         return []
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
-        """Return how many of these processes run at the same time; None if the scheduler decides."""
+        """Return the number of these processes that run at the same time; None if the scheduler decides."""
         return None
 
     @abstractmethod
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         """Compute the runs; a run that fails does not stop the others.
 
-        Take each run on first (`llmrl.sweeps.jobs.take_on`), then compute it by a call of `llmrl.sweeps.work.JobWork`.
+        Record the launch of each run first (`llmrl.sweeps.jobs.take_on`), then compute it by a call of
+        `llmrl.sweeps.work.JobWork`.
         A stop signal (`llmrl.run.signals.StopFlag`) is passed on to running runs; waiting ones become `cancelled`.
 
         Args:
@@ -136,16 +137,16 @@ class Hardware:
     """One option of `hardware=`.
 
     Attributes:
-        backend: place where the runs of a sweep are computed (`llmrl.sweeps.backends`).
+        backend: backend that computes the runs of a sweep (`llmrl.sweeps.backends`).
         device: torch device of policies and models; `auto`: a GPU if there is one.
         precision: precision of float32 matrix products (torch.set_float32_matmul_precision).
         threads: threads of torch and other numerical libraries in one run; None: as many as `cores`.
         cores: processor cores of one run; None: the larger of its number of game processes and `threads`.
         memory_gb: memory of one run, gigabytes.
         gpus: GPUs of one run.
-        parallel: most processes of a sweep at once; None: as many as the backend has room for.
-        rows: most runs that share one process; `auto`: as many as memory allows.
-        jobs: most scheduler jobs of a sweep at once; further runs share jobs. None: one job for each run.
+        parallel: maximum number of processes of a sweep at once; None: as many as the backend has room for.
+        rows: maximum number of runs that share one process; `auto`: as many as memory allows.
+        jobs: maximum number of scheduler jobs of a sweep; further runs share jobs. None: one job for each run.
     """
 
     backend: Backend
@@ -162,14 +163,17 @@ class Hardware:
     def __post_init__(self) -> None:
         if self.jobs is not None and self.backend.scheduler is None:
             raise ConfigError(
-                f"hardware.jobs={self.jobs}: {type(self.backend).__name__} submits no jobs; hardware.parallel says how "
-                "many processes there are at once"
+                f"hardware.jobs={self.jobs}: {type(self.backend).__name__} submits no jobs; leave it null, and limit "
+                "the number of processes by hardware.parallel"
             )
         self.backend.check(self)
 
     @property
     def jobs_at_once(self) -> int | None:
-        """Most scheduler jobs at once, the smaller of `parallel` and `jobs`; None: the scheduler decides."""
+        """Maximum number of scheduler jobs at once.
+
+        It is the smaller of `parallel` and `jobs`; None: the scheduler decides.
+        """
         return min((limit for limit in (self.parallel, self.jobs) if limit is not None), default=None)
 
     def cores_for(self, game_processes: int) -> int:
@@ -204,7 +208,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be computed.
+    """A run to be computed.
 
     Attributes:
         config: resolved config as plain data; `output_root` is absolute.
@@ -213,13 +217,13 @@ class Job:
         cores: number of cores for this run.
         naming: overrides for the label of its folder: those that differ within the sweep.
         environment: environment variables of its process (`hydra.job.env_set`).
-        after: jobs of the same launch whose runs this one needs; it begins when they have ended.
-        what: kind of work of a run that is computed because others need it, e.g. `pre-training`; empty: its result is
-            one of the sweep.
+        after: jobs of the same launch whose runs this one needs; it starts when they have ended.
+        what: purpose of a run that is computed because others need it, e.g. `pre-training`; empty: the run is one of
+            the sweep itself.
         name: name of such a run, as in plans.
         key: runs with equal keys may share a process; None: it has a process of its own.
         row_gb: memory in a process that already has a run, gigabytes; None: as much as in its own process.
-        gains: whether sharing a process makes it faster; if not, it shares one only if that is asked for.
+        gains: whether sharing a process saves time; if not, the run shares one only if options request it.
     """
 
     config: dict[str, Any]
@@ -275,8 +279,8 @@ class Pack:
     @property
     def memory_gb(self) -> float:
         """Memory in gigabytes: that of one run in its own process, plus that of each further row."""
-        own = self.hardware.memory_gb
-        return own + sum(own if job.row_gb is None else job.row_gb for job in self.jobs[1:])
+        run_gb = self.hardware.memory_gb
+        return run_gb + sum(run_gb if job.row_gb is None else job.row_gb for job in self.jobs[1:])
 
     @property
     def folders(self) -> list[Path]:
@@ -292,9 +296,9 @@ class JobOutcome:
         job: the job.
         folder: its run folder.
         state: see `Ending`.
-        skipped: whether nothing was done, because the run was finished or another process works on it.
+        skipped: whether nothing was done, because the run was finished or another process computes it.
         result: scalar result of a finished run.
-        error: reason why it is not finished, or the process that works on it.
+        error: reason why it is not finished, or the process that computes it.
         seconds: duration of the attempt; None if unknown.
         job_id: scheduler's id of a submitted run; else empty.
     """
@@ -327,4 +331,4 @@ def text_of(ids: Iterable[str]) -> str:
     >>> text_of(["12_0", "12_1", "14"])
     '12, 14'
     """
-    return ", ".join(dict.fromkeys(each.partition("_")[0] for each in ids))
+    return ", ".join(dict.fromkeys(job_id.partition("_")[0] for job_id in ids))

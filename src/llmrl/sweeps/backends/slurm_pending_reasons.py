@@ -1,4 +1,4 @@
-"""Why a SLURM job waits: the reasons that squeue gives, in words, with what can be done."""
+"""Descriptions of the reasons that squeue gives for waiting jobs, with remedies."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ REASONS = {
     "JobHeldAdmin": "held by an administrator",
     "ReqNodeNotAvail": "nodes that it could use are down, reserved, or reserved before its time limit ends",
     "Reservation": "its reservation has not begun",
-    "Licenses": "a licence that it needs is taken",
+    "Licenses": "a license that it needs is in use",
     "PartitionDown": "the partition takes no jobs at the moment",
     "PartitionInactive": "the partition starts no jobs at the moment",
-    "PartitionNodeLimit": "it asks for more, or fewer, nodes than the partition gives",
-    "PartitionTimeLimit": "it asks for more time than the partition gives: a shorter hardware.backend.time_min",
-    "PartitionConfig": "it asks for more cores, memory or GPUs than a node of the partition has",
-    "BadConstraints": "no node has what it asks for",
+    "PartitionNodeLimit": "it requests more, or fewer, nodes than the partition allows",
+    "PartitionTimeLimit": "it requests more time than the partition allows: set a shorter hardware.backend.time_min",
+    "PartitionConfig": "it requests more cores, memory or GPUs than a node of the partition has",
+    "BadConstraints": "no node has the requested resources",
     "AccountNotAllowed": "its account may not use the partition: hardware.backend.account",
     "InvalidAccount": "there is no such account: hardware.backend.account",
     "InvalidQOS": "there is no such quality of service",
     "QOSNotAllowed": "its quality of service is not allowed in the partition",
     "NodeDown": "a node that it needs is down",
-    "Cleaning": "it is requeued, and still being cleaned up after",
+    "Cleaning": "it is requeued, and its earlier attempt is still being cleaned up",
     "SystemFailure": "a part of SLURM has failed",
     "launch failed requeued held": "its start failed and it was held: scontrol release gives it free",
 }
-"""SLURM's words and ours."""
+"""Reason that squeue gives -> description."""
 
 _LIMIT = re.compile(
     r"(?P<whose>QOS|Assoc)(?P<kind>Grp|Max)(?P<what>[A-Z]\w*?)(?P<each>PerUser|PerAccount|PerJob|PerNode)?(Limit)?$"
 )
-_WHOSE = {"QOS": "the quality of service", "Assoc": "your account"}
-_EACH = {"PerUser": " a user", "PerAccount": " an account", "PerJob": " a job", "PerNode": " a node", None: ""}
-_WHAT = {
+_OWNERS = {"QOS": "the quality of service", "Assoc": "your account"}
+_SCOPES = {"PerUser": " a user", "PerAccount": " an account", "PerJob": " a job", "PerNode": " a node", None: ""}
+_RESOURCES = {
     "Jobs": "running jobs",
     "SubmitJobs": "submitted jobs",
     "SubmitJob": "submitted jobs",
@@ -56,7 +56,7 @@ _WHAT = {
 
 
 def in_words(reason: str) -> str:
-    """Return why a job waits, in words and as SLURM says it; a reason without words here stays as it is.
+    """Return why a job waits, as a description followed by SLURM's reason; an unknown reason is returned as it is.
 
     >>> in_words("Priority")
     'jobs with a higher priority come first (Priority)'
@@ -74,9 +74,9 @@ def in_words(reason: str) -> str:
 
 
 def _limit(name: str) -> str:
-    """What a limit of an account or of a quality of service is about; empty where it is none."""
-    found = _LIMIT.fullmatch(name)
-    if found is None:
+    """Return a description of a limit of an account or of a quality of service; empty for other reasons."""
+    match = _LIMIT.fullmatch(name)
+    if match is None:
         return ""
-    what = _WHAT.get(found["what"], found["what"])
-    return f"limit of {_WHOSE[found['whose']]} reached: {what}{_EACH[found['each']]}"
+    resource = _RESOURCES.get(match["what"], match["what"])
+    return f"limit of {_OWNERS[match['whose']]} reached: {resource}{_SCOPES[match['each']]}"

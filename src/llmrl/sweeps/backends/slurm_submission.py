@@ -1,4 +1,4 @@
-"""`hardware/backend=slurm`: jobs of a cluster, submitted through submitit."""
+"""`hardware/backend=slurm`: jobs of a cluster, submitted by submitit."""
 
 from __future__ import annotations
 
@@ -33,33 +33,32 @@ T = TypeVar("T")
 
 _SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _COMMANDS = ("sbatch", "srun", "squeue")
-_OF_SUBMITIT = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
-"""Parameters that submitit turns into other options of sbatch or srun."""
+_SUBMITIT_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
+"""Parameters of submitit that are not options of sbatch."""
 
 
 @dataclass(frozen=True)
 class Slurm(Backend):
-    """Submit each run as a job of a SLURM cluster, several as one where there are to be fewer jobs (`hardware.jobs`);
-    None leaves a field to the cluster's default.
+    """A backend that submits each run as a job of a SLURM cluster; several runs share a job for `hardware.jobs`.
 
     Attributes:
-        partition, account, qos, constraint: as sbatch takes them.
+        partition, account, qos, constraint: options of sbatch; None: the cluster's default.
         time_min: time limit of one attempt, minutes.
-        max_timeouts: how often a run that reached its time limit is put back into the queue.
-        warn_s: seconds before the limit at which the run is told to save.
+        max_timeouts: number of times that a run which reached its time limit is queued again.
+        warn_s: seconds before the limit at which the run is signaled to save.
         setup: shell lines before the run starts (`module load ...`).
         srun_args: further arguments of srun.
         python: command that starts Python in a job; None: the interpreter that launches.
         extra: further sbatch options by name (`{mail-user: me@example.org}`).
-        nodes: machines of a job, over which its processes are spread.
-        processes_per_node: processes on each of them that compute the run together. A run's cores are each process's
-            then, its memory and GPUs each machine's.
+        nodes: number of machines of a job, over which its processes are distributed.
+        processes_per_node: number of processes on each machine that compute the run together. `hardware.cores` is then
+            the number of cores of each process, and memory and GPUs are those of each machine.
     """
 
     scheduler: ClassVar[type[Scheduler] | None] = SlurmQueue
     command_lines: ClassVar[Mapping[str, Any]] = {
         "setup": None,
-        "srun_args": ["--cpu-bind=none"],  # what our options have
+        "srun_args": ["--cpu-bind=none"],  # the value of the shipped options
         "python": None,
         "extra": None,
     }
@@ -79,20 +78,22 @@ class Slurm(Backend):
     processes_per_node: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        # Each becomes a line of a shell script; a line break would begin one of its own.
+        # Each value is written into a line of a shell script, where a line break would start another command.
         for name in ("partition", "account", "qos", "constraint"):
             if not str(getattr(self, name)).isprintable():
-                raise ConfigError(f"hardware.backend.{name}={getattr(self, name)!r} is to be one line of text")
+                raise ConfigError(f"hardware.backend.{name}={getattr(self, name)!r} must be one line of text")
         for key, value in (self.extra or {}).items():
             if not _SBATCH.fullmatch(key) or not str(value).isprintable():
-                raise ConfigError(f"hardware.backend.extra: {key!r}: {value!r} is no option of sbatch on one line")
-        # submitit takes for a time-out what comes in the last fifth, or ten minutes, of the time limit; SLURM's warning
+                raise ConfigError(
+                    f"hardware.backend.extra: {key!r}: {value!r} must be an option of sbatch with a value on one line"
+                )
+        # submitit regards a signal in the last fifth, or ten minutes, of the time limit as a time-out; SLURM's warning
         # comes up to a minute early.
         latest = max(0.2 * 60 * self.time_min, 600.0) - 60
         if self.warn_s > latest:
             raise ConfigError(
-                f"hardware.backend.warn_s={self.warn_s}: with time_min={self.time_min} at most {latest:.0f}, or a "
-                "time-out would be taken for a preemption and the job requeued without end"
+                f"hardware.backend.warn_s={self.warn_s} must be at most {latest:.0f} with time_min={self.time_min}; "
+                "otherwise a time-out would count as a preemption, and the job would be requeued forever"
             )
 
     @property
@@ -102,8 +103,8 @@ class Slurm(Backend):
     def check(self, hardware: Hardware) -> None:
         if hardware.device == "cuda" and 1 < self.processes_per_node != hardware.gpus:
             raise ConfigError(
-                f"hardware.backend.processes_per_node={self.processes_per_node} with hardware.gpus={hardware.gpus}: "
-                "each process has a GPU of its own"
+                f"hardware.backend.processes_per_node={self.processes_per_node} must equal hardware.gpus="
+                f"{hardware.gpus}, because each process needs a GPU of its own"
             )
 
     def prepare(self, jobs: Sequence[Job]) -> None:
@@ -119,108 +120,111 @@ class Slurm(Backend):
             raise ConfigError("hardware=slurm_* needs submitit: pip install 'llmrl[slurm]'") from error
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        from llmrl.sweeps.packing import packed_into
+        from llmrl.sweeps.packing import pack_into
 
-        by_hardware: list[list[Job]] = []
+        groups: list[list[Job]] = []
         for job in jobs:
-            own = next((each for each in by_hardware if each[0].hardware == job.hardware), None)
-            if own is None:
-                by_hardware.append([job])
+            group = next((candidate for candidate in groups if candidate[0].hardware == job.hardware), None)
+            if group is None:
+                groups.append([job])
             else:
-                own.append(job)
-        return [pack for alike in by_hardware for pack in packed_into(alike, alike[0].hardware.jobs)]
+                group.append(job)
+        return [pack for hardware_jobs in groups for pack in pack_into(hardware_jobs, hardware_jobs[0].hardware.jobs)]
 
     def requests(self, packs: Sequence[Pack]) -> list[str]:
         texts = []
-        for alike in _alike(packs, lambda pack: pack):
-            hardware = alike[0].hardware
-            parameters = self._parameters(hardware, alike[0].cores, max(pack.memory_gb for pack in alike))
+        for array in _group_equal_needs(packs, lambda pack: pack):
+            hardware = array[0].hardware
+            parameters = self._parameters(hardware, array[0].cores, max(pack.memory_gb for pack in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
             limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
-            jobs = f"an array of {len(alike):,} jobs{limit}" if len(alike) > 1 else "1 job"
-            options = {name: value for name, value in parameters.items() if name not in _OF_SUBMITIT} | extra
-            given = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
-            texts.append(f"sbatch: {jobs}, each with {given}; before it starts: {'; '.join(setup)}")
+            jobs = f"an array of {len(array):,} jobs{limit}" if len(array) > 1 else "1 job"
+            options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
+            option_text = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
+            texts.append(f"sbatch: {jobs}, each with {option_text}; before it starts: {'; '.join(setup)}")
         return texts
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return packs[0].hardware.jobs_at_once
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
-        """Submit all jobs, as arrays of those with equal needs, no array larger than the cluster allows."""
+        """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
         from llmrl.sweeps.backends.protocol import JobOutcome
         from llmrl.sweeps.jobs import cancelled
 
         folder = sweep_folder / "slurm"
         outcomes: list[JobOutcome] = []
-        taken: list[_Taken] = []
+        claims: list[_Claim] = []
         limit = int(setting("MaxArraySize") or 1000)
-        # A signal waits until what has been submitted is written down.
+        # A signal takes effect after submissions are recorded.
         with StopFlag("no more runs are submitted") as stop:
             for pack in self.packs(jobs):
-                found, refused = _take_on(pack, sweep_folder)
-                taken += found
-                outcomes += refused
-            for alike in _alike(taken, lambda each: each.pack):
-                before = ""
-                for chunk in (alike[i : i + limit] for i in range(0, len(alike), limit)):
+                pack_claims, failures = _take_on(pack, sweep_folder)
+                claims += pack_claims
+                outcomes += failures
+            for array in _group_equal_needs(claims, lambda claim: claim.pack):
+                previous_id = ""
+                for chunk in (array[i : i + limit] for i in range(0, len(array), limit)):
                     if stop.requested:
-                        outcomes += [cancelled(job) for each in chunk for job in each.pack.jobs]
+                        outcomes += [cancelled(job) for claim in chunk for job in claim.pack.jobs]
                         continue
                     try:
-                        ids = self._submit_array([each.pack for each in chunk], task, folder, before)
+                        ids = self._submit_array([claim.pack for claim in chunk], task, folder, previous_id)
                     except SchedulerError as error:
-                        for each in chunk:
-                            outcomes += [JobOutcome(j, j.folder, "refused", error=str(error)) for j in each.pack.jobs]
-                            each.write(error=str(error))
+                        for claim in chunk:
+                            outcomes += [JobOutcome(j, j.folder, "refused", error=str(error)) for j in claim.pack.jobs]
+                            claim.write(error=str(error))
                         continue
-                    before = ids[0].partition("_")[0]
-                    for each, job_id in zip(chunk, ids, strict=True):
-                        outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in each.pack.jobs]
+                    previous_id = ids[0].partition("_")[0]
+                    for claim, job_id in zip(chunk, ids, strict=True):
+                        outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in claim.pack.jobs]
                         try:
-                            each.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
+                            claim.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
                         except RunFolderError as error:
-                            log.error("job %s is submitted, and its id could not be written down: %s", job_id, error)
+                            log.error("job %s is submitted, but its id could not be recorded: %s", job_id, error)
         return outcomes
 
-    def _submit_array(self, packs: Sequence[Pack], task: Task, folder: Path, before: str) -> list[str]:
-        """Submit one array, or one job, of packs with the same needs; returns the job ids.
+    def _submit_array(self, packs: Sequence[Pack], task: Task, folder: Path, previous_id: str) -> list[str]:
+        """Submit one array, or one job, of packs with equal requirements; return the job ids.
 
-        It waits until the jobs that its runs need have ended, however that was: runs look at what came of them. Where
-        jobs at once are limited, an array waits for the one `before` it, too: SLURM limits each array by itself.
+        The jobs wait until the jobs whose runs they need have ended, successfully or not, because runs check this
+        themselves. If the number of jobs at once is limited, an array also waits for the array of job `previous_id`,
+        because SLURM limits each array separately.
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
 
         from llmrl.sweeps.backends.slurm_work import ClusterWork
-        from llmrl.sweeps.jobs import ids_before
+        from llmrl.sweeps.jobs import prerequisite_job_ids
         from llmrl.sweeps.packing import works_of
 
         hardware = packs[0].hardware
         works = [ClusterWork(works_of(pack, task, {})) for pack in packs]
         parameters = self._parameters(hardware, packs[0].cores, max(pack.memory_gb for pack in packs))
-        limited = before and hardware.jobs_at_once is not None
-        first = ids_before([job for pack in packs for job in pack.jobs], folder.parent) + ([before] if limited else [])
+        is_chained = previous_id and hardware.jobs_at_once is not None
+        first = prerequisite_job_ids([job for pack in packs for job in pack.jobs], folder.parent) + (
+            [previous_id] if is_chained else []
+        )
         if first:
             parameters["dependency"] = f"afterany:{':'.join(first)}"
         try:
             executor = submitit.SlurmExecutor(folder=folder, max_num_timeout=self.max_timeouts, python=self.python)
             executor.update_parameters(**parameters)
-            with _outside_of_allocations():
+            with _clean_environment():
                 if len(works) == 1:
                     return [executor.submit(works[0]).job_id]
                 return [submitted.job_id for submitted in executor.submit_array(list(works))]
         except (FailedSubmissionError, FailedJobError, subprocess.CalledProcessError) as error:
-            raise SchedulerError(self._why(error)) from error
+            raise SchedulerError(self._submission_error(error)) from error
         except OSError as error:
             raise SchedulerError(f"cannot write the job's files to {folder}: {why(folder, error)}") from error
 
     def _parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
-        """submitit's parameters."""
+        """Return the parameters for submitit."""
         from llmrl.sweeps.backends.slurm_work import ALONE_S
 
         threads = hardware.threads or cores
-        one_gone = [f"--wait={ALONE_S}"] if self.processes > 1 else []
+        wait_options = [f"--wait={ALONE_S}"] if self.processes > 1 else []
         parameters: dict[str, Any] = {
             "job_name": "llmrl",
             "time": self.time_min,
@@ -231,9 +235,9 @@ class Slurm(Backend):
             "signal_delay_s": self.warn_s,
             "stderr_to_stdout": True,
             "setup": [*(f"export {name}={threads}" for name in THREAD_VARIABLES), *(self.setup or [])],
-            "srun_args": [*(self.srun_args or []), *one_gone],
+            "srun_args": [*(self.srun_args or []), *wait_options],
             "array_parallelism": hardware.jobs_at_once or 1_000_000,  # submitit's default is a limit of 256
-            # A job may always go back into the queue: its run goes on where it was.
+            # A job may always be requeued, because its run resumes from its checkpoint.
             "additional_parameters": {"requeue": True, **(self.extra or {})},
         }
         if hardware.gpus:
@@ -243,60 +247,63 @@ class Slurm(Backend):
                 parameters[name] = value
         return parameters
 
-    def _why(self, error: Exception) -> str:
-        """sbatch's words, and what would work where that can be said."""
+    def _submission_error(self, error: Exception) -> str:
+        """Return sbatch's error message, with a remedy if one is known."""
         text = str(getattr(error, "stderr", "") or error).strip()
-        said = " ".join(text.replace("sbatch: error: ", "").splitlines()) or type(error).__name__
+        reason = " ".join(text.replace("sbatch: error: ", "").splitlines()) or type(error).__name__
         hint = ""
-        if "partition" in said.lower():
+        if "partition" in reason.lower():
             partitions = (output_of(["sinfo", "--noheader", "--format=%R"]) or "").split()
-            hint = f"; hardware.backend.partition={self.partition}, and there are: {', '.join(partitions) or 'none'}"
-        return f"sbatch refused: {said}{hint}"
+            hint = f"; hardware.backend.partition={self.partition} must be one of: {', '.join(partitions) or 'none'}"
+        return f"sbatch refused: {reason}{hint}"
 
 
 def _option(value: Any) -> str:
-    """Return a value as sbatch takes it."""
+    """Return a value in sbatch's syntax."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
-class _Taken:
-    """A job that has been taken on: its runs, and what was written down of each."""
+class _Claim:
+    """A job whose launch is recorded: its runs, and the launch record of each."""
 
     pack: Pack
     queued: tuple[Queued, ...]
 
     def write(self, **changes: Any) -> None:
-        """Write down more of each of its runs."""
-        for job, queued in zip(self.pack.jobs, self.queued, strict=True):
-            replace(queued, **changes).write(job.folder)
+        """Update the launch record of each run."""
+        for job, launch_record in zip(self.pack.jobs, self.queued, strict=True):
+            replace(launch_record, **changes).write(job.folder)
 
 
-def _take_on(pack: Pack, sweep_folder: Path) -> tuple[list[_Taken], list[JobOutcome]]:
-    """Take the runs of a job on; returns it, if there are any that could be, and what became of the others."""
+def _take_on(pack: Pack, sweep_folder: Path) -> tuple[list[_Claim], list[JobOutcome]]:
+    """Record the launch of a job's runs.
+
+    Return the claim, empty if this failed for all of them, and the outcomes of the runs for which it failed.
+    """
     from llmrl.sweeps.backends.protocol import JobOutcome, Pack
     from llmrl.sweeps.jobs import take_on
 
     cluster, user = SlurmQueue().cluster, getpass.getuser()
-    taken: list[tuple[Job, Queued]] = []
+    pairs: list[tuple[Job, Queued]] = []
     failed = []
     for job in pack.jobs:
         try:
-            queued = take_on(job, sweep_folder, cluster=cluster, user=user, beside=pack.folders)
-            taken.append((job, queued))
+            launch_record = take_on(job, sweep_folder, cluster=cluster, user=user, beside=pack.folders)
+            pairs.append((job, launch_record))
         except RunFolderError as error:
             failed.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-    if not taken:
+    if not pairs:
         return [], failed
-    return [_Taken(Pack(tuple(job for job, _ in taken)), tuple(queued for _, queued in taken))], failed
+    return [_Claim(Pack(tuple(job for job, _ in pairs)), tuple(launch_record for _, launch_record in pairs))], failed
 
 
-def _alike(jobs: Sequence[T], pack_of: Callable[[T], Pack]) -> list[list[T]]:
-    """Group jobs by what they ask of the cluster, and by what they wait for."""
+def _group_equal_needs(jobs: Sequence[T], get_pack: Callable[[T], Pack]) -> list[list[T]]:
+    """Return jobs in groups of equal requirements and equal prerequisites."""
     groups: list[list[T]] = []
     for job in jobs:
         for group in groups:
-            if _asks(pack_of(group[0])) == _asks(pack_of(job)):
+            if _needs(get_pack(group[0])) == _needs(get_pack(job)):
                 group.append(job)
                 break
         else:
@@ -304,20 +311,20 @@ def _alike(jobs: Sequence[T], pack_of: Callable[[T], Pack]) -> list[list[T]]:
     return groups
 
 
-def _asks(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
-    """What a job asks of the cluster, and the runs that it waits for."""
-    return pack.hardware, pack.cores, frozenset(each.folder for job in pack.jobs for each in job.after)
+def _needs(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
+    """Return the requirements of a job, and the folders of the runs that it waits for."""
+    return pack.hardware, pack.cores, frozenset(prerequisite.folder for job in pack.jobs for prerequisite in job.after)
 
 
 @contextmanager
-def _outside_of_allocations() -> Iterator[None]:
-    """Without the variables of a job this process may be in: sbatch would take them for what is wanted.
+def _clean_environment() -> Iterator[None]:
+    """Remove the variables of a job that this process may be in, because sbatch would use them as options.
 
-    Where SLURM's own configuration is (`SLURM_CONF`), and defaults a user has set for sbatch, stay.
+    The location of SLURM's configuration (`SLURM_CONF`) and the user's defaults for sbatch are kept.
     """
-    of_a_job = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
+    prefixes = ("SLURM_", "SLURMD_", "SRUN_", "SUBMITIT_", "PMI_", "PMIX_", JOB_ID)
     inherited = {
-        name: value for name, value in os.environ.items() if name.startswith(of_a_job) and name != "SLURM_CONF"
+        name: value for name, value in os.environ.items() if name.startswith(prefixes) and name != "SLURM_CONF"
     }
     for name in inherited:
         del os.environ[name]

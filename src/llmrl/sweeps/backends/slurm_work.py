@@ -1,4 +1,4 @@
-"""What a SLURM job does: its runs, put back into the queue where its time limit or a preemption came first."""
+"""The work of a SLURM job: it computes its runs, and requeues itself after a time limit or a preemption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from llmrl.sweeps.work import PackWork, leads
 log = logging.getLogger(__name__)
 
 ALONE_S = 60
-"""Seconds after the end of one of a run's processes at which a job ends the others; the first has recorded it then."""
+"""Seconds after the end of one of a run's processes at which a job ends the others, so that the error can be
+recorded."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +28,22 @@ class ClusterWork:
     works: PackWork
 
     def __call__(self) -> None:
-        """Compute the runs; if one was told to save before a time limit or a preemption, put the job back into the
-        queue. Those that are finished by then are not begun again.
+        """Compute the runs; requeue the job if a run was signaled to save before a time limit or a preemption.
+
+        Runs that are finished by then are not started again.
 
         Raises:
             SystemExit: a run did not finish; with the exit code of `llmrl-train`, of several the lowest.
         """
         _place()
-        # submitit's handler counts time-outs and requeues. The runs' own, which saves first, replaces it meanwhile.
+        # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
         requeue = signal.getsignal(signal.SIGUSR2)
         codes = [end.code for end in self.works() if end.code]
         if not codes:
             return
-        warned = 128 + signal.SIGUSR2 in codes or (128 + signal.SIGTERM in codes and leads() and _left_running())
+        warned = 128 + signal.SIGUSR2 in codes or (128 + signal.SIGTERM in codes and leads() and _is_running())
         if leads() and warned and callable(requeue):
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a second warning has nothing to add
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
             try:
                 requeue(signal.SIGUSR2, None)
             except Exception as refused:
@@ -50,36 +52,36 @@ class ClusterWork:
         raise SystemExit(min(codes))
 
     def checkpoint(self) -> Any:
-        """What submitit puts into the queue again: the same work."""
+        """Return the work that submitit submits again: the same."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
 
     def _tell(self, text: str) -> None:
-        """Note in the status of its unfinished runs why nobody goes on with them."""
+        """Record in the status of unfinished runs why they are not continued."""
         for work in self.works.works:
             try:
                 status = read_status(work.folder)
                 if status is not None and status.state != "finished":
-                    status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to go on."
+                    status.error = f"{text} Repeat the command, or `llmrl-sweep retry`, to resume."
                     status.write(work.folder)
             except RunFolderError as error:
-                log.error("%s; could not note it in %s: %s", text, work.folder, error)
+                log.error("%s; could not record it in %s: %s", text, work.folder, error)
 
 
 def _place() -> None:
-    """Tell this task of a job who it is among the processes of its run, if there are several, as torchrun would."""
+    """Set the environment variables of torchrun for this task, if its job has several."""
     from submitit.helpers import TorchDistributedEnvironment
 
     if int(os.environ.get("SLURM_NTASKS", "1")) > 1:
         TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
 
 
-def _left_running(looks: int = 5, every_s: float = 2.0) -> bool:
-    """Whether SLURM, having sent SIGTERM to this job, still counts it as running.
+def _is_running(looks: int = 5, interval_s: float = 2.0) -> bool:
+    """Return whether SLURM still counts this job as running after it has sent SIGTERM.
 
-    A job that is cancelled or requeued has another state at once, or a moment later, and is SLURM's to end. One whose
-    preemption begins with a time of grace stays RUNNING, and would be FAILED for leaving before that is over.
+    A job that is canceled or requeued soon has another state, and SLURM ends it. A job whose preemption begins with a
+    grace period stays RUNNING, and would be FAILED if it ended within this period.
     """
     for _ in range(looks):
         command = ["squeue", "--noheader", f"--jobs={os.environ.get('SLURM_JOB_ID', '')}", "--format=%T"]
@@ -89,5 +91,5 @@ def _left_running(looks: int = 5, every_s: float = 2.0) -> bool:
             return False
         if state != "RUNNING":
             return False
-        time.sleep(every_s)
+        time.sleep(interval_s)
     return True

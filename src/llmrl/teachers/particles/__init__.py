@@ -1,1 +1,1 @@
-"""Particle worlds as domains: what each agent is told of what it sees, and the skills that move a disc."""
+"""Particle worlds as domains: descriptions of each agent's observation, and skills that move a disc."""

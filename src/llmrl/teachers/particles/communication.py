@@ -1,6 +1,6 @@
-"""`simple_reference` and `simple_speaker_listener` as domains: agents that must tell each other where to go.
+"""Domains of `simple_reference` and `simple_speaker_listener`, where agents tell each other their goals.
 
-Words get a meaning here: the first word is red, the second green, the third blue.
+Words have a fixed meaning here: the first word is red, the second green, the third blue.
 """
 
 from __future__ import annotations
@@ -12,164 +12,165 @@ import numpy as np
 
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
-from llmrl.teachers.particles.particle_domain import ParticleDomain, listed, pairs
+from llmrl.teachers.particles.particle_domain import ParticleDomain, join_words, pairs
 from llmrl.teachers.particles.steering import Body, Pair, brake, towards
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
-COLOURS = ("red", "green", "blue")
-"""Of the landmarks, in order; and the meaning of the first three words."""
-MOVES = 5
+COLORS = ("red", "green", "blue")
+"""Colors of the landmarks, in order, and meanings of the first three words."""
+N_MOVES = 5
 BODY = Body()
 
-_GO = Skill("go to", True, "goes to the landmark of a colour and stays there")
+_GO = Skill("go to", True, "goes to the landmark of a color and stays there")
 _STAY = Skill("stay", False, "stops, and stays where it is")
 _MUST = re.compile(r"(\w+) must go to <(\w+)>")
 _SAYS = re.compile(r"says <(\w+)>")
 
 
 class SimpleReferenceDomain(ParticleDomain):
-    """Each agent is told where the next one must go, and what the one before, which knows its own goal, says: 15
-    descriptions for each agent.
+    """Domain of agents that know the goal of the next agent, and hear the previous one, which knows theirs.
 
-    What is said goes with every move: the first `say` of a plan and the first of its moves that has something to do
-    make one action. Without a `say` the last word is said, which means nothing.
+    There are 15 descriptions for each agent. A word accompanies every move: the first `say` of a plan and its first
+    applicable move form one action. Without a `say` the last word is said, which has no meaning.
     """
 
     name = prompt = "simple_reference"
-    skills = (Skill("say", True, "says a colour, together with what the other steps of the plan do"), _GO, _STAY)
+    skills = (Skill("say", True, "says a color, together with what the other steps of the plan do"), _GO, _STAY)
     fallback = (PlanStep("stay"),)
     reads = ("velocity", "landmarks", "told_goal", "heard")
-    vocabulary = COLOURS
+    vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
-        self._words = spec.n_actions // MOVES
-        self.idle = MOVES * (self._words - 1)
+        self._words = spec.n_actions // N_MOVES
+        self.idle = N_MOVES * (self._words - 1)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """The scene in channel `vector` [width]."""
+        """Return the scene in channel `vector` [width]."""
         vector, layout, n = observation["vector"].tolist(), self.layouts[agent], len(self.agents)
-        before, after = (agent - 1) % n, (agent + 1) % n
-        place = layout["heard"].start + self._words * (before - (before > agent))
+        previous, following = (agent - 1) % n, (agent + 1) % n
+        start = layout["heard"].start + self._words * (previous - (previous > agent))
         sentence = (
-            f"The agent is {self.agents[agent]}. It knows that {self.agents[after]} must go to "
-            f"<{_colour(vector[layout['told_goal']])}>. {self.agents[before]}, who knows where it must go itself, says "
-            f"{_word(vector[place : place + self._words])}."
+            f"The agent is {self.agents[agent]}. It knows that {self.agents[following]} must go to "
+            f"<{_color(vector[layout['told_goal']])}>. {self.agents[previous]}, who knows where it must go itself, "
+            f"says {_word(vector[start : start + self._words])}."
         )
         return _Mover(sentence, vector, layout)
 
     def action(self, scene: Scene, plan: Plan) -> int:
-        """Word and move at once, 5 * word + move."""
+        """Return word and move as one action, 5 * word + move."""
         assert isinstance(scene, _Mover)
-        said = next((COLOURS.index(step.object) for step in plan if step.skill == "say"), self._words - 1)
-        return MOVES * said + scene.move(plan)
+        word = next((COLORS.index(step.object) for step in plan if step.skill == "say"), self._words - 1)
+        return N_MOVES * word + scene.move(plan)
 
     def best_plan(self, sentence: str) -> Plan:
-        """Say where the next one must go, and go where one is told to."""
-        [(_, told)] = _MUST.findall(sentence)
-        return PlanStep("say", told), *_obey(sentence)
+        """Return the plan to say the next agent's goal and to go to the own goal that was heard."""
+        [(_, goal)] = _MUST.findall(sentence)
+        return PlanStep("say", goal), *_follow(sentence)
 
 
 class SimpleSpeakerListenerDomain(ParticleDomain):
-    """The speaker is told where each listener must go, a listener what the speaker says to it: 3 descriptions for each
-    listener's goal, and 4 for each listener.
+    """Domain of a speaker that knows each listener's goal, and of listeners that hear the speaker.
 
-    The speaker has a skill for each listener, and its plan makes one action. Whom it tells nothing it tells red: it
-    cannot be silent.
+    There are 3 descriptions for each listener's goal, and 4 for each listener. The speaker has a skill for each
+    listener, and its plan forms one action. Listeners without a message hear red, since the speaker cannot be silent.
     """
 
     name = prompt = "simple_speaker_listener"
     fallback = (PlanStep("stay"),)
     reads = ("velocity", "landmarks", "told_goal", "heard")
-    vocabulary = COLOURS
+    vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self._listeners = self.agents[1:]
-        tell = [Skill(f"tell {name}", True, f"tells {name} a colour; for the speaker only") for name in self._listeners]
+        tell = [Skill(f"tell {name}", True, f"tells {name} a color; for the speaker only") for name in self._listeners]
         self.skills = (*tell, _GO, _STAY)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """The scene in channel `vector` [width]."""
-        vector, layout, me = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
+        """Return the scene in channel `vector` [width]."""
+        vector, layout, name = observation["vector"].tolist(), self.layouts[agent], self.agents[agent]
         if agent > 0:
-            says = _word(vector[layout["heard"]])
+            spoken = _word(vector[layout["heard"]])
             return _Mover(
-                f"The agent is {me}. {self.agents[0]}, who knows where it must go, says {says}.", vector, layout
+                f"The agent is {name}. {self.agents[0]}, who knows where it must go, says {spoken}.", vector, layout
             )
-        told = vector[layout["told_goal"]]
-        musts = [f"{name} must go to <{_colour(told[3 * k : 3 * k + 3])}>" for k, name in enumerate(self._listeners)]
+        goals = vector[layout["told_goal"]]
+        assignments = [
+            f"{name} must go to <{_color(goals[3 * k : 3 * k + 3])}>" for k, name in enumerate(self._listeners)
+        ]
         return _Speaker(
-            f"The agent is {me}, who speaks and cannot move. It knows that {listed(musts)}.", self._listeners
+            f"The agent is {name}, who speaks and cannot move. It knows that {join_words(assignments)}.",
+            self._listeners,
         )
 
     def action(self, scene: Scene, plan: Plan) -> int:
-        """The speaker's words at once, or a listener's move."""
+        """Return the speaker's words as one action, or a listener's move."""
         return scene.say(plan) if isinstance(scene, _Speaker) else super().action(scene, plan)
 
     def best_plan(self, sentence: str) -> Plan:
-        """Tell every listener its goal; go where one is told to."""
-        told = _MUST.findall(sentence)
-        return tuple(PlanStep(f"tell {name}", colour) for name, colour in told) if told else _obey(sentence)
+        """Return the plan to tell every listener its goal, or to go to the goal that was heard."""
+        goals = _MUST.findall(sentence)
+        return tuple(PlanStep(f"tell {name}", color) for name, color in goals) if goals else _follow(sentence)
 
 
 class _Mover:
-    """One moving agent's view: what it is told, and where the landmarks are."""
+    """Scene of a moving agent: its sentence, and the positions of the landmarks."""
 
     def __init__(self, sentence: str, vector: Sequence[float], layout: Mapping[str, slice]) -> None:
         self.sentence = sentence
         [self.velocity] = pairs(vector, layout, "velocity")
-        self.landmarks = dict(zip(COLOURS, pairs(vector, layout, "landmarks"), strict=True))
+        self.landmarks = dict(zip(COLORS, pairs(vector, layout, "landmarks"), strict=True))
 
     def act(self, step: PlanStep) -> int | None:
-        """The move of a step; None for words."""
+        """Return the move of a step; None for words."""
         if step.skill == "go to":
-            return self._towards(self.landmarks[step.object])
+            return self._move_to(self.landmarks[step.object])
         return brake(self.velocity, BODY) if step.skill == "stay" else None
 
     def move(self, plan: Plan) -> int:
-        """The first move of a plan, or none."""
+        """Return the first move of a plan; 0 (no move) if there is none."""
         return next((move for move in map(self.act, plan) if move is not None), 0)
 
-    def _towards(self, target: Pair) -> int:
+    def _move_to(self, target: Pair) -> int:
         return towards(target, self.velocity, BODY)
 
 
 class _Speaker:
-    """The speaker's view."""
+    """Scene of the speaker."""
 
     def __init__(self, sentence: str, listeners: Sequence[str]) -> None:
         self.sentence = sentence
-        self._places = {f"tell {name}": k for k, name in enumerate(listeners)}
+        self._indices = {f"tell {name}": k for k, name in enumerate(listeners)}
 
     def act(self, step: PlanStep) -> int | None:
-        """What telling one listener does by itself; None for moves."""
-        return self.say((step,)) if step.skill in self._places else None
+        """Return the action that tells one listener a word; None for moves."""
+        return self.say((step,)) if step.skill in self._indices else None
 
     def say(self, plan: Plan) -> int:
-        """All the words of a plan as one action."""
-        words = [0] * len(self._places)
+        """Return the action that says all words of a plan."""
+        words = [0] * len(self._indices)
         for step in reversed(plan):
-            if step.skill in self._places:
-                words[self._places[step.skill]] = COLOURS.index(step.object)
+            if step.skill in self._indices:
+                words[self._indices[step.skill]] = COLORS.index(step.object)
         number = 0
         for word in words:
-            number = number * len(COLOURS) + word
-        return MOVES + number
+            number = number * len(COLORS) + word
+        return N_MOVES + number
 
 
-def _obey(sentence: str) -> Plan:
-    heard = _SAYS.findall(sentence)
-    return (PlanStep("go to", heard[0]) if heard else PlanStep("stay"),)
+def _follow(sentence: str) -> Plan:
+    colors = _SAYS.findall(sentence)
+    return (PlanStep("go to", colors[0]) if colors else PlanStep("stay"),)
 
 
-def _colour(levels: Sequence[float]) -> str:
-    return COLOURS[max(range(3), key=lambda i: levels[i])]
+def _color(levels: Sequence[float]) -> str:
+    return COLORS[max(range(3), key=lambda i: levels[i])]
 
 
-def _word(heard: Sequence[float]) -> str:
-    """What is said, as a reader of the sentence understands it."""
-    if not any(heard):
+def _word(signal: Sequence[float]) -> str:
+    """Return the spoken word as the reader of the sentence understands it."""
+    if not any(signal):
         return "nothing"
-    word = max(range(len(heard)), key=lambda i: heard[i])
-    return f"<{COLOURS[word]}>" if word < len(COLOURS) else "a word without meaning"
+    word = max(range(len(signal)), key=lambda i: signal[i])
+    return f"<{COLORS[word]}>" if word < len(COLORS) else "a word without meaning"

@@ -1,4 +1,4 @@
-"""What all particle domains share: an agent's vector taken apart, and who the agents are."""
+"""Base of particle domains: names of the agents, and parts of their vectors."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llmrl.teachers.particles.steering import Pair
 
 
 class ParticleDomain(Domain):
-    """A domain of a particle world.
+    """Domain of a particle world.
 
     Args:
-        spec: of the environment, which tells what the entries of each agent's vector mean.
+        spec: spec of the environment, with the parts of each agent's vector.
 
     Attributes:
-        reads: parts of vectors that it reads, of some agent's at least.
-        agents: their names.
-        layouts: for each agent, which entries of its vector hold what.
+        reads: parts of vectors that the domain reads, of at least some agents.
+        agents: names of the agents.
+        layouts: for each agent, the slice of each part in its vector.
 
     Raises:
-        ConfigError: the environment does not tell.
+        ConfigError: the spec has no names of agents or no such parts.
     """
 
     channels = ("vector",)
@@ -34,28 +34,28 @@ class ParticleDomain(Domain):
         vector = spec.observation.get("vector")
         if vector is None or not vector.parts or not spec.agent_names:
             raise ConfigError(
-                f"the teacher's domain {self.name} is for a particle world, whose agents have names and whose vectors "
-                f"have named parts; env={spec.name} is none"
+                f"the teacher's domain {self.name} needs a particle world, whose agents have names and whose vectors "
+                f"have named parts, but env={spec.name} is none; use another environment or domain"
             )
         if missing := set(self.reads).difference(*vector.parts):
             raise ConfigError(
-                f"the teacher's domain {self.name} reads {', '.join(sorted(missing))} in what agents see, which is not "
-                f"there in env={spec.name}; leave teacher.domain=null for the environment's own"
+                f"the teacher's domain {self.name} needs {', '.join(sorted(missing))} in the agents' vectors, but "
+                f"env={spec.name} has no such part; use teacher.domain=null for the environment's own domain"
             )
         self.n_actions = spec.n_actions
         self.agents, self.layouts = spec.agent_names, vector.parts
 
 
 def pairs(vector: Sequence[float], layout: Mapping[str, slice], part: str) -> list[Pair]:
-    """The pairs in a part of a vector."""
+    """Return the (x, y) pairs in a part of a vector."""
     numbers = vector[layout[part]]
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def listed(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`.
+def join_words(words: Sequence[str]) -> str:
+    """Join words as `a`, `a and b`, `a, b and c`.
 
-    >>> listed(["a", "b", "c"])
+    >>> join_words(["a", "b", "c"])
     'a, b and c'
     """
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""Moves of a disc that has a velocity: where it coasts to after each push, and which push is best."""
+"""Moves of a disc with a velocity: positions after each push without further pushes, and the best push."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from math import hypot, inf
 
 Pair = tuple[float, float]
-"""x to the right, y up; a position, an offset or a velocity."""
+"""Position, offset or velocity: x to the right, y up."""
 
 STAY, LEFT, RIGHT, DOWN, UP = range(5)
 """The moves of particle worlds."""
 STEP = 0.1  # seconds
-KEPT = 0.75  # share of the velocity that is left after a step
-AHEAD = 7  # steps looked ahead
+DAMPING = 0.75  # factor of the velocity after a step
+HORIZON = 7  # number of steps considered
 _DIRECTIONS: tuple[Pair, ...] = ((0.0, 0.0), (-1.0, 0.0), (1.0, 0.0), (0.0, -1.0), (0.0, 1.0))
-_COASTED = tuple(STEP * (1 - KEPT**k) / (1 - KEPT) for k in range(1, AHEAD))
-"""How far a disc comes in k steps without a push, per unit of its velocity."""
+_COAST_FACTORS = tuple(STEP * (1 - DAMPING**k) / (1 - DAMPING) for k in range(1, HORIZON))
+"""Distance that a disc moves in k steps without a push, per unit of its velocity."""
 
 
 @dataclass(frozen=True)
 class Body:
-    """How an agent moves.
+    """Motion of an agent.
 
     Attributes:
-        acceleration: units a second squared.
-        max_speed: units a second.
+        acceleration: units per second squared.
+        max_speed: units per second.
         size: radius, units.
     """
 
@@ -34,52 +34,57 @@ class Body:
     size: float = 0.05
 
     def after(self, velocity: Pair) -> list[Pair]:
-        """The velocity after each of the five moves."""
+        """Return the velocity after each of the five moves."""
         gain = self.acceleration * STEP
-        result = []
+        velocities = []
         for x, y in _DIRECTIONS:
-            vx, vy = KEPT * velocity[0] + gain * x, KEPT * velocity[1] + gain * y
+            vx, vy = DAMPING * velocity[0] + gain * x, DAMPING * velocity[1] + gain * y
             speed = hypot(vx, vy)
             if speed > self.max_speed:
                 vx, vy = vx / speed * self.max_speed, vy / speed * self.max_speed
-            result.append((vx, vy))
-        return result
+            velocities.append((vx, vy))
+        return velocities
 
 
 def towards(target: Pair, velocity: Pair, body: Body) -> int:
-    """The move after which the disc, if it then coasts, is nearest to `target` (an offset) on average in the next
-    steps; so it brakes in time, and hovers where it has arrived."""
+    """Return the move after which the coasting disc is nearest to `target` (an offset) on average over the next steps.
+
+    It therefore brakes in time, and hovers at the target.
+    """
     x, y = STEP * velocity[0] - target[0], STEP * velocity[1] - target[1]
-    best, least = STAY, inf
+    best, min_cost = STAY, inf
     for move, (vx, vy) in enumerate(body.after(velocity)):
         cost = 0.0
-        for coasted in _COASTED:
-            cost += hypot(x + coasted * vx, y + coasted * vy)
-        if cost < least:
-            best, least = move, cost
+        for factor in _COAST_FACTORS:
+            cost += hypot(x + factor * vx, y + factor * vy)
+        if cost < min_cost:
+            best, min_cost = move, cost
     return best
 
 
 def brake(velocity: Pair, body: Body) -> int:
-    """The move after which the disc is slowest."""
+    """Return the move after which the disc is slowest."""
     speeds = [hypot(*after) for after in body.after(velocity)]
     return speeds.index(min(speeds))
 
 
 def around(target: Pair, obstacles: Sequence[Pair], clearance: float) -> Pair:
-    """`target`, or a point beside the first obstacle in the way to it; all are offsets.
+    """Return `target`, or a point beside the first obstacle on the way to it; all are offsets.
 
-    `clearance`: how near the way may come to the middle of an obstacle, units.
+    Args:
+        target: destination.
+        obstacles: centers of obstacles.
+        clearance: minimum distance from the path to the center of an obstacle, units.
     """
     distance = hypot(*target)
-    first, chosen = distance, target
+    min_distance, waypoint = distance, target
     for ox, oy in obstacles:
         if distance == 0.0:
             break
         along = (ox * target[0] + oy * target[1]) / distance
-        beside = (ox * target[1] - oy * target[0]) / distance  # > 0: the obstacle is to the right of the way
-        if 0 < along < first and abs(beside) < clearance:
-            side = 1.0 if beside >= 0 else -1.0
+        offset = (ox * target[1] - oy * target[0]) / distance  # > 0: the obstacle is to the right of the way
+        if 0 < along < min_distance and abs(offset) < clearance:
+            side = 1.0 if offset >= 0 else -1.0
             nx, ny = -side * target[1] / distance, side * target[0] / distance
-            first, chosen = along, (ox + 1.3 * clearance * nx, oy + 1.3 * clearance * ny)
-    return chosen
+            min_distance, waypoint = along, (ox + 1.3 * clearance * nx, oy + 1.3 * clearance * ny)
+    return waypoint

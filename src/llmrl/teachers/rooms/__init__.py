@@ -1,1 +1,1 @@
-"""Rooms of the MiniGrid family as a domain: what is said about them, and the skills an agent has in them."""
+"""Domains of rooms of the MiniGrid family: their descriptions, and the skills of an agent."""

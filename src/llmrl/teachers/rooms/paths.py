@@ -1,7 +1,7 @@
-"""Shortest paths over poses (cell and direction), one for every turn and every step forward.
+"""Shortest paths over poses (cell and direction), with one action for every turn and every step forward.
 
 Ties between equally short paths are broken by the first action in which they differ: forward, then left, then right.
-So the choice is a function of the map alone.
+The choice therefore depends on the map only.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Callable
 
 from llmrl.teachers.rooms.observed_room import FORWARD, LEFT, RIGHT, Geometry
 
-KEPT = 4096
-"""Searches remembered; the oldest is forgotten first."""
+MAX_CACHED = 4096
+"""Maximum number of cached searches; the oldest is removed first."""
 
 
 class PathsTo:
-    """Actions to every pose that faces the cell `target` from beside it.
+    """Shortest paths from every pose to the poses that face the cell `target` from a neighboring cell.
 
-    A breadth-first search backwards from the target that goes on only as far as it is asked, and remembers.
+    A breadth-first search runs backwards from the target, only as far as requested, and its results are stored.
 
     Args:
-        geometry: of the array.
-        walkable: of all cells, 1 where an agent may be.
-        target: the cell to face.
+        geometry: geometry of the grid.
+        walkable: 1 for each cell that an agent may enter, as bytes.
+        target: cell to face.
     """
 
     def __init__(self, geometry: Geometry, walkable: bytes, target: int) -> None:
@@ -36,23 +36,23 @@ class PathsTo:
         self._queue = deque(self._distance)
 
     def distance(self, pose: int) -> int | None:
-        """Fewest actions; None: it cannot be reached."""
-        found, queue, geometry, walkable = self._distance, self._queue, self.geometry, self.walkable
-        while pose not in found and queue:
-            here = queue.popleft()
-            far = found[here] + 1
-            cell = geometry.behind[here]
-            before = 4 * cell + (here & 3) if cell >= 0 and walkable[cell] else -1
-            for other in (before, geometry.right[here], geometry.left[here]):
-                if other >= 0 and other not in found:
-                    found[other] = far
-                    queue.append(other)
-        return found.get(pose)
+        """Return the smallest number of actions; None if the target cannot be reached."""
+        distances, queue, geometry, walkable = self._distance, self._queue, self.geometry, self.walkable
+        while pose not in distances and queue:
+            node = queue.popleft()
+            next_distance = distances[node] + 1
+            cell = geometry.behind[node]
+            predecessor = 4 * cell + (node & 3) if cell >= 0 and walkable[cell] else -1
+            for neighbor in (predecessor, geometry.right[node], geometry.left[node]):
+                if neighbor >= 0 and neighbor not in distances:
+                    distances[neighbor] = next_distance
+                    queue.append(neighbor)
+        return distances.get(pose)
 
     def action(self, pose: int) -> int | None:
-        """The first action of a shortest path, of several forward before left before right.
+        """Return the first action of a shortest path; ties prefer forward, then left, then right.
 
-        None if there is no path, or if it has no steps.
+        It is None if there is no path, or if it has no steps.
         """
         distance = self.distance(pose)
         if not distance:
@@ -65,46 +65,46 @@ class PathsTo:
 
 
 def walk_until(
-    geometry: Geometry, walkable: bytes, pose: int, worth: Callable[[int], int], detour: int = 0
+    geometry: Geometry, walkable: bytes, pose: int, utility: Callable[[int], int], detour: int = 0
 ) -> int | None:
-    """The first action of a walk, of a step at least, to a pose for which `worth` is above 0; None: there is none.
+    """Return the first action of a walk, of at least one step, to a pose with `utility` above 0; None if there is none.
 
-    Of the walks at most `detour` steps longer than the shortest it is the one with the highest worth² per step, then
-    the shortest, then one that starts forward. Until something changes, a walk is gone to its end: with every step its
-    worth per step grows.
+    Among the walks at most `detour` steps longer than the shortest, it is the one with the highest utility² per step,
+    then the shortest, then one that starts forward. While the map stays the same, a walk is completed, since its
+    utility per step grows with every step.
     """
-    first = {pose: -1}
-    layer, steps, last = [pose], 0, -1
-    best, most = -1, 0.0
-    while layer and steps != last:
+    first_actions = {pose: -1}
+    layer, steps, max_steps = [pose], 0, -1
+    best, max_rate = -1, 0.0
+    while layer and steps != max_steps:
         steps += 1
-        following: list[int] = []
-        for here in layer:
-            cell = geometry.ahead[here]
-            forward = 4 * cell + (here & 3) if cell >= 0 and walkable[cell] else -1
-            for other, action in ((forward, FORWARD), (geometry.left[here], LEFT), (geometry.right[here], RIGHT)):
-                if other < 0 or other in first:
+        next_layer: list[int] = []
+        for node in layer:
+            cell = geometry.ahead[node]
+            forward = 4 * cell + (node & 3) if cell >= 0 and walkable[cell] else -1
+            for neighbor, action in ((forward, FORWARD), (geometry.left[node], LEFT), (geometry.right[node], RIGHT)):
+                if neighbor < 0 or neighbor in first_actions:
                     continue
-                first[other] = action if here == pose else first[here]
-                following.append(other)
-                value = worth(other)
-                if value and last < 0:
-                    last = steps + detour
-                if value**2 / steps > most:
-                    best, most = other, value**2 / steps
-        layer = following
-    return first[best] if most else None
+                first_actions[neighbor] = action if node == pose else first_actions[node]
+                next_layer.append(neighbor)
+                value = utility(neighbor)
+                if value and max_steps < 0:
+                    max_steps = steps + detour
+                if value**2 / steps > max_rate:
+                    best, max_rate = neighbor, value**2 / steps
+        layer = next_layer
+    return first_actions[best] if max_rate else None
 
 
-_kept: OrderedDict[tuple[int, bytes, int], PathsTo] = OrderedDict()
+_cache: OrderedDict[tuple[int, bytes, int], PathsTo] = OrderedDict()
 
 
 def paths_to(geometry: Geometry, walkable: bytes, target: int) -> PathsTo:
-    """The search for these arguments, the same object if it was asked for lately."""
+    """Return the search for these arguments, from a cache of recent ones."""
     key = (geometry.height, walkable, target)
-    found = _kept.get(key)
-    if found is None:
-        found = _kept[key] = PathsTo(geometry, walkable, target)
-        if len(_kept) > KEPT:
-            _kept.popitem(last=False)
-    return found
+    paths = _cache.get(key)
+    if paths is None:
+        paths = _cache[key] = PathsTo(geometry, walkable, target)
+        if len(_cache) > MAX_CACHED:
+            _cache.popitem(last=False)
+    return paths

@@ -1,4 +1,4 @@
-"""The four rooms of the policy teacher as domains: what is said about each, and how its objects are called."""
+"""Domains of the four rooms of the policy teacher: their descriptions, and the names of their objects."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ import numpy as np
 
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.observed_room import COLOURS, DONE, DOOR, KEY, LAVA, ObservedRoom
+from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, LAVA, ObservedRoom
 from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 
-KEPT = 20_000
-"""Scenes remembered by their observation; the oldest are forgotten first. Some 60 MB of the largest room's."""
+MAX_CACHED = 20_000
+"""Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
 _KINDS = {KEY: "key", DOOR: "door", LAVA: "lava"}
 
 
 class RoomDomain(Domain):
-    """A room described as `Agent sees <o1>, <o2>, holds <x>.`, keys first, then doors.
+    """Room described as `Agent sees <o1>, <o2>, holds <x>.`, keys first, then doors.
 
     Args:
-        parity: behave as published (see `llmrl.teachers.rooms.published`): coordinates are remembered through an
-            episode, paths cross lava, walls are followed. Else the skills use what is seen now, and avoid lava.
-        view_size: side of the agent's view, odd; for the published way to explore.
+        parity: behave as published (see `llmrl.teachers.rooms.published`): positions are remembered during an episode,
+            paths cross lava, and exploration follows walls. Otherwise the skills use the present observation and avoid
+            lava.
+        view_size: side of the agent's view, odd; for the published exploration.
 
     Attributes:
-        spoken: kinds of objects that are told of, in this order.
-        names: of all objects there may be; places in the memory of the published version.
+        spoken: kinds of objects that are described, in this order.
+        names: names of all possible objects, in the order of the published memory.
     """
 
     channels = ("grid",)
@@ -50,33 +51,33 @@ class RoomDomain(Domain):
         self._scenes: dict[bytes, tuple[Scene, np.ndarray | None]] = {}
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
-        """The scene in channel `grid` [W, H, 4] uint8; the same object for the same observation (and memory)."""
+        """Return the scene in channel `grid` [W, H, 4] uint8, cached by observation (and memory)."""
         grid = observation["grid"]
-        remembered = memory if self.parity else None
-        key = grid.tobytes() if remembered is None else grid.tobytes() + remembered.tobytes()
+        episode_memory = memory if self.parity else None
+        key = grid.tobytes() if episode_memory is None else grid.tobytes() + episode_memory.tobytes()
         if key not in self._scenes:
-            after = None if remembered is None else np.array(remembered)
-            self._scenes[key] = self._look(ObservedRoom(grid), after), after
-            if len(self._scenes) > KEPT:
+            new_memory = None if episode_memory is None else np.array(episode_memory)
+            self._scenes[key] = self._build_scene(ObservedRoom(grid), new_memory), new_memory
+            if len(self._scenes) > MAX_CACHED:
                 del self._scenes[next(iter(self._scenes))]
-        scene, after = self._scenes[key]
-        if remembered is not None:
-            remembered[:] = after
+        scene, new_memory = self._scenes[key]
+        if episode_memory is not None:
+            episode_memory[:] = new_memory
         return scene
 
-    def _look(self, world: ObservedRoom, memory: np.ndarray | None) -> Scene:
-        things: dict[str, list[int]] = {}
+    def _build_scene(self, world: ObservedRoom, memory: np.ndarray | None) -> Scene:
+        cells_by_name: dict[str, list[int]] = {}
         for name, cell in self.named(world):
-            things.setdefault(name, []).append(cell)
-        held = "" if world.carried is None else self.name_of(*world.carried)
-        seen = ", ".join(f"<{name}>" for name in things) or "<nothing>"
-        sentence = f"Agent sees {seen}, holds <{held or 'nothing'}>."
+            cells_by_name.setdefault(name, []).append(cell)
+        carried = "" if world.carried is None else self.name_of(*world.carried)
+        visible = ", ".join(f"<{name}>" for name in cells_by_name) or "<nothing>"
+        sentence = f"Agent sees {visible}, holds <{carried or 'nothing'}>."
         if memory is None:
-            return RoomScene(world, sentence, things, held)
+            return RoomScene(world, sentence, cells_by_name, carried)
         height = world.geometry.height
-        for name, cells in things.items():
-            place = 2 * self.names.index(name)
-            memory[place : place + 2] = np.add(divmod(cells[-1], height), 1)
+        for name, cells in cells_by_name.items():
+            start = 2 * self.names.index(name)
+            memory[start : start + 2] = np.add(divmod(cells[-1], height), 1)
         places = {
             name: int(memory[2 * i] - 1) * height + int(memory[2 * i + 1] - 1)
             for i, name in enumerate(self.names)
@@ -85,65 +86,67 @@ class RoomDomain(Domain):
         return PublishedScene(world, sentence, places, self.view_size)
 
     def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
-        """Names and cells of the objects seen, in the order of the sentence: by kind, then by name. As published, by
-        kind and place, so that one state has several descriptions."""
-        named: list[tuple[str, int]] = []
-        for kind in self.spoken:
-            found = [(self.name_of(kind, world.colours[cell]), cell) for cell in world.cells(kind)]
-            named += found if self.parity else sorted(found)
-        return named
+        """Return names and cells of the visible objects, in the order of the sentence: by kind, then by name.
 
-    def name_of(self, kind: int, colour: int) -> str:
-        """What an object is called."""
+        As published, the order is by kind and position, so that one state has several descriptions.
+        """
+        objects: list[tuple[str, int]] = []
+        for kind in self.spoken:
+            matches = [(self.name_of(kind, world.colors[cell]), cell) for cell in world.cells(kind)]
+            objects += matches if self.parity else sorted(matches)
+        return objects
+
+    def name_of(self, kind: int, color: int) -> str:
+        """Return the name of an object."""
         return _KINDS[kind]
 
     def read_plan(self, text: str, sentence: str) -> Plan:
         if self.parity:
-            # "open door with key" means the door.
+            # In "open door with key" the object is the door.
             names = sorted(self.names, key=lambda name: "door" not in name)
             return read_loosely(text, names, self.last_two_words)
         return super().read_plan(text, sentence)
 
     def read_published(self, reply: str, sentence: str) -> Plan:
-        # Only the published skills know the waiting that is read where nothing is understood.
+        # Only the published skills include waiting, which is the meaning of unknown steps.
         return self.read_plan(plan_part(reply), sentence) if self.parity else super().read_published(reply, sentence)
 
     def best_plan(self, sentence: str) -> Plan:
-        """Fetch a key that opens a door that was seen, and open it; drop a wrong key; explore otherwise."""
-        seen, held = self.told(sentence)
-        door = next((name for name in seen if "door" in name), None)
-        if held:
+        """Return a good plan: fetch a key for a visible door and open it, drop a wrong key, or explore."""
+        visible, carried = self.told(sentence)
+        door = next((name for name in visible if "door" in name), None)
+        if carried:
             if door is None:
                 return (EXPLORE,)
-            if not self.fits(held, door):
-                return (PlanStep("drop", held),)
+            if not self.fits(carried, door):
+                return (PlanStep("drop", carried),)
             return PlanStep("go to", door), PlanStep("open", door)
-        keys = [name for name in seen if "key" in name and (door is None or self.fits(name, door))]
+        keys = [name for name in visible if "key" in name and (door is None or self.fits(name, door))]
         return (PlanStep("go to", keys[0]), PlanStep("pick up", keys[0])) if keys else (EXPLORE,)
 
     def fits(self, key: str, door: str) -> bool:
-        """Whether the key opens the door, by their names."""
+        """Return whether the key opens the door, by their names."""
         return True
 
     def told(self, sentence: str) -> tuple[tuple[str, ...], str]:
-        """The names of what is seen, and of what is held ("": nothing)."""
-        before, _, after = sentence.partition(", holds ")
-        return self.objects(before), next(iter(self.objects(after)), "")
+        """Return the names of the visible objects, and of the carried one ("": nothing)."""
+        visible_text, _, carried_text = sentence.partition(", holds ")
+        return self.objects(visible_text), next(iter(self.objects(carried_text)), "")
 
 
 class SimpleDoorKeyDomain(RoomDomain):
-    """A door and its key: six abstract states."""
+    """Domain with a door and its key: six abstract states."""
 
     name = prompt = "simple_doorkey"
     tables = str(Path(__file__).with_name("tables") / "simple_doorkey.json")
 
 
 class LavaDoorKeyDomain(RoomDomain):
-    """As `SimpleDoorKeyDomain`, with lava.
+    """Domain of `SimpleDoorKeyDomain` with lava.
 
     Args:
         parity, view_size: as in `RoomDomain`.
-        describe_lava: whether lava that is seen is told of; as published it is not.
+        describe_lava: whether visible lava is described; as published it is not.
     """
 
     name = prompt = "lava_doorkey"
@@ -161,25 +164,25 @@ class LavaDoorKeyDomain(RoomDomain):
 
 
 class ColoredDoorKeyDomain(RoomDomain):
-    """Doors and keys have colours, and a key opens the door of its own: 14 abstract states but for the colours."""
+    """Domain with colored doors and keys, which must match: 14 abstract states up to colors."""
 
     name = prompt = "colored_doorkey"
     tables = str(Path(__file__).with_name("tables") / "colored_doorkey.json")
-    names = tuple(f"{colour} {kind}" for kind in ("door", "key") for colour in COLOURS)
+    names = tuple(f"{color} {kind}" for kind in ("door", "key") for color in COLORS)
     last_two_words = True
 
-    def name_of(self, kind: int, colour: int) -> str:
-        return f"{COLOURS[colour]} {_KINDS[kind]}"
+    def name_of(self, kind: int, color: int) -> str:
+        return f"{COLORS[color]} {_KINDS[kind]}"
 
     def fits(self, key: str, door: str) -> bool:
         return key.split()[0] == door.split()[0]
 
 
 class TwoDoorDomain(RoomDomain):
-    """Two doors, either of which will do.
+    """Domain with two doors, either of which leads to the goal.
 
-    The door in the western or northern wall is `door1` and the other `door2`. As published, they are numbered in the
-    order in which those seen so far stand, so that a door's number may change when the other is found.
+    The door in the western or northern wall is `door1` and the other `door2`. As published, the doors seen so far are
+    numbered by position, so that a door's number may change when the other is found.
     """
 
     name = prompt = "two_door"
@@ -187,11 +190,11 @@ class TwoDoorDomain(RoomDomain):
     names = ("key", "door1", "door2")
 
     def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
-        named = [("key", cell) for cell in world.cells(KEY)]
+        objects = [("key", cell) for cell in world.cells(KEY)]
         doors = list(world.cells(DOOR))
         if self.parity:
-            return named + [(f"door{i}", cell) for i, cell in enumerate(doors[:2], 1)]
-        first = [min(divmod(cell, world.geometry.height)) == 0 for cell in doors]
-        return named + sorted(
-            ("door1" if is_first else "door2", cell) for is_first, cell in zip(first, doors, strict=True)
+            return objects + [(f"door{i}", cell) for i, cell in enumerate(doors[:2], 1)]
+        on_edge = [min(divmod(cell, world.geometry.height)) == 0 for cell in doors]
+        return objects + sorted(
+            ("door1" if is_on_edge else "door2", cell) for is_on_edge, cell in zip(on_edge, doors, strict=True)
         )

@@ -1,11 +1,11 @@
-"""The skills of an agent in a room: they act where they can do something, and only there."""
+"""Skills of an agent in a room, which act only where they have an effect."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 
 from llmrl.teachers.plans import PlanStep, Skill
-from llmrl.teachers.rooms.exploring import explore
 from llmrl.teachers.rooms.observed_room import (
     CLOSED,
     DOOR,
@@ -13,8 +13,10 @@ from llmrl.teachers.rooms.observed_room import (
     EMPTY,
     KEY,
     LOCKED,
+    OPEN,
     PICK_UP,
     TOGGLE,
+    UNSEEN,
     WALL,
     ObservedRoom,
 )
@@ -25,18 +27,18 @@ SKILLS = (
     Skill("go to", True, "walk until the object is straight ahead, within reach"),
     Skill("pick up", True, "take the object straight ahead; works with empty hands only"),
     Skill("drop", True, "put down the object the agent holds"),
-    Skill("open", True, "open the door straight ahead; a locked one needs the key of its colour in the agent's hand"),
+    Skill("open", True, "open the door straight ahead; a locked one needs the key of its color in the agent's hand"),
 )
 
 
 class RoomScene:
-    """One state of a room, with skills that are functions of what was observed of it and of nothing else.
+    """State of a room, with skills that depend only on the present observation.
 
     Args:
         world: the observation.
-        sentence: what is said of it.
-        things: cells of the objects that can be named.
-        held: name of the object the agent holds; "": none.
+        sentence: description of the state.
+        things: cells of the objects by name.
+        held: name of the object that the agent holds; "": none.
     """
 
     def __init__(self, world: ObservedRoom, sentence: str, things: Mapping[str, Sequence[int]], held: str) -> None:
@@ -57,54 +59,122 @@ class RoomScene:
         if step.skill == "go to":
             return self._go_to(step.object)
         if step.skill == "pick up":
-            here = world.front in self.things.get(step.object, ())
-            return PICK_UP if here and world.carried is None else None
+            at_target = world.front in self.things.get(step.object, ())
+            return PICK_UP if at_target and world.carried is None else None
         if step.skill == "drop":
             return self._drop() if step.object == self.held else None
         if step.skill == "open":
-            return TOGGLE if world.front in self.things.get(step.object, ()) and self._opens(world.front) else None
+            return TOGGLE if world.front in self.things.get(step.object, ()) and self._can_open(world.front) else None
         return None
 
     def _go_to(self, name: str) -> int | None:
-        """Along a shortest path, which crosses no lava; while none is known, by exploring."""
+        """Return an action along a shortest path without lava; explore while no path is known."""
         world = self.world
         cells = self.things.get(name, ())
         if not cells or world.front in cells:
             return None
         searches = [paths_to(world.geometry, world.walkable, cell) for cell in cells]
         distances = [search.distance(world.pose) for search in searches]
-        near = [(distance, i) for i, distance in enumerate(distances) if distance is not None]
-        return searches[min(near)[1]].action(world.pose) if near else explore(world)
+        reachable = [(distance, i) for i, distance in enumerate(distances) if distance is not None]
+        return searches[min(reachable)[1]].action(world.pose) if reachable else explore(world)
 
     def _drop(self) -> int | None:
-        """Onto the nearest empty cell, if possible not in front of a door."""
+        """Return an action to drop the object on the nearest empty cell, if possible not in front of a door."""
         world = self.world
-        for worth in (self._clear, self._empty):
-            if worth(world.pose):
+        for is_suitable in (self._is_clear, self._is_empty):
+            if is_suitable(world.pose):
                 return DROP
-            action = walk_until(world.geometry, world.walkable, world.pose, worth)
+            action = walk_until(world.geometry, world.walkable, world.pose, is_suitable)
             if action is not None:
                 return action
         return None
 
-    def _empty(self, pose: int) -> bool:
+    def _is_empty(self, pose: int) -> bool:
         cell = self.world.geometry.ahead[pose]
         return cell >= 0 and self.world.ids[cell] == EMPTY and cell != self.world.cell
 
-    def _clear(self, pose: int) -> bool:
+    def _is_clear(self, pose: int) -> bool:
         ids, geometry = self.world.ids, self.world.geometry
-        if not self._empty(pose):
+        if not self._is_empty(pose):
             return False
-        # The agent's own cell may be an open door: then there are walls on both sides.
+        # If the agent's own cell is an open door, there are walls on both sides.
         sides = (geometry.ahead[geometry.left[pose]], geometry.ahead[geometry.right[pose]])
         if all(cell >= 0 and ids[cell] == WALL for cell in sides):
             return False
-        return all(ids[cell] != DOOR for cell in geometry.beside[geometry.ahead[pose]] if cell >= 0)
+        return all(ids[cell] != DOOR for cell in geometry.neighbors[geometry.ahead[pose]] if cell >= 0)
 
-    def _opens(self, cell: int) -> bool:
+    def _can_open(self, cell: int) -> bool:
         world = self.world
         if world.ids[cell] != DOOR:
             return False
         if world.states[cell] == LOCKED:
-            return world.carried == (KEY, world.colours[cell])
+            return world.carried == (KEY, world.colors[cell])
         return world.states[cell] == CLOSED
+
+
+DETOUR = 2
+"""Maximum number of additional steps of a walk that shows more than the shortest. In the large room with two doors it
+raises the share of solved games from 0.72 to 0.8; in small rooms it makes no difference."""
+
+
+def explore(world: ObservedRoom) -> int | None:
+    """Return the first action of a walk to a pose from which a part of the frontier is visible; None if there is none.
+
+    The frontier consists of the unseen cells next to a transparent cell: they contain floor, an object, a wall or a
+    door of this room. Visible are the two cells beside the agent and the two rows of three ahead, up to walls and
+    closed doors. This is the whole view of three by three cells and a part of any larger one. The walk is one of the
+    shortest (see `walk_until`), with up to `DETOUR` more steps to see more.
+    """
+    frontier = _frontier(world)
+    if not frontier:
+        return None
+    # The frontier is not visible now, so the walk has at least one step.
+    return walk_until(
+        world.geometry, world.walkable, world.pose, lambda pose: _visible_frontier(world, pose, frontier), DETOUR
+    )
+
+
+def _frontier(world: ObservedRoom) -> set[int]:
+    """Return the unseen cells next to a seen one that no wall or closed door separates from the agent."""
+    geometry, ids = world.geometry, world.ids
+    frontier: set[int] = set()
+    visited = {world.cell}
+    queue = deque(visited)
+    while queue:
+        cell = queue.popleft()
+        for neighbor in geometry.neighbors[cell]:
+            if neighbor < 0 or neighbor in visited:
+                continue
+            if ids[neighbor] == UNSEEN:
+                frontier.add(neighbor)
+            elif not _is_opaque(world, neighbor):
+                visited.add(neighbor)
+                queue.append(neighbor)
+    return frontier
+
+
+def _is_opaque(world: ObservedRoom, cell: int) -> bool:
+    kind = world.ids[cell]
+    if kind == DOOR:
+        return world.states[cell] != OPEN
+    return kind in (WALL, UNSEEN)
+
+
+def _visible_frontier(world: ObservedRoom, pose: int, frontier: set[int]) -> int:
+    """Return the number of frontier cells that are visible from a pose."""
+    neighbors, cell, direction = world.geometry.neighbors, pose >> 2, pose & 3
+    left, right = (direction - 1) & 3, (direction + 1) & 3
+    middle = neighbors[cell][direction]
+    n_visible = (neighbors[cell][left] in frontier) + (neighbors[cell][right] in frontier)
+    if middle < 0:
+        return n_visible
+    row = (neighbors[middle][left], middle, neighbors[middle][right])
+    is_transparent = [neighbor >= 0 and not _is_opaque(world, neighbor) for neighbor in row]
+    for i, neighbor in enumerate(row):
+        if neighbor < 0:
+            continue
+        n_visible += neighbor in frontier
+        # The view continues straight ahead and to the neighbors of transparent cells.
+        if any(is_transparent[max(i - 1, 0) : i + 2]):
+            n_visible += neighbors[neighbor][direction] in frontier
+    return n_visible

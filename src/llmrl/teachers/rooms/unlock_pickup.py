@@ -1,4 +1,4 @@
-"""MiniGrid's UnlockPickup as a domain: what another world of rooms takes beside the skills that are there."""
+"""Domain of MiniGrid's UnlockPickup, with the existing skills of rooms."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _KINDS = {KEY: "key", DOOR: "door", BOX: "box"}
 
 
 class UnlockPickupDomain(RoomDomain):
-    """Two rooms with a locked door between them, its key in the one and a box in the other, which is to be picked up.
+    """Domain with two rooms and a locked door between them, its key in one and a box to pick up in the other.
 
-    An `open door` is told apart from a `door`, as it is what tells whether the key is still needed.
+    An `open door` is distinguished from a `door`, since this shows whether the key is still needed.
     """
 
     name = prompt = "unlock_pickup"
@@ -24,7 +24,7 @@ class UnlockPickupDomain(RoomDomain):
     def __init__(self) -> None:
         super().__init__()
 
-    def name_of(self, kind: int, colour: int) -> str:
+    def name_of(self, kind: int, color: int) -> str:
         return _KINDS[kind]
 
     def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
@@ -34,14 +34,14 @@ class UnlockPickupDomain(RoomDomain):
         ]
 
     def best_plan(self, sentence: str) -> Plan:
-        """Key, door, hands free, box."""
-        seen, held = self.told(sentence)
-        if "box" in seen:
-            if held:
-                return (PlanStep("drop", held),)
+        """Return a good plan: fetch the key, open the door, drop the key, pick up the box."""
+        visible, carried = self.told(sentence)
+        if "box" in visible:
+            if carried:
+                return (PlanStep("drop", carried),)
             return PlanStep("go to", "box"), PlanStep("pick up", "box")
-        if "door" in seen and held == "key":
+        if "door" in visible and carried == "key":
             return PlanStep("go to", "door"), PlanStep("open", "door")
-        if "open door" not in seen and "key" in seen and not held:
+        if "open door" not in visible and "key" in visible and not carried:
             return PlanStep("go to", "key"), PlanStep("pick up", "key")
         return (EXPLORE,)

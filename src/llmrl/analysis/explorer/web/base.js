@@ -1,9 +1,9 @@
-// Elements, numbers as words, and data that is loaded by script tags: a page that was opened from a disk may not fetch.
+// Elements, text of numbers, and content that is loaded by script tags, because pages opened from a disk may not fetch.
 
 /** Makes an element. Strings become text and never markup: they come from models and files. */
-function h(tag, given = {}, ...children) {
+function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(given)) {
+  for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "class") element.className = value;
     else if (name === "style") Object.assign(element.style, value);
@@ -11,7 +11,7 @@ function h(tag, given = {}, ...children) {
     else if (name in element && name !== "list") element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat().filter((each) => each !== null && each !== undefined && each !== false));
+  element.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return element;
 }
 
@@ -27,7 +27,7 @@ globalThis.llmrlTake = (key, content) => {
 function load(key, file) {
   if (loaded.has(key)) return Promise.resolve(loaded.get(key));
   if (!waiting.has(key)) {
-    const promise = Promise.withResolvers ? Promise.withResolvers() : later();
+    const promise = Promise.withResolvers ? Promise.withResolvers() : withResolvers();
     waiting.set(key, promise);
     const script = document.createElement("script");
     script.src = `data/${file}.js`;
@@ -41,21 +41,21 @@ function load(key, file) {
   return waiting.get(key).promise;
 }
 
-function later() {
-  const made = {};
-  made.promise = new Promise((resolve, reject) => Object.assign(made, { resolve, reject }));
-  return made;
+function withResolvers() {
+  const resolvers = {};
+  resolvers.promise = new Promise((resolve, reject) => Object.assign(resolvers, { resolve, reject }));
+  return resolvers;
 }
 
-/** Episodes and talks may be large: only the newest few stay in memory. */
-const KEPT = 12;
+/** Maximum number of episodes and conversations in memory, which may be large; the oldest are dropped. */
+const MAX_PARTS = 12;
 async function loadPart(run, part) {
   const key = `${run}/${part}`;
   const content = await load(key, `${run}/${part}`);
   loaded.delete(key);
   loaded.set(key, content);
-  const parts = [...loaded.keys()].filter((each) => each.includes("/"));
-  for (const old of parts.slice(0, Math.max(0, parts.length - KEPT))) {
+  const parts = [...loaded.keys()].filter((loadedKey) => loadedKey.includes("/"));
+  for (const old of parts.slice(0, Math.max(0, parts.length - MAX_PARTS))) {
     loaded.delete(old);
     waiting.delete(old);
   }
@@ -71,25 +71,25 @@ function number(x, digits = 4) {
 }
 
 /**
- * What tells runs from each other: the parts of their labels in which they differ, and always the last. Words that all
- * share are left out, and hashes where labels differ without them, as long as as many labels differ as before.
+ * Returns short labels of runs by key: the parts in which their labels differ, and always the last part. Words that all
+ * share are left out, and hashes, too, if the labels still differ without them.
  */
 function shortLabels(runs, label = (run) => run.label) {
   const parts = runs.map((run) => label(run).split("/"));
-  const differs = (i) => new Set(parts.map((each) => each[i])).size > 1;
-  const kept = parts.map((each) => each.filter((_, i) => i === each.length - 1 || differs(i)));
-  const words = kept.map((each) => each.map((part) => part.split("-")));
-  const shared = (word) => words.every((each) => each.flat().includes(word));
-  const without = (left) =>
-    words.map((each) => {
-      const told = each.map((part) => part.filter((word) => /^s\d+$/.test(word) || !left(word)).join(" "));
-      return told.filter(Boolean).join(" / ");
+  const differs = (i) => new Set(parts.map((labelParts) => labelParts[i])).size > 1;
+  const differing = parts.map((labelParts) => labelParts.filter((_, i) => i === labelParts.length - 1 || differs(i)));
+  const words = differing.map((labelParts) => labelParts.map((part) => part.split("-")));
+  const shared = (word) => words.every((labelWords) => labelWords.flat().includes(word));
+  const without = (isExcluded) =>
+    words.map((labelWords) => {
+      const texts = labelWords.map((part) => part.filter((word) => /^s\d+$/.test(word) || !isExcluded(word)).join(" "));
+      return texts.filter(Boolean).join(" / ");
     });
   const isHash = (word) => /^[0-9a-f]{8}$/.test(word);
-  const all = kept.map((each) => each.join(" / "));
+  const all = differing.map((labelParts) => labelParts.join(" / "));
   const choices = [without((word) => shared(word) || isHash(word)), without(shared), all];
-  const found = choices.find((names) => names.every(Boolean) && new Set(names).size === new Set(all).size);
-  return new Map(runs.map((run, n) => [run.key, found[n]]));
+  const labels = choices.find((names) => names.every(Boolean) && new Set(names).size === new Set(all).size);
+  return new Map(runs.map((run, n) => [run.key, labels[n]]));
 }
 
 const plural = (n, word) => `${number(n)} ${word}${n === 1 ? "" : "s"}`;
@@ -111,14 +111,14 @@ function link(path, query = {}) {
   return `#/${path}${[...words].length ? `?${words}` : ""}`;
 }
 
-/** Changes what the address says without leaving the page. */
+/** Changes the address without leaving the page. */
 function remember(path, query) {
   history.replaceState(null, "", link(path, query));
 }
 
-function matches(text, wanted) {
-  const low = text.toLowerCase();
-  return wanted.toLowerCase().split(/\s+/).filter(Boolean).every((word) => low.includes(word));
+function matches(text, filter) {
+  const lowerText = text.toLowerCase();
+  return filter.toLowerCase().split(/\s+/).filter(Boolean).every((word) => lowerText.includes(word));
 }
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -1,10 +1,10 @@
-// What a model was asked, what it thought and answered, and what was understood of that.
+// Prompts, thoughts and replies of a model, and the result of parsing them.
 
 function block(title, text, kind = "") {
   return h("section", { class: `block ${kind}` }, h("h4", {}, title), h("pre", {}, text));
 }
 
-/** Messages that stay folded until somebody asks: there may be many, and long ones. */
+/** Messages that are folded until the user opens them, because they may be many and long. */
 function folded(title, messages, texts) {
   const details = h("details", { class: "folded" }, h("summary", {}, title));
   details.addEventListener("toggle", () => {
@@ -20,9 +20,9 @@ function asJson(value) {
 
 function verdict(call) {
   if (call.error) return badge(`no reply: ${call.error}`, "bad");
-  if (call.valid === true) return badge("understood", "good");
-  if (call.valid === false) return badge(`invalid: ${call.fault || "not understood"}`, "bad");
-  return badge("not read", "");
+  if (call.valid === true) return badge("valid", "good");
+  if (call.valid === false) return badge(`invalid: ${call.fault || "cannot be parsed"}`, "bad");
+  return badge("not parsed", "");
 }
 
 function callParts(call, before, texts) {
@@ -36,21 +36,21 @@ function callParts(call, before, texts) {
   if (call.thought) parts.push(block("Thought", call.thought, "thought"));
   if (call.reply !== null && call.reply !== undefined) parts.push(block("Reply", call.reply, "reply"));
   parts.push(h("p", { class: "verdict" }, verdict(call), h("span", { class: "faint" }, paid(call))));
-  if (call.valid) parts.push(block("Understood as", asJson(call.understood), "understood"));
+  if (call.valid) parts.push(block("Parsed as", asJson(call.understood), "understood"));
   return parts;
 }
 
 function paid(call) {
-  const [asked, said] = call.tokens;
+  const [promptTokens, replyTokens] = call.tokens;
   const words = [call.model];
-  if (asked !== null || said !== null) words.push(`${number(asked)} + ${number(said)} tokens`);
+  if (promptTokens !== null || replyTokens !== null) words.push(`${number(promptTokens)} + ${number(replyTokens)} tokens`);
   if (call.cached) words.push("from the cache");
   else if (call.cost) words.push(`$${number(call.cost, 3)}`);
   if (call.finish && call.finish !== "stop") words.push(`ended by ${call.finish}`);
   return words.filter(Boolean).join(" · ");
 }
 
-/** <x-conversation>: show(calls, texts); a repair shows what was said after the question before it. */
+/** <x-conversation>: show(calls, texts); a repair shows only the messages after those of the call before it. */
 class Conversation extends HTMLElement {
   show(calls, texts) {
     const parts = calls.map((call, i) => {

@@ -1,4 +1,4 @@
-// One episode: the picture and what was said, step by step.
+// One episode step by step: its pictures and conversations.
 
 const PLAY_MS = 400;
 
@@ -58,7 +58,7 @@ class Episode extends HTMLElement {
         { class: "bar" },
         h("a", { href: link(`episodes/${run.key}`) }, "← Episodes"),
         h("strong", {}, `Episode ${content.episode}`),
-        ...numbers.map((each) => (typeof each === "string" ? h("span", {}, each) : each)),
+        ...numbers.map((text) => (typeof text === "string" ? h("span", {}, text) : text)),
         h("span", { class: "faint" }, run.label),
         content.players > 1 ? h("label", {}, "Player ", this.choice) : null,
       ),
@@ -68,7 +68,7 @@ class Episode extends HTMLElement {
         h(
           "div",
           { class: "left" },
-          content.frames ? this.frame : h("p", { class: "faint none" }, "No film of this episode (play.videos)."),
+          content.frames ? this.frame : h("p", { class: "faint none" }, "No video of this episode (play.videos)."),
           h(
             "div",
             { class: "controls" },
@@ -120,11 +120,11 @@ class Episode extends HTMLElement {
     const frames = this.content.frames;
     if (!frames) return;
     const at = Math.min(this.step, frames.count - 1);
-    const each = frames.across * frames.down;
-    const sheet = Math.floor(at / each);
-    const [x, y] = [at % frames.across, Math.floor((at % each) / frames.across)];
-    const left = frames.count - sheet * each;
-    const rows = Math.min(frames.down, Math.ceil(left / frames.across));
+    const perSheet = frames.across * frames.down;
+    const sheet = Math.floor(at / perSheet);
+    const [x, y] = [at % frames.across, Math.floor((at % perSheet) / frames.across)];
+    const remaining = frames.count - sheet * perSheet;
+    const rows = Math.min(frames.down, Math.ceil(remaining / frames.across));
     Object.assign(this.frame.style, {
       backgroundImage: `url("data/${this.run.key}/${frames.sheets[sheet]}")`,
       backgroundSize: `${frames.across * 100}% ${rows * 100}%`,
@@ -138,7 +138,7 @@ class Episode extends HTMLElement {
   }
 
   line(step) {
-    return this.lines(step).find((each) => each.player === this.player);
+    return this.lines(step).find((line) => line.player === this.player);
   }
 
   drawTalk() {
@@ -172,13 +172,13 @@ class Episode extends HTMLElement {
   }
 
   badges(line) {
-    const found = [];
-    const faults = line.calls.filter((call) => call.valid === false).map((call) => call.fault || "not understood");
-    for (const fault of faults) found.push(badge(`invalid: ${fault}`, "bad"));
-    if (line.invalid && !faults.length) found.push(badge("invalid: the call log does not say why", "bad"));
-    if (line.valid === false) found.push(badge("no valid reply: this action was taken instead", "bad"));
-    if (line.asked === false) found.push(badge("not asked: the action before goes on", ""));
-    return found.length ? [h("p", { class: "badges" }, ...found)] : [];
+    const badges = [];
+    const faults = line.calls.filter((call) => call.valid === false).map((call) => call.fault || "cannot be parsed");
+    for (const fault of faults) badges.push(badge(`invalid: ${fault}`, "bad"));
+    if (line.invalid && !faults.length) badges.push(badge("invalid: the call log has no reason", "bad"));
+    if (line.valid === false) badges.push(badge("no valid reply: this action is a fallback", "bad"));
+    if (line.asked === false) badges.push(badge("no call: the previous action continues", ""));
+    return badges.length ? [h("p", { class: "badges" }, ...badges)] : [];
   }
 
   isInvalid(step) {
@@ -230,12 +230,12 @@ class Episode extends HTMLElement {
       sum += reward;
       return { step: i, reward, sum, invalid: this.isInvalid(i) };
     });
-    this.returns = steps.map((each) => each.sum);
+    this.returns = steps.map((step) => step.sum);
     const width = this.chart.clientWidth || 480;
     if (width === this.drawn?.width && this.player === this.drawn.player) return;
     this.drawn = { width, player: this.player };
     const x = { domain: [-0.5, this.last + 0.5], label: null };
-    // A line of zeros has no range of its own.
+    // A line of zeros has an empty range.
     const around = (name) => {
       const [low, high] = d3.extent([0, ...steps.map((d) => d[name])]);
       return { label: null, ticks: 3, nice: true, grid: true, domain: low < high ? [low, high] : [-1, 1] };

@@ -13,10 +13,10 @@ const EPISODE_COLUMNS = [
     number: true,
     cell: (row) => (row.invalid ? badge(number(row.invalid), "bad") : number(row.invalid)),
   },
-  { name: "fallbacks", title: "without a reply", number: true },
+  { name: "fallbacks", title: "fallbacks", number: true },
   { name: "tokens", title: "tokens", number: true },
   { name: "end", title: "end" },
-  { name: "recorded", title: "steps kept", cell: yesNo("recorded") },
+  { name: "recorded", title: "steps recorded", cell: yesNo("recorded") },
 ];
 
 class Episodes extends HTMLElement {
@@ -24,11 +24,11 @@ class Episodes extends HTMLElement {
     this.run = run;
     this.rows = content.episodes;
     this.invalid = h("input", { type: "checkbox", checked: query.get("invalid") === "1", onchange: () => this.draw() });
-    this.least = h("input", {
+    this.minReturn = h("input", {
       type: "number",
       step: "any",
       value: query.get("least") ?? "",
-      "aria-label": "least return",
+      "aria-label": "minimum return",
       oninput: () => this.draw(),
     });
     this.count = h("span", { class: "faint", role: "status" });
@@ -36,9 +36,9 @@ class Episodes extends HTMLElement {
     const bar = h(
       "div",
       { class: "bar" },
-      runChooser(index, run.key, (each) => each.episodes > 0, (key) => link(`episodes/${key}`)),
+      runChooser(index, run.key, (candidate) => candidate.episodes > 0, (key) => link(`episodes/${key}`)),
       h("label", {}, this.invalid, " has invalid replies"),
-      h("label", {}, "return at least ", this.least),
+      h("label", {}, "return at least ", this.minReturn),
       this.count,
       h("span", { class: "faint" }, "Click an episode to see it step by step."),
     );
@@ -47,15 +47,15 @@ class Episodes extends HTMLElement {
   }
 
   draw() {
-    const least = this.least.value === "" ? null : Number(this.least.value);
+    const minReturn = this.minReturn.value === "" ? null : Number(this.minReturn.value);
     const rows = this.rows.filter(
-      (row) => (!this.invalid.checked || row.invalid > 0) && (least === null || row.return >= least),
+      (row) => (!this.invalid.checked || row.invalid > 0) && (minReturn === null || row.return >= minReturn),
     );
     this.count.textContent = `${number(rows.length)} of ${plural(this.rows.length, "episode")}`;
-    remember(`episodes/${this.run.key}`, { invalid: this.invalid.checked ? "1" : "", least: this.least.value });
+    remember(`episodes/${this.run.key}`, { invalid: this.invalid.checked ? "1" : "", least: this.minReturn.value });
     this.table.set(EPISODE_COLUMNS, rows, (row) => {
       if (row.recorded) location.hash = link(`episode/${this.run.key}/${row.episode}`);
-      else this.count.textContent = `Steps of episode ${row.episode} were not written down (play.records).`;
+      else this.count.textContent = `The steps of episode ${row.episode} were not recorded (play.records).`;
     });
   }
 }

@@ -1,4 +1,4 @@
-// The frame around all views, and which of them the address asks for.
+// The frame around all views, and the choice of the view by the address.
 
 class Explorer extends HTMLElement {
   async connectedCallback() {
@@ -18,18 +18,18 @@ class Explorer extends HTMLElement {
       const index = await load("index", "index");
       this.where.textContent = index.folder;
       this.drawTabs(index, view);
-      const run = index.runs.find((each) => each.key === key) ?? index.runs.find((each) => each.episodes > 0) ?? index.runs[0];
+      const run = index.runs.find((candidate) => candidate.key === key) ?? index.runs.find((candidate) => candidate.episodes > 0) ?? index.runs[0];
       const page = document.createElement(`x-${["runs", "episodes", "episode", "timeline"].includes(view) ? view : "runs"}`);
-      let given = [index, query];
-      if (view === "episodes") given = [index, run, await loadRun(run.key), query];
+      let viewArguments = [index, query];
+      if (view === "episodes") viewArguments = [index, run, await loadRun(run.key), query];
       if (view === "episode") {
         const content = await loadRun(run.key);
-        const row = content.episodes.find((each) => each.episode === Number(number));
+        const row = content.episodes.find((episode) => episode.episode === Number(number));
         if (!row?.recorded) throw new Error(`${run.label} has no steps of episode ${number}`);
-        given = [index, run, await loadPart(run.key, `e${row.episode}`), row, query];
+        viewArguments = [index, run, await loadPart(run.key, `e${row.episode}`), row, query];
       }
       this.view.replaceChildren(page);
-      await page.show(...given);
+      await page.show(...viewArguments);
     } catch (error) {
       this.view.replaceChildren(h("p", { class: "none" }, badge("cannot be shown", "bad"), ` ${error.message}`));
     }

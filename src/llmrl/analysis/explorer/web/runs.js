@@ -1,7 +1,7 @@
-// The list of runs, with a filter over what describes them.
+// The list of runs, with a filter over their descriptions.
 
 const RUN_COLUMNS = [
-  { name: "short", title: "run", width: "minmax(14rem, 5fr)", cell: (run) => h("span", { title: run.label }, run.told) },
+  { name: "short", title: "run", width: "minmax(14rem, 5fr)", cell: (run) => h("span", { title: run.label }, run.shortLabel) },
   { name: "seed", title: "seed", width: "4rem", number: true },
   { name: "env", title: "env" },
   { name: "agent", title: "agent" },
@@ -12,7 +12,7 @@ const RUN_COLUMNS = [
   { name: "proposals", title: "proposals", width: "6.5rem", number: true },
 ];
 
-const describing = (run) => [run.label, run.env, run.agent, run.principal, run.state, run.llm].join(" ");
+const description = (run) => [run.label, run.env, run.agent, run.principal, run.state, run.llm].join(" ");
 
 class Runs extends HTMLElement {
   show(index, query) {
@@ -25,29 +25,29 @@ class Runs extends HTMLElement {
     });
     this.count = h("span", { class: "faint", role: "status" });
     this.table = document.createElement("x-table");
-    const bar = h("div", { class: "bar" }, h("label", {}, "Filter ", this.filter), this.count, h("span", { class: "faint" }, "Click a run for what it did."));
+    const bar = h("div", { class: "bar" }, h("label", {}, "Filter ", this.filter), this.count, h("span", { class: "faint" }, "Click a run to see its episodes or proposals."));
     this.replaceChildren(bar, this.problems(index), this.table);
     this.draw(index);
   }
 
   problems(index) {
-    const found = index.runs.flatMap((run) =>
+    const errors = index.runs.flatMap((run) =>
       [run.error, ...run.problems].filter(Boolean).map((text) => h("li", {}, `${run.label}: ${text}`)),
     );
-    if (!found.length) return "";
-    return h("details", { class: "folded" }, h("summary", {}, plural(found.length, "error")), h("ul", {}, ...found));
+    if (!errors.length) return "";
+    return h("details", { class: "folded" }, h("summary", {}, plural(errors.length, "error")), h("ul", {}, ...errors));
   }
 
   draw(index) {
-    const told = shortLabels(index.runs, (run) => run.short);
-    for (const run of index.runs) run.told = told.get(run.key);
-    const rows = index.runs.filter((run) => matches(describing(run), this.filter.value));
+    const labels = shortLabels(index.runs, (run) => run.short);
+    for (const run of index.runs) run.shortLabel = labels.get(run.key);
+    const rows = index.runs.filter((run) => matches(description(run), this.filter.value));
     this.count.textContent = `${number(rows.length)} of ${plural(index.runs.length, "run")}`;
     remember("runs", { filter: this.filter.value });
-    // What no run has takes no room.
+    // Columns that are empty for all runs are left out.
     const isEmpty = (value) => value === undefined || value === null || value === "";
-    const says = (name, value) => (name === "episodes" || name === "proposals" ? value > 0 : !isEmpty(value));
-    const columns = RUN_COLUMNS.filter(({ name }) => name === "short" || index.runs.some((run) => says(name, run[name])));
+    const isShown = (name, value) => (name === "episodes" || name === "proposals" ? value > 0 : !isEmpty(value));
+    const columns = RUN_COLUMNS.filter(({ name }) => name === "short" || index.runs.some((run) => isShown(name, run[name])));
     this.table.set(columns, rows, (run) => {
       location.hash = run.proposals && !run.episodes ? link("timeline", { runs: run.key }) : link(`episodes/${run.key}`);
     });

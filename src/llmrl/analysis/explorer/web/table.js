@@ -1,4 +1,4 @@
-// <x-table>: a table of which only the rows in sight are in the page. Arrow keys move, Enter opens.
+// <x-table>: a table with only its visible rows in the page. Arrow keys move, Enter opens.
 
 const ROW = 32;
 const BEYOND = 6;
@@ -64,10 +64,10 @@ class Table extends HTMLElement {
   draw() {
     if (!this.rows) return;
     const first = Math.max(0, Math.floor(this.scroller.scrollTop / ROW) - BEYOND);
-    const most = Math.ceil(this.scroller.clientHeight / ROW) + 2 * BEYOND;
-    const seen = this.rows.slice(first, first + most);
+    const count = Math.ceil(this.scroller.clientHeight / ROW) + 2 * BEYOND;
+    const visible = this.rows.slice(first, first + count);
     this.body.replaceChildren(
-      ...seen.map((row, i) => {
+      ...visible.map((row, i) => {
         const at = first + i;
         return h(
           "div",

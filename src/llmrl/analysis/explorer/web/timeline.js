@@ -1,8 +1,8 @@
-// The mechanism timeline: what was proposed, what it was worth, and the talk behind it.
+// The timeline of a principal: proposals, their objectives, and the conversations behind them.
 
-const MOST_RUNS = 8;
+const MAX_RUNS = 8;
 
-/** The first run of each group, then the others: groups are compared before seeds are. */
+/** Returns the first run of each group, then the others, so that groups are compared first. */
 function firstOfEach(runs) {
   const seen = new Set();
   const isFirst = (run) => !seen.has(run.short) && seen.add(run.short);
@@ -16,8 +16,8 @@ class Timeline extends HTMLElement {
     this.runs = index.runs.filter((run) => run.proposals > 0);
     this.short = shortLabels(this.runs);
     const known = new Set(this.runs.map((run) => run.key));
-    const asked = (query.get("runs") ?? "").split(",").filter((key) => known.has(key));
-    this.chosen = new Set(asked.length ? asked : firstOfEach(this.runs).slice(0, 2).map((run) => run.key));
+    const requested = (query.get("runs") ?? "").split(",").filter((key) => known.has(key));
+    this.chosen = new Set(requested.length ? requested : firstOfEach(this.runs).slice(0, 2).map((run) => run.key));
     this.filter = h("input", {
       type: "search",
       placeholder: "filter runs",
@@ -35,7 +35,7 @@ class Timeline extends HTMLElement {
     }
     this.drawRuns();
     await this.draw();
-    // The talk at the side takes room from the charts.
+    // The conversation at the side reduces the width of the charts.
     this.observer = new ResizeObserver(() => this.width !== this.drawn && this.redraw());
     this.observer.observe(this.charts);
     const [run, at] = (query.get("open") ?? "").split(".");
@@ -43,7 +43,7 @@ class Timeline extends HTMLElement {
   }
 
   drawRuns() {
-    const shown = this.runs.filter((run) => matches(describing(run), this.filter.value));
+    const shown = this.runs.filter((run) => matches(description(run), this.filter.value));
     this.list.replaceChildren(
       ...shown.map((run) =>
         h(
@@ -54,14 +54,14 @@ class Timeline extends HTMLElement {
             checked: this.chosen.has(run.key),
             onchange: (event) => this.toggle(run.key, event.target.checked),
           }),
-          h("span", { class: "swatch", style: { background: this.colour(run.key) } }),
+          h("span", { class: "swatch", style: { background: this.color(run.key) } }),
           h("span", {}, this.short.get(run.key)),
         ),
       ),
     );
   }
 
-  colour(key) {
+  color(key) {
     const shades = d3.schemeTableau10;
     return shades[this.runs.findIndex((run) => run.key === key) % shades.length];
   }
@@ -79,7 +79,7 @@ class Timeline extends HTMLElement {
   async draw() {
     const turn = (this.turn = (this.turn ?? 0) + 1);
     const keys = this.runs.map((run) => run.key).filter((key) => this.chosen.has(key));
-    const contents = await Promise.all(keys.slice(0, MOST_RUNS).map(loadRun));
+    const contents = await Promise.all(keys.slice(0, MAX_RUNS).map(loadRun));
     if (turn !== this.turn) return;
     this.contents = new Map(contents.map((content) => [content.key, content]));
     this.opened = null;
@@ -93,18 +93,18 @@ class Timeline extends HTMLElement {
     const keys = [...this.chosen];
     this.drawn = this.width;
     const rows = contents.flatMap((content) =>
-      content.proposals.map((each, at) => ({ ...each, run: content.key, at, place: at + 1 })),
+      content.proposals.map((proposal, at) => ({ ...proposal, run: content.key, at, place: at + 1 })),
     );
     const parts = [];
-    if (keys.length > MOST_RUNS) parts.push(h("p", { class: "faint" }, `The first ${MOST_RUNS} runs are drawn.`));
+    if (keys.length > MAX_RUNS) parts.push(h("p", { class: "faint" }, `The first ${MAX_RUNS} runs are drawn.`));
     if (!rows.length) parts.push(h("p", { class: "faint none" }, "Choose a run at the left."));
     else {
       parts.push(
         h("h3", {}, "Objective of each proposal, with its 95 % interval"),
-        h("p", { class: "faint" }, "Click a proposal, or press Enter on it, for the talk behind it. Hollow: a fallback, no model's own."),
+        h("p", { class: "faint" }, "Click a proposal, or press Enter on it, for its conversation with the model. Hollow: a fallback without a valid reply."),
         this.objective(rows),
         ...this.multiples(contents, "welfare", "Welfare"),
-        ...this.multiples(contents, "behaviour", "Behaviour while it was judged"),
+        ...this.multiples(contents, "behavior", "Behavior in the validation episodes"),
         ...this.parameters(contents),
       );
     }
@@ -119,8 +119,8 @@ class Timeline extends HTMLElement {
   }
 
   x(rows) {
-    const most = d3.max(rows, (d) => d.place) ?? 1;
-    return { domain: [0.5, most + 0.5], label: "proposal", ticks: Math.min(most, 10), tickFormat: (d) => (Number.isInteger(d) ? d : "") };
+    const last = d3.max(rows, (d) => d.place) ?? 1;
+    return { domain: [0.5, last + 0.5], label: "proposal", ticks: Math.min(last, 10), tickFormat: (d) => (Number.isInteger(d) ? d : "") };
   }
 
   objective(rows) {
@@ -132,19 +132,19 @@ class Timeline extends HTMLElement {
       x: this.x(rows),
       y: { label: "objective", grid: true, nice: true },
       marks: [
-        Plot.line(rows, { x: "place", y: "objective", z: "run", stroke: (d) => this.colour(d.run), strokeOpacity: 0.35 }),
+        Plot.line(rows, { x: "place", y: "objective", z: "run", stroke: (d) => this.color(d.run), strokeOpacity: 0.35 }),
         Plot.ruleX(rows.filter((d) => d.low !== null && d.low !== d.high), {
           x: "place",
           y1: "low",
           y2: "high",
-          stroke: (d) => this.colour(d.run),
+          stroke: (d) => this.color(d.run),
           strokeOpacity: 0.6,
         }),
         Plot.dot(rows, {
           x: "place",
           y: "objective",
-          stroke: (d) => this.colour(d.run),
-          fill: (d) => (d.fallback ? css("--page") : this.colour(d.run)),
+          stroke: (d) => this.color(d.run),
+          fill: (d) => (d.fallback ? css("--page") : this.color(d.run)),
           r: 5,
         }),
       ],
@@ -153,17 +153,17 @@ class Timeline extends HTMLElement {
     return plot;
   }
 
-  /** Makes the dots of a plot buttons; its marks know their data by their place in it. */
+  /** Makes the dots of a plot buttons; each mark has the index of its row. */
   clickable(plot, rows) {
     for (const dot of plot.querySelectorAll("[aria-label=dot] circle, [aria-label=dot] path, [aria-label=cell] rect")) {
       const row = rows[dot.__data__];
       if (!row) continue;
       const name = this.short.get(row.run);
-      const told = `${name}, proposal ${row.place}${row.name ? `, ${row.name} ${number(row.value)}` : `, objective ${number(row.objective)}`}`;
+      const label = `${name}, proposal ${row.place}${row.name ? `, ${row.name} ${number(row.value)}` : `, objective ${number(row.objective)}`}`;
       const title = document.createElementNS("http://www.w3.org/2000/svg", "title");
-      title.textContent = told;
+      title.textContent = label;
       dot.append(title);
-      for (const [key, value] of Object.entries({ class: "mark", role: "button", tabindex: row.name ? -1 : 0, "aria-label": told }))
+      for (const [key, value] of Object.entries({ class: "mark", role: "button", tabindex: row.name ? -1 : 0, "aria-label": label }))
         dot.setAttribute(key, value);
       dot.addEventListener("click", () => this.open(row));
       dot.addEventListener("keydown", (event) => {
@@ -192,8 +192,8 @@ class Timeline extends HTMLElement {
         x: { ...this.x(rows), label: null, ticks: 4 },
         y: { label: null, ticks: 4, grid: true, nice: true, tickFormat: (d) => number(d) },
         marks: [
-          Plot.line(rows, { x: "place", y: "value", z: "run", stroke: (d) => this.colour(d.run), strokeOpacity: 0.6 }),
-          Plot.dot(rows, { x: "place", y: "value", fill: (d) => this.colour(d.run), r: 2.5 }),
+          Plot.line(rows, { x: "place", y: "value", z: "run", stroke: (d) => this.color(d.run), strokeOpacity: 0.6 }),
+          Plot.dot(rows, { x: "place", y: "value", fill: (d) => this.color(d.run), r: 2.5 }),
         ],
       });
       this.clickable(plot, rows);
@@ -202,21 +202,21 @@ class Timeline extends HTMLElement {
     return [h("h3", {}, title), h("div", { class: "multiples" }, ...plots)];
   }
 
-  /** Each parameter as a strip of cells: pale the least of all runs, dark the most. */
+  /** Returns each parameter as a strip of cells, from pale (minimum of all runs) to dark (maximum). */
   parameters(contents) {
     const ends = new Map();
-    for (const each of contents.flatMap((content) => content.proposals))
-      for (const [name, value] of Object.entries(each.parameters))
+    for (const proposal of contents.flatMap((content) => content.proposals))
+      for (const [name, value] of Object.entries(proposal.parameters))
         ends.set(name, [Math.min(value, ends.get(name)?.[0] ?? value), Math.max(value, ends.get(name)?.[1] ?? value)]);
     if (!ends.size) return [];
     const names = [...ends.keys()].slice(0, 40);
     const plots = contents.map((content) => {
-      const rows = content.proposals.flatMap((each, at) =>
+      const rows = content.proposals.flatMap((proposal, at) =>
         names
-          .filter((name) => name in each.parameters)
+          .filter((name) => name in proposal.parameters)
           .map((name) => {
             const [low, high] = ends.get(name);
-            const value = each.parameters[name];
+            const value = proposal.parameters[name];
             return { run: content.key, at, place: at + 1, name, value, share: high > low ? (value - low) / (high - low) : 0.5 };
           }),
       );
@@ -229,20 +229,20 @@ class Timeline extends HTMLElement {
         style: { background: "none" },
         x: { label: null, type: "band", tickFormat: (d) => (d % Math.ceil(content.proposals.length / 20) === 0 || d === 1 ? d : "") },
         y: { label: null, domain: names },
-        color: { type: "linear", domain: [-0.15, 1], range: [css("--page"), this.colour(content.key)] },
+        color: { type: "linear", domain: [-0.15, 1], range: [css("--page"), this.color(content.key)] },
         marks: [Plot.cell(rows, { x: "place", y: "name", fill: "share", inset: 0.5 })],
       });
       this.clickable(plot, rows);
       return h("figure", { class: "strip-figure" }, h("figcaption", {}, this.short.get(content.key)), plot);
     });
-    return [h("h3", {}, "Parameters, pale the least and full the most of the runs shown"), ...plots];
+    return [h("h3", {}, "Parameters, from pale (minimum of the runs shown) to dark (maximum)"), ...plots];
   }
 
   async open({ run, at }) {
     const content = this.contents.get(run);
     const proposal = content?.proposals[at];
     if (!proposal) return;
-    const name = this.runs.find((each) => each.key === run).label;
+    const name = this.runs.find((candidate) => candidate.key === run).label;
     const where = `${name} · step ${proposal.step}${proposal.context ? ` · context ${proposal.context}` : ""}`;
     const interval = proposal.low === null ? "" : ` (95 % ${number(proposal.low)} to ${number(proposal.high)})`;
     const go = (to) => h("button", { disabled: !content.proposals[to], onclick: () => this.open({ run, at: to }) }, to < at ? "‹" : "›");
@@ -259,7 +259,7 @@ class Timeline extends HTMLElement {
       ),
       h("p", { class: "faint" }, where),
       h("p", {}, h("strong", {}, `objective ${number(proposal.objective)}`), interval, h("span", { class: "faint" }, ` over ${plural(proposal.episodes, "episode")}`)),
-      proposal.fallback ? h("p", {}, badge("fallback: no valid reply, something else took its place", "bad")) : "",
+      proposal.fallback ? h("p", {}, badge("fallback: no reply was valid", "bad")) : "",
       this.numbers(proposal),
       proposal.reasoning ? block("Reasoning", proposal.reasoning, "thought") : "",
       talk,
@@ -268,7 +268,7 @@ class Timeline extends HTMLElement {
     this.selected(run, at);
     remember("timeline", { runs: [...this.contents.keys()].join(","), open: `${run}.${at}` });
     if (proposal.talk === null) {
-      talk.replaceChildren(h("p", { class: "faint" }, "No question to a language model is known for this proposal."));
+      talk.replaceChildren(h("p", { class: "faint" }, "This proposal has no conversation with a language model."));
       return;
     }
     const part = await loadPart(run, `t${Math.floor(proposal.talk / content.chunk)}`);
@@ -277,13 +277,13 @@ class Timeline extends HTMLElement {
 
   numbers(proposal) {
     const entries = Object.entries(proposal.parameters);
-    const most = Math.max(...entries.map(([, value]) => Math.abs(value)), 1e-12);
+    const maximum = Math.max(...entries.map(([, value]) => Math.abs(value)), 1e-12);
     return h(
       "div",
       { class: "numbers" },
       ...entries.flatMap(([name, value]) => [
         h("span", {}, name),
-        h("span", { class: "bar-cell" }, h("span", { class: value < 0 ? "fill minus" : "fill", style: { width: `${(100 * Math.abs(value)) / most}%` } })),
+        h("span", { class: "bar-cell" }, h("span", { class: value < 0 ? "fill minus" : "fill", style: { width: `${(100 * Math.abs(value)) / maximum}%` } })),
         h("span", { class: "number" }, number(value)),
       ]),
     );

@@ -1,4 +1,4 @@
-"""Environments as arrays: many games in lock step, each equal to Gymnasium's own step for step."""
+"""Environments as arrays: many games in lock step, each equal to Gymnasium's own at every step."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ BATCHED: Mapping[str, Make] = {
     "llmrl/Navigation-v0": _task("llmrl/Navigation-v0"),
     "llmrl/Pong-v0": _task("llmrl/Pong-v0"),
 }
-"""Id -> what makes games of it from arguments of the environment, a horizon, and their number."""
+"""Id -> factory of games, given arguments of the environment, a horizon, and the number of games."""
 
 
 def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> Games | None:
-    """`n` games of environment `id` as arrays; None where there is no such engine, or not with these arguments.
+    """Return `n` games of environment `id` as arrays; None if there is no such engine, or not with these arguments.
 
     Args:
         id: Gymnasium's id.
@@ -84,10 +84,10 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     import gymnasium
 
     from llmrl.envs.gym import tasks
-    from llmrl.envs.gym.faults import REFUSALS, refused
+    from llmrl.envs.gym.faults import CREATION_ERRORS, creation_error
 
     tasks.register()
-    # Other versions of Gymnasium have other environments.
+    # Other versions of Gymnasium have other environments, so the id may be unknown.
     if id not in gymnasium.registry:
         return None
     spec = gymnasium.spec(id)
@@ -96,6 +96,6 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     except TypeError as fault:
         if "argument" not in str(fault):
             raise
-        raise refused(id, kwargs, fault) from fault
-    except REFUSALS as fault:
-        raise refused(id, kwargs, fault) from fault
+        raise creation_error(id, kwargs, fault) from fault
+    except CREATION_ERRORS as fault:
+        raise creation_error(id, kwargs, fault) from fault

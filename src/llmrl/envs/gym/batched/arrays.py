@@ -19,7 +19,7 @@ _BLOCK = 64
 
 
 class ArrayGames(ABC):
-    """Base class of `Games` whose state is arrays.
+    """Base class of `Games` whose state consists of arrays.
 
     Args:
         n: number of games.
@@ -34,8 +34,8 @@ class ArrayGames(ABC):
         self.infos: Sequence[Mapping[str, Any]] = ({},) * n
         self._tick = 0
         self._began: NDArray[np.int64] = np.zeros(n, dtype=np.int64)
-        """Tick at which each game would have begun if it had been advanced at every tick since."""
-        self._first_cut = 0
+        """Tick at which each game would have begun if it had been advanced at every tick since then."""
+        self._next_truncation = 0
         """No game is truncated before this tick."""
 
     @property
@@ -44,8 +44,8 @@ class ArrayGames(ABC):
         return self._tick - self._began
 
     @abstractmethod
-    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        """Put games `chosen` [m] into start states, drawn from the generators `sources` [m]."""
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        """Put games `indices` [m] into start states, drawn from the generators `sources` [m]."""
 
     @abstractmethod
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
@@ -63,20 +63,20 @@ class ArrayGames(ABC):
         """Return a frame of one game, [height, width, 3]."""
 
     def reset(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> NDArray[Any]:
-        chosen = np.flatnonzero(mask)
-        self.start(chosen, generators(np.asarray(seeds)[chosen]))
+        games = np.flatnonzero(mask)
+        self.start(games, generators(np.asarray(seeds)[games]))
         return self.observe()
 
-    def start(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        """Start games `chosen` [m], which draw from the generators `sources` [m]."""
-        self.begin(chosen, sources)
-        self._began[chosen] = self._tick
-        self._first_cut = int(self._began.min()) + (self.horizon or 0)
+    def start(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        """Start games `indices` [m], which draw from the generators `sources` [m]."""
+        self.begin(indices, sources)
+        self._began[indices] = self._tick
+        self._next_truncation = int(self._began.min()) + (self.horizon or 0)
 
     def step(
         self, actions: Any, playing: NDArray[np.bool_]
     ) -> tuple[NDArray[Any], NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]]:
-        # NumPy's calls cost more than its arithmetic here, so most steps skip what they do not need.
+        # The overhead of NumPy's calls exceeds their arithmetic here, so most steps skip what they do not need.
         self._tick += 1
         if np.count_nonzero(playing) == self.n:
             reward, terminated = self.advance(actions, None)
@@ -84,7 +84,7 @@ class ArrayGames(ABC):
             self._began += ~playing
             reward, terminated = self.advance(actions, playing)
             reward, terminated = reward * playing, terminated & playing
-        if self.horizon is None or self._tick < self._first_cut:
+        if self.horizon is None or self._tick < self._next_truncation:
             truncated = np.zeros(self.n, dtype=bool)
         else:
             truncated = playing & (self.time >= self.horizon)
@@ -108,35 +108,35 @@ class BufferedRandom:
     def __init__(self, n: int, width: int, kind: Literal["random", "standard_normal"] = "random") -> None:
         self._kind = kind
         self._block = np.zeros((n, _BLOCK, width))
-        self._at = np.zeros(n, dtype=np.int64)
+        self._positions = np.zeros(n, dtype=np.int64)
         self._games = np.arange(n)
-        self._rest = _BLOCK
-        """Number of steps for which every game still has numbers."""
+        self._remaining = _BLOCK
+        """Number of steps for which every game has buffered numbers."""
         self._generators: list[np.random.Generator | None] = [None] * n
 
-    def start(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        """Draw the numbers of games `chosen` [m] from the generators `sources` [m] from now on."""
-        for game, source in zip(chosen.tolist(), sources, strict=True):
+    def start(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        """Draw the numbers of games `indices` [m] from the generators `sources` [m] from now on."""
+        for game, source in zip(indices.tolist(), sources, strict=True):
             self._generators[game] = source
             self._fill(game)
-        self._rest = _BLOCK - int(self._at.max())
+        self._remaining = _BLOCK - int(self._positions.max())
 
     def take(self, playing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Return the next numbers of all games, [n, width], and advance games that are `playing` [n] (None: all)."""
-        numbers = self._block[self._games, self._at]
-        self._at += True if playing is None else playing
-        self._rest -= 1
-        if self._rest == 0:
-            for game in np.flatnonzero(self._at == _BLOCK).tolist():
+        numbers = self._block[self._games, self._positions]
+        self._positions += True if playing is None else playing
+        self._remaining -= 1
+        if self._remaining == 0:
+            for game in np.flatnonzero(self._positions == _BLOCK).tolist():
                 self._fill(game)
-            self._rest = _BLOCK - int(self._at.max())
+            self._remaining = _BLOCK - int(self._positions.max())
         return numbers
 
     def _fill(self, game: int) -> None:
         source = self._generators[game]
         if source is not None:
             getattr(source, self._kind)(out=self._block[game])
-        self._at[game] = 0
+        self._positions[game] = 0
 
 
 def choices(actions: Any, n: int) -> NDArray[np.int64]:
@@ -145,14 +145,14 @@ def choices(actions: Any, n: int) -> NDArray[np.int64]:
     Raises:
         ValueError: an action is not in 0 .. n - 1.
     """
-    chosen = np.ascontiguousarray(actions, dtype=np.int64)
-    # One comparison for both bounds: as unsigned numbers, negative ones are the largest.
-    if np.count_nonzero(chosen.view(np.uint64) >= n):
-        raise ValueError(f"actions must be 0 to {n - 1}, got {chosen.min()} to {chosen.max()}")
-    return chosen
+    indices = np.ascontiguousarray(actions, dtype=np.int64)
+    # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
+    if np.count_nonzero(indices.view(np.uint64) >= n):
+        raise ValueError(f"actions must be 0 to {n - 1}, got {indices.min()} to {indices.max()}")
+    return indices
 
 
-def picture(env: Any) -> NDArray[np.uint8]:
+def render_frame(env: Any) -> NDArray[np.uint8]:
     """Return the frame that a Gymnasium environment renders, [height, width, 3]."""
-    drawn: NDArray[np.uint8] = np.asarray(env.render())
-    return drawn
+    image: NDArray[np.uint8] = np.asarray(env.render())
+    return image

@@ -1,7 +1,7 @@
-"""Many generators at once, each the one that `numpy.random.default_rng` makes of its seed.
+"""Many random generators at once, each equal to `numpy.random.default_rng(seed)`.
 
 NumPy hashes one seed at a time, which takes longer than playing a short episode. The algorithm is O'Neill's seed
-sequence; NumPy documents it as one that will not change (`numpy.random.SeedSequence`).
+sequence; NumPy documents that it will not change (`numpy.random.SeedSequence`).
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 
 _POOL = 4
 _STATE = 8
-"""32-bit words of a seed's pool, and of the state of PCG64."""
+"""Number of 32-bit words of a seed's pool, and of the state of PCG64."""
 _SHIFT = np.uint32(16)
-_LEFT, _RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
+_MIX_LEFT, _MIX_RIGHT = np.uint32(0xCA01F9DD), np.uint32(0x4973F715)
 
 
-def _constants(first: int, factor: int, n: int) -> NDArray[np.uint32]:
-    """first, first * factor, ..., n + 1 of them, as a column modulo 2^32."""
-    row = [first * pow(factor, i, 2**32) % 2**32 for i in range(n + 1)]
+def _constants(start: int, factor: int, n: int) -> NDArray[np.uint32]:
+    """Return start, start * factor, ... modulo 2**32, n + 1 numbers, as a column."""
+    row = [start * pow(factor, i, 2**32) % 2**32 for i in range(n + 1)]
     return np.array(row, dtype=np.uint32)[:, None]
 
 
 _FILL = _constants(0x43B0D7E5, 0x931E8875, _POOL + _POOL * (_POOL - 1))
 _DRAW = _constants(0x8B51F9DD, 0x58F38DED, _STATE)
-_OTHERS = [np.array([j for j in range(_POOL) if j != i]) for i in range(_POOL)]
+_TARGETS = [np.array([j for j in range(_POOL) if j != i]) for i in range(_POOL)]
 
 
 class _Words(ISeedSequence):
-    """A seed sequence that has been worked out already."""
+    """A seed sequence with precomputed words."""
 
     def __init__(self, words: NDArray[np.uint64]) -> None:
         self._words = words
@@ -39,7 +39,7 @@ class _Words(ISeedSequence):
 
 
 def generators(seeds: NDArray[np.int64]) -> list[np.random.Generator]:
-    """A generator for each of `seeds` [m], the same as `gymnasium.Env.reset(seed=…)` makes.
+    """Return a generator for each of `seeds` [m], the same as `gymnasium.Env.reset(seed=...)` makes.
 
     Raises:
         ValueError: a negative seed.
@@ -49,19 +49,19 @@ def generators(seeds: NDArray[np.int64]) -> list[np.random.Generator]:
         raise ValueError(f"seeds must not be negative, got {seeds.min()}")
     pool = np.zeros((_POOL, len(seeds)), dtype=np.uint32)
     pool[:2] = np.ascontiguousarray(seeds, dtype="<i8").view("<u4").reshape(-1, 2).T
-    pool = _hashed(pool, _FILL[: _POOL + 1])
+    pool = _hash(pool, _FILL[: _POOL + 1])
     at = _POOL
-    for source, others in enumerate(_OTHERS):
-        mixed = _LEFT * pool[others] - _RIGHT * _hashed(pool[source], _FILL[at : at + _POOL])
-        pool[others] = mixed ^ (mixed >> _SHIFT)
-        at += len(others)
-    words = _hashed(np.tile(pool, (_STATE // _POOL, 1)), _DRAW)
+    for source, targets in enumerate(_TARGETS):
+        mixture = _MIX_LEFT * pool[targets] - _MIX_RIGHT * _hash(pool[source], _FILL[at : at + _POOL])
+        pool[targets] = mixture ^ (mixture >> _SHIFT)
+        at += len(targets)
+    words = _hash(np.tile(pool, (_STATE // _POOL, 1)), _DRAW)
     states = np.ascontiguousarray(words.T, dtype="<u4").view("<u8").astype(np.uint64)
-    # NumPy's stubs do not know that any seed sequence will do.
+    # NumPy's type stubs do not allow other seed sequences.
     return [np.random.Generator(np.random.PCG64(_Words(state))) for state in states]  # type: ignore[arg-type]
 
 
-def _hashed(values: NDArray[np.uint32], constants: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Row i of `values` (or all of them, if it is one row) hashed with constants i and i + 1."""
-    mixed: NDArray[np.uint32] = (values ^ constants[:-1]) * constants[1:]
-    return mixed ^ (mixed >> _SHIFT)
+def _hash(values: NDArray[np.uint32], constants: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return the hash of each row i of `values` (or of its only row) with constants i and i + 1."""
+    mixture: NDArray[np.uint32] = (values ^ constants[:-1]) * constants[1:]
+    return mixture ^ (mixture >> _SHIFT)

@@ -18,8 +18,8 @@ class TabularGames(ArrayGames):
     Args:
         n: number of games.
         table: rules of the games.
-        picture: function `picture(state, action)` that renders a game in `state`, reached by `action` (None: just
-            begun).
+        picture: function `picture(state, action)` that renders a game in `state`, reached by `action` (None: at the
+            start).
         horizon: steps after which a game is truncated; None: never.
         masks: legal actions in each state, [n_states, n_actions], for `info["action_mask"]`; None: no masks.
     """
@@ -37,32 +37,32 @@ class TabularGames(ArrayGames):
         super().__init__(n, spaces.Discrete(table.n_states), spaces.Discrete(table.n_actions), horizon)
         self.table = table
         self.timeless = True
-        """The rules do not depend on the number of steps of a game."""
+        """Whether the rules do not depend on the number of steps of a game."""
         self._picture, self._masks = picture, masks
         self._draws = BufferedRandom(n, 1) if len(table.sums) else None
         self._state = np.zeros(n, dtype=np.int64)
         self._action = np.full(n, -1, dtype=np.int64)
-        self._tell()
+        self._update_infos()
 
-    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        for game, source in zip(chosen.tolist(), sources, strict=True):
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        for game, source in zip(indices.tolist(), sources, strict=True):
             self._state[game] = np.argmax(self.table.start > source.random())
         if self._draws is not None:
-            self._draws.start(chosen, sources)
-        self._action[chosen] = -1
-        self._tell()
+            self._draws.start(indices, sources)
+        self._action[indices] = -1
+        self._update_infos()
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         table, action = self.table, choices(actions, self.table.n_actions)
-        at = self._state * table.n_actions + action
+        outcome_index = self._state * table.n_actions + action
         if self._draws is not None:
-            drawn = table.sums.searchsorted(self._draws.take(playing)[:, 0], side="right")
-            at = at * table.state.shape[1] + drawn
-        state = table.state.take(at)
+            outcomes = table.sums.searchsorted(self._draws.take(playing)[:, 0], side="right")
+            outcome_index = outcome_index * table.state.shape[1] + outcomes
+        state = table.state.take(outcome_index)
         self._state = state if playing is None else np.where(playing, state, self._state)
         self._action = action if playing is None else np.where(playing, action, self._action)
-        self._tell()
-        return table.reward.take(at), table.terminated.take(at)
+        self._update_infos()
+        return table.reward.take(outcome_index), table.terminated.take(outcome_index)
 
     def observe(self) -> NDArray[np.int64]:
         return self._state.copy()
@@ -71,7 +71,7 @@ class TabularGames(ArrayGames):
         action = int(self._action[index])
         return self._picture(int(self._state[index]), None if action < 0 else action)
 
-    def _tell(self) -> None:
+    def _update_infos(self) -> None:
         if self._masks is not None:
             self.infos = [{"action_mask": mask} for mask in self._masks[self._state]]
 
@@ -84,8 +84,8 @@ def toy_text_games(entry_point: str, kwargs: Mapping[str, Any], horizon: int | N
     """
     from gymnasium.envs.registration import load_env_creator
 
-    own_map = "map_name" in kwargs and kwargs["map_name"] is None and kwargs.get("desc") is None
-    if own_map or kwargs.get("fickle_passenger"):
+    custom_map = "map_name" in kwargs and kwargs["map_name"] is None and kwargs.get("desc") is None
+    if custom_map or kwargs.get("fickle_passenger"):
         return None
     env: Any = load_env_creator(entry_point)(render_mode="rgb_array", **kwargs)
     table = TransitionTable.of(env.P, env.initial_state_distrib)

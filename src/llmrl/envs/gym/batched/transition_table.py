@@ -12,13 +12,13 @@ from llmrl.envs.gym.batched.arrays import choices
 from llmrl.envs.gym.batched.generators import generators
 
 Outcome = tuple[float, int, float, bool]
-"""Probability, next state, reward, terminated."""
+"""Probability, next state, reward, and whether the game terminates."""
 Rules = Mapping[int, Mapping[int, Sequence[Outcome]]]
 """State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
 
-_LOOK = 8
-"""Number of steps between two checks whether all episodes are over."""
-_EQUAL = 1e-9
+_CHECK_INTERVAL = 8
+"""Number of steps between two checks whether all episodes have ended."""
+_TOLERANCE = 1e-9
 """Maximum difference between the values of equally good actions."""
 
 
@@ -52,21 +52,21 @@ class TransitionTable:
     def of(cls, rules: Rules, start: NDArray[np.float64]) -> TransitionTable:
         """Return the table of `rules`, for games that start in state i with probability `start[i]`."""
         n_states, n_actions = len(rules), len(rules[0])
-        rows = [rules[s][a] for s in range(n_states) for a in range(n_actions)]
-        reached = [np.cumsum([outcome[0] for outcome in row]) for row in rows]
-        sums = np.unique(np.concatenate(reached))
+        rows = [rules[state][action] for state in range(n_states) for action in range(n_actions)]
+        cumulative = [np.cumsum([outcome[0] for outcome in row]) for row in rows]
+        sums = np.unique(np.concatenate(cumulative))
         # Random numbers are below 1, so larger sums bound no class.
         sums = sums[sums < 1]
         lowest = np.append(0.0, sums)
-        drawn = [(limits[:, None] > lowest).argmax(axis=0).tolist() for limits in reached]
-        picked = [[row[i] for i in which] for row, which in zip(rows, drawn, strict=True)]
+        indices = [(limits[:, None] > lowest).argmax(axis=0).tolist() for limits in cumulative]
+        outcomes = [[row[i] for i in outcome_indices] for row, outcome_indices in zip(rows, indices, strict=True)]
         return cls(
             n_states,
             n_actions,
             sums,
-            np.array([[outcome[1] for outcome in row] for row in picked], dtype=np.int64),
-            np.array([[outcome[2] for outcome in row] for row in picked], dtype=np.float64),
-            np.array([[outcome[3] for outcome in row] for row in picked], dtype=bool),
+            np.array([[outcome[1] for outcome in row] for row in outcomes], dtype=np.int64),
+            np.array([[outcome[2] for outcome in row] for row in outcomes], dtype=np.float64),
+            np.array([[outcome[3] for outcome in row] for row in outcomes], dtype=bool),
             np.cumsum(start),
         )
 
@@ -80,7 +80,7 @@ class TransitionTable:
         rows = np.arange(self.n_states) * self.n_actions + policy
         value = np.zeros(self.n_states)
         for _ in range(horizon):
-            value = self._ahead(value)[rows]
+            value = self._action_values(value)[rows]
         return float(np.diff(self.start, prepend=0.0) @ value)
 
     def best_policy(self, sweeps: int = 10_000, discount: float = 1 - 1e-6) -> NDArray[np.int64]:
@@ -91,16 +91,16 @@ class TransitionTable:
         """
         value = np.zeros(self.n_states)
         for _ in range(sweeps):
-            ahead = self._ahead(discount * value).reshape(self.n_states, self.n_actions)
-            best = ahead.max(axis=1)
+            action_values = self._action_values(discount * value).reshape(self.n_states, self.n_actions)
+            best = action_values.max(axis=1)
             done = bool(np.abs(best - value).max() < 1e-12)
             value = best
             if done:
                 break
-        first: NDArray[np.int64] = (ahead >= best[:, None] - _EQUAL).argmax(axis=1)
-        return first
+        policy: NDArray[np.int64] = (action_values >= best[:, None] - _TOLERANCE).argmax(axis=1)
+        return policy
 
-    def _ahead(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _action_values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expected reward plus next value of each action in each state, [n_states * n_actions]."""
         following = np.where(self.terminated, 0.0, value[self.state])
         return (self.reward + following) @ self.chance
@@ -136,30 +136,33 @@ def play(
     numbers = 1 + horizon * (c > 1)
     draws = np.array([source.random(numbers) for source in generators(seeds)])
     rows = np.arange(n_states) * table.n_actions + choices(policies, table.n_actions)
-    # States are numbered c apart, so that state + class is the index of the outcome. Each policy has states of its own.
-    # The last state is absorbing, for episodes that are over.
-    own, over = np.arange(q) * n_states * c, q * n_states * c
-    following = np.where(table.terminated[rows], over, table.state[rows] * c + own[:, None, None])
-    following = np.append(following, np.full(c, over))
+    # State s has the number c * s, so that state number + class is the index of the outcome. Policies do not share
+    # states.
+    # The last state is absorbing; it is the state of episodes that have ended.
+    offsets, terminal = np.arange(q) * n_states * c, q * n_states * c
+    following = np.where(table.terminated[rows], terminal, table.state[rows] * c + offsets[:, None, None])
+    following = np.append(following, np.full(c, terminal))
     reward = np.append(table.reward[rows], np.zeros(c))
-    state = (own[:, None] + (table.start > draws[:, :1]).argmax(axis=1) * c).ravel()
+    state = (offsets[:, None] + (table.start > draws[:, :1]).argmax(axis=1) * c).ravel()
     if c > 1:
-        drawn = np.tile(table.sums.searchsorted(draws[:, 1:], side="right").T, q)
+        outcomes = np.tile(table.sums.searchsorted(draws[:, 1:], side="right").T, q)
     else:
-        drawn = np.zeros((horizon, len(state)), dtype=np.int64)
-    path = np.empty_like(drawn)
-    for first in range(0, horizon, _LOOK):
-        for taken, number in zip(path[first : first + _LOOK], drawn[first : first + _LOOK], strict=True):
-            np.add(state, number, taken)
-            state = following.take(taken)
-        if np.count_nonzero(state == over) == len(state):
-            path = path[: first + _LOOK]
+        outcomes = np.zeros((horizon, len(state)), dtype=np.int64)
+    path = np.empty_like(outcomes)
+    for start in range(0, horizon, _CHECK_INTERVAL):
+        for index, number in zip(
+            path[start : start + _CHECK_INTERVAL], outcomes[start : start + _CHECK_INTERVAL], strict=True
+        ):
+            np.add(state, number, index)
+            state = following.take(index)
+        if np.count_nonzero(state == terminal) == len(state):
+            path = path[: start + _CHECK_INTERVAL]
             break
-    rewards, played = reward.take(path), path < over
+    rewards, active = reward.take(path), path < terminal
     return TabularEpisodes(
-        # Summed step by step, because another order would round differently.
+        # Rewards are summed step by step, because another order would round differently.
         np.cumsum(rewards, axis=0)[-1],
-        np.count_nonzero(played, axis=0),
-        np.where(played, rewards, -np.inf).max(axis=0),
-        state == over,
+        np.count_nonzero(active, axis=0),
+        np.where(active, rewards, -np.inf).max(axis=0),
+        state == terminal,
     )

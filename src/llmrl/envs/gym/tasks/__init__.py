@@ -14,7 +14,7 @@ __all__ = ["IDS", "games", "register"]
 
 
 def games(name: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> ArrayGames:
-    """`n` batched games of the environment registered as `name`, with its arguments `kwargs`."""
+    """Return `n` batched games of the environment registered as `name`, with its arguments `kwargs`."""
     if name == "llmrl/Maze-v0":
         from llmrl.envs.gym.tasks.maze import maze_games
 

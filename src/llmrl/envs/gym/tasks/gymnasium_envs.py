@@ -1,4 +1,4 @@
-"""The tasks of this package as environments of Gymnasium, one game at a time, by the rules of the batched games."""
+"""The tasks of this package as Gymnasium environments, one game at a time, with the rules of the batched games."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from numpy.typing import NDArray
 from llmrl.envs.gym.batched.arrays import ArrayGames
 from llmrl.envs.gym.tasks import maze, navigation, nim, pong
 
-_ONE = np.ones(1, dtype=bool)
-_FIRST = np.zeros(1, dtype=np.int64)
+_PLAYING = np.ones(1, dtype=bool)
+_GAME_INDEX = np.zeros(1, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class TaskText:
-    """A game in words: its goal, name -> what is observed, action -> what it does."""
+    """Texts of a game: its goal, name -> observed quantity, action -> effect."""
 
     goal: str
-    observed: Mapping[str, Mapping[str, Any]]
+    observations: Mapping[str, Mapping[str, Any]]
     actions: Mapping[str, str]
 
 
 class SingleGameEnv(gymnasium.Env[Any, Any]):
-    """One of `games`, which are one; it is truncated by Gymnasium's own time limit.
+    """A Gymnasium environment around batched games with n = 1; Gymnasium's time limit truncates it.
 
-    It has the methods that put a game into words (`env.text=own`).
+    It has the methods that describe a game in words (`env.text=own`).
 
     Args:
         games: batched games with n = 1 and no horizon.
-        words: what the game is about, what is observed, and what the actions are (see `llmrl.envs.texts`).
+        words: texts of the game (see `llmrl.envs.texts`).
         render_mode: `rgb_array`, or None.
     """
 
@@ -48,26 +48,26 @@ class SingleGameEnv(gymnasium.Env[Any, Any]):
         return self._words.goal
 
     def get_observation_schema(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(entry) for name, entry in self._words.observed.items()}
+        return {name: dict(entry) for name, entry in self._words.observations.items()}
 
     def get_action_schema(self) -> dict[str, str]:
         return dict(self._words.actions)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._games.start(_FIRST, [self.np_random])
-        return self._seen(), {}
+        self._games.start(_GAME_INDEX, [self.np_random])
+        return self._observe(), {}
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        _, reward, terminated, _ = self._games.step([action], _ONE)
-        return self._seen(), float(reward[0]), bool(terminated[0]), False, {}
+        _, reward, terminated, _ = self._games.step([action], _PLAYING)
+        return self._observe(), float(reward[0]), bool(terminated[0]), False, {}
 
     def render(self) -> NDArray[np.uint8] | None:
         return self._games.render(0) if self.render_mode == "rgb_array" else None
 
-    def _seen(self) -> Any:
-        seen = self._games.observe()[0]
-        return int(seen) if np.ndim(seen) == 0 else seen
+    def _observe(self) -> Any:
+        observation = self._games.observe()[0]
+        return int(observation) if np.ndim(observation) == 0 else observation
 
 
 class MazeEnv(SingleGameEnv):
@@ -75,7 +75,7 @@ class MazeEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
         goal = maze.GOAL_TEXT + maze.PARITY_TEXT * parity
-        super().__init__(maze.MazeGames(1, None, parity), TaskText(goal, maze.OBSERVED, maze.ACTIONS), render_mode)
+        super().__init__(maze.MazeGames(1, None, parity), TaskText(goal, maze.OBSERVATIONS, maze.ACTIONS), render_mode)
 
 
 class NimEnv(SingleGameEnv):
@@ -84,7 +84,7 @@ class NimEnv(SingleGameEnv):
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
         super().__init__(
-            nim.nim_games(1, None, takes), TaskText(nim.goal_text(takes), nim.OBSERVED, actions), render_mode
+            nim.nim_games(1, None, takes), TaskText(nim.goal_text(takes), nim.OBSERVATIONS, actions), render_mode
         )
 
 
@@ -92,7 +92,7 @@ class NavigationEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.navigation`."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        words = TaskText(navigation.GOAL_TEXT, navigation.OBSERVED, navigation.ACTIONS)
+        words = TaskText(navigation.GOAL_TEXT, navigation.OBSERVATIONS, navigation.ACTIONS)
         super().__init__(navigation.NavigationGames(1), words, render_mode)
 
 
@@ -102,4 +102,4 @@ class PongEnv(SingleGameEnv):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(pong.PongGames(1), TaskText(pong.GOAL_TEXT, pong.OBSERVED, pong.ACTIONS), render_mode)
+        super().__init__(pong.PongGames(1), TaskText(pong.GOAL_TEXT, pong.OBSERVATIONS, pong.ACTIONS), render_mode)

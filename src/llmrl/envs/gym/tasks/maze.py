@@ -14,11 +14,11 @@ from llmrl.envs.gym.tasks import canvas
 SIDE = 3
 GOAL_TEXT = (
     "You are in a maze of 3 x 3 cells, in the upper left one, and want to get to the lower right one. There are walls "
-    "between some neighbouring cells, which you cannot see; a step into one, or over the edge of the maze, leaves you "
+    "between some neighboring cells, which you cannot see; a step into one, or over the edge of the maze, leaves you "
     "where you are.\n"
     "Each step costs 0.1/9. The step into the goal gives 1 instead and ends the episode."
 )
-OBSERVED = {
+OBSERVATIONS = {
     "row": {"description": "your row, 0 at the top", "range": [0, 2], "size": 3},
     "column": {"description": "your column, 0 at the left", "range": [0, 2], "size": 3},
 }
@@ -30,28 +30,31 @@ ACTIONS = {
 }
 _MOVES = ((0, -1), (0, 1), (1, 0), (-1, 0))
 _OPEN = frozenset({(0, 1), (1, 2), (2, 5), (4, 5), (0, 3), (3, 6), (6, 7), (7, 8)})
-"""Neighbouring cells without a wall between them, the smaller first; cell y * 3 + x is in column x and row y."""
+"""Neighboring cells without a wall between them, the smaller first; cell y * 3 + x is in column x and row y."""
 GOAL = SIDE * SIDE - 1
 _STEP_COST = 0.1 / SIDE**2
-_FLAG_LOST = 200
+_PARITY_STEP = 200
 PARITY_TEXT = (
-    f" That is so up to step {_FLAG_LOST - 1}. From the {_FLAG_LOST}th step on the goal does not end the episode any "
-    "more, and each step into it, or in it, gives 1."
+    f" That is so up to step {_PARITY_STEP - 1}. From the {_PARITY_STEP}th step on the goal does not end the episode "
+    "any more, and each step into it, or in it, gives 1."
 )
 _CELL = 100
 """Pixels of a cell along either axis."""
 
 
 def rules() -> Rules:
-    """From cell 0 to cell 8: -0.1/9 a step, 1 for the step into the goal, which ends the game; walls stop a move."""
+    """Return the rules: from cell 0 to cell 8; -0.1/9 per step, 1 for the step into the goal, which ends the game.
+
+    Walls stop a move.
+    """
     return {cell: {action: [_outcome(cell, move)] for action, move in enumerate(_MOVES)} for cell in range(SIDE**2)}
 
 
 def _outcome(cell: int, move: tuple[int, int]) -> tuple[float, int, float, bool]:
     x, y = cell % SIDE + move[0], cell // SIDE + move[1]
-    there = y * SIDE + x
-    if cell != GOAL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, there), max(cell, there)) in _OPEN:
-        cell = there
+    target = y * SIDE + x
+    if cell != GOAL and 0 <= x < SIDE and 0 <= y < SIDE and (min(cell, target), max(cell, target)) in _OPEN:
+        cell = target
     return (1.0, cell, 1.0, True) if cell == GOAL else (1.0, cell, -_STEP_COST, False)
 
 
@@ -71,24 +74,25 @@ class MazeGames(TabularGames):
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         reward, terminated = super().advance(actions, playing)
-        return reward, (terminated & (self.time < _FLAG_LOST) if self._parity else terminated)
+        return reward, (terminated & (self.time < _PARITY_STEP) if self._parity else terminated)
 
 
 def maze_games(n: int, horizon: int | None = None, parity: bool = False) -> MazeGames:
+    """Return `n` games in the maze (see `MazeGames`)."""
     return MazeGames(n, horizon, parity)
 
 
 def picture(cell: int) -> NDArray[np.uint8]:
-    """The maze with the player in `cell`, [300, 300, 3]; the goal is green."""
+    """Return a frame of the maze with the player in `cell`, [300, 300, 3]; the goal is green."""
     side = SIDE * _CELL
     image = canvas.Canvas(side, side)
     x, y = GOAL % SIDE * _CELL, GOAL // SIDE * _CELL
     image.box(x, y, _CELL, _CELL, canvas.GREEN)
-    for here in range(SIDE**2):
-        column, row = here % SIDE, here // SIDE
-        if column < SIDE - 1 and (here, here + 1) not in _OPEN:
+    for square in range(SIDE**2):
+        column, row = square % SIDE, square // SIDE
+        if column < SIDE - 1 and (square, square + 1) not in _OPEN:
             image.box((column + 1) * _CELL - 2, row * _CELL, 4, _CELL, canvas.INK)
-        if row < SIDE - 1 and (here, here + SIDE) not in _OPEN:
+        if row < SIDE - 1 and (square, square + SIDE) not in _OPEN:
             image.box(column * _CELL, (row + 1) * _CELL - 2, _CELL, 4, canvas.INK)
     for edge in ((0, 0, side, 4), (0, side - 4, side, 4), (0, 0, 4, side), (side - 4, 0, 4, side)):
         image.box(*edge, canvas.INK)

@@ -13,9 +13,9 @@ from llmrl.envs.gym.batched.arrays import ArrayGames, BufferedRandom, choices
 from llmrl.envs.gym.tasks import canvas
 
 GOAL_TEXT = (
-    "You drive a robot round a closed corridor, 3 metres wide, with six corners. Five sensors measure how far the "
+    "You drive a robot round a closed corridor, 3 meters wide, with six corners. Five sensors measure how far the "
     "nearest wall is, with small errors; moves have small errors, too.\n"
-    "A step forward gives 5, a turn costs 0.5. When any sensor measures less than 0.4 metres, the robot has crashed: "
+    "A step forward gives 5, a turn costs 0.5. When any sensor measures less than 0.4 meters, the robot has crashed: "
     "that costs 200 and ends the episode."
 )
 _DISTANCE = np.array([0.2, 0.04, 0.04])
@@ -23,12 +23,12 @@ _TURN = np.array([0.0, 0.2, -0.2])
 _REWARD = np.array([5.0, -0.5, -0.5])
 _CRASH_REWARD, _CRASH_RANGE = -200.0, 0.4
 _NOISE = 0.02
-"""Standard deviation of what a step covers and turns by (m, rad) and of what a sensor measures (m)."""
+"""Standard deviation of the noise of distances and turns in a step (m, rad) and of measurements (m)."""
 _NEAREST, _FURTHEST = 0.2, 30.0
 _ANGLES = np.radians([-90.0, -45.0, 0.0, 45.0, 90.0])
-OBSERVED = {
-    name: {"description": f"distance to the nearest wall {where}", "unit": "metres", "range": [_NEAREST, _FURTHEST]}
-    for name, where in {
+OBSERVATIONS = {
+    name: {"description": f"distance to the nearest wall {direction}", "unit": "meters", "range": [_NEAREST, _FURTHEST]}
+    for name, direction in {
         "left": "to the left",
         "front_left": "ahead to the left, at 45 degrees",
         "front": "straight ahead",
@@ -37,17 +37,17 @@ OBSERVED = {
     }.items()
 }
 ACTIONS = {
-    "forward": "0.2 metres forward",
-    "right": "0.04 metres forward, then turn to the right by 0.2 radians",
-    "left": "0.04 metres forward, then turn to the left by 0.2 radians",
+    "forward": "0.2 meters forward",
+    "right": "0.04 meters forward, then turn to the right by 0.2 radians",
+    "left": "0.04 meters forward, then turn to the left by 0.2 radians",
 }
 
 _OUTER = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), (11.5, 0.0))
 _INNER = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
 _MIDDLE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
-"""Corners of the line in the middle of the corridor, where a game starts."""
+"""Corners of the center line of the corridor, on which a game starts."""
 _SCALE, _MARGIN = 18, 20
-"""Pixels of a metre, and around the track."""
+"""Pixels per meter, and pixels of the margin around the track."""
 
 
 def _sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -55,7 +55,10 @@ def _sides(polygon: Sequence[tuple[float, float]]) -> list[tuple[tuple[float, fl
 
 
 def _walls(axis: int) -> NDArray[np.float64]:
-    """Walls along which coordinate `axis` (0: x) is constant: [6, 3] of it, and the ends along the other."""
+    """Return the walls along which coordinate `axis` (0: x) is constant, [6, 3].
+
+    Columns are that coordinate, and the ends along the other one.
+    """
     rows = []
     for start, end in _sides(_OUTER) + _sides(_INNER):
         if start[axis] == end[axis]:
@@ -64,7 +67,7 @@ def _walls(axis: int) -> NDArray[np.float64]:
 
 
 class NavigationGames(ArrayGames):
-    """Games of driving round a corridor of 3 m width and six straights without touching its walls.
+    """Games of driving around a corridor of 3 m width and six straights without touching its walls.
 
     **Observation.** Five distances to the nearest wall, m, float32, from the left side over the front to the right
     side, 45 degrees apart, each with noise of 0.02 m and kept inside 0.2 to 30.
@@ -87,37 +90,37 @@ class NavigationGames(ArrayGames):
 
         space = spaces.Box(_NEAREST, _FURTHEST, (len(_ANGLES),), np.float32)
         super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
-        self._upright, self._level = _walls(0), _walls(1)
+        self._vertical_walls, self._horizontal_walls = _walls(0), _walls(1)
         self._legs = _sides(_MIDDLE)
         self._draws = BufferedRandom(n, 2 + len(_ANGLES), "standard_normal")
-        # Heading is clockwise from north, which is where y grows.
+        # The heading is clockwise from north; y increases to the north.
         self._x, self._y, self._heading = np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)
         self._ranges = np.full((n, len(_ANGLES)), _FURTHEST)
 
-    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        noise = np.zeros((len(chosen), len(_ANGLES)))
-        for i, (game, source) in enumerate(zip(chosen.tolist(), sources, strict=True)):
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        noise = np.zeros((len(indices), len(_ANGLES)))
+        for i, (game, source) in enumerate(zip(indices.tolist(), sources, strict=True)):
             (x0, y0), (x1, y1) = self._legs[int(source.integers(len(self._legs)))]
-            along = source.random()
-            self._x[game], self._y[game] = x0 + along * (x1 - x0), y0 + along * (y1 - y0)
+            fraction = source.random()
+            self._x[game], self._y[game] = x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)
             self._heading[game] = source.uniform(-math.pi, math.pi)
             noise[i] = source.standard_normal(len(_ANGLES))
-        self._draws.start(chosen, sources)
-        self._ranges[chosen] = self._measured(noise, chosen)
+        self._draws.start(indices, sources)
+        self._ranges[indices] = self._measure(noise, indices)
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         action = choices(actions, len(ACTIONS))
         noise = self._draws.take(playing)
         distance = _DISTANCE[action] + _NOISE * noise[:, 0]
         turn = _TURN[action] + _NOISE * noise[:, 1]
-        before = (self._x, self._y, self._heading, self._ranges)
+        old_state = (self._x, self._y, self._heading, self._ranges)
         self._x = self._x + distance * np.sin(self._heading)
         self._y = self._y + distance * np.cos(self._heading)
         self._heading = self._heading + turn
-        self._ranges = self._measured(noise[:, 2:], slice(None))
+        self._ranges = self._measure(noise[:, 2:], slice(None))
         crashed: NDArray[np.bool_] = np.any(self._ranges < _CRASH_RANGE, axis=1)
         if playing is not None:
-            x, y, heading, ranges = before
+            x, y, heading, ranges = old_state
             self._x, self._y = np.where(playing, self._x, x), np.where(playing, self._y, y)
             self._heading = np.where(playing, self._heading, heading)
             self._ranges = np.where(playing[:, None], self._ranges, ranges)
@@ -126,16 +129,22 @@ class NavigationGames(ArrayGames):
     def observe(self) -> NDArray[np.float32]:
         return self._ranges.astype(np.float32)
 
-    def _measured(self, noise: NDArray[np.float64], games: Any) -> NDArray[np.float64]:
-        """What the sensors of `games` tell with standard normal `noise` [m, 5]: [m, 5]."""
+    def _measure(self, noise: NDArray[np.float64], games: Any) -> NDArray[np.float64]:
+        """Return the measurements of the sensors of `games`, given standard normal `noise` [m, 5]; both [m, 5]."""
         angles = self._heading[games][:, None] + _ANGLES
         x, y, east, north = self._x[games], self._y[games], np.sin(angles), np.cos(angles)
         with np.errstate(divide="ignore", invalid="ignore"):
-            distance = np.minimum(_hit(self._upright, x, y, east, north), _hit(self._level, y, x, north, east))
+            distance = np.minimum(
+                _ray_distances(self._vertical_walls, x, y, east, north),
+                _ray_distances(self._horizontal_walls, y, x, north, east),
+            )
         return np.clip(np.minimum(distance, _FURTHEST) + _NOISE * noise, _NEAREST, _FURTHEST)
 
     def render(self, index: int) -> NDArray[np.uint8]:
-        """The corridor from above, north up, [400, 400, 3]: robot, heading and what its sensors measure."""
+        """Return a frame of the corridor from above, north up, [400, 400, 3].
+
+        It shows the robot, its heading and its sensors.
+        """
         side = 20 * _SCALE + 2 * _MARGIN
         image = canvas.Canvas(side, side)
 
@@ -145,28 +154,31 @@ class NavigationGames(ArrayGames):
         for start, end in _sides(_OUTER) + _sides(_INNER):
             image.line(place(*start), place(*end), canvas.INK)
         x, y, heading = float(self._x[index]), float(self._y[index]), float(self._heading[index])
-        for angle, far in zip(_ANGLES + heading, self._ranges[index].tolist(), strict=True):
-            image.line(place(x, y), place(x + far * math.sin(angle), y + far * math.cos(angle)), canvas.GREY, 1.5)
+        for angle, distance in zip(_ANGLES + heading, self._ranges[index].tolist(), strict=True):
+            image.line(
+                place(x, y), place(x + distance * math.sin(angle), y + distance * math.cos(angle)), canvas.GRAY, 1.5
+            )
         image.disc(*place(x, y), 0.4 * _SCALE, canvas.BLUE)
         nose = place(x + 0.4 * math.sin(heading), y + 0.4 * math.cos(heading))
         image.line(place(x, y), nose, canvas.PAPER, 2.5)
         return image.image
 
 
-def _hit(
+def _ray_distances(
     walls: NDArray[np.float64],
-    across: NDArray[np.float64],
-    along: NDArray[np.float64],
-    step_across: NDArray[np.float64],
-    step_along: NDArray[np.float64],
+    normal: NDArray[np.float64],
+    tangential: NDArray[np.float64],
+    normal_step: NDArray[np.float64],
+    tangential_step: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Distance to the nearest of parallel `walls` [w, 3] (see `_walls`) on each of 5 rays of m robots: [m, 5].
+    """Return the distance to the nearest wall on each of 5 rays of m robots, [m, 5]; `walls` [w, 3] are parallel.
 
-    Robots are at (across, along) [m], measured at right angles to the walls and along them; rays go by (step_across,
-    step_along) [m, 5], of length 1. Infinite where a ray meets no wall.
+    The columns of `walls` are those of `_walls`. Robots are at (normal, tangential) [m], measured perpendicular to the
+    walls and along them. Rays have the direction (normal_step, tangential_step) [m, 5], of length 1. The distance is
+    infinite if a ray meets no wall.
     """
-    way = (walls[:, 0] - across[:, None])[:, None] / step_across[..., None]
-    place = along[:, None, None] + way * step_along[..., None]
-    met = (way >= 0) & (place >= walls[:, 1]) & (place <= walls[:, 2])
-    nearest: NDArray[np.float64] = np.where(met, way, np.inf).min(axis=2)
+    distance = (walls[:, 0] - normal[:, None])[:, None] / normal_step[..., None]
+    hit_place = tangential[:, None, None] + distance * tangential_step[..., None]
+    hits = (distance >= 0) & (hit_place >= walls[:, 1]) & (hit_place <= walls[:, 2])
+    nearest: NDArray[np.float64] = np.where(hits, distance, np.inf).min(axis=2)
     return nearest

@@ -1,4 +1,4 @@
-"""Nim: ten sticks, and who takes the last one loses."""
+"""Nim with ten sticks, in which the player who takes the last stick loses."""
 
 from __future__ import annotations
 
@@ -12,53 +12,56 @@ from llmrl.envs.gym.batched.tabular_games import TabularGames
 from llmrl.envs.gym.batched.transition_table import Outcome, Rules, TransitionTable
 from llmrl.envs.gym.tasks import canvas
 
-OBSERVED = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
+OBSERVATIONS = {"sticks": {"description": "sticks that are left, before your move", "range": [0, 10], "size": 11}}
 STICKS = 10
-MOST = 3
+MAX_TAKE = 3
 TAKES = (1, 2, 3)
-"""How many sticks each action takes."""
+"""Number of sticks that each action takes."""
 
 
 def goal_text(takes: Sequence[int] = TAKES) -> str:
-    """The game in words, for a player who may take as many sticks as `takes` says."""
-    who = "You and your opponent take 1, 2 or 3 of them in turn"
+    """Return the description of the game for a player who may take the numbers of sticks in `takes`."""
+    turns = "You and your opponent take 1, 2 or 3 of them in turn"
     if set(takes) != set(TAKES):
-        own = ", ".join(map(str, takes[:-1]))
-        who = f"You and your opponent take some of them in turn, you {own} or {takes[-1]}, your opponent 1, 2 or 3"
+        options = ", ".join(map(str, takes[:-1]))
+        turns = (
+            f"You and your opponent take some of them in turn, you {options} or {takes[-1]}, your opponent 1, 2 or 3"
+        )
     return (
-        f"Ten sticks lie on the table. {who}; you begin, and whoever takes the last stick loses.\n"
+        f"Ten sticks lie on the table. {turns}; you begin, and whoever takes the last stick loses.\n"
         "The game is worth 1 if you win and -1 if you lose. Taking none, more than 3, or more than are left, loses at "
         "once."
     )
 
 
 def rules(takes: Sequence[int] = TAKES) -> Rules:
-    """Player and opponent take 1 to 3 sticks in turn; whoever takes the last loses the game, and -1 or +1 is paid.
+    """Return the rules: player and opponent take 1 to 3 sticks in turn; the one who takes the last loses.
 
-    The opponent leaves 1 more than a multiple of 4 where it can, which wins, and else takes any number that it may,
-    each as likely as the others. Taking no stick, or more than are left, loses at once.
+    The reward is 1 or -1. The opponent leaves 1 more than a multiple of 4 if possible, which wins; otherwise it takes
+    any legal number of sticks with equal probability. Taking no stick, or more than are left, loses at once.
 
     Args:
-        takes: sticks that each action takes.
+        takes: number of sticks that each action takes.
     """
     return {
-        left: {action: _outcomes(left, sticks) for action, sticks in enumerate(takes)} for left in range(STICKS + 1)
+        remaining: {action: _outcomes(remaining, sticks) for action, sticks in enumerate(takes)}
+        for remaining in range(STICKS + 1)
     }
 
 
-def _outcomes(left: int, sticks: int) -> list[Outcome]:
-    if not 1 <= sticks <= min(MOST, left):
-        return [(1.0, left, -1.0, True)]
-    left -= sticks
-    if left == 0:
+def _outcomes(remaining: int, sticks: int) -> list[Outcome]:
+    if not 1 <= sticks <= min(MAX_TAKE, remaining):
+        return [(1.0, remaining, -1.0, True)]
+    remaining -= sticks
+    if remaining == 0:
         return [(1.0, 0, -1.0, True)]
-    best = (left + 3) % 4
-    replies = [best] if best else list(range(1, min(MOST, left) + 1))
-    return [(1 / len(replies), left - n, float(left == n), left == n) for n in replies]
+    best = (remaining + 3) % 4
+    replies = [best] if best else list(range(1, min(MAX_TAKE, remaining) + 1))
+    return [(1 / len(replies), remaining - n, float(remaining == n), remaining == n) for n in replies]
 
 
 def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) -> TabularGames:
-    """Games of Nim.
+    """Return `n` games of Nim.
 
     Args:
         n: games.
@@ -68,15 +71,15 @@ def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) 
     Raises:
         ConfigError: not three numbers of sticks.
     """
-    if len(takes) != MOST or any(not isinstance(sticks, int) or sticks < 0 for sticks in takes):
-        raise ConfigError(f"Nim: takes={list(takes)} must be three numbers of sticks, e.g. [1, 2, 3]")
+    if len(takes) != MAX_TAKE or any(not isinstance(sticks, int) or sticks < 0 for sticks in takes):
+        raise ConfigError(f"env.kwargs.takes={list(takes)} must be three numbers of sticks >= 0, e.g. [1, 2, 3]")
     start = np.eye(STICKS + 1)[STICKS]
     return TabularGames(n, TransitionTable.of(rules(takes), start), lambda state, _: picture(state), horizon)
 
 
-def picture(left: int) -> NDArray[np.uint8]:
-    """The table, [160, 400, 3]: sticks that are left are dark, those that were taken are light."""
+def picture(remaining: int) -> NDArray[np.uint8]:
+    """Return a frame of the table, [160, 400, 3]: remaining sticks are dark, others light."""
     image = canvas.Canvas(40 * STICKS, 160)
     for stick in range(STICKS):
-        image.box(40 * stick + 14, 20, 12, 120, canvas.INK if stick < left else canvas.GREY)
+        image.box(40 * stick + 14, 20, 12, 120, canvas.INK if stick < remaining else canvas.GRAY)
     return image.image

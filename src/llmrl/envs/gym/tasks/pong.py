@@ -20,7 +20,7 @@ GOAL_TEXT = (
     "meets a paddle decides how steeply it leaves.\n"
     "You get 1 each time you return the ball. The episode ends when either player misses it."
 )
-OBSERVED = {
+OBSERVATIONS = {
     "paddle_y": {"description": "middle of your paddle", "unit": "pixels", "range": [40, 560]},
     "ball_x": {"description": "left edge of the ball, 10 at your paddle", "unit": "pixels", "range": [-5, 795]},
     "ball_y": {"description": "upper edge of the ball", "unit": "pixels", "range": [-5, 605]},
@@ -30,8 +30,8 @@ OBSERVED = {
 ACTIONS = {"up": "move the paddle up by 5", "down": "move the paddle down by 5", "stay": "leave it where it is"}
 _SHIFT = np.array([-PADDLE_SPEED, PADDLE_SPEED, 0.0])
 _LOW = np.array([PADDLE / 2, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED, -BALL_SPEED])
-# A ball that is below the field when it meets the lower end of a paddle (at most at HEIGHT) is sent further down; from
-# there it goes back and forth, as it turns in every step in which it is outside.
+# A ball that is below the field (at most at HEIGHT) when it meets the lower end of a paddle is deflected further down.
+# It then oscillates, as it changes its direction in every step in which it is outside.
 _HIGH = np.array([HEIGHT - PADDLE / 2, WIDTH - BALL + BALL_SPEED, HEIGHT + BALL_SPEED, BALL_SPEED, BALL_SPEED])
 
 
@@ -61,47 +61,51 @@ class PongGames(ArrayGames):
 
         space = spaces.Box(_LOW.astype(np.float32), _HIGH.astype(np.float32), dtype=np.float32)
         super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
-        # Upper edges of the two paddles, then the ball.
-        self._own, self._other = np.zeros(n), np.zeros(n)
+        # Upper edges of the two paddles, then position and velocity of the ball.
+        self._agent_y, self._opponent_y = np.zeros(n), np.zeros(n)
         self._x, self._y, self._dx, self._dy = (np.zeros(n) for _ in range(4))
 
-    def begin(self, chosen: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
-        self._own[chosen] = self._other[chosen] = (HEIGHT - PADDLE) / 2
-        self._x[chosen], self._y[chosen] = WIDTH / 2, HEIGHT / 2
-        drawn = np.array([(source.integers(2), source.uniform(-BALL_SPEED, BALL_SPEED)) for source in sources])
-        drawn = drawn.reshape(-1, 2)
-        self._dx[chosen] = np.where(drawn[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
-        self._dy[chosen] = drawn[:, 1]
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        self._agent_y[indices] = self._opponent_y[indices] = (HEIGHT - PADDLE) / 2
+        self._x[indices], self._y[indices] = WIDTH / 2, HEIGHT / 2
+        draws = np.array([(source.integers(2), source.uniform(-BALL_SPEED, BALL_SPEED)) for source in sources])
+        draws = draws.reshape(-1, 2)
+        self._dx[indices] = np.where(draws[:, 0] == 0, -BALL_SPEED, BALL_SPEED)
+        self._dy[indices] = draws[:, 1]
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         top = HEIGHT - PADDLE
-        own = np.clip(self._own + _SHIFT[choices(actions, len(ACTIONS))], 0, top)
-        moved = np.where(self._other + PADDLE / 2 < self._y, PADDLE_SPEED, -PADDLE_SPEED)
-        other = np.clip(self._other + moved, 0, top)
+        agent_y = np.clip(self._agent_y + _SHIFT[choices(actions, len(ACTIONS))], 0, top)
+        step = np.where(self._opponent_y + PADDLE / 2 < self._y, PADDLE_SPEED, -PADDLE_SPEED)
+        opponent_y = np.clip(self._opponent_y + step, 0, top)
         x, y = self._x + self._dx, self._y + self._dy
         dx, dy = self._dx, np.where((y <= 0) | (y >= HEIGHT - BALL), -self._dy, self._dy)
-        returned = (dx < 0) & (x <= PADDLE_WIDTH) & (own <= y) & (y <= own + PADDLE)
-        answered = (dx > 0) & (x >= WIDTH - PADDLE_WIDTH - BALL) & (other <= y) & (y <= other + PADDLE)
-        paddle = np.where(returned, own, other)
-        met = returned | answered
-        dy = np.where(met, BALL_SPEED * (2 * (y - paddle) / PADDLE - 1), dy)
-        dx = np.where(met, -dx, dx)
-        new = (own, other, x, y, dx, dy)
-        old = (self._own, self._other, self._x, self._y, self._dx, self._dy)
+        returns = (dx < 0) & (x <= PADDLE_WIDTH) & (agent_y <= y) & (y <= agent_y + PADDLE)
+        opponent_returns = (
+            (dx > 0) & (x >= WIDTH - PADDLE_WIDTH - BALL) & (opponent_y <= y) & (y <= opponent_y + PADDLE)
+        )
+        paddle = np.where(returns, agent_y, opponent_y)
+        contact = returns | opponent_returns
+        dy = np.where(contact, BALL_SPEED * (2 * (y - paddle) / PADDLE - 1), dy)
+        dx = np.where(contact, -dx, dx)
+        new_state = (agent_y, opponent_y, x, y, dx, dy)
+        old_state = (self._agent_y, self._opponent_y, self._x, self._y, self._dx, self._dy)
         if playing is not None:
-            new = tuple(np.where(playing, after, before) for after, before in zip(new, old, strict=True))  # type: ignore[assignment]
-        self._own, self._other, self._x, self._y, self._dx, self._dy = new
-        return returned.astype(np.float64), (x < 0) | (x > WIDTH - BALL)
+            new_state = tuple(
+                np.where(playing, after, previous) for after, previous in zip(new_state, old_state, strict=True)
+            )  # type: ignore[assignment]
+        self._agent_y, self._opponent_y, self._x, self._y, self._dx, self._dy = new_state
+        return returns.astype(np.float64), (x < 0) | (x > WIDTH - BALL)
 
     def observe(self) -> NDArray[np.float32]:
-        seen = np.stack((self._own + PADDLE / 2, self._x, self._y, self._dx, self._dy), axis=1)
-        return seen.astype(np.float32)
+        observation = np.stack((self._agent_y + PADDLE / 2, self._x, self._y, self._dx, self._dy), axis=1)
+        return observation.astype(np.float32)
 
     def render(self, index: int) -> NDArray[np.uint8]:
-        """The field at half its size, [300, 400, 3]; the player is blue."""
+        """Return a frame of the field at half its size, [300, 400, 3]; the player's paddle is blue."""
         image = canvas.Canvas(WIDTH // 2, HEIGHT // 2, canvas.INK)
-        image.box(0, self._own[index] / 2, PADDLE_WIDTH / 2, PADDLE / 2, canvas.BLUE)
+        image.box(0, self._agent_y[index] / 2, PADDLE_WIDTH / 2, PADDLE / 2, canvas.BLUE)
         right = (WIDTH - PADDLE_WIDTH) / 2
-        image.box(right, self._other[index] / 2, PADDLE_WIDTH / 2, PADDLE / 2, canvas.RED)
+        image.box(right, self._opponent_y[index] / 2, PADDLE_WIDTH / 2, PADDLE / 2, canvas.RED)
         image.box(self._x[index] / 2, self._y[index] / 2, BALL / 2, BALL / 2, canvas.PAPER)
         return image.image

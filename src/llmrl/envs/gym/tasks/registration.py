@@ -14,7 +14,7 @@ class _Entry:
 
 _ENTRIES = {
     "llmrl/Maze-v0": _Entry("MazeEnv", steps=200, threshold=0.96),
-    # Each of the agent's moves but an illegal one, which ends the game, takes a stick of ten.
+    # Each legal move takes at least one of ten sticks; an illegal one ends the game.
     "llmrl/Nim-v0": _Entry("NimEnv", steps=10, threshold=1.0),
     "llmrl/Navigation-v0": _Entry("NavigationEnv", steps=1000, threshold=None),
     "llmrl/Pong-v0": _Entry("PongEnv", steps=1000, threshold=3.0),
@@ -23,7 +23,7 @@ IDS = tuple(_ENTRIES)
 
 
 def register() -> None:
-    """Let `gymnasium.make` know them, and the rooms; calling it again does nothing.
+    """Register these environments and the rooms with Gymnasium; calling it again does nothing.
 
     `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` does it by itself.
     """

@@ -1,0 +1,113 @@
+"""Tables in option files: the values that a file sets for single options of another group.
+
+    # treatment/props.yaml
+    per_env:
+      cartpole: {principal: {optimum: 500.0}}
+      hopper: {agent: {clip_actions: false}}
+
+With `env=cartpole` the file holds the row `cartpole` in addition to its other values; the row comes last. Files that
+follow in the defaults list, and the command line, override it as they override the rest of the file. The composed
+config has the values of the row and no table. A file that includes another one in its `defaults` inherits its table.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from llmrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.config_repository import IConfigRepository
+    from hydra.core.default_element import ResultDefault
+    from hydra.plugins.config_source import ConfigResult
+    from omegaconf import DictConfig
+
+TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
+"""Key of a table -> the config group whose options name its rows."""
+
+
+def without_tables(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return the key of a config that a key of an option file sets; None for a key in a row that does not apply.
+
+    >>> without_tables(("per_env", "maze", "env", "horizon"), {"env": "maze"})
+    ('env', 'horizon')
+    >>> without_tables(("per_env", "maze", "env", "horizon"), {"env": "nim"})
+    >>> without_tables(("env", "horizon"), {"env": "nim"})
+    ('env', 'horizon')
+    """
+    if key[0] not in TABLES:
+        return tuple(key)
+    return tuple(key[2:]) or None if key[1:2] == (choices.get(TABLES[key[0]]),) else None
+
+
+def choices_of(defaults: Sequence[ResultDefault]) -> dict[str, str]:
+    """Return the chosen option of each group in `TABLES` in a resolved defaults list."""
+    choices = {}
+    for default in defaults:
+        group, _, name = (default.config_path or "").partition("/")
+        is_base = (default.parent or "").startswith(f"{group}/")
+        if group in TABLES.values() and default.package in ("", group) and not is_base:
+            choices[group] = name
+    return choices
+
+
+def merge_tables() -> None:
+    """Make Hydra merge the rows of tables. It patches Hydra once per process; further calls do nothing."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+
+    compose = ConfigLoaderImpl._compose_config_from_defaults_list
+    if getattr(compose, "merges_tables", False):
+        return
+
+    @functools.wraps(compose)
+    def with_rows(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        return compose(self, defaults, _RowRepository(repo, choices_of(defaults)))  # type: ignore[arg-type]
+
+    with_rows.merges_tables = True  # type: ignore[attr-defined]
+    ConfigLoaderImpl._compose_config_from_defaults_list = with_rows  # type: ignore[method-assign]
+
+
+class _RowRepository:
+    """Option files in which the row of the chosen option takes the place of each table."""
+
+    def __init__(self, repo: IConfigRepository, choices: Mapping[str, str]) -> None:
+        self._repo, self._choices = repo, choices
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._repo, name)
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """Return the content of a file; None if there is none.
+
+        Raises:
+            ConfigError: a table is no mapping of rows, or a row has the name of no option.
+        """
+        from omegaconf import DictConfig
+
+        source = self._repo.load_config(config_path=config_path)
+        if source is None or not isinstance(source.config, DictConfig):
+            return source
+        for key, group in TABLES.items():
+            if key in source.config:
+                table = source.config.pop(key)
+                self._check(table, f"{config_path}.yaml, {key}", group)
+                if (row := table.get(self._choices.get(group))) is not None:
+                    source.config.merge_with(row)
+        return source
+
+    def _check(self, table: Any, place: str, group: str) -> None:
+        """Raise ConfigError for a table that is no mapping of rows, and for a row of an unknown option."""
+        from hydra.core.object_type import ObjectType
+        from omegaconf import DictConfig
+
+        if not isinstance(table, DictConfig):
+            raise ConfigError(f"{place}: a table holds a row of values for each option of {group}=, not {table}")
+        for name in map(str, table):
+            if not self._repo.config_exists(f"{group}/{name}"):
+                options = self._repo.get_group_options(group, ObjectType.CONFIG)
+                raise ConfigError(f"{place}: {group} has no option '{name}'; it has: {', '.join(options)}")
+            if not isinstance(table[name], DictConfig):
+                raise ConfigError(f"{place}.{name}: a row is a mapping of keys to values, not {table[name]}")

@@ -1,0 +1,140 @@
+"""Objects that are passed to the constructors of parts and that no option file describes, by type of part.
+
+A part declares what it needs by the names of its constructor's parameters; `config.builder.Builder` passes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmrl.core.model_protocols import ChatModel, Scorer
+    from llmrl.core.processes import ProcessGroup
+    from llmrl.core.protocols import Controller, Teacher, VecEnv
+    from llmrl.core.seeding import Seeds
+    from llmrl.core.spaces import EnvSpec, ParameterSpace
+
+
+class Services:
+    """Base class of services, each of which is a frozen dataclass."""
+
+    def by_name(self) -> dict[str, Any]:
+        """Return the services by the name of the parameter that takes them."""
+        return {service.name: getattr(self, service.name) for service in dataclasses.fields(self)}  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class EnvServices(Services):
+    """Services of environments.
+
+    Attributes:
+        seeds: seed tree of the part.
+        device: torch device.
+    """
+
+    seeds: Seeds
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class ModelServices(Services):
+    """Services of language models.
+
+    Attributes:
+        seeds: seed tree of the part.
+        device: torch device; None if the model runs on no device of this machine.
+        workshop: factory of small models; None: the option `make` is null.
+    """
+
+    seeds: Seeds
+    device: str | None = None
+    workshop: Any = None
+
+
+@dataclass(frozen=True)
+class TeacherServices(Services):
+    """Services of teachers, and of agents and principals.
+
+    Attributes:
+        spec: spec of the environment.
+        seeds: seed tree of the part.
+        device: torch device.
+        env_options: options of the environment.
+        env_factory: function that builds further copies of the environment; None if there is none.
+        one_game: function that builds one game of the environment; None if there is none.
+        llm: chat model; None if none is chosen.
+        scorer: model that scores texts; None if none is chosen.
+        has_principal: whether a principal governs the agents.
+        prompt_folder: folder of the user's prompt templates; None if there is none.
+        folder: run folder; None if nothing is stored.
+        processes: processes that train together.
+        cores: CPU cores of the run.
+    """
+
+    spec: EnvSpec
+    seeds: Seeds
+    device: str = "cpu"
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    env_factory: Callable[..., Any] | None = None
+    one_game: Callable[..., Any] | None = None
+    llm: ChatModel | None = None
+    scorer: Scorer | None = None
+    has_principal: bool = False
+    prompt_folder: Path | None = None
+    folder: Path | None = None
+    processes: ProcessGroup | None = None
+    cores: int = 1
+
+
+@dataclass(frozen=True)
+class AgentServices(TeacherServices):
+    """Services of agents.
+
+    Attributes:
+        teacher: teacher of the agent; None if it has none.
+    """
+
+    teacher: Teacher | None = None
+
+
+@dataclass(frozen=True)
+class PrincipalServices(TeacherServices):
+    """Services of principals.
+
+    Attributes:
+        space: space of the vectors that the principal proposes; None if there is nothing to propose.
+        controller: policy whose parameters are searched; None if the principal sets a mechanism.
+        proposals: number of vectors that the principal proposes in a run; None if unknown.
+    """
+
+    space: ParameterSpace | None = None
+    controller: Controller | None = None
+    proposals: int | None = None
+
+
+@dataclass(frozen=True)
+class ObserverServices(Services):
+    """Services of observers.
+
+    Attributes:
+        spec: spec of the environment.
+        env: the environment.
+        folder: run folder; None if nothing is stored.
+    """
+
+    spec: EnvSpec
+    env: VecEnv
+    folder: Path | None = None
+
+
+SERVICES = {"trust"} | frozenset(
+    service.name
+    for services in (EnvServices, ModelServices, AgentServices, PrincipalServices, ObserverServices)
+    for service in dataclasses.fields(services)
+)
+"""Names of all services, with `trust`, which the builder adds. They count as options only where the file of an option
+has such a field."""

@@ -1,0 +1,70 @@
+"""A base class whose state consists of listed attributes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.core.records import State
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object with a state of its own, such as a network, an optimizer or a `StateFields`."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+class StateFields:
+    """Base with the `state_dict` and `load_state_dict` of the attributes that `_state_fields` lists.
+
+    An attribute is plain data, an array, a NumPy generator, a `Stateful` object, which is loaded in place, or a list of
+    one of these. The number of generators in a list may change; that of `Stateful` objects may not. The keys of a state
+    are the names without leading underscores, and its values are copies.
+
+    >>> class Counter(StateFields):
+    ...     _state_fields = ("_count",)
+    ...     _count = 3
+    >>> Counter().state_dict()
+    {'count': 3}
+    """
+
+    _state_fields: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> State:
+        return {name.lstrip("_"): _copy_state(getattr(self, name)) for name in self._state_fields}
+
+    def load_state_dict(self, state: State) -> None:
+        for name in self._state_fields:
+            current, field_state = getattr(self, name), copy.deepcopy(state[name.lstrip("_")])
+            if isinstance(current, np.random.Generator):
+                current.bit_generator.state = field_state
+            elif isinstance(current, Stateful):
+                current.load_state_dict(field_state)
+            elif isinstance(current, list) and current and isinstance(current[0], np.random.Generator):
+                setattr(self, name, [_generator(element) for element in field_state])
+            elif isinstance(current, list) and current and isinstance(current[0], Stateful):
+                for part, element in zip(current, field_state, strict=True):
+                    part.load_state_dict(element)
+            else:
+                setattr(self, name, field_state)
+
+
+def _copy_state(value: Any) -> Any:
+    if isinstance(value, np.random.Generator):
+        return value.bit_generator.state
+    if isinstance(value, list):
+        return [_copy_state(element) for element in value]
+    if isinstance(value, StateFields):
+        return value.state_dict()  # holds copies already
+    return copy.deepcopy(value.state_dict() if isinstance(value, Stateful) else value)
+
+
+def _generator(state: State) -> np.random.Generator:
+    generator = np.random.default_rng()
+    generator.bit_generator.state = state
+    return generator

@@ -1,0 +1,225 @@
+"""The arrays that the compiled functions read and write, grouped in named tuples, and the records of their elements.
+
+Sizes: B games, N players, A sites of apples, W cells of the river, L lanes (concurrent threads, or games on a GPU).
+Arrays are C-contiguous: NumPy's on a processor, Numba's on a GPU. Elements of a record array have the fields of its
+dtype as attributes, e.g. `games.players[b, i].heading`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Int8: TypeAlias = NDArray[np.int8]
+Int32: TypeAlias = NDArray[np.int32]
+Float32: TypeAlias = NDArray[np.float32]
+Records: TypeAlias = "np.recarray[Any, np.dtype[np.record]]"
+Words: TypeAlias = tuple[int, int]
+"""Result of `hashed_random.begin`, from which the numbers of a game's step are drawn."""
+
+
+def _record(kind: type[np.generic], *names: str) -> np.dtype[np.void]:
+    return np.dtype([(name, kind) for name in names], align=True)
+
+
+WORLD = _record(np.int32, "t", "apples", "dirt")
+"""A game: number of steps taken, of apples, and of dirty cells."""
+PLAYER = _record(np.int32, "pos", "heading", "alive", "out_for", "zap_wait", "clean_wait", "cleaner")
+"""A player, see `state.State`; `cleaner`: 1 if the player cleaned dirt in the last step."""
+SITE = _record(np.int8, "apple", "group", "dry", "near")
+"""A site of apples: 1 with an apple, `rules.FRESH` if it grew in this step; `group` and `dry` as in `state.State`;
+number of live apples within a distance of 2."""
+RIVER = _record(np.int8, "dirt", "phase")
+"""A cell of the river: 1 if dirty; frame of its water at the start."""
+PLAYER_EVENTS = _record(np.int32, "cleaned", "zaps", "others_cleaned", "place", "zapped", "washed")
+"""Events of a player in a step, see `state.GameEvents`; bit k of the last two is for cell k in front."""
+SCRATCH = _record(
+    np.int32,
+    "mover",
+    "order_key",
+    "old_cell",
+    "hit",
+    "returning",
+    "eaten_site",
+    "fresh_site",
+    "cleaned_spot",
+    "grown_site",
+)
+"""Entry k or i of a lane's temporary lists: the k-th player to move and its position in the order; cell of player i
+before the move; 1 if player i was hit; the k-th player that returns; site where player i eats, and fresh site below its
+former cell (A: none); the k-th cell of the river that was cleaned; the k-th site that grew."""
+ACTION = _record(np.int32, "move", "turn")
+"""An action: direction relative to the heading (`rules.NO_MOVE` for none), and number of quarter turns to the right."""
+
+
+class Games(NamedTuple):
+    """State of a batch of games, and scratch memory.
+
+    Attributes:
+        world: `WORLD` records [B].
+        players: `PLAYER` records [B, N].
+        orchard: `SITE` records [B, A].
+        river: `RIVER` records [B, W]; cells that can be dirty come first.
+        occupied: player on each cell, slot + 1, or 0, [B, n_cells] uint8.
+        player_events: `PLAYER_EVENTS` records [B, N].
+        scratch: `SCRATCH` records [L, max(A, 3 N)].
+        codes: codes of all cells (`cell_codes`), [L, n_cells] int32.
+    """
+
+    world: Records
+    players: Records
+    orchard: Records
+    river: Records
+    occupied: NDArray[np.uint8]
+    player_events: Records
+    scratch: Records
+    codes: Int32
+
+
+class Settings(NamedTuple):
+    """Numbers of a substrate and its rules.
+
+    Attributes:
+        harvest: whether it is Harvest, else Clean Up.
+        zap, clean: the action that fires the beam; -1 without one.
+        zap_cooldown, clean_cooldown: number of steps between two shots.
+        removal_steps: number of steps for which a zapped player is out of the game.
+        fixed_order: whether players move in the order of their slots, else in a random order.
+        has_assigned_cells: whether each player returns on its assigned cell.
+        facing_north: whether players face north at the start, else anywhere.
+        full_orchard: whether each site has an apple at the start, else none.
+        n_dirt: number of cells of the river that can be dirty.
+        spill_threshold: bound of the number below which one more cell gets dirty in a step.
+        first_spill: first step in which a cell can get dirty.
+        n_grounds, n_avatars: number of codes of each kind (`cell_codes.CellCodes`).
+        animated_water: whether the frames of the water are shown, else always the first.
+    """
+
+    harvest: bool
+    zap: int
+    clean: int
+    zap_cooldown: int
+    clean_cooldown: int
+    removal_steps: int
+    fixed_order: bool
+    has_assigned_cells: bool
+    facing_north: bool
+    full_orchard: bool
+    n_dirt: int
+    spill_threshold: int
+    first_spill: int
+    n_grounds: int
+    n_avatars: int
+    animated_water: bool
+
+
+class Tables(NamedTuple):
+    """Constants of a map and its rules, as int32 arrays.
+
+    Attributes:
+        steps: cell that a step north, east, south, west leads to, and the cell itself, [n_cells, 5].
+        sites: index of each cell among the sites of apples; A elsewhere, [n_cells].
+        spots: index of each cell among the cells that can be dirty; their number elsewhere, [n_cells].
+        beams: cells that a beam passes (`map_geometry.beams`), by cell * 4 + heading, [4 n_cells, 9].
+        near: number of neighbors of each site, then their indices, [A, 1 + most].
+        spawn: cells on which players return, [n_spawn].
+        groups: for players who share start cells: index of the first of these in `places`, number of the cells, number
+            of the players, [n_groups, 3].
+        places: start cells, [n_places].
+        dirty: 1 where the river is dirty at the start, [n_dirt].
+        chances: thresholds of growth, by number of dirty cells (Clean Up) or of apples nearby (Harvest), [n].
+        actions: `ACTION` records [n_actions].
+        settings: numbers of the rules and views.
+    """
+
+    steps: Int32
+    sites: Int32
+    spots: Int32
+    beams: Int32
+    near: Int32
+    spawn: Int32
+    groups: Int32
+    places: Int32
+    dirty: Int32
+    chances: Int32
+    actions: Records
+    settings: Settings
+
+
+class ViewTables(NamedTuple):
+    """Constants of players' views, as int32 arrays; all are empty without observations.
+
+    Attributes:
+        base: code of each cell in its default state, [n_cells].
+        places: cells of the sites of apples, then of the river, [A + W].
+        offsets: difference between a player's cell and the cells in view, by heading, [4, 121].
+        grids: entries of the channel `grid`, four bytes each, by heading and code, [4, n_codes].
+        tiles: tile by heading and code, [4, n_codes]; [4, 0] without pictures.
+    """
+
+    base: Any
+    places: Any
+    offsets: Any
+    grids: Any
+    tiles: Any
+
+
+class Inputs(NamedTuple):
+    """Inputs of a call of `game_loop.play`.
+
+    Attributes:
+        commands: `game_loop.WAIT`, `STEP`, `START` or `KEEP` of each game, [B] uint8.
+        action: action of each player, [B, N] int64.
+        source: keys of the games' random numbers, [B, 2] int32.
+    """
+
+    commands: NDArray[np.uint8]
+    action: NDArray[np.int64]
+    source: NDArray[Any]
+
+
+class Outputs(NamedTuple):
+    """Results of a call of `game_loop.play`. All but `player_stats` may be empty, and then are not written.
+
+    Attributes:
+        player_stats: rewards, number of cells cleaned, and 1 if the player could act, [3, B, N] float32.
+        info: metrics, [8, B] float32; rows as in `game_loop.METRICS`.
+        grid: channel `grid`, four bytes in each int32, [B, N, 121].
+        ids: tiles in view, [B, N, 121] int32.
+        vector: channel `vector`, [B, N, 1 or 2] float32.
+    """
+
+    player_stats: Float32
+    info: Float32
+    grid: Int32
+    ids: Int32
+    vector: Float32
+
+
+def array(x: torch.Tensor, record: np.dtype[np.void] | None = None) -> Any:
+    """Return a tensor as an array for compiled functions, with shared memory: NumPy's, or on a GPU Numba's.
+
+    Args:
+        x: contiguous.
+        record: dtype of the elements, whose fields are the last axis of `x`; None: the elements are numbers.
+    """
+    if x.device.type == "cpu":
+        plain = x.numpy()
+        return plain if record is None else plain.view(record)[..., 0].view(np.recarray)
+    from numba import cuda
+
+    on_gpu = cuda.as_cuda_array(x)
+    return on_gpu if record is None else on_gpu.view(record).reshape(*x.shape[:-1])
+
+
+def width(record: np.dtype[np.void]) -> int:
+    """Return the number of fields of a record."""
+    return len(record.names or ())
+
+
+def fields(x: torch.Tensor, record: np.dtype[np.void]) -> dict[str, torch.Tensor]:
+    """Return views of the last axis of `x` by the names of the fields of `record`."""
+    return dict(zip(record.names or (), x.unbind(-1), strict=True))

@@ -1,0 +1,219 @@
+"""The view of a player of Clean Up or Harvest as text: the 11 x 11 cells of its frame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.core.spaces import EnvDescription
+from llmrl.envs import mechanism_text
+from llmrl.envs.mechanisms import Mechanism
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, SubstrateName, action_names
+
+_AGENT_POSITION = (9, 5)
+"""Row and column of the player's own cell in `memory_layout.CELLS`."""
+CONTENTS = ("outside", "floor", "grass", "river", "dirt", "wall", "apple")
+"""Contents of a cell. If several lie on each other, the last one in this order counts."""
+FACINGS = ("nobody", "the way you face", "to your right", "towards you", "to your left")
+"""Directions in which a player faces, relative to the viewing player."""
+BEAMS = ("no beam", "clean", "zap")
+"""Beams over a cell; if both are there, the last one is shown."""
+_CONTENT_SYMBOLS = " .,~x#a"
+_DIRT, _APPLE = CONTENTS.index("dirt"), CONTENTS.index("apple")
+_ORIENTATIONS = "NESW"
+_CODE_OF_SPRITE = {"Sand": 1, "Floor": 1, "Grass": 2, "GrassEdge": 2, "Dirt": 4, "Wall": 5, "Apple": 6}
+_BEAMS = {"BeamClean": 1, "BeamZap": 2}
+
+
+def grid_codes(n_agents: int) -> tuple[int, ...]:
+    """Return the number of values of each of the four numbers of a cell in the channel `grid`.
+
+    The numbers are the content (`CONTENTS`), the player on it (0 nobody, 1 the viewing player, 2 + slot another), its
+    direction (`FACINGS`) and the beam (`BEAMS`).
+    """
+    return len(CONTENTS), 2 + n_agents, len(FACINGS), len(BEAMS)
+
+
+def grid_planes(substrate: SubstrateName, n_agents: int) -> dict[str, tuple[int, int, int]]:
+    """Return binary features of a cell of the channel `grid` (`Channel.planes`).
+
+    They are the content, whether another player stands there, and the beams.
+    """
+    dirt = SUBSTRATES[substrate].dirt
+    names = [name for name in CONTENTS[1:] if dirt or name not in ("river", "dirt")]
+    planes = {name: (0, CONTENTS.index(name), CONTENTS.index(name)) for name in names}
+    return planes | {"others": (1, 2, 1 + n_agents), "clean_beam": (3, 1, 1), "zap_beam": (3, 2, 2)}
+
+
+class SpriteCodes:
+    """Converts the engine's sprites into the four numbers of each cell.
+
+    Args:
+        sprites: names of the sprites the engine's numbers refer to, `Apple.N` and the like; the first is none.
+    """
+
+    def __init__(self, sprites: Sequence[str]) -> None:
+        kinds = [name.partition(".") for name in sprites]
+        slots = [int(kind[6:]) if kind.startswith("Avatar") and kind[6:].isdigit() else 0 for kind, _, _ in kinds]
+        facing = [
+            1 + _ORIENTATIONS.index(direction or "N") if slot else 0
+            for slot, (_, _, direction) in zip(slots, kinds, strict=True)
+        ]
+        # Shadows have no code, because they lie on other sprites.
+        kind_codes = [3 if kind.startswith("water") else _CODE_OF_SPRITE.get(kind, 0) for kind, _, _ in kinds]
+        beams = [_BEAMS.get(kind, 0) for kind, _, _ in kinds]
+        self._codes = np.array([kind_codes, slots, facing, beams], dtype=np.uint8)
+
+    def __call__(self, layers: NDArray[np.int32], player: int) -> NDArray[np.uint8]:
+        """Return the codes [11, 11, 4] of sprite numbers [11, 11, layers] in the view of `player` (from 0)."""
+        view: NDArray[np.uint8] = self._codes[:, layers].max(axis=-1)
+        view[1] = np.where(view[1] == player + 1, 1, np.where(view[1] > 0, view[1] + 1, 0))
+        return np.moveaxis(view, 0, -1)
+
+
+_ACTION_TEXTS = {
+    "noop": "do nothing",
+    "forward": "step one cell ahead",
+    "backward": "step one cell back, without turning",
+    "step_left": "step one cell to the left, without turning",
+    "step_right": "step one cell to the right, without turning",
+    "turn_left": "turn to the left by 90 degrees, staying in your cell",
+    "turn_right": "turn to the right by 90 degrees, staying in your cell",
+    "zap": "fire a beam over the cells up to 3 ahead and 1 to either side, which removes players it hits from the game "
+    "for {away} steps; it needs {zap_cooldown} steps to be ready again",
+    "clean": "fire a beam over the cells up to 3 ahead and 1 to either side, which cleans dirt out of the river there",
+}
+
+
+def game_text(
+    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None = None, shown: bool = True
+) -> EnvDescription:
+    """Return the description of the game that players read before it begins.
+
+    `shown`: whether players see the values of the mechanism.
+    """
+    actions = action_names(substrate, rules)
+    facts = SUBSTRATES[substrate]
+    zap = (
+        f" A player who is hit by a zap is out of the game for {facts.removal_steps} steps." if "zap" in actions else ""
+    )
+    if mechanism is None:
+        eating, cleaning = (
+            "is eaten and gives you a reward; nothing else does",
+            "cleaning itself is not rewarded, and ",
+        )
+        payment = ""
+    else:
+        eating, cleaning = "is eaten", ""
+        payment = f" {mechanism_text.rules_in_words(mechanism.spec, mechanism.base_reward, mechanism.rule, shown)}"
+    if substrate == "cleanup":
+        goal = (
+            f"{n_agents} players live on a map with an orchard on one side and a river on the other. An apple that you "
+            f"walk onto {eating}. Apples grow in the orchard, the faster the cleaner the river is, and not at all once "
+            "40 % of it is dirty. The river gets dirtier by itself, by about a cell every two steps. Players "
+            "can clean it where they stand close to dirt "
+            f"and face it; {cleaning}everybody profits from it.{zap}{payment} "
+            "Only your own reward counts for you, over the whole episode."
+        )
+    else:
+        goal = (
+            f"{n_agents} players live on a map with patches of apples. An apple that you walk onto {eating}. "
+            "An eaten apple grows again, the sooner the more apples there are close by, and never if there are none: a "
+            f"patch that is eaten bare stays bare.{zap}{payment} Only your own reward counts for you, over the whole "
+            "episode."
+        )
+    river = ", ~ clean river, x dirty river" if SUBSTRATES[substrate].dirt else ""
+    observation = [
+        (
+            "map",
+            "the cells around you, 11 rows of 11 signs; the way you face is up, you are @ in the tenth row, in the "
+            f"middle (9 rows ahead, 1 behind, 5 cells to either side). a apple, . floor, comma grass{river}, # wall, "
+            "blank outside the map, other players by their number (10 is A, 11 is B, ...)",
+        ),
+        (
+            "apples",
+            "apples on the map; nearest_apple: how many cells ahead (behind if negative) and to the right (left)",
+        ),
+    ]
+    if SUBSTRATES[substrate].dirt:
+        observation.append(("dirt", "dirty cells on the map; nearest_dirt: where, as for apples"))
+    observation.append(("players", "others on the map: cells ahead, cells to the right, and where they face"))
+    if "zap" in actions:
+        observation.append(("can_zap", "whether your beam is ready"))
+    if SUBSTRATES[substrate].dirt:
+        observation.append(("others_who_cleaned", "how many others cleaned dirt in the last step"))
+    if mechanism is not None:
+        observation += mechanism_text.fields(mechanism.spec, mechanism.player_facts, shown)
+    return EnvDescription(
+        goal,
+        tuple(observation),
+        tuple(
+            (name, _ACTION_TEXTS[name].format(away=facts.removal_steps, zap_cooldown=facts.zap_cooldown))
+            for name in actions
+        ),
+        example=_example(substrate, rules, n_agents, mechanism, shown),
+        neighbors="players",
+    )
+
+
+def _example(
+    substrate: SubstrateName, rules: Rules, n_agents: int, mechanism: Mechanism | None, show_mechanism: bool
+) -> str:
+    """Return an observation among apples, with all other players in view and every payment made."""
+    view = np.zeros((11, 11, 4), dtype=np.uint8)
+    view[..., 0] = np.resize([1, _APPLE, 2, _DIRT], (11, 11))
+    cells = np.arange(0, 2 * (n_agents - 1), 2)
+    view[cells // 11, cells % 11, 1], view[cells // 11, cells % 11, 2] = 2 + np.arange(1, n_agents), 1
+    report = {} if mechanism is None else mechanism_text.example(mechanism.spec, mechanism.player_facts, show_mechanism)
+    return observation_text(view, substrate, rules, (1.0, 0.0) if SUBSTRATES[substrate].dirt else (1.0,), report)
+
+
+def observation_text(
+    view: NDArray[np.uint8],
+    substrate: SubstrateName,
+    rules: Rules,
+    scalars: Sequence[float],
+    mechanism_report: Mapping[str, Any] | None = None,
+) -> str:
+    """Return the observation of one player as a JSON object.
+
+    Args:
+        view: the player's `grid`, [11, 11, 4].
+        substrate: name of the substrate.
+        rules: rules of the game.
+        scalars: the numbers of `memory_layout.VECTOR`.
+        mechanism_report: report on the mechanism (`MechanismReport.observation_entries`); None: there is no mechanism.
+    """
+    kinds, players = np.where(view[..., 1] > 0, 0, view[..., 0]), view[..., 1]
+    rows = [
+        "".join(_cell_symbol(int(kind), int(slot)) for kind, slot in zip(*row, strict=True))
+        for row in zip(kinds, players, strict=True)
+    ]
+    y, x = _AGENT_POSITION
+    rows[y] = rows[y][:x] + "@" + rows[y][x + 1 :]
+    facts: dict[str, object] = {"map": rows}
+    count_codes = {"apples": _APPLE, **({"dirt": _DIRT} if SUBSTRATES[substrate].dirt else {})}
+    for name, code in count_codes.items():
+        cells = np.argwhere(kinds == code)
+        facts[name] = len(cells)
+        if len(cells):
+            row, column = cells[np.abs(cells - _AGENT_POSITION).sum(1).argmin()].tolist()
+            facts[f"nearest_{name.rstrip('s')}"] = {"ahead": y - row, "right": column - x}
+    other_players = [(int(players[r, c]) - 1, r, c) for r, c in np.argwhere(players > 1).tolist()]
+    facts["players"] = [
+        {"player": slot, "ahead": y - row, "right": column - x, "facing": FACINGS[view[row, column, 2]]}
+        for slot, row, column in sorted(other_players)
+    ]
+    if "zap" in action_names(substrate, rules):
+        facts["can_zap"] = bool(scalars[0])
+    if len(scalars) > 1:
+        facts["others_who_cleaned"] = int(scalars[1])
+    return json.dumps({**facts, **(mechanism_report or {})})
+
+
+def _cell_symbol(kind: int, player: int) -> str:
+    return _CONTENT_SYMBOLS[kind] if player < 2 else "123456789ABCDEF"[player - 2]

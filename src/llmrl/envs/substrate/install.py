@@ -1,0 +1,205 @@
+"""Installation and import of the Melting Pot engine, without 2.5 GB of files that substrates do not use.
+
+Every workaround for dm-meltingpot and dmlab2d is in this file (docs/melting_pot.md gives the reasons):
+
+* While it is built, the source distribution of dm-meltingpot downloads recorded bots, unless the temporary folder
+  contains their archive. Here it contains an empty one.
+* Its declared requirements include TensorFlow and JAX, which substrates do not need. It is installed without them.
+* Its `__init__` imports TensorFlow. The package is entered through an empty module with the same path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import EngineError, LlmrlError
+
+log = logging.getLogger(__name__)
+
+MELTINGPOT = "dm-meltingpot==2.4.1"
+DMLAB2D = "dmlab2d==1.0.2"
+ASSETS = "meltingpot-assets-2.3.0.tar.gz"
+PYTHONS = ((3, 11), (3, 12), (3, 13))
+GLIBC = (2, 35)
+HINT = "run `llmrl-install-meltingpot`"
+_UNAFFECTED = (
+    "Everything that does not play cleanup or harvest on this engine works without it, e.g. `env=escape_room`."
+)
+
+REQUIREMENTS = {
+    "dmlab2d": DMLAB2D,
+    "absl": "absl-py",
+    "dm_env": "dm-env",
+    "tree": "dm-tree",
+    "immutabledict": "immutabledict",
+    "ml_collections": "ml_collections",
+    "reactivex": "reactivex",
+    "wrapt": "wrapt",
+}
+"""Import name -> pip requirement. dm-meltingpot itself is installed after them, without its own requirements."""
+
+
+def unsupported() -> str | None:
+    """Return why the engine cannot run on this machine; None if it can."""
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in {"x86_64", "AMD64"}:
+        return f"dmlab2d has wheels for Linux on x86-64 only; this is {system} on {machine}"
+    if sys.version_info[:2] not in PYTHONS:
+        return f"dmlab2d has wheels for Python 3.11, 3.12 and 3.13; this is Python {platform.python_version()}"
+    library, version = platform.libc_ver()
+    if library != "glibc" or tuple(int(n) for n in version.split(".")[:2]) < GLIBC:
+        found_library = f"{library or 'another C library'} {version}".strip()
+        return (
+            f"dmlab2d needs glibc 2.35 or newer (Ubuntu 22.04, Debian 12), and this machine has {found_library}; use a "
+            "container"
+        )
+    return None
+
+
+def missing() -> list[str]:
+    """Return the missing packages of the engine and its requirements, as pip requirements."""
+    absent = [requirement for module, requirement in REQUIREMENTS.items() if importlib.util.find_spec(module) is None]
+    return absent if importlib.util.find_spec("meltingpot") is not None else [*absent, MELTINGPOT]
+
+
+def available() -> bool:
+    """Return whether the engine is installed on a supported machine, with its maps and images."""
+    return not (unsupported() or missing())
+
+
+def check() -> None:
+    """Raise EngineError if the engine cannot be started, with the cause and a remedy."""
+    reason = unsupported()
+    if reason is not None:
+        raise EngineError(f"Melting Pot cannot run here: {reason}. {_UNAFFECTED}")
+    absent = missing()
+    if absent:
+        raise EngineError(f"Melting Pot is not installed ({', '.join(absent)} missing): {HINT}. {_UNAFFECTED}")
+
+
+def load(substrate: str) -> tuple[Any, Any]:
+    """Return the `dmlab2d` module and the configuration module of a substrate, without TensorFlow or JAX.
+
+    Raises:
+        EngineError: the engine is not installed or cannot be imported.
+    """
+    check()
+    if "meltingpot" not in sys.modules:
+        spec = importlib.util.find_spec("meltingpot")
+        assert spec is not None and spec.submodule_search_locations is not None
+        package = types.ModuleType("meltingpot")
+        package.__path__ = list(spec.submodule_search_locations)
+        package.__spec__ = spec
+        sys.modules["meltingpot"] = package
+    try:
+        dmlab2d = importlib.import_module("dmlab2d")
+        return dmlab2d, importlib.import_module(f"meltingpot.configs.substrates.{substrate}")
+    except ImportError as error:
+        raise EngineError(
+            f"Melting Pot is installed but cannot be imported ({error}): {HINT}. {_UNAFFECTED}"
+        ) from error
+
+
+def root() -> Path:
+    """Return the folder of the `meltingpot` package, where the engine looks for its Lua modules."""
+    return Path(sys.modules["meltingpot"].__path__[0]).parent
+
+
+def install(constraint: Path | None = None) -> bool:
+    """Install the missing packages into this interpreter's environment; return whether there were any.
+
+    Raises:
+        EngineError: the machine is not supported, pip failed, or the result cannot be imported.
+    """
+    reason = unsupported()
+    if reason is not None:
+        raise EngineError(f"Melting Pot cannot be installed here: {reason}. {_UNAFFECTED}")
+    absent = missing()
+    requirements = [requirement for requirement in absent if requirement != MELTINGPOT]
+    if requirements:
+        _pip(requirements, constraint)
+    if MELTINGPOT in absent:
+        with tempfile.TemporaryDirectory() as folder:
+            with tarfile.open(Path(folder) / ASSETS, "w:gz") as archive:
+                entry = tarfile.TarInfo("assets")
+                entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+                archive.addfile(entry)
+            # This build lacks the bots, so it must not enter pip's cache, from which other environments would install
+            # it.
+            _pip(["--no-deps", "--no-cache-dir", MELTINGPOT], constraint, TMPDIR=folder)
+    importlib.invalidate_caches()
+    _verify()
+    return bool(absent)
+
+
+def _pip(arguments: Sequence[str], constraint: Path | None, **environment: str) -> None:
+    command = [*_installer(), *arguments]
+    if constraint is not None:
+        command += ["--constraint", str(constraint)]
+    log.info("%s", " ".join(command))
+    if subprocess.run(command, env={**os.environ, **environment}, check=False).returncode != 0:
+        raise EngineError(f"`{' '.join(command)}` failed; the cause is in its output above. {_UNAFFECTED}")
+
+
+def _installer() -> list[str]:
+    """Return the command that installs packages into this interpreter's environment: that of pip, or of uv."""
+    if importlib.util.find_spec("pip") is not None:
+        return [sys.executable, "-m", "pip", "install"]
+    if (uv := os.environ.get("UV") or shutil.which("uv")) is not None:
+        return [uv, "pip", "install", "--python", sys.executable]
+    raise EngineError(
+        "this environment has no pip, and no uv is on the path; "
+        f"`{sys.executable} -m ensurepip` adds pip. {_UNAFFECTED}"
+    )
+
+
+def _verify() -> None:
+    """Import the engine in a separate process, so that a broken library cannot crash this one."""
+    program = f"from {load.__module__} import load; [load(s) for s in ('clean_up', 'commons_harvest__open')]"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if result.returncode != 0:
+        reason = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        raise EngineError(f"Melting Pot was installed but does not load: {reason}. {_UNAFFECTED}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Install the Melting Pot engine; does nothing, without network access, if it is already installed."""
+    parser = argparse.ArgumentParser(prog="llmrl-install-meltingpot", description=main.__doc__)
+    parser.add_argument(
+        "--constraint", type=Path, metavar="FILE", help="pip constraints file, e.g. the project's lock file"
+    )
+    parser.add_argument(
+        "--optional", action="store_true", help="on a machine that the engine does not support, say so and succeed"
+    )
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    if arguments.optional and (reason := unsupported()):
+        log.warning("Melting Pot is left out: %s. %s", reason, _UNAFFECTED)
+        return 0
+    try:
+        done = install(arguments.constraint)
+    except LlmrlError as error:
+        log.error("%s", error)
+        return 1
+    version = importlib.metadata.version("dm-meltingpot")
+    log.info("Melting Pot %s is %s and loads.", version, "installed" if done else "already installed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

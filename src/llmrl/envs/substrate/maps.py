@@ -1,0 +1,275 @@
+"""Maps of Clean Up and Harvest, parsed from text, with errors that name the place and the mistake."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.core.errors import ConfigError
+from llmrl.envs.substrate import install
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Sites, SubstrateName
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 9
+"""Width of the empty margin around a map, cells. Players see 9 cells ahead, so every view lies within it."""
+
+SYMBOLS: Mapping[SubstrateName, Mapping[str, tuple[str, ...]]] = {
+    "cleanup": {
+        "W": ("wall",),
+        " ": ("sand",),
+        "P": ("sand",),
+        "B": ("grass",),
+        "s": ("grass", "shadow_n"),
+        "+": ("sand", "shadow_e", "shadow_n"),
+        "f": ("sand", "shadow_w", "shadow_n"),
+        ";": ("sand", "grass_edge", "shadow_e"),
+        ",": ("sand", "grass_edge", "shadow_w"),
+        "^": ("sand", "grass_edge"),
+        "=": ("sand", "shadow_n"),
+        ">": ("sand", "shadow_w"),
+        "<": ("sand", "shadow_e"),
+        "~": ("river", "shadow_w"),
+        "T": ("sand", "grass_edge"),
+        "S": ("river",),
+        "H": ("river",),
+        "F": ("river",),
+    },
+    "harvest": {"W": ("wall",), " ": ("floor",), "P": ("floor",), "Q": ("floor",), "A": ("grass",)},
+}
+"""Sprites of each symbol of a map, bottom to top, as names in `sprites.py`."""
+
+APPLES: Mapping[SubstrateName, str] = {"cleanup": "BT", "harvest": "A"}
+"""Symbols of cells where apples grow."""
+DIRT = "HF"
+"""Symbols of river cells that can be dirty. Cells with the second symbol are dirty at the start."""
+
+
+@dataclass(frozen=True)
+class GameMap:
+    """A map. Cells, margin included, are numbered row by row; arrays of cells hold these numbers.
+
+    Attributes:
+        substrate: substrate that defines the symbols.
+        text: the map, one row per line.
+        width, height: size without the margin, cells.
+        wall: whether a cell is impassable, [n_cells] bool; true of the margin.
+        spawn: cells marked `P`.
+        inside: cells marked `Q`, where the first two players begin.
+        apples: cells where apples grow.
+        dirt: river cells that can be dirty.
+        dirty: whether each cell of `dirt` is dirty at the start, [n_dirt] bool.
+        river: other river cells.
+        stack_indices: index into `stacks` of each cell, [n_cells]; 0 (no sprite) outside the map.
+        stacks: names of sprites, bottom to top.
+    """
+
+    substrate: SubstrateName
+    text: str
+    width: int
+    height: int
+    wall: NDArray[np.bool_]
+    spawn: NDArray[np.int64]
+    inside: NDArray[np.int64]
+    apples: NDArray[np.int64]
+    dirt: NDArray[np.int64]
+    dirty: NDArray[np.bool_]
+    river: NDArray[np.int64]
+    stack_indices: NDArray[np.int64]
+    stacks: tuple[tuple[str, ...], ...]
+
+    @property
+    def stride(self) -> int:
+        """Number of cells in a row, margin included; the difference of cell numbers for one step south."""
+        return self.width + 2 * MARGIN
+
+    @property
+    def n_cells(self) -> int:
+        return self.stride * (self.height + 2 * MARGIN)
+
+    @property
+    def sites(self) -> Sites:
+        return Sites(len(self.apples), len(self.dirt), int(self.dirty.sum()))
+
+    def cell(self, x: int, y: int) -> int:
+        """Return the number of the cell in column `x` and row `y` of the map, both from 0."""
+        return (y + MARGIN) * self.stride + x + MARGIN
+
+    def place(self, cell: int) -> tuple[int, int]:
+        """Return column and row of the cell with a number."""
+        return cell % self.stride - MARGIN, cell // self.stride - MARGIN
+
+    def starts(self, n_agents: int) -> list[NDArray[np.int64]]:
+        """Return the possible start cells of each player. Players with the same array get distinct cells of it.
+
+        Raises:
+            ConfigError: there are fewer spawn cells than players.
+        """
+        n_inner = min(2, n_agents) if len(self.inside) else 0
+        if n_inner > len(self.inside) or n_agents - n_inner > len(self.spawn):
+            inner_text = f" and {len(self.inside)} marked Q for the first two players" if len(self.inside) else ""
+            raise ConfigError(
+                f"env.n_agents={n_agents} is too large for the map, which has {len(self.spawn)} spawn cells marked "
+                f"P{inner_text}; use fewer players, or mark more cells"
+            )
+        return [self.inside] * n_inner + [self.spawn] * (n_agents - n_inner)
+
+
+def parse(substrate: SubstrateName, text: str) -> GameMap:
+    """Return the map that `text` draws, one symbol per cell. Empty lines before and after it are ignored.
+
+    Raises:
+        ConfigError: no rows, rows of different lengths, an unknown symbol, no spawn cell, no cell where apples grow, or
+            (Clean Up) no river cell that can be dirty.
+    """
+    rows = text.strip("\n").splitlines()
+    symbols = SYMBOLS[substrate]
+    if not rows or not rows[0]:
+        raise ConfigError("env.map is empty; use a map with one row per line, or env.map=auto")
+    for y, row in enumerate(rows):
+        if len(row) != len(rows[0]):
+            raise ConfigError(
+                f"env.map: row {y + 1} has {len(row)} cells and row 1 has {len(rows[0])}; all rows must have equal "
+                "lengths"
+            )
+        for x, symbol in enumerate(row):
+            if symbol not in symbols:
+                raise ConfigError(
+                    f"env.map: unknown symbol {symbol!r} in row {y + 1}, column {x + 1}; symbols of {substrate} are "
+                    f"{' '.join(repr(mark) for mark in symbols)}"
+                )
+    height, width = len(rows), len(rows[0])
+    grid = np.full((height + 2 * MARGIN, width + 2 * MARGIN), "", dtype="<U1")
+    grid[MARGIN : MARGIN + height, MARGIN : MARGIN + width] = [list(row) for row in rows]
+    flat = grid.reshape(-1)
+
+    def cells_of(symbols_: str) -> NDArray[np.int64]:
+        return np.flatnonzero(np.isin(flat, list(symbols_))) if symbols_ else np.zeros(0, np.int64)
+
+    stacks: list[tuple[str, ...]] = [(), *dict.fromkeys(symbols.values())]
+    stack_indices = np.zeros(flat.size, np.int64)
+    for symbol, stack in symbols.items():
+        stack_indices[flat == symbol] = stacks.index(stack)
+    spawn, inner = cells_of("P"), cells_of("Q" if "Q" in symbols else "")
+    if not len(spawn):
+        raise ConfigError(
+            "env.map has no spawn cell; mark with P at least one cell in which players begin and return after a zap"
+        )
+    apples = cells_of(APPLES[substrate])
+    if not len(apples):
+        marks = " or ".join(APPLES[substrate])
+        raise ConfigError(f"env.map has no cell where apples grow; mark at least one with {marks}")
+    dirt = cells_of(DIRT) if SUBSTRATES[substrate].dirt else cells_of("")
+    if SUBSTRATES[substrate].dirt and not len(dirt):
+        raise ConfigError(
+            "env.map has no river cell that can get dirty, on which the growth of apples depends; mark cells with H "
+            "(clean at the start) or F (dirty at the start)"
+        )
+    return GameMap(
+        substrate=substrate,
+        text="\n".join(rows),
+        width=width,
+        height=height,
+        wall=np.isin(flat, ["", "W"]),
+        spawn=spawn,
+        inside=inner,
+        apples=apples,
+        dirt=dirt,
+        dirty=flat[dirt] == DIRT[1],
+        river=cells_of("~S") if SUBSTRATES[substrate].dirt else cells_of(""),
+        stack_indices=stack_indices,
+        stacks=tuple(stacks),
+    )
+
+
+def find(substrate: SubstrateName, choice: str) -> GameMap:
+    """Return the map for a value of `env.map`: `auto`, `melting_pot`, `own`, the path of a text file, or a map as text.
+
+    `auto` is Melting Pot's map if Melting Pot is installed, else our own (with a warning).
+
+    Raises:
+        ConfigError: the file cannot be read, or does not contain a map (see `parse`).
+        EngineError: `melting_pot`, and Melting Pot is not installed.
+    """
+    if choice == "melting_pot" or (choice == "auto" and install.available()):
+        return parse(substrate, _melting_pot(substrate))
+    if choice == "auto":
+        logger.warning(
+            "Melting Pot is not installed: %s is played on a map of our own (env.map=own), and its numbers are not "
+            "those of Melting Pot's; %s",
+            substrate,
+            install.HINT,
+        )
+    if choice in ("auto", "own"):
+        return parse(substrate, OWN_MAPS[substrate])
+    if "\n" in choice:
+        return parse(substrate, choice)
+    try:
+        return parse(substrate, Path(choice).expanduser().read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(
+            f"env.map={choice[:80]} cannot be read ({reason}); use auto, melting_pot, own, a text file or the map "
+            "itself"
+        ) from error
+
+
+@functools.cache
+def _melting_pot(substrate: SubstrateName) -> str:
+    text: str = install.load(SUBSTRATES[substrate].module)[1].ASCII_MAP
+    return text
+
+
+OWN_MAPS: Mapping[SubstrateName, str] = {
+    "cleanup": """
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+WFHFHFHFHFHFHFHFHFHFHFHFHFHFHW
+WHFHFHFHFHFHFHFHFHFHFHFHFHFHFW
+WFHFFFHFFFHFFFHFFFHFFFHFFFHFFW
+WHFHFHFHFHFHFHFHFHFHFHFHFHFHFW
+WFFFHFFFHFFFHFFFHFFFHFFFHFFFHW
+WHFHFHFHFHFHFHFHFHFHFHFHFHFHFW
+W==================SS========W
+W                  SS        W
+W   P   P   P   P  SS   P    W
+W                  SS        W
+W   P   P   P   P  SS   P    W
+W                  SS        W
+W   P   P   P   P  SS   P    W
+W                  SS        W
+W^T^T^T^T^T^T^T^T^TSST^T^T^T^W
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WBBBBBBBBBBBBBBBBBBBBBBBBBBBBW
+WWWWWWWWWWWWWWWWWWWWWWWWWWWWWW
+""",
+    "harvest": """
+WWWWWWWWWWWWWWWWWWWWWWWW
+W  A       AA       A  W
+W AAA     AAAA     AAA W
+WAAAAA   AAAAAA   AAAAAW
+W AAA     AAAA     AAA W
+W  A       AA       A  W
+W                      W
+W       Q      Q       W
+W   A              A   W
+W  AAA            AAA  W
+W   A              A   W
+W                      W
+W                      W
+W                      W
+W  PPPPPPPPPPPPPPPPPP  W
+W PPPPPPPPPPPPPPPPPPPP W
+WPPPPPPPPPPPPPPPPPPPPPPW
+WWWWWWWWWWWWWWWWWWWWWWWW
+""",
+}
+"""Maps for machines without Melting Pot. They have the size and the kinds of cells of its maps, in a different layout.
+The cells in `Substrate.spawn_cells` (for legislative rules) are floor."""

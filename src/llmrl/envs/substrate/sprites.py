@@ -1,0 +1,211 @@
+"""Sprites of 8 x 8 pixels by name: Melting Pot's, read from the installed package, or plain ones of our own."""
+
+from __future__ import annotations
+
+import colorsys
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.core.errors import ConfigError, EngineError
+from llmrl.envs.substrate import install
+from llmrl.envs.substrate.substrate_rules import SUBSTRATES, SubstrateName, component
+
+Source = Literal["auto", "melting_pot", "plain"]
+SIZE = 8
+"""Width and height of a sprite and of a cell, pixels."""
+Sprite = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class SpriteSet:
+    """The sprites of a substrate, uint8 RGBA.
+
+    Attributes:
+        sprites: sprites by name, for a viewer with each heading (N, E, S, W), [4, 8, 8, 4]. The viewer looks up, so
+            sprites on the ground rotate with it; sprites without a direction are the same in all four.
+        avatars: each slot as others see it, [n_agents, 4, 8, 8, 4]: from behind, facing to the viewer's right, from
+            the front, facing to the viewer's left.
+        oneself: the viewing player, from behind, [8, 8, 4].
+        beams: the color of each of `grid_text.BEAMS` but the first, all over the cell, [2, 4].
+    """
+
+    sprites: Mapping[str, Sprite]
+    avatars: Sprite
+    oneself: Sprite
+    beams: Sprite
+
+
+def load(substrate: SubstrateName, n_agents: int, source: Source) -> SpriteSet:
+    """Return the sprites of a substrate for `n_agents` players.
+
+    `auto` takes Melting Pot's if it is installed, else `plain`.
+
+    Raises:
+        ConfigError: no such source, or Melting Pot has no more colors for so many players.
+        EngineError: `melting_pot` is not installed, or is another version that this cannot read.
+    """
+    if source not in ("auto", "melting_pot", "plain"):
+        raise ConfigError(f"env.tiles={source} does not exist; use auto, melting_pot or plain")
+    if resolve(source) == "plain":
+        return _plain_sprites(n_agents)
+    return _melting_pot_sprites(substrate, n_agents)
+
+
+def agent_colors(substrate: SubstrateName, n_agents: int, source: Source) -> Sprite:
+    """Return the color of each player in frames of the world, [n_agents, 3]: the most frequent color of its sprite.
+
+    Raises:
+        ConfigError, EngineError: see `load`.
+    """
+    dominant = []
+    for sprite in load(substrate, n_agents, source).avatars[:, 2].reshape(n_agents, -1, 4):
+        kinds, counts = np.unique(sprite[sprite[:, 3] == 255, :3], axis=0, return_counts=True)
+        dominant.append(kinds[counts.argmax()])
+    return np.array(dominant, np.uint8)
+
+
+def resolve(source: Source) -> Source:
+    """Return the source that `auto` stands for on this machine; any other source unchanged."""
+    if source != "auto":
+        return source
+    return "melting_pot" if install.available() else "plain"
+
+
+def _melting_pot_sprites(substrate: SubstrateName, n_agents: int) -> SpriteSet:
+    _, module = install.load(SUBSTRATES[substrate].module)
+    shapes = importlib.import_module("meltingpot.utils.substrates.shapes")
+    colors = importlib.import_module("meltingpot.utils.substrates.colors")
+    sprites: dict[str, Sprite] = {}
+    for prefab in module.create_prefabs().values():
+        if any(entry["component"] == "Appearance" for entry in prefab["components"]):
+            sprites.update(_appearance(component(prefab, "Appearance")))
+    # Clean Up removes the first color from this list and uses it for the viewing player.
+    palette = [*getattr(module, "human_readable_colors", colors.human_readable), *colors.palette]
+    if n_agents > len(palette):
+        raise ConfigError(
+            f"env.n_agents={n_agents} is too large: Melting Pot has colors for {len(palette)} players; use fewer "
+            "players, or env.tiles=plain"
+        )
+    oneself = module.TARGET_SPRITE_SELF
+    avatars = [
+        [_paint(text, shapes.get_palette(palette_name)) for text in oneself["shape"]]
+        for palette_name in palette[:n_agents]
+    ]
+    return SpriteSet(
+        sprites, np.array(avatars), _paint(oneself["shape"][0], oneself["palette"]), _engine_beams(substrate)
+    )
+
+
+def _appearance(kwargs: Mapping[str, Any]) -> dict[str, Sprite]:
+    """Return the sprites of one Appearance component for each heading of a viewer; `GrassEdge` becomes `grass_edge`."""
+    names: Sequence[str] = kwargs["spriteNames"]
+    views = {}
+    for index, name in enumerate(names):
+        if "spriteShapes" in kwargs:
+            image = _paint(kwargs["spriteShapes"][index], kwargs["palettes"][index])
+        else:
+            image = _flat_sprite(kwargs["spriteRGBColors"][index])
+        is_fixed = kwargs.get("noRotates", [False] * len(names))[index]
+        views[re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()] = _views(image, turns=not is_fixed)
+    return views
+
+
+def _paint(text: str, palette: Mapping[str, Sequence[int]]) -> Sprite:
+    """Return a sprite drawn with letters as an image, [8, 8, 4]. Larger ones are reduced as the engine does."""
+    image = np.array([[palette[letter] for letter in row] for row in text.strip("\n").splitlines()], np.int32)
+    factor = image.shape[0] // SIZE
+    mean: Sprite = (image.reshape(SIZE, factor, SIZE, factor, 4).sum((1, 3)) // factor**2).astype(np.uint8)
+    return mean
+
+
+def _flat_sprite(color: Sequence[int]) -> Sprite:
+    """Return a sprite of one RGB or RGBA color, [8, 8, 4]."""
+    return np.full((SIZE, SIZE, 4), [*color, 255][:4], np.uint8)
+
+
+def _views(image: Sprite, turns: bool) -> Sprite:
+    """Return an image as viewers with each heading see it, [4, 8, 8, 4]."""
+    return np.stack([np.rot90(image, heading if turns else 0) for heading in range(4)])
+
+
+def _engine_beams(substrate: SubstrateName) -> Sprite:
+    """Return the colors of the beams, which are defined in the engine's Lua modules."""
+    lua = install.root() / "meltingpot" / "lua"
+    zap = _lua_color(lua / "modules" / "avatar_library.lua", r"'beamColor',\s*args\.default\(\{([\d,\s]+)\}")
+    if not SUBSTRATES[substrate].dirt:
+        return np.stack([np.zeros(4, np.uint8), zap])
+    level = lua / "levels" / SUBSTRATES[substrate].module / "components.lua"
+    return np.stack([_lua_color(level, r"addColor\('BeamClean',\s*\{([\d,\s]+)\}"), zap])
+
+
+def _lua_color(file: Any, pattern: str) -> Sprite:
+    match = re.search(pattern, file.read_text())
+    if match is None:
+        raise EngineError(
+            f"{file} does not define the color of a beam as in {install.MELTINGPOT}; {install.HINT}, or use "
+            "env.tiles=plain"
+        )
+    return np.array([*(int(part) for part in match[1].split(",")), 255][:4], np.uint8)
+
+
+_GROUNDS = {
+    "sand": (214, 200, 160),
+    "floor": (205, 190, 165),
+    "grass": (150, 190, 90),
+    "wall": (90, 90, 95),
+    "water_1": (40, 120, 175),
+    "water_2": (45, 128, 182),
+    "water_3": (50, 136, 189),
+    "water_4": (45, 128, 182),
+}
+_SHADOW = (0, 0, 0, 45)
+_DIRT = (105, 75, 25, 150)
+_APPLE = (205, 45, 45)
+_ONESELF = (40, 90, 230)
+_FRONT_MARK = (255, 255, 255)
+_BEAMS = ((120, 225, 245, 170), (255, 245, 90, 255))
+
+
+def _plain_sprites(n_agents: int) -> SpriteSet:
+    """Return sprites of flat colors, for machines without Melting Pot. Players have a white mark in front."""
+    sprites = {name: _views(_flat_sprite(color), turns=False) for name, color in _GROUNDS.items()}
+    sprites["dirt"] = _views(_flat_sprite(_DIRT), turns=False)
+    sprites["apple"] = _views(_partial_sprite(_APPLE, rows=slice(2, 6), columns=slice(2, 6)), turns=False)
+    sprites["grass_edge"] = _views(_partial_sprite(_GROUNDS["grass"], rows=slice(4, 8)), turns=True)
+    sprites["shadow_n"] = _views(_partial_sprite(_SHADOW, rows=slice(0, 3)), turns=True)
+    sprites["shadow_w"] = _views(_partial_sprite(_SHADOW, columns=slice(0, 3)), turns=True)
+    sprites["shadow_e"] = _views(_partial_sprite(_SHADOW, columns=slice(5, 8)), turns=True)
+    # To a viewer who turns right, others seem to turn left: facing right is the image rotated clockwise.
+    avatars = [
+        np.stack([np.rot90(_player_sprite(_player_color(slot)), -k) for k in range(4)]) for slot in range(n_agents)
+    ]
+    return SpriteSet(sprites, np.stack(avatars), _player_sprite(_ONESELF), np.array(_BEAMS, np.uint8))
+
+
+def _partial_sprite(color: Sequence[int], rows: slice = slice(None), columns: slice = slice(None)) -> Sprite:
+    """Return an image that has a color in some rows and columns and is transparent elsewhere."""
+    image = np.zeros((SIZE, SIZE, 4), np.uint8)
+    image[rows, columns] = [*color, 255][:4]
+    return image
+
+
+def _player_sprite(color: Sequence[int]) -> Sprite:
+    """Return the sprite of a player who faces up."""
+    image = _partial_sprite(color, rows=slice(1, 8), columns=slice(1, 7))
+    image[1:3, 3:5] = [*_FRONT_MARK, 255]
+    return image
+
+
+def _player_color(slot: int) -> tuple[int, ...]:
+    """Return the color of a player.
+
+    Hues a golden section apart differ for any number of players; every nine slots get darker.
+    """
+    shade = colorsys.hsv_to_rgb((0.83 + slot * 0.618034) % 1, 0.85, 0.95 * 0.85 ** (slot // 9))
+    return tuple(round(255 * part) for part in shade)

@@ -1,0 +1,235 @@
+"""The two substrates, and the named changes of rules for the published tax and incentive experiments.
+
+`upstream` are the unchanged rules of dm-meltingpot 2.4.1. `legislative` applies every change in `CHANGES` for the
+substrate, which gives the rules in the code of "Large Legislative Models" (arXiv 2410.08345), a fork of Melting Pot.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llmrl.core.errors import ConfigError
+
+Rules = Literal["upstream", "legislative"]
+SubstrateName = Literal["cleanup", "harvest"]
+Definition = dict[str, Any]
+"""The dict that a substrate's `build` returns: level name, number of players, map, prefabs, game objects."""
+
+FIRST_END = 1099
+"""First step in which an episode may end at random, unless the rules have `no_random_end`."""
+MAX_AGENTS = 15
+"""Maximum number of players with distinguishable colors in both substrates."""
+
+_MOVES = ("noop", "forward", "backward", "step_left", "step_right", "turn_left", "turn_right")
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Numbers of cells of a map.
+
+    Attributes:
+        apples: cells where apples grow.
+        dirt: cells that can be dirty.
+        dirty: cells that are dirty at the start.
+    """
+
+    apples: int
+    dirt: int = 0
+    dirty: int = 0
+
+
+@dataclass(frozen=True)
+class Substrate:
+    """Static facts about one substrate.
+
+    Attributes:
+        module: its Python configuration, a module of `meltingpot.configs.substrates`.
+        actions: names of the upstream actions, in the order of their indices.
+        world_shape: shape of a frame of the whole world, [height, width, 3].
+        groups: counts of the world at each step: metric name -> group of piece states.
+        sites: numbers of cells of Melting Pot's map.
+        zap_cooldown, clean_cooldown: number of steps after a shot in which no shot is possible.
+        removal_steps: number of steps for which a zapped player is out of the game.
+        end_probability: probability that an episode ends, at step `FIRST_END` and at every 100th step after it.
+        floor: name of the prefab under a spawn cell.
+        spawn_cells: (x, y) of each player's own cell under `legislative` rules.
+    """
+
+    module: str
+    actions: tuple[str, ...]
+    world_shape: tuple[int, int, int]
+    groups: Mapping[str, str]
+    sites: Sites
+    zap_cooldown: int
+    clean_cooldown: int
+    removal_steps: int
+    end_probability: float
+    floor: str
+    spawn_cells: tuple[tuple[int, int], ...]
+
+    @property
+    def dirt(self) -> bool:
+        """True if there is a river that gets dirty."""
+        return self.sites.dirt > 0
+
+
+SUBSTRATES: Mapping[SubstrateName, Substrate] = {
+    "cleanup": Substrate(
+        module="clean_up",
+        actions=(*_MOVES, "zap", "clean"),
+        world_shape=(168, 240, 3),
+        groups={"apples_live": "apples", "dirt": "dirt"},
+        sites=Sites(apples=122, dirt=147, dirty=79),
+        zap_cooldown=10,
+        clean_cooldown=2,
+        removal_steps=50,
+        end_probability=0.2,
+        floor="sand",
+        spawn_cells=((11, 9), (8, 10), (8, 8), (5, 9), (5, 11), (11, 11), (8, 12)),
+    ),
+    "harvest": Substrate(
+        module="commons_harvest__open",
+        actions=(*_MOVES, "zap"),
+        world_shape=(144, 192, 3),
+        groups={"apples_live": "apples"},
+        sites=Sites(apples=64),
+        zap_cooldown=2,
+        clean_cooldown=0,
+        removal_steps=4,
+        end_probability=0.15,
+        floor="floor",
+        spawn_cells=((17, 13), (14, 13), (7, 7), (16, 7), (11, 13), (8, 13), (5, 13)),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Change:
+    """One named difference from the upstream rules."""
+
+    name: str
+    substrates: tuple[SubstrateName, ...]
+    apply: Callable[[Definition, Substrate], None]
+
+
+def component(game_object: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the keyword arguments of a component of a game object; changes of them apply to the object.
+
+    Raises:
+        KeyError: the object has no such component.
+    """
+    for entry in game_object["components"]:
+        if entry["component"] == name:
+            kwargs: dict[str, Any] = entry.setdefault("kwargs", {})
+            return kwargs
+    raise KeyError(f"{game_object['name']} has no component {name}")
+
+
+def avatars(definition: Definition) -> list[dict[str, Any]]:
+    """Return the players' game objects, in the order of the players' indices."""
+    return [
+        o for o in definition["simulation"]["gameObjects"] if any(c["component"] == "Avatar" for c in o["components"])
+    ]
+
+
+def _own_spawn_cells(definition: Definition, substrate: Substrate) -> None:
+    """Assign to each player a cell on which it starts and returns."""
+    simulation = definition["simulation"]
+    rows = [list(row) for row in simulation["map"].strip("\n").split("\n")]
+    for row in rows:
+        row[:] = [" " if char in "PQ" else char for char in row]
+    for index, (avatar, (x, y)) in enumerate(zip(avatars(definition), substrate.spawn_cells, strict=False), start=1):
+        char, prefab, group = "tuvwxyz"[index - 1], f"spawn_point_{index}", f"spawnPoint{index}"
+        point = copy.deepcopy(simulation["prefabs"]["spawn_point"])
+        component(point, "StateManager")["stateConfigs"][0]["groups"] = [group]
+        simulation["prefabs"][prefab] = point
+        simulation["charPrefabMap"][char] = {"type": "all", "list": [substrate.floor, prefab]}
+        rows[y][x] = char
+        component(avatar, "Avatar").update(spawnGroup=group, postInitialSpawnGroup=group)
+    simulation["map"] = "\n" + "\n".join("".join(row) for row in rows) + "\n"
+
+
+def _start_heading_north(definition: Definition, substrate: Substrate) -> None:
+    """Let all players start the episode heading north; the heading after a removal stays random."""
+    for avatar in avatars(definition):
+        component(avatar, "Avatar")["randomizeInitialOrientation"] = False
+
+
+def _fixed_move_order(definition: Definition, substrate: Substrate) -> None:
+    """Carry out moves in the order of the players, highest index first, instead of a random order."""
+    for avatar in avatars(definition):
+        avatar["components"].append({"component": "MoveOrder", "kwargs": {}})
+
+
+def _no_zap(definition: Definition, substrate: Substrate) -> None:
+    """Do nothing: `action_names` leaves out the zap, so nobody can be removed."""
+
+
+def _apples_at_start(definition: Definition, substrate: Substrate) -> None:
+    """Start with an apple on every apple site."""
+    component(definition["simulation"]["prefabs"]["potential_apple"], "StateManager")["initialState"] = "apple"
+
+
+def _no_random_end(definition: Definition, substrate: Substrate) -> None:
+    """Let the engine end an episode only at its frame limit (5000)."""
+    scene = definition["simulation"]["scene"]
+    scene["components"] = [c for c in scene["components"] if c["component"] != "StochasticIntervalEpisodeEnding"]
+
+
+CHANGES: tuple[Change, ...] = (
+    Change("own_spawn_cells", ("cleanup", "harvest"), _own_spawn_cells),
+    Change("start_heading_north", ("cleanup", "harvest"), _start_heading_north),
+    Change("fixed_move_order", ("cleanup", "harvest"), _fixed_move_order),
+    Change("no_zap", ("harvest",), _no_zap),
+    Change("apples_at_start", ("cleanup",), _apples_at_start),
+    Change("no_random_end", ("cleanup", "harvest"), _no_random_end),
+)
+
+
+def changes(name: SubstrateName, rules: Rules) -> tuple[Change, ...]:
+    """Return the changes that `rules` make to a substrate; none for `upstream`."""
+    return tuple(c for c in CHANGES if name in c.substrates) if rules == "legislative" else ()
+
+
+def action_names(name: SubstrateName, rules: Rules) -> tuple[str, ...]:
+    """Return the names of a player's actions under `rules`, in the order of their indices."""
+    excluded = {"zap"} if any(c.name == "no_zap" for c in changes(name, rules)) else set()
+    return tuple(action for action in SUBSTRATES[name].actions if action not in excluded)
+
+
+def check_n_agents(n_agents: int, name: SubstrateName, rules: Rules) -> None:
+    """Raise ConfigError unless a substrate supports `n_agents` players under `rules`."""
+    limit = len(SUBSTRATES[name].spawn_cells) if rules == "legislative" else MAX_AGENTS
+    if not 1 <= n_agents <= limit:
+        raise ConfigError(f"n_agents={n_agents} must be 1 to {limit} in {name} with rules={rules}")
+
+
+def define(module: Any, name: SubstrateName, n_agents: int, rules: Rules, map_text: str | None = None) -> Definition:
+    """Return the definition of a substrate under `rules`, with the piece groups that `Substrate.groups` counts.
+
+    `module` is the substrate's configuration module, which is not changed. `map_text` replaces its map.
+    """
+    substrate = SUBSTRATES[name]
+    definition: Definition = copy.deepcopy(dict(module.build(("default",) * n_agents, None)))
+    if map_text is not None:
+        definition["simulation"]["map"] = f"\n{map_text}\n"
+        if "Q" not in map_text:
+            for avatar in avatars(definition):
+                component(avatar, "Avatar")["spawnGroup"] = "spawnPoints"
+    prefabs = definition["simulation"]["prefabs"]
+    if name == "cleanup":
+        _add_to_group(prefabs["potential_apple"], "apple", "apples")
+        for prefab in ("potential_dirt", "actual_dirt"):
+            _add_to_group(prefabs[prefab], "dirt", "dirt")
+    for change in changes(name, rules):
+        change.apply(definition, substrate)
+    return definition
+
+
+def _add_to_group(prefab: Mapping[str, Any], state: str, group: str) -> None:
+    for config in component(prefab, "StateManager")["stateConfigs"]:
+        if config["state"] == state:
+            config["groups"] = [*config.get("groups", ()), group]

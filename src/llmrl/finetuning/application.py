@@ -1,0 +1,370 @@
+"""The application for fine-tuning runs: their parts, built from a resolved config, and checks of combinations."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from llmrl.config.builder import Builder
+from llmrl.config.loop_sections import agent_loop
+from llmrl.core.errors import ConfigError, ErrorCollector
+from llmrl.core.seeding import Seeds
+from llmrl.core.services import AgentServices, EnvServices, PrincipalServices
+from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.distributed_checks import check_distributed
+from llmrl.experiment.loggers import check_loggers
+from llmrl.experiment.models import build_model
+from llmrl.experiment.prerequisites import Compute
+from llmrl.experiment.resources import Model, RunResources
+from llmrl.experiment.run_references import with_digests as outside_digests
+from llmrl.llms.client import ChatClient
+from llmrl.llms.local.chat import LocalChat
+
+if TYPE_CHECKING:
+    from llmrl.finetuning.loop import FinetuneLoop
+    from llmrl.finetuning.search_task import SearchTask
+    from llmrl.rollout.batched_evaluator import Evaluator
+    from llmrl.run.run import Run
+
+Config = Mapping[str, Any]
+
+PACKAGES = ("transformers", "trl", "peft", "datasets")
+_VERSIONS = ("gymnasium", "mujoco", "numpy")
+"""Packages whose version may change the returns of a game."""
+_PROPOSER = "llmrl.principals.llm_factory.llm_principal"
+_LOCAL_CHAT = "llmrl.llms.local.chat.LocalChat"
+
+
+class FinetuneApplication(Application):
+    """Training of a language model that proposes policy parameters, on its own proposals or on good ones."""
+
+    command = "llmrl-finetune"
+    primary = "finetune"
+
+    def named(self, config: Config) -> list[str]:
+        return ["method"]  # the name of a run shows the method, even if it is the default
+
+    def with_digests(self, config: dict[str, Any]) -> dict[str, Any]:
+        return with_digests(config)
+
+    def check_values(self, config: Config, resources: RunResources) -> None:
+        check_installed()
+        check_values(config, resources)
+
+    def make_model(self, resources: RunResources) -> Model:
+        return build_model(resources)
+
+    def plan(self, config: Config, resources: RunResources) -> Rows:
+        with build_for_plan(config, resources) as parts:
+            return parts.plan()
+
+    def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
+        from llmrl.loops.executor import serve
+
+        self.check_values(config, resources)
+        with build(config, resources, run) as parts:
+            run.status.env, run.status.llm = parts.task.name, parts.client.label
+            run.result = serve(parts.loop.requests(run), run)
+
+    def print_end(self, run: Run) -> None:
+        from llmrl.finetuning.summary import print_finished
+
+        print_finished(run)
+
+
+@dataclass
+class FinetuneParts:
+    """The parts of a fine-tuning run; a context manager that ends processes and releases memory."""
+
+    config: Config
+    task: SearchTask
+    loop: FinetuneLoop
+    client: ChatClient
+    evaluators: list[Evaluator] = field(default_factory=list)
+
+    def plan(self) -> list[tuple[str, str]]:
+        """Return (subject, description) pairs for a dry run."""
+        space = self.task.space
+        low, high = space.low, space.high
+        return [
+            ("env", self.task.spec.name),
+            ("policy", f"{space.name}, {space.dim} numbers from {low.min():g} to {high.max():g}"),
+            ("model", self.client.label),
+            *self.loop.plan(),
+            (
+                "hardware",
+                f"{self.config['hardware']['device']}, threads {self.config['hardware']['threads'] or 'default'}",
+            ),
+        ]
+
+    def __enter__(self) -> FinetuneParts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for evaluator in self.evaluators:
+            evaluator.close()
+        self.client.close()
+
+
+def check_installed() -> None:
+    """Raise ConfigError if a package that training needs is missing; disable usage reports of these packages."""
+    if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"llmrl-finetune needs {', '.join(missing)}: pip install 'llmrl[finetune]'")
+    # The library reads this at import; a value that the user has set stays.
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+
+
+def with_digests(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the resolved config with digests of the files that affect results.
+
+    They are those of `llmrl-train`, and `runs_digest` of the proposals of the search runs, if there are any.
+
+    Raises:
+        ConfigError: there are no such runs, or their proposals have changed since the run was submitted.
+    """
+    from llmrl.finetuning.trials import find_search_runs
+    from llmrl.run.proposals import FILE_NAME
+
+    config = outside_digests(config)
+    if not config["dataset"].get("runs"):
+        return config
+    digest = hashlib.sha256()
+    for folder in find_search_runs(config["dataset"]["runs"]):
+        digest.update((folder / FILE_NAME).read_bytes() + b"\0")
+    digest_text = digest.hexdigest()[:12]
+    if config.get("runs_digest", digest_text) != digest_text:
+        raise ConfigError(
+            "the proposals in dataset.runs have changed since this run was submitted; repeat its command, which starts "
+            "a new run"
+        )
+    return {**config, "runs_digest": digest_text}
+
+
+def check_values(config: Config, resources: RunResources | None = None) -> None:
+    """Check values with which no run could be built, as far as this is known without an environment or a model.
+
+    Raises:
+        ConfigError: values that cannot work, all of them.
+    """
+    resources = resources or RunResources(config)
+    builder = resources.builder
+    errors = ErrorCollector()
+    with errors.collect():
+        _check_proposer(config)
+    for group in ("env", "agent", "principal", "hardware"):
+        with errors.collect():
+            builder.validate(config[group], group)
+    with errors.collect():
+        _build_settings(config, builder)
+    with errors.collect():
+        builder.validate(resources.model_nodes[0], "llm")
+    with errors.collect():
+        _check_task(config, builder, "")
+    for name, nodes in config["transfer"].items():
+        for group in ("env", "agent"):
+            with errors.collect():
+                builder.validate(_part_node(nodes[group], group), f"transfer.{name}.{group}")
+        with errors.collect():
+            _check_task(nodes, builder, f"transfer.{name}.")
+        with errors.collect():
+            _limits(nodes, name)
+    with errors.collect():
+        check_loggers(config, builder)
+    errors.raise_all()
+    check_distributed(config, resources)
+
+
+def _check_proposer(config: Config) -> None:
+    """Raise ConfigError unless the principal uses a language model of this process without an adapter."""
+    if config["principal"].get("_target_") != _PROPOSER:
+        raise ConfigError("llmrl-finetune trains the language model of principal=llm; leave out principal=")
+    if config["llm"].get("_target_") != _LOCAL_CHAT:
+        raise ConfigError(
+            "llmrl-finetune trains only a model with local weights; use llm=local_chat llm.model=<folder or hub name>"
+        )
+    if config["llm"]["adapter"] is not None:
+        raise ConfigError(
+            f"llm.adapter={config['llm']['adapter']}: training creates a new adapter for llm.model, so it must be "
+            "null. To train on, merge that adapter into a model first (peft: merge_and_unload, save_pretrained)"
+        )
+
+
+def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
+    """Return the settings of the data, the method, the rewards and the evaluation.
+
+    Raises:
+        ConfigError: values that cannot work, alone or together, all of them.
+    """
+    from llmrl.finetuning.optimizer import Optimizer
+
+    errors = ErrorCollector()
+    settings: dict[str, Any] = {}
+    for name in ("dataset", "method", "rewards", "evaluation"):
+        with errors.collect():
+            settings[name] = builder.build(config[name], name)
+    with errors.collect():
+        Optimizer.check(config["llm"].get("dtype"))
+    if {"method", "dataset"} <= settings.keys() and not settings["method"].needs_replies:
+        with errors.collect():
+            settings["method"].check(settings["dataset"].prompts)
+    errors.raise_all()
+    return settings
+
+
+def _check_task(task: Config, builder: Builder, prefix: str) -> None:
+    """Raise ConfigError unless the nodes `env` and `agent` of `task`, at `prefix`, can be a search task.
+
+    The environment must have episodes that evaluate policies, and the agent must have parameters to propose.
+    """
+    nodes = {group: _part_node(task[group], group) for group in ("env", "agent")}
+    if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "evaluator"):
+        raise ConfigError(
+            f"{prefix}env={nodes['env']['_target_']} is no Gymnasium environment, whose episodes evaluate policies; "
+            "use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
+        )
+    if agent_loop(nodes["agent"], builder) != "search":
+        raise ConfigError(
+            f"{prefix}agent={nodes['agent']['_target_']} has no parameters to propose; use agent=linear, tabular, "
+            "mlp_policy or projection"
+        )
+
+
+def build_for_plan(config: Config, resources: RunResources | None = None) -> FinetuneParts:
+    """Return the parts of a run that is only planned; errors as `build`."""
+    resources = resources or RunResources(config, build_model)
+    check_installed()
+    check_values(config, resources)
+    return build(config, resources, None)
+
+
+def build(config: Config, resources: RunResources, run: Run | None) -> FinetuneParts:
+    """Build all parts; no episode is played and no weight is loaded.
+
+    Args:
+        config: resolved config.
+        resources: resources of the run.
+        run: open run; None if the parts are only for a plan.
+
+    Raises:
+        ConfigError: parts cannot work together, or data are missing.
+        LLMError: there is no such model.
+    """
+    from llmrl.finetuning.loop import FinetuneLoop, FinetuneSettings
+
+    clients: dict[str | None, ChatClient] = {}
+
+    def models(adapter: str | None) -> ChatClient:
+        if adapter not in clients:
+            # Without an adapter it is the run's own model; with one, a further model with the same options.
+            model_resources = (
+                resources
+                if adapter is None
+                else RunResources(
+                    config, lambda model_resources: build_model(model_resources, {**config["llm"], "adapter": adapter})
+                )
+            )
+            model = (
+                model_resources.model
+                if run is None
+                else model_resources.join_run(run.folder, lambda: run.stop.requested)
+            )
+            assert isinstance(model, ChatClient) and isinstance(model.provider, LocalChat)
+            clients[adapter] = model
+        return clients[adapter]
+
+    settings = _build_settings(config, resources.builder)
+    seeds = Seeds(config["seed"])
+    client = models(None)
+    evaluators: list[Evaluator] = []
+    try:
+        task = _build_task(config, resources, config, config["principal"], client, evaluators, "")
+        # The optimum that prompts state is that of the training task.
+        transfer_principal = {**config["principal"], "optimum": None}
+        transfer = [
+            _build_task(config, resources, nodes, transfer_principal, client, evaluators, name)
+            for name, nodes in config["transfer"].items()
+        ]
+        settings["dataset"].check(task)
+        loop = FinetuneLoop(
+            task=task,
+            transfer=transfer,
+            settings=FinetuneSettings(**settings),
+            models=models,
+            store=Path(config["trials_dir"]).expanduser(),
+            seeds=seeds.child("finetune"),
+        )
+    except BaseException:
+        for evaluator in evaluators:
+            evaluator.close()
+        raise
+    return FinetuneParts(config, task, loop, client, evaluators)
+
+
+def _build_task(
+    config: Config,
+    resources: RunResources,
+    task_config: Config,
+    principal: Config,
+    client: ChatClient,
+    evaluators: list[Evaluator],
+    name: str,
+) -> SearchTask:
+    """Build the search task of the nodes `env` and `agent` of `task_config`.
+
+    `name` is that of a transfer task; "" for the training task.
+    """
+    from llmrl.finetuning.prompt_format import PromptFormat
+    from llmrl.finetuning.search_task import SearchTask
+    from llmrl.finetuning.trials import task_of
+
+    builder, seeds, prefix = resources.builder, Seeds(config["seed"]), f"transfer.{name}." if name else ""
+    nodes = {group: _part_node(task_config[group], group) for group in ("env", "agent")}
+    env = builder.with_services(EnvServices(seeds.child("env"))).build({**nodes["env"], "n_envs": 1}, f"{prefix}env")
+    env.close()
+    services = AgentServices(env.spec, seeds.child("agent"))
+    agent = builder.with_services(services).build(nodes["agent"], f"{prefix}agent")
+    controller = agent.controller
+    evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
+    evaluators.append(evaluator)
+    prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
+    principal_services = PrincipalServices(
+        env.spec, seeds.child("principal"), llm=client, controller=controller, prompt_folder=prompt_folder
+    )
+    proposer = builder.with_services(principal_services).build(principal, "principal")
+
+    def play(vectors: np.ndarray, episodes: np.ndarray) -> np.ndarray:
+        returns: np.ndarray = evaluator.evaluate(controller, vectors, episodes).returns
+        return returns
+
+    needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
+    identity = task_of({**nodes, "seed": config["seed"]}, needs_seeds)
+    limits = _limits(task_config, name) if name else (None, None)
+    return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), _versions(), limits)
+
+
+def _limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
+    """Return `low` and `high` of a transfer task."""
+    low, high = (task_config.get(key) for key in ("low", "high"))
+    for key, value in (("low", low), ("high", high)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise ConfigError(f"transfer.{name}.{key}={value!r} must be a return (a number) or null")
+    if low is not None and high is not None and not low < high:
+        raise ConfigError(f"transfer.{name}.low={low:g} must be below transfer.{name}.high={high:g}")
+    return low, high
+
+
+def _part_node(node: Config, group: str) -> dict[str, Any]:
+    """Return an option's node of the part. Options that also set a budget hold it under the group's own key."""
+    return dict(node.get(group, node))
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONS if importlib.util.find_spec(name) is not None}

@@ -1,0 +1,355 @@
+"""The loop of fine-tuning: training examples, evaluation, training, evaluation."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.errors import CheckpointError, ConfigError
+from llmrl.core.records import State
+from llmrl.core.run_context import RunContext
+from llmrl.core.seeding import Seeds
+from llmrl.finetuning.prompt_format import ProposalPrompt
+from llmrl.finetuning.proposal_examples import ProposalExample
+from llmrl.finetuning.proposer_evaluation import (
+    RESULTS,
+    ProposerEvaluation,
+    baselines,
+    chat_requests,
+    difference,
+    measure,
+    summarize,
+)
+from llmrl.finetuning.reward_function import RewardFunction
+from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
+from llmrl.finetuning.sft import check_replies
+from llmrl.finetuning.trainer import quiet, save_adapter
+from llmrl.finetuning.training_job import Method, TrainingJob
+from llmrl.finetuning.trials import ParameterTrial
+from llmrl.llms.client import ChatClient
+from llmrl.llms.local.chat import LocalChat
+from llmrl.llms.local.loading import empty_model, load_model
+from llmrl.llms.validity import Validity
+from llmrl.loops.compute_requests import Chat, Delegate, Log, Request, Requests, SafePoint
+from llmrl.run.files import write_json
+
+log = logging.getLogger(__name__)
+
+HELD_OUT = "held_out"
+"""Name in results of the task that is trained on; other tasks have their own names."""
+ADAPTER, WEIGHTS = "adapter", "trainer"
+"""Folders in the run folder: the adapter, and the trainer's checkpoints."""
+
+Models = Callable[[str | None], ChatClient]
+"""Function that returns the model client, with an adapter (its folder) or without (None)."""
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Settings of fine-tuning: the sections of `conf/finetune.yaml`.
+
+    Attributes:
+        dataset: training examples and prompts.
+        rewards: rewards of replies.
+        method: training method.
+        evaluation: evaluation before and after training.
+    """
+
+    dataset: Dataset
+    rewards: Rewards
+    method: Method
+    evaluation: ProposerEvaluation
+
+
+@dataclass
+class _EvaluatedTask:
+    """A task with its held-out questions and what is needed to score replies to them."""
+
+    task: SearchTask
+    questions: Sequence[ProposalPrompt]
+    judge: RewardFunction
+    rewards: Rewards
+    scale: Scale
+
+
+class FinetuneLoop:
+    """Trains an adapter for the language model that proposes policy parameters.
+
+    A checkpoint of the run holds the measurements and the step of the trainer's checkpoint that belongs to it. Training
+    examples are built again from stored trials when a run is resumed.
+
+    Args:
+        task: task to train on.
+        transfer: other tasks, which are only evaluated.
+        settings: settings of fine-tuning.
+        models: function that returns the model client, with or without an adapter.
+        store: folder of stored trials.
+        seeds: root of the loop's random numbers.
+    """
+
+    def __init__(
+        self,
+        task: SearchTask,
+        transfer: Sequence[SearchTask],
+        settings: FinetuneSettings,
+        models: Models,
+        store: Path,
+        seeds: Seeds,
+    ) -> None:
+        self.task, self.transfer = task, list(transfer)
+        self.dataset, self.rewards = settings.dataset, settings.rewards
+        self.method, self.evaluation = settings.method, settings.evaluation
+        self.models, self.store, self.seeds = models, store, seeds
+        self.measurements: dict[str, dict[str, State]] = {"before": {}, "after": {}}
+        self.meters: dict[str, State] = {}  # of the model before and after
+        self.step = 0
+        self.trained = False
+
+    def plan(self) -> list[tuple[str, str]]:
+        """Return the planned size of the complete run as pairs of a name and an amount."""
+        d = self.dataset
+        n_questions = d.held_out * (1 + len(self.transfer))
+        episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
+        rows = [
+            (
+                "data",
+                f"{d.trials:,} random trials of {d.episodes} episodes, {len(d.runs or ())} folders of search runs",
+            ),
+            (
+                "  prompts",
+                f"{d.prompts:,} to train on, {d.held_out:,} held out, {d.min_examples} to {d.examples} trials in each",
+            ),
+            ("  episodes", f"{episodes:,}, fewer if some are stored in {self.store}"),
+            ("method", self.method.name),
+            *self.method.plan(),
+            (
+                "evaluation",
+                f"{n_questions:,} questions before and after; {self.evaluation.rollouts} episodes a proposal",
+            ),
+        ]
+        return [*rows, ("  other tasks", ", ".join(task.name for task in self.transfer) or "none")]
+
+    def requests(self, run: RunContext) -> Requests[float]:
+        """Continue from the state of `run`; return the mean score of the trained proposer on held-out prompts.
+
+        A score is a return, scaled to [0, 1].
+
+        Raises:
+            ConfigError: the training examples cannot be used, or the model has no layers of the given names.
+            Stopped: a signal requested it; everything is saved.
+        """
+        self._restore(run)
+        client = self.models(None)
+        chat = client.provider
+        assert isinstance(chat, LocalChat)
+        self._check_model(chat)
+        tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
+        replies = [self.task.questions.reply(question) for question in data.train]
+        self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
+        if self.method.needs_replies:
+            check_replies(chat, data.train, replies)
+        if run.iteration == 0 and not self.measurements["before"]:
+            write_questions(run.folder / "train.jsonl", data.train, replies)
+            held_out = [self.task.questions.reply(question) for question in data.held_out]
+            write_questions(run.folder / "held_out.jsonl", data.held_out, held_out)
+        yield from self._evaluate(run, "before", client, tasks, 0, data.metrics())
+        client.close()
+        adapter = run.folder / ADAPTER
+        first = len(tasks)  # number of the checkpoint before training; those of its steps follow
+        if not self.trained:
+            scale = tasks[HELD_OUT].scale
+            yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale, adapter, first))
+            if run.stop.requested:
+                yield SafePoint(first + self.method.steps + 1, self.state_dict)
+        tuned = self.models(str(adapter))
+        run.status.llm = tuned.label
+        yield from self._evaluate(run, "after", tuned, tasks, first + self.method.steps + 1, {})
+        tuned.close()
+        return self._conclude(run, tasks)
+
+    def state_dict(self) -> State:
+        """Return the measurements and the progress of the training."""
+        return {
+            "measured": {phase: dict(tasks) for phase, tasks in self.measurements.items()},
+            "meters": dict(self.meters),
+            "step": self.step,
+            "trained": self.trained,
+        }
+
+    def _restore(self, run: RunContext) -> None:
+        if run.restored is not None:
+            self.measurements, self.meters = run.restored["measured"], run.restored["meters"]
+            self.step, self.trained = run.restored["step"], run.restored["trained"]
+
+    def _tasks(self, run: RunContext, ask: Callable[[Request], Any]) -> tuple[dict[str, _EvaluatedTask], PromptDataset]:
+        """Return every task with its questions, by name, and the dataset of the task that is trained on."""
+
+        def prepared(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
+            n = dataset.trials
+            with run.progress(n, "trials", f"trials of {task.name}") as progress:
+
+                def on_chunk(done: int) -> None:
+                    progress.update(min(done, n))
+                    if run.stop.requested:
+                        ask(SafePoint(run.iteration, self.state_dict))
+
+                return dataset.prepare(task, self.store, seeds, on_chunk)
+
+        data = prepared(self.task, self.dataset, self.seeds.child("data"))
+        tasks = {HELD_OUT: self._evaluated_task(self.task, data, self.rewards)}
+        for task in self.transfer:
+            transfer_prompts = prepared(
+                task, self.dataset.for_transfer(self.evaluation.transfer_trials), self.seeds.child("transfer")
+            )
+            tasks[task.name] = self._evaluated_task(task, transfer_prompts, self.rewards.scaled(task.limits))
+        return tasks, data
+
+    def _evaluated_task(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> _EvaluatedTask:
+        judge = RewardFunction(
+            task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
+        )
+        try:
+            scale = rewards.scale(data.train_values)
+        except ConfigError as error:
+            raise ConfigError(f"{task.name}: {error}") from error
+        return _EvaluatedTask(task, data.held_out, judge, rewards, scale)
+
+    def _check_model(self, chat: LocalChat) -> None:
+        """Check, before anything is played, that the model can reply in full and can be trained."""
+        questions, space = self.task.questions, self.task.questions.space
+        middle = space.rounded((space.low + space.high) / 2)
+        # The shortest possible prompt.
+        question = questions.ask(ProposalExample(0, (ParameterTrial(middle, np.zeros(1)),), None))
+        tokens = len(chat.encode_reply(question.messages, questions.write(middle, "")))
+        if tokens > chat.settings.max_tokens:
+            raise ConfigError(
+                f"llm.max_tokens={chat.settings.max_tokens} is too small for a valid reply: {space.dim} numbers "
+                f"without a reason take about {tokens} tokens of {chat.model}. Set llm.max_tokens to {tokens} or more"
+            )
+        n_trainable = self.method.lora.check(empty_model(chat.model, chat.settings.revision))
+        log.info("%d parameters will be trained in addition to the weights of %s", n_trainable, chat.model)
+
+    def _evaluate(
+        self,
+        run: RunContext,
+        phase: str,
+        client: ChatClient,
+        tasks: dict[str, _EvaluatedTask],
+        iteration: int,
+        extra_metrics: dict[str, float],
+    ) -> Requests[None]:
+        """Measure the tasks that are not measured yet, and log the measurements of all."""
+        done = self.measurements[phase]
+        if len(done) == len(tasks):
+            return
+        if phase in self.meters:
+            client.load_state_dict(self.meters[phase])
+        for number, (name, question_set) in enumerate(tasks.items()):
+            if name in done:
+                continue
+            log.info("%s %s: asking %d questions of %s", phase, name, len(question_set.questions), client.label)
+            with run.saved_if_refused(iteration + number, self.state_dict):
+                replies = yield Chat(client, chat_requests(question_set.task.questions, question_set.questions))
+            # The same seeds before and after training.
+            attempts = question_set.judge(question_set.questions, [reply.text for reply in replies], "evaluation")
+            done[name] = measure(attempts, question_set.rewards, question_set.scale)
+            self.meters[phase] = client.state_dict()
+            if len(done) < len(tasks):
+                yield SafePoint(iteration + number + 1, self.state_dict)
+        metrics = dict(extra_metrics)
+        for name, measures in done.items():
+            for measure_name, row in summarize(measures).items():
+                if row["mean"] is not None:
+                    metrics[f"{_tag(name)}/{measure_name}"] = row["mean"]
+        updates = 0 if phase == "before" else self.method.steps
+        yield Log("evaluation", "updates", metrics | client.metrics(), {"updates": updates})
+        yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
+
+    def _train(
+        self,
+        run: RunContext,
+        ask: Callable[[Request], Any],
+        chat: LocalChat,
+        data: PromptDataset,
+        replies: list[str | None],
+        scale: Scale,
+        adapter: Path,
+        first: int,
+    ) -> None:
+        folder = run.folder / WEIGHTS
+        resume = self._resume(folder)
+        module = load_model("causal", chat.model, chat.settings.revision, chat.device, chat.settings.dtype)
+        judge = RewardFunction(self.task.questions, self.task.play, self.rewards.rollouts, self.seeds.child("rewards"))
+
+        def save(step: int) -> None:
+            self.step = step
+            ask(SafePoint(first + step, self.state_dict, always=True))
+
+        seeds = self.seeds.child("method")
+        job = TrainingJob(
+            run, chat, module, data.train, replies, judge, self.rewards, scale, seeds, folder, resume, save
+        )
+        with quiet():
+            model = self.method.train(job)
+        save_adapter(model, adapter, chat.model, chat.settings.revision, chat.identity["files"])
+        self.trained = True
+        save(self.method.steps + 1)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def _resume(self, folder: Path) -> Path | None:
+        """Return the trainer's checkpoint that the run's checkpoint names; remove later ones."""
+        checkpoint = folder / f"checkpoint-{self.step}"
+        for path in folder.glob("checkpoint-*"):
+            if path != checkpoint and int(path.name.rpartition("-")[2]) > self.step:
+                shutil.rmtree(path)
+        if self.step == 0:
+            return None
+        if not (checkpoint / "trainer_state.json").is_file():
+            raise CheckpointError(
+                f"{checkpoint}, to which the run's checkpoint refers, is missing. Start this run again from the "
+                "beginning with rerun=true, which moves the old content to a backup folder."
+            )
+        return checkpoint
+
+    def _conclude(self, run: RunContext, tasks: dict[str, _EvaluatedTask]) -> float:
+        results: dict[str, Any] = {}
+        for name, question_set in tasks.items():
+            initial, final = self.measurements["before"][name], self.measurements["after"][name]
+            baseline_measures = baselines(
+                question_set.judge,
+                question_set.questions,
+                question_set.rewards,
+                question_set.scale,
+                self.seeds.child("baselines"),
+            )
+            results[name] = {
+                "task": question_set.task.name,
+                "prompts": len(question_set.questions),
+                "scale": [question_set.scale.low, question_set.scale.high],
+                "before": summarize(initial),
+                "after": summarize(final),
+                "difference": difference(final, initial),
+                **{baseline: summarize(measures) for baseline, measures in baseline_measures.items()},
+            }
+        write_json(run.folder / RESULTS, results)
+        main_results = results[HELD_OUT]
+        run.summary = {"adapter": str(run.folder / ADAPTER), "method": self.method.name, "steps": self.method.steps}
+        for measure_name in ("valid_rate", "score", "improvement_rate", "return"):
+            for phase in ("before", "after"):
+                run.summary[f"{measure_name}_{phase}"] = main_results[phase][measure_name]["mean"]
+        validity = Validity()
+        for meter in self.meters.values():
+            validity.add_all(meter["validity"])
+        run.summary |= {name.replace("/", "_"): value for name, value in validity.metrics().items()}
+        return float(main_results["after"]["score"]["mean"])
+
+
+def _tag(name: str) -> str:
+    return name if name == HELD_OUT else f"transfer_{name}"

@@ -1,0 +1,1 @@
+"""Runs on disk as records and groups, with their scores and reference levels; reads files only."""

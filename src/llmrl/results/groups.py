@@ -1,0 +1,249 @@
+"""Groups and tasks: runs that differ only in their seeds form a group; groups of one environment form a task."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmrl.results.run_records import RunRecord
+from llmrl.run.folder import TREATMENT
+from llmrl.run.folder_names import title as title_of
+from llmrl.run.shared_factors import PRETRAINING
+
+SCRIPTED = "scripted"
+"""Word in the label of the fixed rules that reply in place of a language model (`llm=scripted`)."""
+SCRIPTED_RULE = "scripted rule"
+"""Display name of a group whose replies are those of fixed rules."""
+SCRIPTED_NOTE = (
+    "The scripted rule is llm=scripted: fixed rules that read the same prompts as a language model. It is not a "
+    "language model."
+)
+_MODEL = "llm"
+
+_DEFAULT = "default"
+SINGLE_GROUP = "all runs"
+"""Label of the only group of a task."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one experiment, one for each seed.
+
+    Attributes:
+        label: the overrides that not all groups of its task share, such as `principal=ucb`; `default` if there are
+            none, `all runs` for the only group of a task.
+        runs: all runs that have a folder, in any state, sorted by seed.
+        llm: labels of the language models behind the results, separated by commas; empty without one.
+        missing: seeds that another group of the task has, and for which this one has no run folder.
+    """
+
+    label: str
+    runs: tuple[RunRecord, ...]
+    llm: str = ""
+    missing: tuple[int, ...] = ()
+
+    @property
+    def shown(self) -> str:
+        """Display name: the label, with `SCRIPTED_RULE` in place of a language model (`display_name`)."""
+        return self.display_name(self.label)
+
+    @property
+    def is_scripted(self) -> bool:
+        """True if fixed rules replied in place of a language model."""
+        return SCRIPTED in self.llm
+
+    def display_name(self, name: str) -> str:
+        """Return the display name for a short name, or the label, of the group.
+
+        Args:
+            name: parts `key=value` or values, separated by `, `.
+
+        >>> Group("", (), "scripted rule (not a language model)").display_name("principal=llm, llm=scripted")
+        'principal=scripted rule'
+        >>> Group("", (), "gpt-4o (litellm)").display_name("principal=llm, llm=gpt4o")
+        'principal=llm, llm=gpt4o'
+        """
+        if not self.is_scripted:
+            return name
+        parts = [part.rpartition("=") for part in name.split(", ")]
+        if any(_names_model(value) for key, _, value in parts if key != _MODEL):
+            new_parts = [
+                (key, sign, SCRIPTED_RULE if _names_model(value) else value)
+                for key, sign, value in parts
+                if key != _MODEL and value != SCRIPTED
+            ]
+        elif any(value == SCRIPTED for *_, value in parts):
+            new_parts = [(key, sign, SCRIPTED_RULE if value == SCRIPTED else value) for key, sign, value in parts]
+        else:
+            return f"{name} ({SCRIPTED_RULE})"
+        return ", ".join(f"{key}{sign}{value}" for key, sign, value in new_parts)
+
+    @property
+    def expected(self) -> int:
+        """Expected number of runs: one for every seed that any group of the task has."""
+        return len(self.runs) + len(self.missing)
+
+
+@dataclass(frozen=True)
+class ReportTask:
+    """Groups whose scores can be compared: runs of one environment and one `name`.
+
+    Attributes:
+        title: `name` of the runs, with the path or the environment if other tasks have the same name.
+        common: overrides that all groups share.
+        groups: the groups, sorted by label.
+    """
+
+    title: str
+    common: dict[str, str]
+    groups: tuple[Group, ...]
+
+
+def tasks_of(records: Iterable[RunRecord], root: Path, by_name: bool = True) -> list[ReportTask]:
+    """Divide runs into groups, and groups into tasks; return the tasks sorted by title.
+
+    Runs in one folder of seeds are a group. Folders that differ only in the seed of the pre-training run that they
+    start from (`agent.init_from=.../s<n>`, `agent.init_from_seed=<n>`) are one group, too. Groups of one `name` are a
+    task. A name with several environments has one task for each, because scores of different games cannot be compared.
+
+    Args:
+        records: records of runs in and under `root`.
+        root: folder; equal names in different folders are distinguished by their path relative to it.
+        by_name: whether runs of different names are different tasks; False: all runs of one environment are a task,
+            and labels start with the name if names differ.
+    """
+    seeds: dict[Path, list[RunRecord]] = {}
+    for record in records:
+        seeds.setdefault(record.folder.parent, []).append(record)
+    if not by_name:
+        return _tasks_by_environment(list(seeds.values()))
+    folders_by_task: dict[tuple[Path, str], list[Path]] = {}
+    environments: dict[Path, set[str]] = {}
+    env_by_folder = {folder: _environment(runs) for folder, runs in seeds.items()}
+    for folder, env in env_by_folder.items():
+        environments.setdefault(folder.parent, set()).add(env)
+    for folder, env in env_by_folder.items():
+        env_names = environments[folder.parent] - {""}
+        if not env and len(env_names) == 1:  # the environment was never built, and must be that of the other folders
+            (env,) = env_names
+        environments[folder.parent] -= {""} if env_names else set()
+        folders_by_task.setdefault((folder.parent, env), []).append(folder)
+    name_counts = Counter(folder.name for folder in environments)
+    tasks = []
+    for (parent, env), folders in folders_by_task.items():
+        title = parent.name if name_counts[parent.name] == 1 else _relative(parent, root)
+        if len(environments[parent]) > 1:
+            title += f", env={env or 'unknown'}"
+        tasks.append(_task(title, _merge_pretrainings([seeds[folder] for folder in folders])))
+    return sorted(tasks, key=lambda task: task.title)
+
+
+def _tasks_by_environment(groups: Sequence[list[RunRecord]]) -> list[ReportTask]:
+    has_several_names = len({run.name for runs in groups for run in runs}) > 1
+    environments: dict[str, list[list[RunRecord]]] = {}
+    for runs in groups:
+        renamed_runs = [
+            replace(run, overrides={"name": run.name, **run.overrides}) if has_several_names else run for run in runs
+        ]
+        environments.setdefault(_environment(runs) or "unknown", []).append(renamed_runs)
+    return [_task(env, _merge_pretrainings(task_groups)) for env, task_groups in sorted(environments.items())]
+
+
+def _environment(runs: Sequence[RunRecord]) -> str:
+    """Return the environment of a group, from its runs, or else from its overrides; empty if it is unknown."""
+    return next((run.env for run in runs if run.env), "") or _overrides(runs).get("env", "")
+
+
+def _names_model(value: str) -> bool:
+    """Return whether a value of a label is an option for a language model: `llm`, or a treatment such as `tax_llm`."""
+    return value == _MODEL or value.endswith(f"_{_MODEL}")
+
+
+def scripted_notes(groups: Iterable[Group]) -> list[str]:
+    """Return the meaning of `SCRIPTED_RULE` as one sentence; empty if no group has that name."""
+    return [SCRIPTED_NOTE] if any(group.is_scripted for group in groups) else []
+
+
+_SEED_FOLDER = re.compile(r"/s[0-9]+/?$")
+
+
+def _merge_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecord]]:
+    """Merge groups that start from different seeds of one pre-training experiment and differ in nothing else."""
+    groups_by_overrides: dict[tuple[tuple[str, str], ...], list[list[RunRecord]]] = {}
+    for runs in groups:
+        groups_by_overrides.setdefault(tuple(_overrides(runs).items()), []).append(runs)
+    merged = []
+    for candidates in groups_by_overrides.values():
+        initial_weights = [
+            frozenset(name for run in runs for name in run.shared.get(PRETRAINING, ())) for runs in candidates
+        ]
+        # Two groups with the same initial weights must differ in a setting that is no override.
+        are_distinct = all(initial_weights) and sum(map(len, initial_weights)) == len(
+            frozenset().union(*initial_weights)
+        )
+        merged += [[run for runs in candidates for run in runs]] if are_distinct else candidates
+    return merged
+
+
+def _task(title: str, groups: Sequence[list[RunRecord]]) -> ReportTask:
+    overrides = [_overrides(runs) for runs in groups]
+    # The language model comes last, because it often follows from other overrides.
+    keys = sorted(dict.fromkeys(key for options in overrides for key in options), key=lambda key: key == "llm")
+    differing = [key for key in keys if len({options.get(key) for options in overrides}) > 1]
+    default_label = SINGLE_GROUP if len(groups) == 1 else _DEFAULT
+    label_keys = _label_keys(differing, overrides)
+    label_overrides = [{key: options[key] for key in label_keys if key in options} for options in overrides]
+    labels = [title_of(options, label_keys) or default_label for options in label_overrides]
+    # Equal overrides in different folders: another setting, such as a default value, has changed.
+    repeated = Counter(labels)
+    labels = [
+        f"{label} ({runs[0].digest})" if repeated[label] > 1 else label
+        for label, runs in zip(labels, groups, strict=True)
+    ]
+    seeds = {run.seed for runs in groups for run in runs}
+    built_groups = [
+        Group(
+            label,
+            tuple(sorted(runs, key=lambda run: (run.seed, run.folder))),
+            ", ".join(dict.fromkeys(run.llm for run in runs if run.llm)),
+            tuple(sorted(seeds - {run.seed for run in runs})),
+        )
+        for label, runs in zip(labels, groups, strict=True)
+    ]
+    common = {key: value for key, value in overrides[0].items() if key not in differing}
+    return ReportTask(title, common, tuple(sorted(built_groups, key=lambda group: group.label)))
+
+
+def _label_keys(differing: Sequence[str], overrides: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the differing keys that labels show: all but a language model that follows from the treatment.
+
+    >>> _label_keys(["llm", "treatment"], [{"treatment": "ucb"}, {"treatment": "llm", "llm": "gpt4o_mini"}])
+    ['treatment']
+    """
+    if TREATMENT not in differing:
+        return list(differing)
+    models: dict[str | None, set[str | None]] = {}
+    for options in overrides:
+        models.setdefault(options.get(TREATMENT), set()).add(options.get("llm"))
+    follows = {"llm"} if all(len(models_of_treatment) == 1 for models_of_treatment in models.values()) else set()
+    return [key for key in differing if key not in follows]
+
+
+def _overrides(runs: Sequence[RunRecord]) -> dict[str, str]:
+    """Return the overrides of a group; if its runs have different ones, the most common ones.
+
+    The seed of the pre-training run is left out, like the run's own seed.
+    """
+    spellings = Counter(tuple(run.overrides.items()) for run in runs if run.overrides)
+    overrides = dict(spellings.most_common(1)[0][0]) if spellings else {}
+    overrides.pop("agent.init_from_seed", None)
+    if "agent.init_from" in overrides:
+        overrides["agent.init_from"] = _SEED_FOLDER.sub("", overrides["agent.init_from"])
+    return overrides
+
+
+def _relative(folder: Path, root: Path) -> str:
+    return folder.relative_to(root.absolute()).as_posix() if folder.is_relative_to(root.absolute()) else str(folder)

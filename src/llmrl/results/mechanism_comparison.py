@@ -1,0 +1,170 @@
+"""Comparison of mechanisms with a reference: differences, table rows and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.spaces import EnvSpec
+from llmrl.statistics.intervals import describe_difference
+
+Row = Mapping[str, float | None]
+Entry = Mapping[str, Any]
+"""Results under a mechanism: `name`, `words`, `table`, `per_episode` and more."""
+
+AGGREGATION_TEXT: Mapping[object, str] = {"mean": ", mean over steps", "last": ", at the end"}
+"""Aggregation of a metric over an episode -> its suffix in labels; sums have none."""
+WELFARE_LABELS = {
+    "welfare/spending": "paid out by the mechanism",
+    "welfare/equality": "equality (1: all collect the same)",
+}
+"""Measures of welfare that are shown in addition to the objective."""
+
+
+def reference(names: Sequence[str]) -> str:
+    """Return the name of the mechanism that the others are compared with: `none`, else the first."""
+    return "none" if "none" in names else names[0]
+
+
+def differences(entries: Sequence[Entry], is_paired: bool, independent: bool) -> list[dict[str, Any]]:
+    """Return the difference of each mechanism to the reference, for each column.
+
+    Args:
+        entries: results under each mechanism.
+        is_paired: whether episodes of the same number had the same conditions.
+        independent: whether episodes are independent; if not, differences have no standard errors.
+
+    Returns:
+        For each mechanism but the reference: its name, that of the reference, and `table` with a row
+        (`describe_difference`) for each column that both have values of.
+    """
+    [reference_entry] = [entry for entry in entries if entry["name"] == reference([e["name"] for e in entries])]
+    results = []
+    for entry in entries:
+        if entry is reference_entry:
+            continue
+        rows = {}
+        for name, values in entry["per_episode"].items():
+            x, y = np.array(values), np.array(reference_entry["per_episode"][name])
+            if is_paired:
+                both_finite = ~(np.isnan(x) | np.isnan(y))
+                x, y = x[both_finite], y[both_finite]
+            else:
+                x, y = x[~np.isnan(x)], y[~np.isnan(y)]
+            if len(x) and len(y):
+                rows[name] = describe_difference(x, y, is_paired, independent)
+        results.append({"name": entry["name"], "reference": reference_entry["name"], "table": rows})
+    return results
+
+
+def labels(entries: Sequence[Entry], spec: EnvSpec) -> dict[str, str]:
+    """Return the most important columns with their display names.
+
+    These are the objective, the metrics of the environment, the payments of the mechanism, and the length if it varies.
+    """
+    tables = [entry["table"] for entry in entries]
+    metrics = set().union(*tables)
+    columns = {name: name for name in metrics if name.startswith("objective (")}
+    columns |= {
+        name: name.replace("_", " ") + AGGREGATION_TEXT.get(aggregation, "")
+        for name, aggregation in spec.metrics.items()
+        if name in metrics
+    }
+    columns |= {name: label for name, label in WELFARE_LABELS.items() if name in metrics}
+    lengths = {row[end] for table in tables for row in [table["length"]] for end in ("min", "max")}
+    if len(lengths) > 1:
+        columns["length"] = "steps of an episode"
+    if any(_are_equal(entries, name, "welfare/spending") for name in spec.metrics):
+        columns.pop("welfare/spending", None)  # the environment has the same metric
+    return columns
+
+
+def _are_equal(entries: Sequence[Entry], metric: str, other_metric: str) -> bool:
+    columns = [(entry["per_episode"].get(metric, []), entry["per_episode"].get(other_metric, [])) for entry in entries]
+    return all(len(x) == len(y) and np.allclose(x, y, rtol=1e-4) for x, y in columns)
+
+
+def sentences(entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], column: str) -> list[str]:
+    """Return a sentence about `column`, the objective, for each mechanism but the reference."""
+    by_name = {comparison["name"]: comparison for comparison in entries}
+    return [
+        _sentence(by_name[comparison["name"]], by_name[comparison["reference"]], comparison["table"][column], column)
+        for comparison in comparisons
+    ]
+
+
+def _sentence(entry: Entry, reference_entry: Entry, row: Row, column: str) -> str:
+    difference, error, low, high = (row[name] for name in ("mean", "standard_error", "low", "high"))
+    x, y = entry["table"][column]["mean"], reference_entry["table"][column]["mean"]
+    place = decimals([x, y, difference])
+    reference_text = "without" if reference_entry["name"] == "none" else f"with {_mechanism_text(reference_entry)}"
+    sentence = f"With {_mechanism_text(entry)} the objective is {x:,.{place}f}, {reference_text} {y:,.{place}f}: "
+    assert difference is not None
+    if error is None or low is None or high is None:
+        return sentence + f"a difference of {difference:,.{place}f}; its standard error is unknown."
+    interval = f"95 % {low:,.{place}f} … {high:,.{place}f}"
+    if low <= 0 <= high:
+        return sentence + f"no significant difference ({difference:,.{place}f} ± {error:,.{place}f}, {interval})."
+    return sentence + f"a difference of {difference:,.{place}f} ± {error:,.{place}f} ({interval})."
+
+
+def _mechanism_text(entry: Entry) -> str:
+    if entry["name"] in ("best", "last"):
+        return f"the {entry['name']} mechanism"
+    return str(entry["words"])
+
+
+def decimals(numbers: Sequence[float | None]) -> int:
+    """Return the number of digits after the decimal point for the numbers of one row."""
+    largest = max((abs(x) for x in numbers if x is not None), default=0.0)
+    return 0 if largest >= 1000 else 1 if largest >= 10 else 2
+
+
+def method_sentences(results: Mapping[str, Any]) -> list[str]:
+    """Return sentences on the method of the comparison."""
+    adapted = results["adapted"]
+    if adapted is None:
+        policy = results["mechanisms"][0]["players"][0]["policy"]
+        players = "the agents that the run saved" if policy == "student" else f"the same players ({policy})"
+        players_text = f"All mechanisms were played by {players}, which had not adapted to them first."
+    else:
+        start = "the initial weights of the run" if adapted["initial"] else "the final weights of the run"
+        players_text = (
+            f"A society adapted to each mechanism as in a principal's step: {count_text(adapted['rounds'], 'round')} "
+            f"of {count_text(adapted['games'], 'game')} from {start}. Intervals cover the variation of its episodes, "
+            "not that of other societies."
+        )
+    seeding_text = ", with equal seeds: differences are paired by game."
+    if not results["paired"]:
+        seeding_text = "; the engine cannot repeat a game, so differences are not paired."
+    return [players_text, f"{count_text(results['episodes'], 'episode')} under each mechanism{seeding_text}"]
+
+
+def count_text(n: int, unit: str) -> str:
+    """Return a number with its unit: `1 round`, `2 rounds`."""
+    return f"{n:,} {unit}{'' if n == 1 else 's'}"
+
+
+def cells(
+    entries: Sequence[Entry], comparisons: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
+) -> list[list[str]]:
+    """Return the rows of the table: a label, the mean of each mechanism, and each difference with its interval."""
+    rows = []
+    for name, label in columns.items():
+        means = [entry["table"].get(name, {}).get("mean") for entry in entries]
+        differences = [entry["table"].get(name) for entry in comparisons]
+        place = decimals([*means, *(row["mean"] for row in differences if row)])
+        means_text = ["-" if mean is None else f"{mean:,.{place}f}" for mean in means]
+        rows.append([label, *means_text, *(_difference(row, place) for row in differences)])
+    return rows
+
+
+def _difference(row: Row | None, place: int) -> str:
+    if row is None:
+        return "-"
+    low, high = row["low"], row["high"]
+    interval = "" if low is None or high is None else f"  ({low:,.{place}f} … {high:,.{place}f})"
+    mean = round(row["mean"] or 0.0, place) + 0.0  # no negative zero
+    return f"{mean:+,.{place}f}{interval}"

@@ -1,0 +1,136 @@
+"""Settings of a study (section `report` of a config), and its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le, MaxLen, MinLen
+
+from llmrl.core.errors import RunFolderError
+from llmrl.core.ranges import PositiveInt
+from llmrl.results.groups import ReportTask
+from llmrl.results.run_records import RunRecord
+from llmrl.results.table_format import ReportTable
+from llmrl.run.artifacts import read_config
+
+KEY = "report"
+"""Key of these settings in a config."""
+_MODEL = "llm"
+
+
+@dataclass(frozen=True)
+class StudySettings:
+    """Settings of the presentation and the comparisons of a study.
+
+    Attributes:
+        question: research question of the study; None: the runs are not a study.
+        metric: metric that is drawn and compared; None: the main objective of the loop.
+        unit: name of the metric in words; None: its key.
+        x_axis: x axis of curves, one of `scores.AXES`.
+        smooth: number of consecutive values of a run that are averaged for each point of its curve.
+        tail_fraction: share of a run's values, from the end, whose mean is its score; None: the run's result.
+        baselines: values of the swept key with which all others are compared.
+        pairs: pairs of values of the swept key, `[one, other]`, that are also compared.
+        levels: values of the swept key that are drawn as horizontal lines.
+        map: names of the parameters on the x and y axes of heat maps, and of one with a map for each value.
+        best_known: highest known objective, for the time to solution; None: no time to solution.
+        published: results of the published study, by value of the swept key.
+        source: reference for the published results.
+    """
+
+    question: str | None = None
+    metric: str | None = None
+    unit: str | None = None
+    x_axis: Literal["env_steps", "proposals", "updates", "samples", "seconds"] = "env_steps"
+    smooth: PositiveInt = 1
+    tail_fraction: Annotated[float, Gt(0), Le(1)] | None = 0.2
+    baselines: list[str] = field(default_factory=list)
+    pairs: list[Annotated[list[str], MinLen(2), MaxLen(2)]] = field(default_factory=list)
+    levels: list[str] = field(default_factory=list)
+    map: Annotated[list[str], MinLen(2), MaxLen(3)] | None = None
+    best_known: float | None = None
+    published: Mapping[str, float] = field(default_factory=dict)
+    source: str | None = None
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The result of a study.
+
+    Attributes:
+        settings: settings of the study.
+        sentences: findings in words.
+        tables: the same findings in numbers; names of tables begin with `study`.
+        caption: caption of the figure.
+    """
+
+    settings: StudySettings
+    sentences: tuple[str, ...]
+    tables: tuple[ReportTable, ...]
+    caption: str
+
+
+def read_settings(runs: Sequence[RunRecord]) -> StudySettings | None:
+    """Return the study settings of the newest of some runs; None if they are not a study.
+
+    Raises:
+        RunFolderError: the settings are invalid.
+    """
+    for run in sorted(runs, key=lambda run: -run.started):
+        try:
+            node = read_config(run.folder, ()).get(KEY)
+        except RunFolderError:
+            continue  # a run that never started
+        return parse_settings(node, str(run.folder))
+    return None
+
+
+def parse_settings(node: object, source: str) -> StudySettings | None:
+    """Return the settings that a config has under `report`; None if it has no `question`.
+
+    Args:
+        node: value of `report` as plain data.
+        source: name of the config, for error messages.
+
+    Raises:
+        RunFolderError: the settings are invalid.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    if not isinstance(node, Mapping) or not node.get("question"):
+        return None
+    options = {name: value for name, value in node.items() if name != "_target_"}
+    try:
+        return TypeAdapter(StudySettings).validate_python(options)
+    except ValidationError as error:
+        raise RunFolderError(
+            f"{source}: section {KEY} of its config is invalid ({error.errors()[0]['msg']})"
+        ) from error
+
+
+def short_group_names(task: ReportTask) -> dict[str, str]:
+    """Return the short name of each group of a study by its label: the value of the swept key.
+
+    The language model is part of it only if the names would be equal without it.
+
+    >>> short_group_names(ReportTask("t", {}, (Group("principal=ucb", ()), Group("principal=llm, llm=scripted", ()))))
+    {'principal=ucb': 'ucb', 'principal=llm, llm=scripted': 'llm'}
+    """
+    parts = {group.label: dict(_pair(part) for part in group.label.split(", ")) for group in task.groups}
+    short = {
+        label: [value for key, value in part_values.items() if key != _MODEL] for label, part_values in parts.items()
+    }
+    values = [tuple(name) for name in short.values()]
+    names = {}
+    for label, part_values in parts.items():
+        name_parts = short[label]
+        is_unique = bool(name_parts) and values.count(tuple(name_parts)) == 1
+        names[label] = ", ".join(name_parts if is_unique else part_values.values())
+    return names
+
+
+def _pair(part: str) -> tuple[str, str]:
+    key, equals, value = part.partition("=")
+    return (key, value) if equals else (part, part)

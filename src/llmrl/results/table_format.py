@@ -1,0 +1,172 @@
+"""Tables of reports in several formats: Markdown, LaTeX, cells for a terminal, and CSV in full precision."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NOTHING = "-"
+"""Text of a cell without a number."""
+
+_TEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\textquotedbl{}",
+}
+
+
+@dataclass(frozen=True)
+class ReportTable:
+    """A table of a report.
+
+    Attributes:
+        name: name of its files.
+        caption: description of the table.
+        data: lines of the CSV, header first, numbers in full precision; unknown values become empty cells.
+        columns, rows: headings and cells as text; without columns the table is written as CSV only.
+        texts: number of leading columns with text; the others have numbers.
+        last_text: whether the last column has text.
+        notes: notes below the table.
+        bars: for each cell, start and end of a bar behind it, as shares of its width in [0, 1]; None: no bar.
+    """
+
+    name: str
+    caption: str
+    data: Sequence[Sequence[object]]
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    texts: int = 1
+    last_text: bool = False
+    notes: Sequence[str] = ()
+    bars: Sequence[Sequence[tuple[float, float] | None]] = ()
+
+    @property
+    def sides(self) -> str:
+        """Alignment of the columns, one letter each: `l` for text, `r` for numbers."""
+        numbers = len(self.columns) - self.texts - self.last_text
+        return "l" * self.texts + "r" * numbers + "l" * self.last_text
+
+    def csv(self) -> str:
+        """Return the data as CSV (RFC 4180, but lines end in a line feed)."""
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([[_plain(cell) for cell in line] for line in self.data])
+        return text.getvalue()
+
+    def markdown(self) -> str:
+        """Return a Markdown pipe table with its notes."""
+        ruler = ["---" if side == "l" else "---:" for side in self.sides]
+        lines = [[_markdown(cell) for cell in line] for line in (self.columns, *self.rows)]
+        lines.insert(1, ruler)
+        text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        return text + "".join(f"\n\n{_markdown(note)}" for note in self.notes)
+
+    def latex(self) -> str:
+        """Return a LaTeX `table` environment for a document that loads booktabs."""
+        # LaTeX would read a bracket at the start of a line as an argument of the `\\` before it.
+        header, *lines = [
+            ("{}" if line[0].startswith(("[", "*")) else "") + " & ".join(latex_text(cell) for cell in line) + r" \\"
+            for line in (self.columns, *self.rows)
+        ]
+        notes = [rf"\par\smallskip\footnotesize {latex_text(note)}" for note in self.notes]
+        return "\n".join(
+            [
+                "% \\usepackage{booktabs}",
+                r"\begin{table}",
+                r"\centering",
+                rf"\caption{{{latex_text(self.caption)}}}",
+                rf"\label{{tab:{self.name.replace('_', '-')}}}",
+                rf"\begin{{tabular}}{{{self.sides}}}",
+                r"\toprule",
+                header,
+                r"\midrule",
+                *lines,
+                r"\bottomrule",
+                r"\end{tabular}",
+                *notes,
+                r"\end{table}",
+                "",
+            ]
+        )
+
+
+def latex_text(text: str) -> str:
+    """Return `text` escaped for LaTeX; hyphens before numbers become minus signs, and `NOTHING` a dash."""
+    escaped = "".join(_TEX.get(character, character) for character in " ".join(text.split()))
+    return re.sub(r"(?<![\w}-])-(?=[\d.])", "$-$", escaped) if escaped != NOTHING else "--"
+
+
+def seed_list(seeds: Iterable[int]) -> str:
+    """Return a list of seeds as text; three or more consecutive seeds become a range: `0, 1, 4-9`."""
+    parts: list[list[int]] = []
+    for seed in sorted(seeds):
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(f"{p[0]}-{p[-1]}" if len(p) > 2 else ", ".join(map(str, p)) for p in parts)
+
+
+class NumberFormat:
+    """A formatter of numbers, with as many decimals as show three digits of the range of some values.
+
+    Args:
+        values: values that determine the number of decimals.
+        errors: their standard errors; decimals beyond two digits of the largest one are not shown.
+    """
+
+    def __init__(self, values: np.ndarray, errors: np.ndarray | None = None) -> None:
+        size = float(np.abs(values).max()) if len(values) else 1.0
+        value_range = float(np.ptp(values)) if len(values) else 1.0
+        self._decimals = max(0, 2 - math.floor(math.log10(value_range or size or 1.0)))
+        error = float(errors.max()) if errors is not None and len(errors) else 0.0
+        if error:
+            self._decimals = min(self._decimals, max(0, 1 - math.floor(math.log10(error))))
+        self._short = size >= 1e7 or self._decimals > 6
+
+    def __call__(self, value: float) -> str:
+        if not math.isfinite(value):
+            return NOTHING
+        text = f"{value:.4g}" if self._short else f"{value:.{self._decimals}f}"
+        return text.lstrip("-") if not text.strip("-0.") else text
+
+    def signed(self, value: float) -> str:
+        """Return a difference as text, with a sign unless it is shown as zero."""
+        text = self(value)
+        return f"+{text}" if value > 0 and text.strip("0.") else text
+
+
+def with_interval(estimate: float, low: float, high: float, form: Callable[[float], str]) -> str:
+    """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3` without an interval."""
+    return form(estimate) + (f" [{form(low)}, {form(high)}]" if math.isfinite(low) else "")
+
+
+def _plain(cell: object) -> object:
+    """Return a cell for CSV: numbers in full precision, an empty text for None, NaN and infinity."""
+    if isinstance(cell, np.ndarray | np.generic):
+        cell = cell.item()
+    if isinstance(cell, float):
+        return repr(cell) if math.isfinite(cell) else ""
+    if isinstance(cell, str):
+        return cell.replace("\r", " ")  # the csv module neither quotes nor escapes it
+    return "" if cell is None else cell
+
+
+def _markdown(text: str) -> str:
+    return re.sub(r"([\\`*|<]|\](?=\())", r"\\\1", " ".join(text.split()))

@@ -1,0 +1,1 @@
+"""Estimates, confidence intervals and comparisons: functions of arrays."""

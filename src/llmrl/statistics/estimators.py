@@ -1,0 +1,216 @@
+"""Statistics of results: point estimates of scores over runs, their standard errors, tests and proportions.
+
+Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment, on one task or
+several. Definitions are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", arXiv 2108.13264, and of the paper's library, rliable. Intervals are in
+`llmrl.statistics.intervals`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its confidence interval; the bounds are NaN if there are too few scores, such as one run."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+def mean(scores: np.ndarray) -> np.ndarray:
+    """Return the arithmetic mean, [..., n_runs] -> [...].
+
+    Raises:
+        ValueError: there are no scores, or one is not a finite number.
+    """
+    return np.asarray(checked(scores).mean(axis=-1))
+
+
+def median(scores: np.ndarray) -> np.ndarray:
+    """Return the median, [..., n_runs] -> [...]; errors as for `mean`."""
+    return np.asarray(np.median(checked(scores), axis=-1))
+
+
+def unit_means(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
+    """Return the mean score of each top-level unit, [..., n_runs] -> [..., n_units], units in order of appearance.
+
+    Args:
+        scores: scores [..., n_runs].
+        units: label of the unit of each run, such as its pre-training run, [n_runs]; None: each run is a unit.
+
+    Raises:
+        ValueError: there are no scores, one is not a finite number, or there are more or fewer labels than runs.
+    """
+    scores = checked(scores)
+    if units is None:
+        return scores
+    if len(units) != scores.shape[-1]:
+        raise ValueError(f"{len(units)} unit labels for {scores.shape[-1]} scores")
+    return np.stack([scores[..., indices].mean(axis=-1) for indices in group_indices(units)], axis=-1)
+
+
+def standard_error(scores: np.ndarray, units: Sequence[object] | None = None) -> np.ndarray:
+    """Return the standard error of the mean of unit means, [..., n_runs] -> [...]; NaN for one unit.
+
+    It is std(ddof=1) / sqrt(n_units); `units` as for `unit_means`.
+    """
+    means = unit_means(scores, units)
+    n_units = means.shape[-1]
+    if n_units == 1:
+        return np.full(means.shape[:-1], np.nan)
+    return np.asarray(means.std(axis=-1, ddof=1) / np.sqrt(n_units))
+
+
+def standard_error_of_mean(scores: np.ndarray) -> float | None:
+    """Return `standard_error` of scores [n] as a float; None for fewer than two scores."""
+    return float(standard_error(scores)) if len(scores) > 1 else None
+
+
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """Return the mean without the floor(n_runs / 4) lowest and highest scores, [..., n_runs] -> [...].
+
+    It is more robust to outliers than the mean, and less noisy than the median (arXiv 2108.13264, section 4.3).
+    """
+    scores = np.sort(checked(scores), axis=-1)
+    n_runs = scores.shape[-1]
+    n_trimmed = n_runs // 4
+    return np.asarray(scores[..., n_trimmed : n_runs - n_trimmed].mean(axis=-1))
+
+
+def optimality_gap(scores: np.ndarray, target: float) -> np.ndarray:
+    """Return the mean shortfall below `target`, [..., n_runs] -> [...]; scores above it count as equal to it.
+
+    It is `target - mean(min(scores, target))`, as in arXiv 2108.13264, section 4.3, where scores are normalized and the
+    target is 1.
+    """
+    return np.asarray(target - np.minimum(checked(scores), target).mean(axis=-1))
+
+
+def standard_error_over_tasks(tasks: Sequence[np.ndarray], units: Sequence[Sequence[object] | None]) -> float:
+    """Return the standard error of the mean of task means, from each task's scores [n_runs]; NaN with a lone unit."""
+    errors = [standard_error(scores, labels) for scores, labels in zip(tasks, units, strict=True)]
+    return float(np.sqrt(sum(error**2 for error in errors)) / len(tasks))
+
+
+Z95 = 1.959963984540054
+"""97.5% quantile of the standard normal distribution."""
+
+
+def proportion(successes: int, n: int, z: float = Z95) -> Interval:
+    """Return the share of `successes` in `n` episodes with Wilson's score interval (Wilson 1927), within [0, 1].
+
+    Raises:
+        ValueError: there are no episodes, or `successes` is not in [0, n].
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} successes of {n} episodes")
+    low, high = wilson(np.array(successes / n), n, z)
+    return Interval(successes / n, float(low), float(high))
+
+
+def wilson(share: np.ndarray, n: int, z: float = Z95) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bounds of Wilson's score interval of shares [...] of `n` (Wilson 1927), each [...] within [0, 1]."""
+    center = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * np.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
+    # The share must stay inside in spite of rounding.
+    return np.minimum(np.maximum(center - half, 0.0), share), np.maximum(np.minimum(center + half, 1.0), share)
+
+
+def mean_proportion(parts: Sequence[Interval]) -> Interval:
+    """Return the equally weighted mean of independent shares, with an interval from their intervals.
+
+    Its limits are square-and-add limits (Zou & Donner 2008, Statistics in Medicine 27, eq. 3 for a sum), within [0, 1].
+
+    Raises:
+        ValueError: there are no shares.
+    """
+    if not parts:
+        raise ValueError("no shares")
+    n = len(parts)
+    estimate = sum(part.estimate for part in parts) / n
+    lower = math.sqrt(sum((part.estimate - part.low) ** 2 for part in parts)) / n
+    upper = math.sqrt(sum((part.high - part.estimate) ** 2 for part in parts)) / n
+    return Interval(estimate, max(estimate - lower, 0.0), min(estimate + upper, 1.0))
+
+
+@dataclass(frozen=True)
+class Variance:
+    """The result of an analysis of variance: differences of groups, and differences expected by chance.
+
+    Attributes:
+        spread: standard deviation of the group means.
+        noise: standard error of a group mean, pooled over groups; None if no group has two scores.
+        p: p-value: probability of such differences if all groups have the same mean; None if `noise` is None.
+    """
+
+    spread: float
+    noise: float | None
+    p: float | None
+
+
+def analysis_of_variance(strata: Sequence[Sequence[np.ndarray]]) -> Variance:
+    """Return a one-way analysis of variance with Fisher's F test; groups are compared within their stratum.
+
+    Sums of squares and degrees of freedom are added over strata, so one test says whether groups differ in any stratum.
+
+    Args:
+        strata: for each stratum, the scores of its groups, [n_scores] each; one stratum needs two groups.
+
+    Raises:
+        ValueError: no stratum has two groups.
+    """
+    groups = [[checked(scores) for scores in stratum] for stratum in strata]
+    between_groups, squares_of_means = 0.0, 0.0
+    for stratum in groups:
+        means = np.array([scores.mean() for scores in stratum])
+        sizes = np.array([len(scores) for scores in stratum])
+        between_groups += float((sizes * (means - np.average(means, weights=sizes)) ** 2).sum())
+        squares_of_means += float(((means - means.mean()) ** 2).sum())
+    flat = [scores for stratum in groups for scores in stratum]
+    df_between, df_within = len(flat) - len(groups), sum(len(scores) - 1 for scores in flat)
+    if df_between < 1:
+        raise ValueError("an analysis of variance needs a stratum with at least two groups")
+    spread = math.sqrt(squares_of_means / df_between)
+    if df_within < 1:
+        return Variance(spread, None, None)
+    within_groups = sum(float(((scores - scores.mean()) ** 2).sum()) for scores in flat) / df_within
+    noise = math.sqrt(within_groups * float(np.mean([1 / len(scores) for scores in flat])))
+    if not within_groups:  # no variation within groups
+        return Variance(spread, 0.0, 0.0 if between_groups else 1.0)
+    return Variance(spread, noise, _upper_tail(between_groups / df_between / within_groups, df_between, df_within))
+
+
+def _upper_tail(ratio: float, df_between: int, df_within: int) -> float:
+    """Return the probability that an F variable is at least `ratio`, given its degrees of freedom."""
+    from scipy.special import fdtrc  # lazy: only the end of a design run needs it
+
+    return float(fdtrc(df_between, df_within, ratio))
+
+
+def group_indices(groups: Sequence[object]) -> list[np.ndarray]:
+    """Return the indices of the runs of each group, groups in order of first appearance."""
+    indices: dict[object, list[int]] = {}
+    for i, group in enumerate(groups):
+        indices.setdefault(group, []).append(i)
+    return [np.array(members) for members in indices.values()]
+
+
+def checked(scores: np.ndarray) -> np.ndarray:
+    """Return scores [..., n_runs] as float64.
+
+    Raises:
+        ValueError: there are no scores, or one is not finite.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim == 0 or scores.size == 0:
+        raise ValueError(f"no scores: shape {scores.shape}")
+    if not np.isfinite(scores).all():
+        raise ValueError("scores contain NaN or infinity; exclude runs without a finite result")
+    return scores

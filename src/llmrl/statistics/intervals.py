@@ -1,0 +1,360 @@
+"""Confidence intervals of means, differences and other estimates over the top level of replication.
+
+Runs may share a *top-level unit*, such as a pre-training run, and are then correlated. The scores of one unit are
+averaged first; the unit means are independent. Intervals are Student t intervals of unit means (Welch-Satterthwaite for
+several samples of unequal variance), because a percentile bootstrap of few units covers too rarely: 74 % instead of
+95 % with three. With fewer than `MINIMUM_UNITS` units there is no interval; its bounds are NaN.
+
+`benchmarks/sweep_report.py --coverage` simulates the coverage of all intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmrl.statistics.estimators import (
+    Z95,
+    Interval,
+    checked,
+    group_indices,
+    interquartile_mean,
+    mean,
+    mean_proportion,
+    median,
+    optimality_gap,
+    proportion,
+    standard_error,
+    standard_error_of_mean,
+    unit_means,
+    wilson,
+)
+
+MINIMUM_UNITS = 5
+"""Number of top-level units below which an estimate has no interval."""
+LEVEL = 0.95
+"""Confidence level."""
+
+Units = Sequence[object] | None
+"""Labels of the top-level units of runs, [n_runs]; None: each run is a unit."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Estimates [...] with pointwise confidence intervals; the bounds are NaN without an interval."""
+
+    estimate: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of two means.
+
+    Attributes:
+        estimate: difference, [...].
+        standard_error: standard error of the difference, [...]; NaN if a group has a single unit.
+        degrees: degrees of freedom of its t distribution, [...].
+        units: number of units of the smaller group, or number of pairs.
+    """
+
+    estimate: np.ndarray
+    standard_error: np.ndarray
+    degrees: np.ndarray
+    units: int
+
+
+def t_quantile(degrees: np.ndarray, level: float = LEVEL) -> np.ndarray:
+    """Return the quantile of Student's t distribution that bounds a two-sided interval.
+
+    Args:
+        degrees: degrees of freedom, [...], positive.
+        level: confidence level in (0, 1).
+
+    Raises:
+        ValueError: `level` is not in (0, 1).
+    """
+    from scipy.special import stdtrit  # lazy: importing it takes longer than most commands
+
+    if not 0 < level < 1:
+        raise ValueError(f"level must be in (0, 1), not {level}")
+    return np.asarray(stdtrit(degrees, (1 + level) / 2))
+
+
+def mean_interval(scores: np.ndarray, units: Units = None, level: float = LEVEL) -> Band:
+    """Return the mean of the unit means with its t interval.
+
+    Args:
+        scores: scores [..., n_runs]; leading axes, such as points of a curve, are independent of each other.
+        units: labels of the top-level units.
+        level: confidence level in (0, 1).
+    """
+    return mean_over_tasks([scores], [units], level)
+
+
+def mean_over_tasks(tasks: Sequence[np.ndarray], units: Sequence[Units], level: float = LEVEL) -> Band:
+    """Return the mean of task means, so that each task counts once, with its Welch-Satterthwaite interval.
+
+    Args:
+        tasks: scores of each task, [..., n_runs]; numbers of runs may differ.
+        units: labels of the top-level units of each task.
+        level: confidence level in (0, 1).
+    """
+    values = [unit_means(scores, labels) for scores, labels in zip(tasks, units, strict=True)]
+    estimate = np.mean([part.mean(axis=-1) for part in values], axis=0)
+    error, degrees = _error(values, [1 / len(tasks)] * len(tasks))
+    return _band(np.asarray(estimate), t_quantile(degrees, level) * error, min(part.shape[-1] for part in values))
+
+
+def estimates(tasks: Sequence[np.ndarray], units: Sequence[Units], target: float) -> dict[str, Band]:
+    """Return the estimates of a group's scores: `iqm`, `mean`, `median`, and `gap`, the optimality gap.
+
+    IQM and optimality gap are over the runs of all tasks; mean and median, over several tasks, are of task means.
+    Only the mean has an interval. A t interval of a trimmed mean (Tukey & McLaughlin, 1963) of five scores covers 93 %
+    if they are normally distributed and 67 % if they are bimodal; one of the optimality gap covers 51 to 93 %,
+    depending on the target; one of the median of five scores does not exist at 95 %.
+
+    Args:
+        tasks: scores of each task, [n_runs].
+        units: labels of the top-level units of each task.
+        target: target of the optimality gap.
+    """
+    all_scores = np.concatenate(tasks)
+    points = {
+        "iqm": interquartile_mean(all_scores),
+        "median": median(all_scores if len(tasks) == 1 else np.array([part.mean() for part in tasks])),
+        "gap": optimality_gap(all_scores, target),
+    }
+    no_bound = np.array(np.nan)
+    bands = {name: Band(point, no_bound, no_bound) for name, point in points.items()}
+    return {**bands, "mean": mean_over_tasks(tasks, units)}
+
+
+def is_paired(units_x: Units, units_y: Units) -> bool:
+    """Return whether two groups have the same top-level units, so that they can be compared within each."""
+    return units_x is not None and units_y is not None and set(units_x) == set(units_y)
+
+
+def difference_of_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Difference:
+    """Return mean(x) - mean(y) with its standard error: paired by unit if both have the same units, else Welch's.
+
+    Args:
+        x: scores [..., n].
+        y: scores [..., m], with the same leading axes.
+        units_x: labels of the top-level units of `x`.
+        units_y: labels of the top-level units of `y`.
+    """
+    if is_paired(units_x, units_y):
+        assert units_x is not None and units_y is not None
+        order = [list(dict.fromkeys(units_y)).index(label) for label in dict.fromkeys(units_x)]
+        parts = [unit_means(x, units_x) - unit_means(y, units_y)[..., order]]
+        estimate = parts[0].mean(axis=-1)
+    else:
+        parts = [unit_means(x, units_x), unit_means(y, units_y)]
+        estimate = parts[0].mean(axis=-1) - parts[1].mean(axis=-1)
+    error, degrees = _error(parts, [1.0] * len(parts))
+    return Difference(np.asarray(estimate), error, degrees, min(part.shape[-1] for part in parts))
+
+
+def difference_interval(
+    x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None, level: float = LEVEL
+) -> Band:
+    """Return `difference_of_means` with its t interval."""
+    difference = difference_of_means(x, y, units_x, units_y)
+    half = t_quantile(difference.degrees, level) * difference.standard_error
+    return _band(difference.estimate, half, difference.units)
+
+
+def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
+    """Return P(X > Y): the share of pairs in which a run of X beats a run of Y on the same task, averaged over tasks.
+
+    Ties count half. It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3).
+
+    Args:
+        x: scores of each task, [n_runs] each.
+        y: scores of the same tasks in the same order; numbers of runs may differ.
+    """
+    return float(np.mean([_wins(a, b).mean() for a, b in zip(x, y, strict=True)]))
+
+
+def improvement(
+    x: Sequence[np.ndarray], y: Sequence[np.ndarray], units_x: Sequence[Units], units_y: Sequence[Units]
+) -> Interval:
+    """Return the probability of improvement of X over Y, within the units that both have, else over all pairs of runs.
+
+    The interval is Newcombe's (2006, Statistics in Medicine 25: 559, method 5), over tasks that of
+    `statistics.mean_proportion`. It supposes that runs are independent: if a unit has several runs, or groups are
+    paired, there is no interval.
+
+    Args:
+        x: scores of each task, [n_runs] each.
+        y: scores of the same tasks in the same order.
+        units_x: labels of the top-level units of each task of `x`.
+        units_y: labels of the top-level units of each task of `y`.
+    """
+    parts = []
+    for a, b, labels_x, labels_y in zip(x, y, units_x, units_y, strict=True):
+        independent = all(labels is None or len(set(labels)) == len(labels) for labels in (labels_x, labels_y))
+        same_units = is_paired(labels_x, labels_y)
+        if same_units:
+            assert labels_x is not None and labels_y is not None
+            indices_y = dict(zip(dict.fromkeys(labels_y), group_indices(labels_y), strict=True))
+            indices_x = dict(zip(dict.fromkeys(labels_x), group_indices(labels_x), strict=True))
+            estimate = float(np.mean([_wins(a[i], b[indices_y[label]]).mean() for label, i in indices_x.items()]))
+        else:
+            estimate = float(_wins(a, b).mean())
+        bounds = (math.nan, math.nan)
+        if independent and not same_units and min(len(a), len(b)) >= MINIMUM_UNITS:
+            bounds = _mann_whitney_bounds(estimate, len(a), len(b))
+        parts.append(Interval(estimate, *bounds))
+    if any(math.isnan(part.low) for part in parts):
+        return Interval(float(np.mean([part.estimate for part in parts])), math.nan, math.nan)
+    return mean_proportion(parts)
+
+
+def improvement_matrix(groups: Sequence[Sequence[np.ndarray]], units: Sequence[Sequence[Units]] | None = None) -> Band:
+    """Return `improvement` of every group over every other.
+
+    Args:
+        groups: for each group, the scores of its tasks, [n_runs] each; all have the same tasks in the same order.
+        units: labels of the top-level units of each group's tasks.
+
+    Returns:
+        Band [n_groups, n_groups], row over column; 1/2 without an interval on the diagonal.
+    """
+    n = len(groups)
+    units = [[None] * len(group) for group in groups] if units is None else units
+    estimate, low, high = np.full((n, n), 0.5), np.full((n, n), np.nan), np.full((n, n), np.nan)
+    for i in range(n):
+        for j in range(i):
+            probability = improvement(groups[i], groups[j], units[i], units[j])
+            estimate[i, j], low[i, j], high[i, j] = probability.estimate, probability.low, probability.high
+            estimate[j, i], low[j, i], high[j, i] = 1 - probability.estimate, 1 - probability.high, 1 - probability.low
+    return Band(estimate, low, high)
+
+
+def performance_profile(
+    tasks: Sequence[np.ndarray], thresholds: np.ndarray, units: Sequence[Units] | None = None
+) -> Band:
+    """Return the share of runs with a score above each threshold, [n_thresholds], with Wilson's interval.
+
+    It is defined in arXiv 2108.13264, section 4.2; the interval is pointwise.
+
+    Runs of several tasks are pooled, which makes the interval rather wide. If a unit has several runs there is none.
+
+    Args:
+        tasks: scores of each task, [n_runs] each.
+        thresholds: thresholds [n_thresholds].
+        units: labels of the top-level units of each task.
+    """
+    scores = np.concatenate([checked(part) for part in tasks])
+    share = (scores[None, :] > np.asarray(thresholds)[:, None]).mean(axis=-1)
+    has_repeated_units = units is not None and any(
+        labels is not None and len(set(labels)) < len(labels) for labels in units
+    )
+    n = len(scores)
+    if has_repeated_units or min(len(part) for part in tasks) < MINIMUM_UNITS:
+        no_bound = np.full(share.shape, np.nan)
+        return Band(share, no_bound, no_bound)
+    return Band(share, *wilson(share, n))
+
+
+def describe(
+    scores: np.ndarray, independent: bool = True, units: Units = None, is_share: bool = False
+) -> dict[str, float | None]:
+    """Return a row of a table for scores [n]: mean, standard error, 95 % t interval of the mean, min, max.
+
+    The interval is None for fewer than `MINIMUM_UNITS` top-level units. Standard error and interval are None for a
+    single unit, and for scores that are not `independent`. With `is_share`, scores of 0 and 1 have Wilson's interval,
+    which stays within [0, 1] and is not empty if all are equal.
+    """
+    scores, lowest, highest = unit_means(scores, units), float(np.min(scores)), float(np.max(scores))
+    row = {"mean": float(mean(scores)), **dict.fromkeys(("standard_error", "low", "high"))}
+    if independent:
+        band = mean_interval(scores)
+        row |= {
+            "standard_error": standard_error_of_mean(scores),
+            "low": _or_none(band.low),
+            "high": _or_none(band.high),
+        }
+        if is_share and row["low"] is not None and np.isin(scores, (0.0, 1.0)).all():
+            share = proportion(int(scores.sum()), len(scores))
+            row |= {"low": share.low, "high": share.high}
+    return {**row, "min": lowest, "max": highest}
+
+
+def describe_difference(
+    x: np.ndarray, reference: np.ndarray, paired: bool, independent: bool = True
+) -> dict[str, float | None]:
+    """Return a row of a table for mean(x [n]) - mean(reference [m]): mean, standard error, 95 % t interval.
+
+    Scores that are `paired` (n = m) were measured under the same conditions one by one. Unknown values are None, as in
+    `describe`.
+    """
+    if paired:
+        row = describe(checked(x) - checked(reference), independent)
+        return {name: row[name] for name in ("mean", "standard_error", "low", "high")}
+    row = {"mean": float(mean(x) - mean(reference)), **dict.fromkeys(("standard_error", "low", "high"))}
+    if independent and min(len(x), len(reference)) > 1:
+        band = difference_interval(x, reference)
+        error = float(np.hypot(standard_error(x), standard_error(reference)))
+        row |= {"standard_error": error, "low": _or_none(band.low), "high": _or_none(band.high)}
+    return row
+
+
+def _error(parts: Sequence[np.ndarray], weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard error of a weighted sum of means of independent samples, and its degrees of freedom.
+
+    Samples have shape [..., n_k] (Satterthwaite, 1946; Welch, 1947). Both results are NaN if a sample has one value.
+    """
+    if min(part.shape[-1] for part in parts) < 2:
+        unknown = np.full(parts[0].shape[:-1], np.nan)
+        return unknown, unknown
+    variances = np.stack(
+        [w**2 * part.var(axis=-1, ddof=1) / part.shape[-1] for w, part in zip(weights, parts, strict=True)]
+    )
+    freedom = np.array([part.shape[-1] - 1 for part in parts]).reshape(-1, *(1,) * (variances.ndim - 1))
+    total = variances.sum(axis=0)
+    # Computed in shares of the total, because the square of a small variance underflows.
+    shares = np.divide(variances, total, out=np.full_like(variances, 1 / len(parts)), where=total > 0)
+    return np.sqrt(total), 1 / (shares**2 / freedom).sum(axis=0)
+
+
+def _band(estimate: np.ndarray, half: np.ndarray, units: int) -> Band:
+    half = half if units >= MINIMUM_UNITS else np.full(estimate.shape, np.nan)
+    return Band(estimate, np.asarray(estimate - half), np.asarray(estimate + half))
+
+
+def _mann_whitney_bounds(estimate: float, n: int, m: int) -> tuple[float, float]:
+    """Return the probabilities whose distance from the estimate is `Z95` of their standard errors, found by bisection.
+
+    Newcombe (2006), method 5: the variance is that of exponential distributions, with (n + m) / 2 runs in each group.
+    """
+    size = (n + m) / 2 - 1
+
+    def distance(p: float) -> float:
+        variance = p * (1 - p) * (1 + size * (1 - p) / (2 - p) + size * p / (1 + p)) / (n * m)
+        return abs(estimate - p) - Z95 * math.sqrt(variance)
+
+    bounds = []
+    for end in (0.0, 1.0):
+        inner, outer = estimate, end
+        for _ in range(50):
+            middle = (inner + outer) / 2
+            inner, outer = (middle, outer) if distance(middle) < 0 else (inner, middle)
+        bounds.append(end if estimate == end else outer)
+    return bounds[0], bounds[1]
+
+
+def _wins(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return an array [n, m]: 1 where a score of x [n] is above one of y [m], 1/2 where they are equal, else 0."""
+    x, y = checked(x)[:, None], checked(y)[None, :]
+    return np.asarray((x > y) + 0.5 * (x == y))
+
+
+def _or_none(bound: np.ndarray) -> float | None:
+    return float(bound) if np.isfinite(bound) else None

@@ -1,0 +1,75 @@
+"""Tables in option files: values that a file sets for single options of another group."""
+
+import pytest
+
+from experiments import compose
+from llmrl.config.option_docs import document_config as documentation
+from llmrl.core.errors import ConfigError
+from llmrl.experiment.composition import composed, plain_config
+
+SEARCH = ("experiment=search/linear", "treatment=props_plus", "env=hopper")
+
+
+def compose_from(folder, *overrides):
+    with composed("train", overrides, [folder]) as config:
+        return plain_config(config)
+
+
+@pytest.fixture
+def experiment(tmp_path):
+    """Return a function that writes `experiment=mine` and returns its folder."""
+
+    def write(text):
+        (tmp_path / "experiment").mkdir(exist_ok=True)
+        (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\n{text}")
+        return tmp_path
+
+    return write
+
+
+def test_selected_row_is_merged():
+    config = compose(*SEARCH)
+    # From the table of treatment=props, and from that of treatment=props_plus, which includes it.
+    assert config["principal"]["optimum"] == 1000.0 and config["agent"]["clip_actions"] is False
+    assert config["search"]["warmup"] == 100 and config["search"]["iterations"] == 395
+    assert "per_env" not in config and "per_principal" not in config
+
+
+def test_missing_row_keeps_file_values():
+    config = compose("experiment=search/linear", "treatment=props", "env=acrobot")
+    assert config["principal"]["optimum"] is None and config["search"]["warmup_draw"] == "normal3_round1"
+
+
+def test_later_presets_override_row():
+    assert compose(*SEARCH, "search.warmup=7")["search"]["warmup"] == 7
+    player = ("env=acrobot", "agent=llm_player")
+    assert compose(*player)["agent"]["action_interval"] == 3
+    assert compose(*player, "agent.action_interval=2")["agent"]["action_interval"] == 2
+    assert compose(*player, "experiment=first/zero_shot")["agent"]["action_interval"] == 1
+
+
+def test_row_overrides_file(experiment):
+    folder = experiment("learn: {env_steps: 5}\nper_env:\n  nim: {learn: {env_steps: 7}}\n")
+    assert compose_from(folder, "experiment=mine", "env=nim")["learn"]["env_steps"] == 7
+    assert compose_from(folder, "experiment=mine", "env=maze")["learn"]["env_steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("per_env:\n  nmi: {learn: {env_steps: 7}}\n", "mine.yaml, per_env: env has no option 'nmi'; it has: "),
+        ("per_principal:\n  ubc: {design: {steps: 7}}\n", "per_principal: principal has no option 'ubc'"),
+        ("per_env: [nim]\n", "experiment/mine.yaml, per_env: a table holds a row of values for each option of env="),
+        ("per_env:\n  nim: 3\n", "experiment/mine.yaml, per_env.nim: a row is a mapping of keys to values, not 3"),
+    ],
+)
+def test_rejects_invalid_table(experiment, table, message):
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        compose_from(experiment(table), "experiment=mine", "env=maze")
+
+
+def test_explain_names_row():
+    documents = documentation("train", SEARCH)
+    assert documents["search.warmup"].value == 100
+    assert documents["search.warmup"].set_in.startswith("conf/treatment/props_plus.yaml:")
+    assert not [key for key in documents if key.startswith("per_")]

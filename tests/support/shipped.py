@@ -1,0 +1,68 @@
+"""Parts as the shipped option files describe them."""
+
+from llmrl.config.builder import Builder
+from llmrl.core.arguments import signature_of
+from llmrl.core.option_files import content, option, root
+from llmrl.core.services import SERVICES
+from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
+
+
+def build_option(path, **arguments):
+    """Build the shipped option `path`, e.g. `principal/ucb`, from services and changed options by name."""
+    group, name = path.split("/")
+    services = {key: value for key, value in arguments.items() if key in SERVICES}
+    options = {key: value for key, value in arguments.items() if key not in SERVICES}
+    return Builder(services).build({**option(group, name), **options}, group)
+
+
+def settings_of(path, **options):
+    """Return the settings object of the shipped option `path`, e.g. `env/escape_room`, with some options changed."""
+    group, name = path.split("/")
+    node, builder = {**option(group, name), **options}, Builder()
+    settings = signature_of(builder.locate(node.pop("_target_"), group)).settings
+    return builder.build({**node, "_target_": f"{settings.__module__}.{settings.__qualname__}"}, group)
+
+
+def search_agent(name, spec, seeds=None, **options):
+    """Build the agent `name`, a function of a few numbers."""
+    return build_option(f"agent/{name}", spec=spec, seeds=seeds, **options)
+
+
+def llm_principal(spec, llm, **arguments):
+    """Build `principal=llm`."""
+    return build_option("principal/llm", spec=spec, llm=llm, **arguments)
+
+
+def make_principal(name, spec, seeds, **arguments):
+    """Build the principal of the option `name` for the mechanism of `spec`."""
+    return build_option(f"principal/{name}", spec=spec, space=spec.proposals, seeds=seeds, **arguments)
+
+
+def cem(space, seeds, **options):
+    """Build `principal=cem`."""
+    return build_option("principal/cem", space=space, seeds=seeds, **options)
+
+
+def thompson(space, seeds, **options):
+    """Build `principal=thompson`."""
+    return build_option("principal/thompson", space=space, seeds=seeds, **options)
+
+
+def ucb(space, seeds, **options):
+    """Build `principal=ucb`."""
+    return build_option("principal/ucb", space=space, seeds=seeds, **options)
+
+
+def llm_planner(domain, llm, samples=10, repair_turns=1, prompt=None, parser="shared", **arguments):
+    """Return the planner of `teacher=llm`."""
+    return LLMPlanner(LLMPlannerSettings(samples, repair_turns, prompt, parser), domain, llm, **arguments)
+
+
+def dataset(**options):
+    """Build `dataset=random`."""
+    return build_option("dataset/random", **options)
+
+
+def rewards(**options):
+    """Build the rewards of `conf/finetune.yaml`."""
+    return Builder().build({**content(root() / "finetune.yaml")["rewards"], **options}, "rewards")

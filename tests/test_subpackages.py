@@ -1,0 +1,93 @@
+"""Optional subpackages: the core works without each of them, and each needs only what docs/architecture.md states."""
+
+import ast
+import re
+import subprocess
+import sys
+
+import pytest
+from test_architecture import PAGE, import_graph, imports, module_files
+
+SECTION = "## Optional subpackages"
+HIDE = """
+import sys
+
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name == {hidden!r} or name.startswith({hidden!r} + "."):
+            raise ModuleNotFoundError(f"{{name}} is hidden", name=name)
+
+sys.meta_path.insert(0, Hidden())
+"""
+RUN = """
+from llmrl.cli.train import main
+options = "env=escape_room agent=ppo principal=ucb llm=none loggers=[jsonl] +debug=quick name=core"
+sys.argv = ["llmrl-train", *options.split()]
+main()
+"""
+
+
+def read_table() -> dict[str, set[str]]:
+    """Return for each optional subpackage the packages and modules of llmrl that it may import."""
+    table = PAGE.read_text().partition(SECTION)[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    return {f"llmrl.{row[0].strip(' `')}": set(re.findall(r"`([a-z_. ]+)`", row[-1])) for row in rows}
+
+
+TABLE = read_table()
+ROLES = re.compile(r"llmrl\.(llms|agents\.llm_player|principals\.(llm_|vote)|teachers|finetuning)")
+"""Modules whose subject is a chat model; they import the reply parsers at module level."""
+
+
+def is_inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def test_table_lists_subpackages():
+    assert {
+        "llmrl.llms.reading",
+        "llmrl.analysis",
+        "llmrl.envs.native",
+        "llmrl.envs.melting_pot",
+        "llmrl.run.sinks",
+        "llmrl.llms.batches",
+        "llmrl.finetuning",
+    } == set(TABLE)
+
+
+@pytest.mark.parametrize("package", TABLE)
+def test_subpackage_imports_only_stated_modules(package):
+    if "all above" in TABLE[package] or (not TABLE[package] and package == "llmrl.finetuning"):
+        pytest.skip("may import everything")
+    graph = import_graph()
+    undeclared = {
+        f"{module} imports {dependency}"
+        for module in graph
+        if is_inside(module, package)
+        for dependency in graph[module]
+        if not any(is_inside(dependency, name) for name in [package, *(f"llmrl.{other}" for other in TABLE[package])])
+    }
+    assert not undeclared
+
+
+@pytest.mark.parametrize("package", TABLE)
+def test_core_imports_subpackage_only_on_use(package):
+    names = {name for name, _, _ in module_files()}
+    eager = {
+        f"{name} imports {dependency}"
+        for name, _, path in module_files()
+        if not is_inside(name, package) and not (package == "llmrl.llms.reading" and ROLES.match(name))
+        for dependency in imports(ast.parse(path.read_text()), top_only=True)
+        if is_inside(dependency, package) and dependency.rpartition(".")[0] in names | {package}
+    }
+    assert not eager
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", TABLE)
+def test_core_runs_without_subpackage(package, tmp_path):
+    """A society under a principal learns and is evaluated while the subpackage cannot be imported."""
+    code = HIDE.format(hidden=package) + RUN
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert list(tmp_path.glob("outputs/core/*/*/summary.json"))
