@@ -102,7 +102,7 @@ def test_server_error_body(server, capsys, monkeypatch):
     with pytest.raises(SystemExit):
         llm.main(["check", "llm=openai_compatible", f"llm.base_url={server}", "llm.model=m", "llm.retry.retries=0"])
     terminal_text = capsys.readouterr()
-    assert "gave HTTP 400" in terminal_text.err and "finished, result 1" in terminal_text.err
+    assert "HTTP 400" in terminal_text.err and "finished, result 1" in terminal_text.err
     assert not find_sequences(terminal_text.err + terminal_text.out)
 
 

@@ -151,7 +151,7 @@ class TestRuns:
             with pytest.raises(TooManyInvalid, match=r"llm.max_invalid.*\n  '"):
                 run(*command)
             status, folder = run_state(tmp_path)
-            assert status["state"] == "failed" and "could not be read" in status["error"]
+            assert status["state"] == "failed" and "invalid" in status["error"]
         n_charged = list(read_calls(folder / FILE_NAME))[-1]["spent"]["calls"]
         assert 10 <= n_charged <= n_calls and list((folder / "checkpoints").iterdir())
         run(*command, "llm.max_invalid=null")

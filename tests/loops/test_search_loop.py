@@ -282,7 +282,7 @@ def test_single_proposal_steps():
     parts = build_search("principal=random")
     principal = SequentialPrincipal(parts.agents[0].controller.space, Seeds(0))
     try:
-        with pytest.raises(ConfigError, match=r"search.candidates=2.*OneByOne"):
+        with pytest.raises(ConfigError, match=r"search.candidates=2.*SequentialPrincipal"):
             SearchLoop(LoopParts(parts.env, parts.agents, Seeds(0), principal=principal), SearchSettings(1, 2, 1))
     finally:
         parts.close()
