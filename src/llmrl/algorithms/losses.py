@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 
-def surrogate(ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None) -> torch.Tensor:
-    """Return the objective of a policy update for each sample, min(r A, clip(r, 1 - clip, 1 + clip) A), [...].
+def surrogate(
+    ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None, clip_high: float | None = None
+) -> torch.Tensor:
+    """Return the objective of a policy update for each sample, min(r A, clip(r, 1 - clip, 1 + clip_high) A), [...].
 
     Schulman et al. (2017), eq. 7; without `clip` it is r A (eq. 6), whose gradient at r = 1 is A grad log pi.
 
@@ -14,10 +16,12 @@ def surrogate(ratio: torch.Tensor, advantage: torch.Tensor, clip: float | None) 
         ratio: r, the new over the old probability of the action taken, [...].
         advantage: A, [...].
         clip: clipping range > 0; None: no clipping.
+        clip_high: clipping range above 1, > 0; None: `clip`.
     """
     if clip is None:
         return ratio * advantage
-    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    high = clip if clip_high is None else clip_high
+    return torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + high) * advantage)
 
 
 def joint_actions(

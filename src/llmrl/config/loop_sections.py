@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
+from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.protocols import AgentLoop
 
 LoopKind = Literal["design", "search", "baseline", "clone", "learn", "play"]
@@ -56,3 +57,20 @@ def agent_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
             f"{', '.join(get_args(AgentLoop))} (docs/extending.md#an-agent)"
         )
     return loop
+
+
+def agent_learns(config: Mapping[str, Any], builder: Builder) -> bool | None:
+    """Return whether the agent of a config learns; None if its class does not declare it.
+
+    A class declares it by `learns`, or by `plays_if`: an option of the agent, or of the model (`llm.<name>`), and the
+    value with which the agent only plays.
+    """
+    agent = builder.locate(config["agent"]["_target_"], "agent")
+    if isinstance(agent, type) and issubclass(agent, NonLearningAgent):
+        return False
+    if (plays_if := getattr(agent, "plays_if", None)) is not None:
+        option, value = plays_if
+        group, _, name = option.rpartition(".")
+        return bool((config.get(group or "agent") or {}).get(name) != value)
+    learns = getattr(agent, "learns", None)
+    return learns if isinstance(learns, bool) else None

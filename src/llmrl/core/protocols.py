@@ -255,6 +255,17 @@ class NeedsSteps(Protocol):
 
 
 @runtime_checkable
+class ComparesEpisodes(Protocol):
+    """An agent that learns from complete episodes in groups that start equally.
+
+    Attributes:
+        group_size: number of successive games that start equally; None: the agent learns from rollouts of any games.
+    """
+
+    group_size: int | None
+
+
+@runtime_checkable
 class Teacher(Protocol):
     """A source of advice for a student policy: a loss that PPO adds to its own on every minibatch.
 

@@ -248,6 +248,21 @@ class ChatRequest:
     model: str = CHOSEN
 
 
+@dataclass(frozen=True, eq=False)
+class TokenSample:
+    """Tokens of a reply as a local model sampled them, for training without tokenizing again.
+
+    Attributes:
+        prompt: token ids of the prompt.
+        tokens: token ids of the reply, its end token included.
+        log_probs: log-probabilities of `tokens` under the distribution that they were sampled from, [n_tokens] float32.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    log_probs: np.ndarray
+
+
 @dataclass(frozen=True)
 class ChatReply:
     """The reply of a chat model with its token counts and its cost.
@@ -263,6 +278,7 @@ class ChatReply:
         attempts: number of requests that were sent; 0 if the reply comes from our cache.
         error: why there is no reply, where the client was told to continue without one; else "".
         thoughts: the model's reasoning, where the provider returns it apart from the answer; else "".
+        sample: sampled tokens, from a model that learns from its replies; None otherwise, and from the cache.
     """
 
     text: str
@@ -277,6 +293,7 @@ class ChatReply:
     attempts: int = 1
     error: str = ""
     thoughts: str = ""
+    sample: TokenSample | None = field(default=None, compare=False, repr=False)
 
     @property
     def cut(self) -> bool:

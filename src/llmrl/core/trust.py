@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 SHELL = "shell"
 """Entry among trusted modules that allows command lines of a config, which jobs on a cluster run."""
 PACKAGES = (
-    *("llmrl.agents", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
+    *("llmrl.agents", "llmrl.chat_learning", "llmrl.envs", "llmrl.finetuning", "llmrl.algorithms", "llmrl.loops"),
     *("llmrl.networks", "llmrl.principals", "llmrl.teachers"),
     # Not the ledger, the cache and similar modules, which write to paths that a config sets.
     *("llmrl.llms.budget", "llmrl.llms.rate_limit", "llmrl.llms.retry", "llmrl.llms.litellm_chat", "llmrl.llms.local"),

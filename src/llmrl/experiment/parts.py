@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from llmrl.config.builder import Builder
 from llmrl.config.debugging import debugging
-from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, agent_loop, section
+from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, agent_learns, agent_loop, section
 from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
 from llmrl.core.observers import Observer
@@ -262,7 +262,10 @@ def loop_kind(config: Config, builder: Builder | None = None) -> LoopKind:
     Raises:
         ConfigError: a principal with an agent that learns in its own loop, or an agent that declares no loop.
     """
-    loop = agent_loop(config["agent"], builder or Builder(trusted=config["trusted_modules"]))
+    builder = builder or Builder(trusted=config["trusted_modules"])
+    loop = agent_loop(config["agent"], builder)
+    if loop == "play" and agent_learns(config, builder):
+        loop = "learn"
     if config["principal"].get("_target_") is None:
         return "play" if loop == "search" else loop
     if loop == "baseline":

@@ -19,10 +19,12 @@ from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.llms.local.small import SmallModel
+from llmrl.llms.local.small_chat import SmallChat
 
 if TYPE_CHECKING:
     from llmrl.core.protocols import VecEnv
     from llmrl.llms.local.loading import Kind
+    from llmrl.llms.local.small import SmallKind
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ Config = Mapping[str, Any]
 
 _GAMES, _STEPS = 16, 100
 """Number of games, and steps of each, whose texts the tokenizer is built from."""
+_DIALOGUES = 2000
+"""Number of replies from which a chat model learns their format."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,20 @@ class SmallModels:
     def __init__(self, config: Config) -> None:
         self._config = config
 
-    def folder(self, kind: Kind, model: SmallModel) -> Path:
-        """Return the folder of a model, whether or not it exists: a function of its settings and the environment's."""
-        identity = json.dumps([kind, asdict(self._seeded(model)), _env(self._config)], sort_keys=True, default=str)
+    def folder(self, kind: SmallKind, model: SmallModel | SmallChat) -> Path:
+        """Return the folder of a model, whether or not it exists.
+
+        It is a function of the settings of the model and the environment, and for a chat model also of the agent's.
+        """
+        identity_fields = [kind, asdict(self._seeded(model)), _env(self._config)]
+        if kind == "chat":
+            identity_fields += [self._config["agent"], self._config.get("prompts")]
+        identity = json.dumps(identity_fields, sort_keys=True, default=str)
         return (
             Path(self._config["output_root"]) / "models" / f"small-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
         )
 
-    def make(self, kind: Kind, model: SmallModel) -> None:
+    def make(self, kind: SmallKind, model: SmallModel | SmallChat) -> None:
         """Make the model unless it exists; if several processes make it at the same time, one copy is kept.
 
         Raises:
@@ -78,7 +88,11 @@ class SmallModels:
         scratch = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
         scratch.mkdir(parents=True)
         try:
-            report = make_for_env(scratch, self._config, kind, self._seeded(model))
+            seeded = self._seeded(model)
+            if isinstance(seeded, SmallChat):
+                report = make_chat_for_env(scratch, self._config, seeded)
+            else:
+                report = make_for_env(scratch, self._config, kind, seeded)  # type: ignore[arg-type]
             if not folder.is_dir():
                 scratch.replace(folder)
         except OSError:
@@ -89,7 +103,7 @@ class SmallModels:
         if report.losses is not None:
             log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *report.losses)
 
-    def _seeded(self, model: SmallModel) -> SmallModel:
+    def _seeded(self, model: SmallModel | SmallChat) -> SmallModel | SmallChat:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
@@ -132,6 +146,64 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
 
         losses = read_texts(folder, read, model.pretraining_steps, seeds.integer("reading"))
     return SmallModelReport(parameters, len(texts), losses)
+
+
+def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> SmallModelReport:
+    """Write a small chat model that knows the format of an agent's replies in the environment of a config.
+
+    Args:
+        folder: folder to write; missing or empty.
+        config: `env`, `agent`, `prompts` and `trusted_modules` of a resolved config.
+        model: settings of the model; without a seed, 0 is used.
+
+    Raises:
+        Incompatible: the agent asks no chat model.
+        ConfigError: the numbers do not fit each other.
+    """
+    import torch
+
+    from llmrl.chat_learning.format_training import RandomLegalChat, train_format
+    from llmrl.core.services import AgentServices
+    from llmrl.experiment.build_env import build_env
+    from llmrl.llms.local.small_chat import make_small_chat
+    from llmrl.rollout.collector import Collector
+
+    shared, seeds = Seeds(0).child("small models"), Seeds(model.seed or 0).child("small model")
+    builder = Builder(trusted=config["trusted_modules"])
+    if not builder.needs(config["agent"], "llm", "agent"):
+        raise Incompatible(
+            Misfit.MODEL, "llm=small_chat learns the format of replies from an agent that asks it; use agent=llm_player"
+        )
+    chat = RandomLegalChat()
+    env = build_env(_env(config), builder.with_services(EnvServices(shared.child("env"))))
+    try:
+        services = AgentServices(
+            spec=env.spec,
+            seeds=shared.child("agent"),
+            env_options=config["env"],
+            env_factory=getattr(env, "env_factory", None),
+            one_game=getattr(env, "one_game", None),
+            llm=chat,
+            prompt_folder=None if config.get("prompts") is None else Path(config["prompts"]).expanduser(),
+        )
+        agent = builder.with_services(services).build(config["agent"], "agent")
+        collector = Collector(env, agent.policy, "cpu")
+        collector.reset(shared.integer("games"))
+        generator = torch.Generator().manual_seed(shared.integer("actions"))
+        for _ in range(_STEPS):
+            collector.collect(1, generator, learn=False)
+            if len(chat.dialogues) >= _DIALOGUES:
+                break
+    finally:
+        env.close()
+    system = dict.fromkeys(m["content"] for messages, _ in chat.dialogues for m in messages if m["role"] == "system")
+    lines = [line for text in system for line in text.splitlines(keepends=True)]
+    texts = [text for messages, reply in chat.dialogues for text in (messages[-1]["content"], reply)]
+    parameters = make_small_chat(folder, texts, lines, model, seeds.integer("weights"))
+    steps, learning_rate = model.format_steps, model.format_learning_rate
+    loss = train_format(folder, chat.dialogues, steps, learning_rate, seeds.integer("reading"))
+    log.info("the model has learned the format of replies: %.3g nats per token", loss)
+    return SmallModelReport(parameters, len(set(texts)), None)
 
 
 def _env(config: Config) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import LOOPS, section
-from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.config.loop_sections import LOOPS, agent_learns, section
 from llmrl.experiment.models import asking
 from llmrl.experiment.parts import loop_kind
 
@@ -49,23 +48,9 @@ def sections_read(config: Config) -> set[str]:
 
     They are `learn` and `play` for agents of which only the built object knows whether it learns; otherwise one.
     """
-    kind = loop_kind(config)
-    learns = agent_learns(config) if kind == "learn" else True
+    builder = Builder(trusted=config["trusted_modules"])
+    kind = loop_kind(config, builder)
+    learns = agent_learns(config, builder) if kind == "learn" else True
     if learns is None:
         return {"learn", "play"}
     return {section(kind) if learns else "play"}
-
-
-def agent_learns(config: Config) -> bool | None:
-    """Return whether the agent of a config learns; None if its class does not declare it.
-
-    A class declares it by `learns`, or by `plays_if`: an option and the value with which the agent only plays.
-    """
-    agent = Builder(trusted=config["trusted_modules"]).locate(config["agent"]["_target_"], "agent")
-    if isinstance(agent, type) and issubclass(agent, NonLearningAgent):
-        return False
-    if (plays_if := getattr(agent, "plays_if", None)) is not None:
-        option, value = plays_if
-        return bool(config["agent"].get(option) != value)
-    learns = getattr(agent, "learns", None)
-    return learns if isinstance(learns, bool) else None

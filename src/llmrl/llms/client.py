@@ -18,6 +18,7 @@ from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.call_log import FILE_NAME, CallLog
 from llmrl.llms.endpoint import Call, Endpoint, Terms
 from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.local.chat_learner import ChatLearner
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import RepeatCounter, request_key
@@ -64,10 +65,14 @@ def connect(
     seed: int,
     others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
 ) -> ChatClient:
-    """Return the client for the `llm` settings of a config. `ChatClient.join_run` connects it to a run later."""
+    """Return the client for the `llm` settings of a config. `ChatClient.join_run` connects it to a run later.
+
+    Replies of a model that learns are not cached, because its weights change.
+    """
+    cache = None if provider.learner is not None else Cache(Path(settings.cache_dir).expanduser(), settings.cache)
     return ChatClient(
         provider,
-        Cache(Path(settings.cache_dir).expanduser(), settings.cache),
+        cache,
         policies=replace(settings, limits=settings.limits.shared(provider.quota)),
         stream=None if settings.share_cache else seed,
         others={
@@ -151,6 +156,11 @@ class ChatClient:
     def stream(self) -> int | None:
         """Seed that selects the sample of the models' answers; None: all seeds share one sample."""
         return self._terms.stream
+
+    @property
+    def learner(self) -> ChatLearner | None:
+        """Learner that trains the chosen model from its replies; None if it does not learn."""
+        return self.provider.learner
 
     @property
     def parallel(self) -> bool:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.images import count_image_tokens
+
+if TYPE_CHECKING:
+    from llmrl.llms.local.chat_learner import ChatLearner
 
 MESSAGE_TOKENS = 4
 """Approximate tokens that a chat format adds around each message."""
@@ -48,6 +51,11 @@ class Provider(ABC):
     def sees(self) -> bool:
         """True if messages may contain images."""
         return False
+
+    @property
+    def learner(self) -> ChatLearner | None:
+        """Learner that trains the model from its replies; None if the model does not learn."""
+        return None
 
     @property
     def quota(self) -> str | None:

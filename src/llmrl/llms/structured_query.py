@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
 from llmrl.core.model_protocols import ChatModel, CountsInvalidReplies
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, TokenSample
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
@@ -62,6 +62,7 @@ class QueryStats:
         failed: number of calls without a reply.
         text: text of the last reply.
         prompt_tokens, completion_tokens, cost: sums over its replies (cost in USD); None if one of them is unknown.
+        samples: sampled tokens of each reply, and whether it was valid, from a model that learns.
     """
 
     replies: int = 0
@@ -71,6 +72,7 @@ class QueryStats:
     prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     cost: float | None = 0.0
+    samples: list[tuple[TokenSample, bool]] = field(default_factory=list)
 
     def add(self, reply: ChatReply, valid: bool) -> None:
         """Count one more reply, or a failed call."""
@@ -80,6 +82,8 @@ class QueryStats:
         self.replies += 1
         self.invalid += not valid
         self.text = reply.text
+        if reply.sample is not None:
+            self.samples.append((reply.sample, valid))
         self.prompt_tokens = _add(self.prompt_tokens, reply.prompt_tokens)
         self.completion_tokens = _add(self.completion_tokens, reply.completion_tokens)
         self.cost = _add(self.cost, reply.cost)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+from llmrl.core.protocols import ComparesEpisodes
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
+from llmrl.loops.independent_games import begin_games
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_results import episode_row, write_results
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
-from llmrl.rollout.progress_observers import StepProgress, TrainingEpisodeWriter
+from llmrl.rollout.progress_observers import EpisodeStepProgress, StepProgress, TrainingEpisodeWriter
 from llmrl.rollout.trajectory_writers import RolloutWriter
 from llmrl.run.artifacts import RESULT_EPISODES
 
@@ -69,16 +71,23 @@ class LearnLoop:
         self.collector = Collector(
             self.env, self.agent.policy, parts.device, parts.teacher_channels, begin, parts.observers
         )
+        self.group_size = self.agent.group_size if isinstance(self.agent, ComparesEpisodes) else None
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
         interval = settings.trajectory_interval
         self.trajectories = RolloutWriter(self.env, interval) if interval else None
         self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
-        self.iteration = 0
+        self.iteration = self.env_steps = 0
 
     def plan(self) -> list[tuple[str, str]]:
         steps = self.updates * self.rollout_steps * self.env.spec.n_envs
+        if self.group_size is not None:
+            games = self.env.spec.n_envs
+            return [
+                ("  updates", f"{self.updates:,} or more, of {games:,} episodes in groups of {self.group_size}"),
+                ("environment steps", f"{self.settings.env_steps:,}"),
+            ]
         return [
             ("  updates", f"{self.updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
             ("environment steps", f"{steps:,}"),
@@ -91,17 +100,21 @@ class LearnLoop:
         """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
         yield from self._restore(run)
         games = self.env.spec.n_envs
-        per_update = self.rollout_steps * games
         if self.probes is not None:
             self.probes.write(run.folder)
             if self.iteration == 0:
                 yield self._row("probe", self.probes.metrics())
         writers = [self.episodes, *([] if self.trajectories is None else [self.trajectories])]
+        total = self.settings.env_steps
+        if self.group_size is None:
+            total = self.updates * self.rollout_steps * games
         with (
-            run.progress(self.updates * per_update, "steps", "learn", self.iteration * per_update) as progress,
-            self.collector.observed(*writers, StepProgress(progress, games)),
+            run.progress(total, "steps", "learn", self.env_steps) as progress,
+            self.collector.observed(
+                *writers, StepProgress(progress, games) if self.group_size is None else EpisodeStepProgress(progress)
+            ),
         ):
-            while self.iteration < self.updates:
+            while not self.is_complete:
                 yield from self._update(run, progress)
                 yield from self._probe_and_evaluate()
                 yield SafePoint(self.iteration, self.state_dict)
@@ -126,7 +139,7 @@ class LearnLoop:
             draw_probes(run.folder)
         run.summary = {
             "updates": self.iteration,
-            "env_steps": self.iteration * per_update,
+            "env_steps": self.env_steps,
             **final,
             RESULT_EPISODES: [[row["objective"] for row in rows]],
         }
@@ -137,9 +150,25 @@ class LearnLoop:
         seeds = self.seeds.child("iteration").child(self.iteration)
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
         with self._saved(run):
-            rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)
+            if self.group_size is not None:
+                starts = [seeds.child("start").integer(i // self.group_size) for i in range(self.env.spec.n_envs)]
+                yield from begin_games(self.collector, starts, seeds.integer("start"))
+            # Groups of episodes are complete; other rollouts end anywhere, and the next one continues their games.
+            is_grouped = self.group_size is not None
+            rollout = yield PlaySteps(
+                collector=self.collector,
+                steps=self.rollout_steps,
+                actions=actions,
+                learn=not is_grouped,
+                restart=not is_grouped,
+            )
             [metrics] = yield Update(agents=[self.agent], rollout=rollout, minibatches=minibatches, stacked=False)
         self.iteration += 1
+        self.env_steps += (
+            sum(episode.length for episode in rollout.episodes)
+            if is_grouped
+            else self.rollout_steps * self.env.spec.n_envs
+        )
         # Which episodes end in a rollout depends on their lengths, so curves use the file of training episodes instead.
         metrics |= summarize(rollout.episodes, "episode")
         metrics |= {} if self.meter is None else self.meter.metrics()
@@ -152,10 +181,15 @@ class LearnLoop:
         if self.probes is not None and self.iteration % self.settings.probe_interval == 0:
             yield self._row("probe", self.probes.metrics())
         interval = self.settings.evaluation_interval
-        if interval and self.iteration % interval == 0 and self.iteration < self.updates:
+        if interval and self.iteration % interval == 0 and not self.is_complete:
             episodes = yield from self._evaluate()
             yield self._row("evaluation", summarize_evaluation(episodes, *self.welfare_measure))
             self.episodes.begin_anew(self.iteration * self.rollout_steps)
+
+    @property
+    def is_complete(self) -> bool:
+        """True once the budget of environment steps is used."""
+        return self.env_steps >= self.settings.env_steps
 
     def _evaluate(self) -> Requests[list[Episode]]:
         """Play without learning in freshly seeded games; training then starts new episodes."""
@@ -170,8 +204,7 @@ class LearnLoop:
         return episodes
 
     def _row(self, kind: Kind, metrics: dict[str, float]) -> Log:
-        env_steps = self.iteration * self.rollout_steps * self.env.spec.n_envs
-        return Log(kind, "env_steps", metrics, {"env_steps": env_steps, "updates": self.iteration})
+        return Log(kind, "env_steps", metrics, {"env_steps": self.env_steps, "updates": self.iteration})
 
     def state_dict(self) -> State:
         """Return everything that an exact resume needs (on engines that can be restored)."""
@@ -180,6 +213,7 @@ class LearnLoop:
             "collector": self.collector.state_dict(),
             "meter": None if self.meter is None else self.meter.state_dict(),
             "episodes": self.episodes.state_dict(),
+            "env_steps": self.env_steps,
             **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
             **({} if self.mechanism_sampler is None else {"mechanism": self.mechanism_sampler.state_dict()}),
         }
@@ -203,6 +237,7 @@ class LearnLoop:
             self.trajectories.open(run.folder, run.iteration, trajectories_state)
         if state is None:
             return
+        self.env_steps = state["env_steps"]
         self.agent.load_state_dict(state["agents"][0])
         if not spec.deterministic:
             self.episodes.begin_anew(self.iteration * self.rollout_steps)  # such games cannot be restored

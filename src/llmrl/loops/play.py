@@ -16,7 +16,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
 from llmrl.loops.compute_requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
-from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames, PerGameSeeding, separable
+from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames, begin_games
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
@@ -275,18 +275,14 @@ class PlayLoop:
         first, n = self.wave * self.env.spec.n_envs, self.env.spec.n_envs
         episodes = self.seeds.child("episode")
         game_seeds = [episodes.integer(first + i) for i in range(n)]
-        seed: int | Sequence[int] = self.seeds.child("wave").integer(self.wave)
-        if isinstance(self.env, PerGameSeeding):
-            self.env.seed_games(np.array(game_seeds, dtype=np.int64))
-        elif separable(self.env):
-            seed = game_seeds
+        seed = self.seeds.child("wave").integer(self.wave)
         assert self.log is not None
         self.log.first_episode = first
         if hasattr(self.agent.policy, "episodes"):
             self.agent.policy.episodes = [first + i for i in range(n)]
         if self.trajectories is not None:
             self.trajectories.first_episode = first
-        yield Begin(self.collector, seed, self._games)
+        yield from begin_games(self.collector, game_seeds, seed, self._games)
         self._in_wave = True
 
     def _step(self, run: RunContext) -> Requests[None]:

@@ -28,6 +28,23 @@ class StepProgress(Observer):
         self.display.advance(steps * self.games)
 
 
+class EpisodeStepProgress(Observer):
+    """Counter of the environment steps of finished episodes.
+
+    Args:
+        display: progress display of the run.
+    """
+
+    def __init__(self, display: ProgressDisplay) -> None:
+        self.display = display
+
+    def on_progress(self, steps: int) -> None:
+        self.display.advance(0)  # updates the elapsed time
+
+    def on_episode_end(self, episode: Episode) -> None:
+        self.display.advance(episode.length)
+
+
 class EpisodeProgress(Observer):
     """Counter of finished episodes that also displays the newest return.
 

@@ -1,4 +1,4 @@
-"""Agent whose actions come from a chat model, without training."""
+"""Agent whose actions come from a chat model, which may learn from its replies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, play
 from llmrl.agents.llm_player.lessons import LESSON_TURNS
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
+from llmrl.chat_learning.trajectories import TrajectoryBuffer
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
-from llmrl.core.non_learning_agent import NonLearningAgent
+from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import CHOSEN, CallEstimate, State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -22,7 +23,10 @@ from llmrl.llms.images import image_tokens
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
+    import torch
+
     from llmrl.core.protocols import VecEnv
+    from llmrl.core.rollouts import Rollout
     from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.vec_env import GymnasiumEnv
 
@@ -36,8 +40,10 @@ LESSON_TOKENS = 80
 """Approximate tokens of a lesson."""
 
 
-class LLMPlayer(NonLearningAgent):
+class LLMPlayer:
     """Chat model that plays a game described in words, by reflection and action (`LLMPolicy`).
+
+    With `llm/learn`, the model is trained from the rewards of its replies.
 
     Args:
         spec: spec of the environment.
@@ -46,17 +52,23 @@ class LLMPlayer(NonLearningAgent):
         prompt_folder: folder of the user's prompts; None: there are none.
         seeds: seed tree; episodes played by the rule start from `examples/k`.
         env_factory, one_game: factories of single games of the environment; None: it has none.
+        has_principal: whether a principal governs the agent.
 
     Attributes:
+        group_size: number of episodes with equal starts that the learner compares; None: the model does not learn.
         carried: what is passed on from an episode to the next one of the same game: "last_episode", "lessons", or
             nothing. If anything is, episodes depend on one another and on the number of parallel games.
 
     Raises:
         ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
-            there is no budget; the examples do not exist; the model accepts no images; or `players` does not match.
+            there is no budget; the examples do not exist; the model accepts no images; `players` does not match; or the
+            model learns under a principal, or from groups that do not divide the games.
     """
 
+    loop: ClassVar[AgentLoop] = "play"
     reads_texts: ClassVar[bool] = True
+    plays_if = ("llm.learn", None)
+    """Option and the value for which the agent only plays."""
 
     def __init__(
         self,
@@ -67,6 +79,7 @@ class LLMPlayer(NonLearningAgent):
         seeds: Seeds | None = None,
         env_factory: EnvFactory | None = None,
         one_game: Callable[[], GymnasiumEnv | VecEnv] | None = None,
+        has_principal: bool = False,
     ) -> None:
         has_budget = isinstance(llm, ChatClient) and llm.budget.has_limits
         if spec.endless and not has_budget:
@@ -97,8 +110,33 @@ class LLMPlayer(NonLearningAgent):
             examples = read_run_episodes(Path(source).expanduser(), n, None if seeds is None else seeds.seed)
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
         content = PlayerContent(prompt_folder, models, examples, personas)
-        self.policy = LLMPolicy(spec, llm, settings, content)
+        self._learner = llm.learner if isinstance(llm, ChatClient) else None
+        self.learns, trajectories = self._learner is not None, None
+        self.group_size: int | None = None
+        if self._learner is not None:
+            if has_principal:
+                raise ConfigError("llm/learn does not support a principal; use principal=none or llm/learn=none")
+            self.group_size = self._learner.group_size
+            if spec.n_envs % self.group_size:
+                raise ConfigError(
+                    f"env.n_envs={spec.n_envs} must be a multiple of llm.learn.group_size={self.group_size}, the "
+                    "number of episodes that start equally"
+                )
+            trajectories = TrajectoryBuffer(spec.n_envs, spec.n_agents)
+        self._trajectories = trajectories
+        self.policy = LLMPolicy(spec, llm, settings, content, trajectories)
         self.carried = self.policy.carried
+
+    def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
+        """Train the model on the episodes that have ended since the last update; return metrics (`learn/...`)."""
+        if self._learner is None or self._trajectories is None:
+            return {}
+        return self._learner.update(self._trajectories.take(), generator) | self.metrics()
+
+    def reset(self) -> None:
+        """Restore the weights that the model had before training."""
+        if self._learner is not None:
+            self._learner.reset()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of `LLMPolicy.metrics`."""
@@ -158,7 +196,8 @@ class LLMPlayer(NonLearningAgent):
         examples = f"{len(content.examples)} episodes of {settings.example_player}" if content.examples else "none"
         model_counts = [f"{policy.models.count(m)} x {policy.llm.label_of(m)}" for m in dict.fromkeys(policy.models)]
         return {
-            "policy": f"{', '.join(model_counts) if content.models else policy.llm.label_of()}, zero-shot",
+            "policy": (", ".join(model_counts) if content.models else policy.llm.label_of())
+            + (", zero-shot" if self._learner is None else ""),
             "history": f"{settings.history} turns"
             if settings.sliding_history
             else f"{settings.history} to {max(2 * settings.history - 1, 0)} turns",
@@ -171,16 +210,23 @@ class LLMPlayer(NonLearningAgent):
                 else {}
             ),
             **({"personas": len(content.personas)} if content.personas else {}),
+            **({} if self._learner is None else self._learner.describe()),
             "examples": examples,
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.system[0].text):,} tokens",
         }
 
     def state_dict(self) -> State:
-        return self.policy.state_dict()
+        state = self.policy.state_dict()
+        if self._learner is None or self._trajectories is None:
+            return state
+        return state | {"learner": self._learner.state_dict(), "trajectories": self._trajectories.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state)
+        if self._learner is not None and self._trajectories is not None:
+            self._learner.load_state_dict(state["learner"])
+            self._trajectories.load_state_dict(state["trajectories"])
 
 
 def read_personas(path: Path) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
+from llmrl.chat_learning.trajectories import TrajectoryBuffer, Turn
 from llmrl.core.errors import Incompatible, LLMError, Misfit
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
@@ -66,6 +67,7 @@ class LLMPolicy:
         llm: the model.
         settings: options of the players.
         content: models, examples, personas and user's prompts; None: none of them.
+        trajectories: buffer of sampled replies and their rewards for a learner; None: nothing is recorded.
 
     Raises:
         ConfigError: the environment has no description in words, or a prompt is wrong.
@@ -75,7 +77,12 @@ class LLMPolicy:
     """
 
     def __init__(
-        self, spec: EnvSpec, llm: ChatModel, settings: PlayerSettings, content: PlayerContent | None = None
+        self,
+        spec: EnvSpec,
+        llm: ChatModel,
+        settings: PlayerSettings,
+        content: PlayerContent | None = None,
+        trajectories: TrajectoryBuffer | None = None,
     ) -> None:
         if spec.text is None or "text" not in spec.observation:
             raise Incompatible(
@@ -83,7 +90,7 @@ class LLMPolicy:
                 f"a language player needs observations in words, but env={spec.name} has none; set env.text (an "
                 "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
-        self.spec, self.text, self.llm = spec, spec.text, llm
+        self.spec, self.text, self.llm, self._trajectories = spec, spec.text, llm, trajectories
         self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
@@ -126,6 +133,10 @@ class LLMPolicy:
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
+        if self._trajectories is not None:
+            if games.all():  # episodes of an evaluation are not learned from
+                self._trajectories.clear()
+            self._trajectories.begin(np.flatnonzero(games).tolist())
         for game in np.flatnonzero(games):
             for seat in self.seats[game]:
                 seat.begin()
@@ -137,8 +148,12 @@ class LLMPolicy:
         for game in np.flatnonzero(self.playing):
             for agent, seat in enumerate(self.seats[game]):
                 seat.add_reward(float(reward[game, agent]))
+                if self._trajectories is not None:
+                    self._trajectories.add_reward(int(game), agent, float(reward[game, agent]))
                 if done[game]:
                     seat.end(bool(terminated[game]), self.settings.lessons > 0)
+            if self._trajectories is not None and done[game]:
+                self._trajectories.end(int(game))
         self.playing &= ~done
 
     def act(
@@ -194,6 +209,7 @@ class LLMPolicy:
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
         decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
         for (game, agent), mask, decision, stats in zip(pending, legal, decisions, self.asker.asked, strict=False):
+            self._record(game, agent, str(observation["text"][game, agent]), stats)
             notes[game][agent] |= self._apply_decision(
                 self.seats[game][agent], decision, mask, stats, self.models[agent]
             )
@@ -362,6 +378,13 @@ class LLMPolicy:
             **_stats_row(stats),
         }
 
+    def _record(self, game: int, agent: int, observation: str, stats: QueryStats) -> None:
+        """Add the replies to a question to the player's trajectory."""
+        if self._trajectories is not None:
+            step = self.seats[game][agent].steps
+            for sample, is_valid in stats.samples:
+                self._trajectories.add_turn(game, agent, Turn(sample, observation, is_valid, step))
+
     def _talking(
         self, observers: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
     ) -> Conversation[None]:
@@ -382,6 +405,7 @@ class LLMPolicy:
         replies = yield from self.speaker.asking(questions, parsers)
         game_messages: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speaking}
         for (game, agent), message, stats in zip(speaking, replies, self.speaker.asked, strict=True):
+            self._record(game, agent, f"talk: {texts[game, agent]}", stats)
             game_messages[game][agent] = message or TalkMessage("")
             self.seats[game][agent].asked_to_talk = False
             self.counts.count_message(self.models[agent], message)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -13,6 +10,7 @@ from llmrl.agents.llm_ppo.network import LanguageActorCritic
 from llmrl.agents.llm_ppo.policy import shared
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
+from llmrl.llms.local.adapter import adapters_off
 
 
 class ReferenceKL:
@@ -70,24 +68,6 @@ class ReferenceKL:
 
     def load_state_dict(self, state: State) -> None:
         """Do nothing, because there is no state."""
-
-
-@contextmanager
-def adapters_off(module: Any) -> Iterator[None]:
-    """Disable the model's adapters inside a `with` block."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-        for parameter in trainable:  # peft has frozen them
-            parameter.requires_grad_(True)
 
 
 def _frozen_copy(network: LanguageActorCritic) -> LanguageActorCritic:

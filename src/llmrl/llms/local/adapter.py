@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,3 +138,21 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
         )
     base: torch.nn.Module = wrapped.get_base_model()
     return base.requires_grad_(False).eval()
+
+
+@contextmanager
+def adapters_off(module: Any) -> Iterator[None]:
+    """Disable the model's adapters inside a `with` block."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [layer for layer in module.modules() if isinstance(layer, BaseTunerLayer)]
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)
+        for parameter in trainable:  # peft has frozen them
+            parameter.requires_grad_(True)

@@ -14,7 +14,16 @@ from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.loading import Dtype, Kind, Weights, check_installed, check_model, load_model, load_tokenizer
+from llmrl.llms.local.loading import (
+    Dtype,
+    Kind,
+    Weights,
+    check_installed,
+    check_model,
+    enable_recomputation,
+    load_model,
+    load_tokenizer,
+)
 from llmrl.llms.local.scoring_queries import ScoringQuery, candidate_lists, length_batches
 from llmrl.llms.local.small import SmallModel, SmallModelFactory
 from llmrl.llms.local.token_tree import TokenIds, TreeBatch, token_tree
@@ -196,21 +205,7 @@ class LocalScorer(ABC):
         Raises:
             LLMError: the model does not support it.
         """
-        module: Any = self.module
-        # Layers checkpoint in training mode only, so dropout is set to zero.
-        for submodule in module.modules():
-            for name, value in vars(submodule).items():
-                if "dropout" in name and isinstance(value, float):
-                    setattr(submodule, name, 0.0)
-            if isinstance(submodule, torch.nn.Dropout):
-                submodule.p = 0.0
-        try:
-            if hasattr(module, "activation_checkpointing_enable"):
-                module.activation_checkpointing_enable()
-            else:  # the former name of the method; reentrant checkpoints have no gradient below frozen embeddings
-                module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        except ValueError as error:
-            raise LLMError(f"{self.label}: agent.recompute=true: {error}") from error
+        enable_recomputation(self.module, f"{self.label}: agent.recompute=true")
         self._recompute = True
 
     def lengths(self, prompts: Sequence[str]) -> list[int]:

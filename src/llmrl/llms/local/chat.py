@@ -12,10 +12,22 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
-from llmrl.core.records import ChatReply, ChatRequest
+from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
-from llmrl.llms.local.loading import Dtype, check_model, folder_fingerprint, load_config, load_model, load_tokenizer
+from llmrl.llms.local.chat_learner import ChatLearner, LearnerFactory
+from llmrl.llms.local.loading import (
+    Dtype,
+    check_installed,
+    check_model,
+    folder_fingerprint,
+    load_config,
+    load_model,
+    load_tokenizer,
+)
+from llmrl.llms.local.prefix_cache import PrefixCache
+from llmrl.llms.local.small import SmallModelFactory
+from llmrl.llms.local.small_chat import SmallChat
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
@@ -25,9 +37,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalChatSettings:
-    """Options of `LocalChat`; meanings, units and ranges are in `conf/llm/local_chat.yaml` and `_local.yaml`."""
+    """Options of `LocalChat`; meanings, units and ranges are in `conf/llm/local_chat.yaml` and `_local.yaml`.
 
-    model: str
+    Attributes:
+        model: folder or name on the Hugging Face hub; None: `make` describes the model.
+        reuse_prefix: whether the common beginning of prompts is computed once.
+        learn: settings of a learner that trains the model from its replies; None: the model does not learn.
+        make: small model that is created instead of loaded; None: `model` is loaded.
+    """
+
+    model: str | None
     revision: str | None
     adapter: str | None
     dtype: Dtype
@@ -37,6 +56,9 @@ class LocalChatSettings:
     max_tokens: PositiveInt
     context_window: PositiveInt | None
     batch_tokens: PositiveInt
+    reuse_prefix: bool = True
+    learn: LearnerFactory | None = None
+    make: SmallChat | None = None
 
 
 class LocalChat(Provider):
@@ -52,32 +74,66 @@ class LocalChat(Provider):
         settings: options.
         device: torch device.
         seeds: the run's seed tree.
+        workshop: factory of small models; needed for `make`.
 
     Raises:
-        ConfigError: the chat template cannot be read; at the first request: the model's window is smaller than
-            `context_window`.
+        ConfigError: options are incompatible, or the chat template cannot be read; at the first request: the model's
+            window is smaller than `context_window`.
         LLMError: a file of the adapter cannot be read.
     """
 
     parallel = False
     remote = False
 
-    def __init__(self, settings: LocalChatSettings, device: str, seeds: Seeds) -> None:
+    def __init__(
+        self, settings: LocalChatSettings, device: str, seeds: Seeds, workshop: SmallModelFactory | None = None
+    ) -> None:
         # The price of a local model is zero, not unknown (None).
         super().__init__(
             max_tokens=settings.max_tokens, context_window=settings.context_window, input_price=0.0, output_price=0.0
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
-        self.model, adapter, template = settings.model, settings.adapter, settings.chat_template
+        if (settings.model is None) == (settings.make is None):
+            raise ConfigError(
+                f"got llm.model={settings.model} and llm.make={'null' if settings.make is None else 'settings'}; set "
+                "exactly one of the two (llm.model loads a model, llm.make creates one)"
+            )
+        self._workshop, model = workshop, settings.model
+        if settings.make is not None:
+            if workshop is None:
+                raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
+            model = str(workshop.folder("chat", settings.make))
+        assert model is not None
+        self.model, adapter, template = model, settings.adapter, settings.chat_template
         # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
         self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
-        self.label = f"{self.model} (local chat)"
+        title = self.model if settings.make is None else f"a small model that {settings.make.told}"
+        self.label = f"{title} (local chat)"
         if adapter is not None:
             self.label = f"{self.model} + adapter {(self._adapter_files or 'missing')[:8]} (local chat)"
         self._template = None if template is None else _read_template(template)
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
         self._model: Any = None
+        self._prefix = PrefixCache()
+        self._learner: ChatLearner | None = (
+            None if settings.learn is None else settings.learn.learner(self, self._seeds)
+        )
+
+    @property
+    def learner(self) -> ChatLearner | None:
+        """Learner that trains the model from its replies; None if it does not learn."""
+        return self._learner
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The language model with its adapter, loaded at first access."""
+        module: torch.nn.Module = self._load_model()
+        return module
+
+    def weights_changed(self) -> None:
+        """Discard what was computed with earlier weights."""
+        self._prefix.clear()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -107,7 +163,10 @@ class LocalChat(Provider):
 
         Names on the hub are not looked up.
         """
-        check_model(self.model)
+        if self.settings.make is None:
+            check_model(self.model)
+        else:
+            check_installed(self.model)
         if self.settings.adapter is not None:
             check_adapter(self.settings.adapter)
             check_base(self.settings.adapter, self.model, self.settings.revision, self.identity["files"])
@@ -138,8 +197,10 @@ class LocalChat(Provider):
         return [replies[i] for i in range(len(requests))]
 
     def close(self) -> None:
-        """Release the weights; the next request loads them again."""
-        self._model = None
+        """Release the weights; the next request loads them again. Those of a learner stay."""
+        self._prefix.clear()
+        if self._learner is None:
+            self._model = None
         if self.device.startswith("cuda"):
             import torch
 
@@ -150,14 +211,17 @@ class LocalChat(Provider):
         import torch
 
         model = self._load_model()
-        ids, mask = pad_left(prompts, self._pad_token)
+        noise = self._noise(requests)
         try:
+            length, cache = self._prefix.keys_values(model, prompts) if self.settings.reuse_prefix else (0, None)
+            ids, mask = pad_left(prompts, self._pad_token, length)
             # `generate` derives the positions from the mask, so padding does not shift them.
             output = model.generate(
                 ids.to(self.device),
                 attention_mask=mask.to(self.device),
-                logits_processor=self._processors(requests),
+                logits_processor=self._processors(noise),
                 max_new_tokens=self.settings.max_tokens,
+                **({} if cache is None else {"past_key_values": cache}),
             )
         except torch.cuda.OutOfMemoryError as error:
             self.close()
@@ -166,30 +230,46 @@ class LocalChat(Provider):
                 f"tokens with replies of up to {self.settings.max_tokens}. Lower llm.batch_tokens "
                 f"({self.settings.batch_tokens}) or llm.max_tokens"
             ) from error
-        return [self._reply(len(p), row) for p, row in zip(prompts, output[:, ids.shape[1] :].tolist(), strict=True)]
+        tokens = output[:, ids.shape[1] :].tolist()
+        log_probs = None if noise is None or not noise.log_probs else torch.stack(noise.log_probs, dim=1).cpu().numpy()
+        return [
+            self._reply(prompt, tokens[i], None if log_probs is None else log_probs[i])
+            for i, prompt in enumerate(prompts)
+        ]
 
-    def _processors(self, requests: Sequence[ChatRequest]) -> Any:
+    def _noise(self, requests: Sequence[ChatRequest]) -> GumbelNoise | None:
+        """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
+        if self.settings.temperature == 0:
+            return None
+        streams = [_request_stream(self._seeds, request_key({}, request)) for request in requests]
+        return GumbelNoise(streams, self._learner is not None)
+
+    def _processors(self, noise: GumbelNoise | None) -> Any:
         """Return the processors that turn logits into a sampled choice; `generate` itself takes the maximum."""
         from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
         processors: list[Any] = [RefuseNan()]
-        if self.settings.temperature > 0:
-            streams = [_request_stream(self._seeds, request_key({}, request)) for request in requests]
+        if noise is not None:
             processors.append(TemperatureLogitsWarper(float(self.settings.temperature)))
             if self.settings.top_p < 1:
                 processors.append(TopPLogitsWarper(float(self.settings.top_p)))
-            processors.append(GumbelNoise(streams))
+            processors.append(noise)
         return LogitsProcessorList(processors)
 
-    def _reply(self, prompt_tokens: int, tokens: list[int]) -> ChatReply:
+    def _reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
         """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""
         end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
         text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        length = len(tokens) if end is None else end + 1
+        sample = None
+        if log_probs is not None:
+            sample = TokenSample(tuple(prompt), tuple(tokens[:length]), log_probs[:length])
         return ChatReply(
             text,
-            prompt_tokens=prompt_tokens,
-            completion_tokens=len(tokens) if end is None else end + 1,
+            prompt_tokens=len(prompt),
+            completion_tokens=length,
             finish="length" if end is None else "stop",
+            sample=sample,
         )
 
     @property
@@ -253,8 +333,10 @@ class LocalChat(Provider):
             )
 
     def _load_tokenizer(self) -> Any:
-        """Load the tokenizer, and set the context window if none was given."""
+        """Load the tokenizer, and set the context window if none was given; a small model is created first."""
         if self._tokenizer is None:
+            if self.settings.make is not None and self._workshop is not None:
+                self._workshop.make("chat", self.settings.make)
             tokenizer = load_tokenizer(self.model, self.settings.revision)
             if self._template is not None:
                 tokenizer.chat_template = self._template
@@ -317,14 +399,18 @@ def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -
     return batches
 
 
-def pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [n, longest] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding."""
+def pad_left(prompts: Sequence[Sequence[int]], pad: int, prefix: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids [n, longest] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
+
+    The first `prefix` tokens, which all prompts share, stand before the padding.
+    """
     import torch
 
     width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[pad] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    return ids, mask
+    pads = [width - len(prompt) for prompt in prompts]
+    ids = [[*p[:prefix], *[pad] * n, *p[prefix:]] for p, n in zip(prompts, pads, strict=True)]
+    mask = [[1] * prefix + [0] * n + [1] * (width - n - prefix) for n in pads]
+    return torch.tensor(ids), torch.tensor(mask)
 
 
 def _is_folder(path: str) -> bool:
@@ -361,10 +447,15 @@ class GumbelNoise:
 
     Args:
         streams: one generator for each sequence of the batch; each step draws one number per token of the vocabulary.
+        record: whether the log-probabilities of the choices are recorded.
+
+    Attributes:
+        log_probs: log p of the choices of each step, [batch] float32, if they are recorded.
     """
 
-    def __init__(self, streams: Sequence[np.random.Generator]) -> None:
-        self._streams = list(streams)
+    def __init__(self, streams: Sequence[np.random.Generator], record: bool = False) -> None:
+        self._streams, self._record = list(streams), record
+        self.log_probs: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return scores plus noise, [batch, vocabulary]."""
@@ -373,7 +464,11 @@ class GumbelNoise:
         # Drawn on the CPU, so that devices get the same numbers, and in float64, where zero practically never occurs.
         draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._streams])
         noise = -torch.from_numpy(draws).log_()
-        return scores + noise.to(scores.device, scores.dtype)
+        noisy = scores + noise.to(scores.device, scores.dtype)
+        if self._record:
+            chosen = noisy.argmax(-1, keepdim=True)
+            self.log_probs.append(scores.float().log_softmax(-1).gather(-1, chosen).squeeze(-1))
+        return noisy
 
 
 class RefuseNan:

@@ -364,3 +364,31 @@ def _relative_error(
     bias = None if layer.bias is None else layer.bias.detach().float()
     pairs = ((y, torch.nn.functional.linear(x, weight, bias)), (gradient, output_gradient @ weight))
     return max(float((actual - true).norm() / true.norm()) for actual, true in pairs)
+
+
+def enable_recomputation(module: Any, source: str) -> None:
+    """Enable gradient checkpointing of a model in training mode, without dropout: less memory, a third more time.
+
+    Args:
+        module: model of transformers.
+        source: option that requests it, for the error message.
+
+    Raises:
+        LLMError: the model does not support it.
+    """
+    import torch
+
+    # Layers checkpoint in training mode only, so dropout is set to zero.
+    for submodule in module.modules():
+        for name, value in vars(submodule).items():
+            if "dropout" in name and isinstance(value, float):
+                setattr(submodule, name, 0.0)
+        if isinstance(submodule, torch.nn.Dropout):
+            submodule.p = 0.0
+    try:
+        if hasattr(module, "activation_checkpointing_enable"):
+            module.activation_checkpointing_enable()
+        else:  # the former name of the method; reentrant checkpoints have no gradient below frozen embeddings
+            module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise LLMError(f"{source}: {error}") from error

@@ -6,7 +6,7 @@ A model has a tokenizer trained on the task's texts, and randomly initialized we
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -16,16 +16,19 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.llms.local.loading import Kind, quiet
 
 PAD, END, START = "<pad>", "</s>", "<s>"
-Tokens = Literal["phrases", "words"]
+SmallKind = Literal["causal", "seq2seq", "chat"]
+"""Architecture of a small model; a `chat` model is a causal one with a chat template."""
+Tokens = Literal["phrases", "words", "messages"]
 _DISTANCE = r"\d+ (?:steps?|pas)(?: (?:\p{L}+|à \p{L}+))?(?: and| et)?,?"
 _PIECES: dict[Tokens, str] = {
     "phrases": rf"{_DISTANCE}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
     "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE}|\p{{L}}+|[^\p{{L}}\s]|\s+",
+    "messages": r"\d+|\p{L}[\p{L}_ ]*|[^\p{L}\d]+",
 }
 """Largest units that can become one token.
 
 `phrases`: a distance with its direction, or words up to the next number or sign; `words`: a distance, a stock phrase,
-or a word.
+or a word; `messages`: a number, words, or punctuation of JSON between these.
 """
 
 
@@ -79,11 +82,11 @@ class SmallModel(SmallModelShape):
 class SmallModelFactory(Protocol):
     """Factory that creates small models for the environment of a run and stores them."""
 
-    def folder(self, kind: Kind, model: SmallModel) -> Path:
+    def folder(self, kind: SmallKind, model: Any) -> Path:
         """Return the model's folder, which may not exist yet."""
         ...
 
-    def make(self, kind: Kind, model: SmallModel) -> None:
+    def make(self, kind: SmallKind, model: Any) -> None:
         """Create the model if it does not exist."""
         ...
 
@@ -106,9 +109,30 @@ def make_small_model(
     Raises:
         ConfigError: transformers is not installed, a number is too small, or `width` does not fit `heads`.
     """
+    shape = shape or SmallModelShape()
+    tokenizer = make_tokenizer(list(texts), shape)
+    make = _t5 if kind == "seq2seq" else make_llama
+    return save_small_model(folder, tokenizer, lambda: make(tokenizer, shape), seed)
+
+
+def save_small_model(folder: Path, tokenizer: Any, make: Callable[[], Any], seed: int) -> int:
+    """Write a tokenizer, and the model that `make` returns with weights drawn from `seed`; return its size."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make()
+    folder.mkdir(parents=True, exist_ok=True)
+    quiet()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return int(sum(p.numel() for p in model.parameters()))
+
+
+def _check_shape(shape: SmallModelShape) -> None:
+    """Raise ConfigError if transformers is not installed, or a model of this shape cannot be made."""
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
-    shape = shape or SmallModelShape()
     for name in ("width", "layers", "heads", "longest"):
         if (value := getattr(shape, name)) < 1:
             raise ConfigError(f"{name}={value}: a model needs at least 1")
@@ -119,17 +143,16 @@ def make_small_model(
         )
     if shape.vocabulary < 300:
         raise ConfigError(f"vocabulary={shape.vocabulary}: 256 bytes, special tokens and some words need at least 300")
-    import torch
 
-    tokenizer = _tokenizer(list(texts), shape.vocabulary, shape.tokens)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _t5(tokenizer, shape) if kind == "seq2seq" else _llama(tokenizer, shape)
-    folder.mkdir(parents=True, exist_ok=True)
-    quiet()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return int(sum(p.numel() for p in model.parameters()))
+
+def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
+    """Return a byte-level BPE tokenizer trained on texts.
+
+    Raises:
+        ConfigError: transformers is not installed, or a model of this shape cannot be made.
+    """
+    _check_shape(shape)
+    return _tokenizer(texts, shape.vocabulary, shape.tokens)
 
 
 def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
@@ -178,7 +201,8 @@ def _t5(tokenizer: Any, shape: SmallModelShape) -> Any:
     return T5ForConditionalGeneration(config)
 
 
-def _llama(tokenizer: Any, shape: SmallModelShape) -> Any:
+def make_llama(tokenizer: Any, shape: SmallModelShape) -> Any:
+    """Return a Llama model with drawn weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -1,0 +1,125 @@
+"""Supervised training of a small chat model on replies of a random legal player, which teaches their format."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
+from llmrl.llms import schema_draw
+from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.llms.structured import read
+
+BATCH = 32
+"""Number of replies per training step."""
+_MAX_DRAWS = 200
+"""Maximum number of draws until a reply is legal."""
+
+Dialogue = tuple[tuple[Mapping[str, str], ...], str]
+"""Messages of a question, and the reply to it."""
+
+
+class RandomLegalChat:
+    """Chat model whose replies are drawn from the schema of each request until one is legal; it records them."""
+
+    label = "random legal replies"
+
+    def __init__(self) -> None:
+        self.dialogues: list[Dialogue] = []
+        self._numbers = itertools.count()
+
+    def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
+        """Return a legal reply to each request."""
+        replies = [self._legal_reply(request) for request in requests]
+        self.dialogues += [(request.messages, reply) for request, reply in zip(requests, replies, strict=True)]
+        return [ChatReply(reply) for reply in replies]
+
+    def _legal_reply(self, request: ChatRequest) -> str:
+        assert request.schema is not None
+        for _ in range(_MAX_DRAWS):
+            reply = schema_draw.reply(request.schema, str(next(self._numbers)))
+            try:
+                if request.read is not None:
+                    read(ChatReply(reply), request.read)
+            except InvalidReply:
+                continue
+            return reply
+        return reply
+
+    def check(self) -> None:
+        """Do nothing, because replies are always available."""
+
+    def fits(self, messages: Sequence[Mapping[str, str]], model: str = CHOSEN) -> bool:
+        """Return True."""
+        return True
+
+    def sees(self, model: str = CHOSEN) -> bool:
+        """Return True: images are accepted and ignored."""
+        return True
+
+    def feeds_thoughts(self, model: str = CHOSEN) -> bool:
+        """Return False."""
+        return False
+
+    def label_of(self, model: str = CHOSEN) -> str:
+        """Return the label."""
+        return self.label
+
+
+def train_format(folder: Path, dialogues: Sequence[Dialogue], steps: int, learning_rate: float, seed: int) -> float:
+    """Train the chat model in `folder` on the replies of dialogues, and save it there.
+
+    The loss is the mean negative log-probability of the tokens of replies; prompts are not learned.
+
+    Args:
+        folder: folder with model and tokenizer.
+        dialogues: questions with their replies.
+        steps: number of steps of Adam.
+        learning_rate: learning rate, > 0.
+        seed: seed of the order of dialogues.
+
+    Returns:
+        Loss of the last step, nats per token.
+    """
+    import torch
+
+    from llmrl.chat_learning.token_network import TokenNetwork
+    from llmrl.chat_learning.trajectories import TokenSequence
+    from llmrl.core.processes import ProcessGroup
+    from llmrl.llms.local.loading import load_model, load_tokenizer
+
+    tokenizer = load_tokenizer(str(folder), None)
+
+    def encode(dialogue: Dialogue) -> TokenSequence:
+        messages, reply = dialogue
+        texts: list[dict[str, Any]] = [{"role": m["role"], "content": m["content"]} for m in messages]
+        prompt = tokenizer.apply_chat_template(texts, tokenize=False, add_generation_prompt=True)
+        prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        ids = [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        positions = np.arange(len(ids)) + len(prompt_ids)
+        return TokenSequence((*prompt_ids, *ids), positions, np.zeros_like(positions), np.zeros(len(ids), np.float32))
+
+    sequences = [encode(dialogue) for dialogue in dialogues]
+    threads = torch.get_num_threads()
+    # The order of sums depends on the number of threads, and the model should depend on its seed only.
+    torch.set_num_threads(1)
+    try:
+        model: Any = load_model("causal", str(folder), None, "cpu", "float32")
+        network = TokenNetwork(model.requires_grad_(True), 1.0, 10**9, "float32", True, False, ProcessGroup())
+        optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
+        rng = np.random.Generator(np.random.PCG64(seed))
+        for _ in range(steps):
+            batch = [sequences[i] for i in rng.integers(len(sequences), size=min(BATCH, len(sequences)))]
+            targets = torch.tensor([token for s in batch for token in np.array(s.tokens)[s.positions]])
+            loss = torch.nn.functional.nll_loss(network(batch), targets)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        model.save_pretrained(folder)
+    finally:
+        torch.set_num_threads(threads)
+    return float(loss.detach())

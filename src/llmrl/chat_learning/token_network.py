@@ -1,0 +1,98 @@
+"""Differentiable distributions of a causal language model at the sampled tokens of sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from llmrl.algorithms.optimizer_step import Batch
+from llmrl.chat_learning.trajectories import TokenSequence
+from llmrl.core.processes import ProcessGroup
+from llmrl.llms.local.chat import plan_batches
+from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
+
+Precision = Literal["float32", "bfloat16"]
+
+
+class TokenNetwork(nn.Module):
+    """Causal language model as a function from sequences to the distributions of their sampled tokens.
+
+    The common beginning of the sequences of a piece is computed once, with gradients.
+
+    Args:
+        language: the language model.
+        temperature: divisor of the logits, > 0, equal to that of sampling.
+        piece_tokens: maximum number of tokens in one forward pass, padding included; a longer sequence runs alone.
+        precision: precision of the computation; `bfloat16` is autocast with unchanged weights.
+        reuse_prefix: whether the common beginning is computed once; without effect if activations are recomputed.
+        recompute: whether activations are computed again for the gradient (`enable_recomputation`).
+        processes: processes that share the work.
+    """
+
+    def __init__(
+        self,
+        language: nn.Module,
+        temperature: float,
+        piece_tokens: int,
+        precision: Precision,
+        reuse_prefix: bool,
+        recompute: bool,
+        processes: ProcessGroup,
+    ) -> None:
+        super().__init__()
+        self.language, self.temperature, self.piece_tokens = language, temperature, piece_tokens
+        self.precision, self.recompute, self.processes = precision, recompute, processes
+        self.reuse_prefix = reuse_prefix and not recompute
+        self.tokens = 0  # number of positions computed so far
+
+    def forward(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
+        """Return log-probabilities at all sampled tokens in the order of sequences, [n_tokens, vocabulary] float32."""
+        device = next(self.language.parameters()).device
+        first = min(int(sequence.positions[0]) for sequence in sequences)
+        # The logits that predict the first sampled token belong to the token before it, which is outside the prefix.
+        length = min(common_length([sequence.tokens for sequence in sequences]), first - 1) if self.reuse_prefix else 0
+        length = length if length >= MIN_LENGTH and len(sequences) > 1 else 0
+        width = max(len(sequence.tokens) for sequence in sequences)
+        ids = torch.zeros(len(sequences), width, dtype=torch.int64)
+        mask = torch.zeros(len(sequences), width, dtype=torch.int64)
+        for i, sequence in enumerate(sequences):
+            ids[i, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
+            mask[i, : len(sequence.tokens)] = 1
+        ids, mask = ids.to(device), mask.to(device)
+        row = torch.cat([torch.full((len(s.positions),), i) for i, s in enumerate(sequences)]).to(device)
+        column = torch.cat([torch.from_numpy(s.positions) for s in sequences]).to(device) - 1
+        kept, index = column.unique(return_inverse=True)
+        model: Any = self.language
+        model.train(self.recompute and torch.is_grad_enabled())  # layers recompute in training mode only
+        with self._autocast():
+            options: dict[str, Any] = {"use_cache": False}
+            if length:
+                cache = model(input_ids=ids[:1, :length], use_cache=True, logits_to_keep=1).past_key_values
+                cache.batch_repeat_interleave(len(sequences))
+                options = {"past_key_values": cache, "use_cache": True}
+            positions = torch.arange(length, width, device=device).expand(len(sequences), -1)
+            logits = model(
+                input_ids=ids[:, length:],
+                attention_mask=mask,
+                position_ids=positions,
+                logits_to_keep=kept - length,
+                **options,
+            ).logits
+        self.tokens += length + ids[:, length:].numel()
+        model.eval()
+        return torch.log_softmax(logits[row, index].float() / self.temperature, dim=-1)
+
+    def pieces(self, batch: Batch) -> Iterator[tuple[Batch, float]]:
+        """Yield this process's pieces of a minibatch; the loss of the minibatch is the sum of those of all pieces."""
+        sequences = batch["sequences"]
+        plan = plan_batches([len(sequence.tokens) for sequence in sequences], 0, self.piece_tokens)
+        for indices in plan[self.processes.rank :: self.processes.world_size]:
+            yield batch | {"sequences": [sequences[i] for i in indices]}, 1.0
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        kind = next(self.language.parameters()).device.type
+        return torch.autocast(kind, dtype=torch.bfloat16, enabled=self.precision == "bfloat16")

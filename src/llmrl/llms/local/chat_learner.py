@@ -1,0 +1,49 @@
+"""Interface of learners that train a local chat model from its replies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from llmrl.core.records import State
+from llmrl.core.seeding import Seeds
+
+if TYPE_CHECKING:
+    import torch
+
+    from llmrl.llms.local.chat import LocalChat
+
+
+class ChatLearner(Protocol):
+    """Learner of a local chat model.
+
+    Attributes:
+        group_size: number of episodes with equal starts that are compared.
+    """
+
+    group_size: int
+
+    def update(self, trajectories: Sequence[Any], generator: torch.Generator) -> dict[str, float]:
+        """Train on trajectories of replies with their rewards; return metrics."""
+        ...
+
+    def reset(self) -> None:
+        """Restore the initial weights and forget the state of the optimizer."""
+        ...
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return a description of the learner for the summary of a run."""
+        ...
+
+    def state_dict(self) -> State: ...
+
+    def load_state_dict(self, state: State) -> None: ...
+
+
+@runtime_checkable
+class LearnerFactory(Protocol):
+    """Settings of a learner, an option of `llm/learn`."""
+
+    def learner(self, chat: LocalChat, seeds: Seeds) -> ChatLearner:
+        """Return a learner of the weights of `chat`."""
+        ...

@@ -1,0 +1,41 @@
+"""Small chat models for tests of their training."""
+
+import pytest
+
+from learning_chats import QUESTIONS, SYSTEM
+from llmrl.core.seeding import Seeds
+from llmrl.llms.local.chat import LocalChat, LocalChatSettings
+from llmrl.llms.local.small import SmallModelShape
+from llmrl.llms.local.small_chat import make_small_chat
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory):
+    """Return the folder of an untrained small chat model."""
+    folder = tmp_path_factory.mktemp("small_chat")
+    texts = [*QUESTIONS, '{"action": "left"}', '{"action": "right"}'] * 20
+    lines = SYSTEM.splitlines(keepends=True)
+    make_small_chat(folder, texts, lines, SmallModelShape(width=32, layers=2, heads=2, tokens="messages"), 0)
+    return folder
+
+
+@pytest.fixture
+def make_chat(chat_folder):
+    """Return a function that makes a chat model with some options changed."""
+
+    def make(**options):
+        settings = {
+            "model": str(chat_folder),
+            "revision": None,
+            "adapter": None,
+            "dtype": "float32",
+            "chat_template": None,
+            "temperature": 1.0,
+            "top_p": 1.0,
+            "max_tokens": 8,
+            "context_window": None,
+            "batch_tokens": 4096,
+        }
+        return LocalChat(LocalChatSettings(**settings | options), "cpu", Seeds(0))
+
+    return make

@@ -1,0 +1,186 @@
+"""Training of a small chat model by group-relative policy optimization."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from learning_chats import QUESTIONS, greedy_log_probs, request
+from llmrl.chat_learning.grpo import GRPO
+from llmrl.chat_learning.token_network import TokenNetwork
+from llmrl.chat_learning.trajectories import Trajectory, Turn, token_sequences
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import option
+from llmrl.core.processes import ProcessGroup
+from llmrl.llms.local.lora import Lora
+
+
+def settings(**options):
+    defaults = option("llm/learn", "grpo")
+    lora = {name: value for name, value in defaults.pop("lora").items() if name != "_target_"}
+    del defaults["_target_"]
+    return GRPO(**defaults | {"lora": Lora(**lora)} | options)
+
+
+def sampled_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
+    """Return `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
+    trajectories = []
+    for game in range(n):
+        trajectory = Trajectory([], game, 0)
+        contents = []
+        for step in range(2):
+            contents.append(QUESTIONS[step])
+            [reply] = chat.complete([request(*contents, repeat=1000 * seed + game)])
+            contents.append(reply.text)
+            trajectory.turns.append(Turn(reply.sample, QUESTIONS[step], True, step, reward(game, step, reply)))
+        trajectories.append(trajectory)
+    return trajectories
+
+
+def weights(chat):
+    return {name: parameter.detach().clone() for name, parameter in chat.module.named_parameters()}
+
+
+@pytest.mark.parametrize("reuse_prefix", [True, False])
+def test_network_equals_plain_passes(reuse_prefix, make_chat):
+    chat = make_chat(learn=settings())
+    samples = [turn.sample for t in sampled_trajectories(chat) for turn in t.turns]
+    sequences = [sequence for s in samples for sequence in token_sequences([s])]
+    network = TokenNetwork(chat.module, 1.0, 4096, "float32", reuse_prefix, False, ProcessGroup())
+    log_probs = network(sequences)
+    tokens = torch.tensor([token for s in samples for token in s.tokens])
+    expected = np.concatenate(greedy_log_probs(chat, sequences))
+    np.testing.assert_allclose(log_probs.gather(1, tokens[:, None]).squeeze(1).detach().numpy(), expected, atol=1e-5)
+    assert torch.allclose(log_probs.exp().sum(1), torch.ones(len(tokens)), atol=1e-5)
+
+
+def test_gradient_does_not_depend_on_pieces_and_prefix(make_chat):
+    """The gradient of an update is that of the whole minibatch, for any split and with or without a shared prefix."""
+    gradients = []
+    for options in ({}, {"piece_tokens": 150}, {"recompute": True}):
+        chat = make_chat(learn=settings(kl=0.1, **options))
+        trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game % 3))
+        chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+        gradients.append(torch.cat([p.grad.flatten() for p in chat.module.parameters()]))
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+@pytest.mark.parametrize("advantage", ["episode", "turn", "anchor"])
+def test_rewarded_replies_become_more_likely(advantage, tune, make_chat):
+    chat = make_chat(learn=settings(advantage=advantage, tune=tune, kl=0.0, learning_rate=1e-2))
+    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game == 0))
+    log_prob = {}
+    sequences = [s for t in trajectories for s in token_sequences([turn.sample for turn in t.turns])]
+    for stage in ("before", "after"):
+        log_prob[stage] = [x.sum() for x in greedy_log_probs(chat, sequences)]
+        if stage == "before":
+            metrics = chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+    rewarded = len(token_sequences([turn.sample for turn in trajectories[0].turns]))
+    change = np.array(log_prob["after"]) - np.array(log_prob["before"])
+    assert change[:rewarded].mean() > change[rewarded:].mean()
+    assert metrics["learn/log_prob_error"] < 1e-5
+    assert metrics["learn/reward"] == 2 / 8 and metrics["learn/invalid"] == 0.0
+
+
+def test_invalid_replies_are_punished(make_chat):
+    learner = make_chat(learn=settings(advantage="episode", scale="none", invalid_reward=-2.0)).learner
+    trajectories = sampled_trajectories(learner.chat)
+    trajectories[0].turns[1].is_valid = False
+    advantages = learner.advantages(trajectories)
+    np.testing.assert_allclose(advantages, [-2.0 + 0.25] * 2 + [0.25] * 14)
+
+
+def test_groups_are_compared_separately(make_chat):
+    learner = make_chat(learn=settings(advantage="episode", scale="none", group_size=4)).learner
+    trajectories = sampled_trajectories(learner.chat, reward=lambda game, step, reply: float(game >= 4))
+    assert not learner.advantages(trajectories).any()
+
+
+def test_kl_pulls_towards_initial_model(make_chat):
+    """Without rewards, the divergence from the initial model falls again."""
+    for tune in ("full", "lora"):
+        chat = make_chat(learn=settings(tune=tune, kl=1.0, learning_rate=3e-3, clip=100.0))
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(3):
+            chat.learner.update(sampled_trajectories(chat, reward=lambda game, step, reply: 10.0 * game), generator)
+        divergences = [
+            chat.learner.update(sampled_trajectories(chat, seed=k), generator)["learn/kl"] for k in range(12)
+        ]
+        assert divergences[-1] < 0.5 * divergences[0]
+
+
+@pytest.mark.parametrize("tune", ["full", "lora"])
+def test_resume_is_exact(tune, make_chat):
+    """Three updates equal two updates, a checkpoint, and one update of the restored learner, bit for bit."""
+
+    def update(chat, k):
+        trajectories = sampled_trajectories(chat, seed=k, reward=lambda game, step, reply: float(len(reply.text) % 3))
+        return chat.learner.update(trajectories, torch.Generator().manual_seed(k))
+
+    options = settings(tune=tune, kl=0.1, kl_final=0.01, schedule_updates=3)
+    chat = make_chat(learn=options)
+    for k in range(2):
+        update(chat, k)
+    state = copy.deepcopy(chat.learner.state_dict())
+    metrics = update(chat, 2)
+    restored = make_chat(learn=options)
+    restored.learner.load_state_dict(state)
+    assert update(restored, 2) == metrics
+    for name, parameter in weights(chat).items():
+        assert torch.equal(parameter, weights(restored)[name])
+
+
+def test_reset_restores_initial_weights(make_chat):
+    chat = make_chat(learn=settings())
+    initial = weights(chat)
+    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+    assert any(not torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
+    chat.learner.reset()
+    assert all(torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
+    again = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    assert [t.turns[0].sample.tokens for t in again] == [t.turns[0].sample.tokens for t in trajectories]
+
+
+@pytest.mark.parametrize(
+    ("options", "learn", "message"),
+    [
+        ({}, {"group_size": 1}, "group_size"),
+        ({"temperature": 0.0}, {}, "temperature"),
+        ({"top_p": 0.9}, {}, "top_p"),
+        ({"dtype": "bfloat16"}, {}, "dtype"),
+        ({}, {"kl_final": 0.1}, "schedule_updates"),
+        ({}, {"kl": 0.0, "kl_final": 0.1, "schedule_updates": 3}, "kl"),
+        ({}, {"tune": "lora", "lora": Lora(dropout=0.1)}, "dropout"),
+    ],
+)
+def test_options_that_do_not_fit(options, learn, message, make_chat):
+    with pytest.raises(ConfigError, match=message):
+        make_chat(learn=settings(**learn), **options)
+
+
+def test_turn_credit_learns_what_episode_credit_does_not(make_chat):
+    """A large reward of the first step, independent of any reply, hides the reward of the second reply.
+
+    The return to go of the second reply does not contain it. So only credit for turns learns the second reply, whose
+    reward follows the first token of the reply.
+    """
+    gains = {}
+    for advantage in ("episode", "turn"):
+        chat = make_chat(learn=settings(advantage=advantage, kl=0.0, scale="batch", learning_rate=3e-3))
+        generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
+        rewards = []
+        for k in range(12):
+
+            def reward(game, step, reply, rng=rng):
+                return float(rng.normal(0, 30)) if step == 0 else float(reply.sample.tokens[0] % 2)
+
+            trajectories = sampled_trajectories(chat, 16, k, reward)
+            rewards.append(np.mean([t.turns[1].reward for t in trajectories]))
+            chat.learner.update(trajectories, generator)
+        gains[advantage] = np.mean(rewards[-4:]) - np.mean(rewards[:2])
+    assert gains["turn"] > 0.25
+    assert gains["turn"] > gains["episode"] + 0.2

@@ -1,0 +1,115 @@
+"""Trajectories of replies, and sequences of tokens from chat templates of both kinds."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, greedy_log_probs, request
+from llmrl.chat_learning.trajectories import TrajectoryBuffer, Turn, merge_turns, token_sequences
+from llmrl.core.records import TokenSample
+
+
+def sample(prompt, tokens):
+    return TokenSample(tuple(prompt), tuple(tokens), np.zeros(len(tokens), np.float32))
+
+
+def turn(reward=0.0, is_valid=True):
+    return Turn(sample([1, 2], [3]), "x", is_valid, reward=reward)
+
+
+@pytest.fixture
+def template(request, tmp_path):
+    if request.param == "complete":
+        return None
+    file = tmp_path / "template.jinja"
+    file.write_text(FORGETFUL_TEMPLATE)
+    return str(file)
+
+
+@pytest.mark.parametrize(("template", "n_sequences"), [("complete", 1), ("forgetful", 3)], indirect=["template"])
+def test_sequences_of_conversation(template, n_sequences, make_chat):
+    """A conversation is one sequence if the template keeps its beginning; log-probabilities equal those of sampling."""
+    chat = make_chat(chat_template=template, learn=Recorder())
+    contents, samples = [], []
+    for k in range(3):
+        contents.append(QUESTIONS[k % 2])
+        [reply] = chat.complete([request(*contents)])
+        # Tokens are compared, so a reply that does not survive decoding would begin a new sequence.
+        contents.append('{"action": "left"}')
+        ids = tuple(chat.encode_reply(request(*contents[:-1]).messages, contents[-1]))
+        samples.append(TokenSample(reply.sample.prompt, ids, np.zeros(len(ids), np.float32)))
+    sequences = token_sequences(samples, first_reply=5)
+    assert len(sequences) == n_sequences
+    assert np.concatenate([s.replies for s in sequences]).tolist() == [
+        5 + i for i, turn_sample in enumerate(samples) for _ in turn_sample.tokens
+    ]
+    tokens = [np.array(s.tokens)[s.positions] for s in sequences]
+    assert np.concatenate(tokens).tolist() == [token for turn_sample in samples for token in turn_sample.tokens]
+
+
+def test_sampled_log_probs_equal_plain_passes(make_chat):
+    chat = make_chat(learn=Recorder())
+    replies = chat.complete([request(QUESTIONS[i % 2], repeat=i) for i in range(6)])
+    for reply in replies:
+        sequences = token_sequences([reply.sample])
+        [expected] = greedy_log_probs(chat, sequences)
+        np.testing.assert_allclose(sequences[0].log_probs, expected, atol=1e-5)
+        assert reply.completion_tokens == len(reply.sample.tokens)
+
+
+def test_reply_has_no_sample_without_learner(make_chat):
+    [reply] = make_chat().complete([request(QUESTIONS[0])])
+    assert reply.sample is None
+
+
+class Recorder:
+    """Settings of a learner that only records."""
+
+    def learner(self, chat, seeds):
+        return self
+
+
+def test_merge_turns():
+    first, second = sample([1, 2], [3]), sample([1, 2, 3, 4], [5])
+    assert merge_turns([first, second]) == [[0, 1]]
+    assert merge_turns([first, sample([1, 2, 4], [5]), sample([1, 2, 4, 5, 6], [7])]) == [[0], [1, 2]]
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
+def test_merged_sequences_contain_each_reply_once(turns):
+    samples, history = [], ()
+    for tokens, keeps_history in turns:
+        prompt = (*(history if keeps_history else ()), 9)
+        samples.append(sample(prompt, tokens))
+        history = (*prompt, *tokens)
+    sequences = token_sequences(samples)
+    for i, original in enumerate(samples):
+        [sequence] = [s for s in sequences if i in s.replies]
+        positions = sequence.positions[sequence.replies == i]
+        assert tuple(np.array(sequence.tokens)[positions]) == original.tokens
+        assert sequence.tokens[: positions[0]] == original.prompt
+
+
+def test_buffer():
+    buffer = TrajectoryBuffer(2, 1)
+    buffer.add_reward(0, 0, 5.0)  # before any reply
+    buffer.add_turn(1, 0, turn())
+    buffer.add_turn(0, 0, turn())
+    buffer.add_reward(0, 0, 1.0)
+    buffer.add_turn(0, 0, turn())
+    buffer.add_reward(0, 0, 2.0)
+    buffer.end(1)
+    assert [t.game for t in buffer.take()] == [1]
+    buffer.end(0)
+    restored = TrajectoryBuffer(2, 1)
+    restored.add_turn(1, 0, turn())
+    restored.load_state_dict(buffer.state_dict())
+    for each in (buffer, restored):
+        [trajectory] = each.take()
+        assert [t.reward for t in trajectory.turns] == [1.0, 2.0]
+        assert not each.take()
+    buffer.add_turn(0, 0, turn())
+    buffer.begin([0])
+    buffer.end(0)
+    assert not buffer.take()
