@@ -25,16 +25,16 @@ def settings(**options):
 
 def sampled_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
     """Return `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
-    trajectories = []
-    for game in range(n):
-        trajectory = Trajectory([], game, 0)
-        contents = []
-        for step in range(2):
-            contents.append(QUESTIONS[step])
-            [reply] = chat.complete([request(*contents, repeat=1000 * seed + game)])
-            contents.append(reply.text)
-            trajectory.turns.append(Turn(reply.sample, QUESTIONS[step], True, step, reward(game, step, reply)))
-        trajectories.append(trajectory)
+    trajectories = [Trajectory([], game, 0) for game in range(n)]
+    contents = [[] for _ in range(n)]
+    for step in range(2):
+        for turns in contents:
+            turns.append(QUESTIONS[step])
+        replies = chat.complete([request(*contents[game], repeat=1000 * seed + game) for game in range(n)])
+        for game, reply in enumerate(replies):
+            contents[game].append(reply.text)
+            turn = Turn(reply.sample, QUESTIONS[step], True, step, reward(game, step, reply))
+            trajectories[game].turns.append(turn)
     return trajectories
 
 
@@ -165,22 +165,28 @@ def test_options_that_do_not_fit(options, learn, message, make_chat):
 def test_turn_credit_learns_what_episode_credit_does_not(make_chat):
     """A large reward of the first step, independent of any reply, hides the reward of the second reply.
 
-    The return to go of the second reply does not contain it. So only credit for turns learns the second reply, whose
-    reward follows the first token of the reply.
+    The return to go of the second reply does not contain it. So credit for turns makes rewarded second replies more
+    likely, and credit for episodes those that follow a lucky first step.
     """
-    gains = {}
+    advantages_of_reply = {}
     for advantage in ("episode", "turn"):
-        chat = make_chat(learn=settings(advantage=advantage, kl=0.0, scale="batch", learning_rate=3e-3))
-        generator, rng = torch.Generator().manual_seed(0), np.random.default_rng(0)
-        rewards = []
-        for k in range(12):
-
-            def reward(game, step, reply, rng=rng):
-                return float(rng.normal(0, 30)) if step == 0 else float(reply.sample.tokens[0] % 2)
-
-            trajectories = sampled_trajectories(chat, 16, k, reward)
-            rewards.append(np.mean([t.turns[1].reward for t in trajectories]))
-            chat.learner.update(trajectories, generator)
-        gains[advantage] = np.mean(rewards[-4:]) - np.mean(rewards[:2])
-    assert gains["turn"] > 0.25
-    assert gains["turn"] > gains["episode"] + 0.2
+        options = {"group_size": 32, "kl": 0.0, "scale": "none", "learning_rate": 1e-3, "epochs": 4}
+        chat = make_chat(learn=settings(advantage=advantage, **options))
+        luck = np.random.default_rng(0).choice([-5.0, 5.0], size=32)
+        trajectories = sampled_trajectories(
+            chat,
+            32,
+            reward=lambda game, step, reply, luck=luck: float(reply.sample.tokens[0] % 2) if step else luck[game],
+        )
+        sequences = token_sequences([])
+        for trajectory in trajectories:
+            sequences += token_sequences([trajectory.turns[1].sample])
+        before = greedy_log_probs(chat, sequences)
+        chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+        after = greedy_log_probs(chat, sequences)
+        change = np.array([(y - x).sum() for x, y in zip(before, after, strict=True)])
+        is_rewarded = np.array([trajectory.turns[1].reward > 0 for trajectory in trajectories])
+        assert 0 < is_rewarded.sum() < 32
+        advantages_of_reply[advantage] = change[is_rewarded].mean() - change[~is_rewarded].mean()
+    assert advantages_of_reply["turn"] > 0.05
+    assert advantages_of_reply["turn"] > advantages_of_reply["episode"] + 0.05

@@ -1,4 +1,4 @@
-"""`llmrl-export`: the records of runs in formats of other programs: episodes as Inspect logs."""
+"""`llmrl-export`: results of runs in formats of other programs: episodes as Inspect logs, trained language models."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def parser() -> argparse.ArgumentParser:
         help="the file, .eval (compressed) or .json (default: <run>/inspect/episodes.eval)",
     )
     add_root(inspect)
+    adapter = commands.add_parser("adapter", help="the trained adapter of a run in peft's format, or a complete model")
+    adapter.add_argument("run", type=Path, help="a run folder; run:<hash>, latest:<name>")
+    adapter.add_argument("--out", type=Path, default=None, help="the folder (default: <run>/adapter or <run>/merged)")
+    adapter.add_argument(
+        "--merge", action="store_true", help="write a complete model with tokenizer, with the adapter merged into it"
+    )
+    add_root(adapter)
     return p
 
 
@@ -59,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         folder = folder_of(args.run, args.output_root)
         keep_private_like(folder)
+        if args.command == "adapter":
+            from llmrl.experiment.model_export import export_model
+            from llmrl.results.run_records import only_run
+
+            print_line(f"model: {export_model(only_run(folder), args.out, args.merge)}")
+            return
         out, episodes = export_inspect(folder, args.out)
         print_line(f"{episodes:,} episodes: {out}")
         print_line(f"Look at them: inspect view --log-dir {out.parent}")

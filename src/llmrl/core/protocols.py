@@ -24,6 +24,8 @@ from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.welfare_measures import Objective
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from llmrl.core.rollouts import Rollout
@@ -263,6 +265,15 @@ class ComparesEpisodes(Protocol):
     """
 
     group_size: int | None
+
+
+@runtime_checkable
+class TrainsAdapter(Protocol):
+    """An agent that may train a low-rank adapter of a language model."""
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter into `folder` in peft's format; do nothing if the agent trains none."""
+        ...
 
 
 @runtime_checkable

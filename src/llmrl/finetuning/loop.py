@@ -30,10 +30,11 @@ from llmrl.finetuning.reward_function import RewardFunction
 from llmrl.finetuning.rewards import Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
 from llmrl.finetuning.sft import check_replies
-from llmrl.finetuning.trainer import quiet, save_adapter
+from llmrl.finetuning.trainer import quiet
 from llmrl.finetuning.training_job import Method, TrainingJob
 from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
+from llmrl.llms.local.adapter import save_adapter
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
 from llmrl.llms.validity import Validity
@@ -298,7 +299,7 @@ class FinetuneLoop:
         )
         with quiet():
             model = self.method.train(job)
-        save_adapter(model, adapter, chat.model, chat.settings.revision, chat.identity["files"])
+        save_adapter(model.save_pretrained, adapter, chat.model, chat.settings.revision, chat.identity["files"])
         self.trained = True
         save(self.method.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)

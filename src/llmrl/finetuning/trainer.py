@@ -1,20 +1,14 @@
-"""Training with a trainer of transformers under the control of a run, and saving of the adapter."""
+"""Training with a trainer of transformers under the control of a run."""
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import sync_folder, why
-from llmrl.core.errors import RunFolderError
 from llmrl.finetuning.training_job import TrainingJob
-from llmrl.llms.local.adapter import CONFIG, write_base
 
 
 def trainer_class(base: type[Any]) -> type[Any]:
@@ -70,42 +64,3 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def save_adapter(model: Any, folder: Path, name: str, revision: str | None, files: str | None) -> None:
-    """Write the adapter of a peft model to `folder` in one step, and replace an earlier one.
-
-    Equal weights give equal files, so `adapter_fingerprint` distinguishes trained weights and nothing else.
-
-    Args:
-        model: `PeftModel`.
-        folder: folder to write.
-        name: model that the adapter was trained on, see `llmrl.llms.local.adapter.BASE`.
-        revision: revision of a model of the hub.
-        files: fingerprint of the model's folder; None for a model of the hub.
-
-    Raises:
-        RunFolderError: it cannot be written.
-    """
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        model.save_pretrained(temporary)
-        (temporary / "README.md").unlink(missing_ok=True)  # an empty model card
-        settings = json.loads((temporary / CONFIG).read_text(encoding="utf-8"))
-        # peft stores names in sets, whose order differs between processes.
-        sorted_settings = {k: sorted(v) if isinstance(v, list) and _are_texts(v) else v for k, v in settings.items()}
-        (temporary / CONFIG).write_text(json.dumps(sorted_settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        write_base(temporary, name, revision, files)
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.replace(folder)
-        sync_folder(folder.parent)
-    except OSError as error:
-        raise RunFolderError(f"cannot write the adapter to {folder}: {why(folder, error)}") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _are_texts(values: list[Any]) -> bool:
-    return all(isinstance(value, str) for value in values)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from llmrl.core.protocols import ComparesEpisodes
+from llmrl.core.protocols import ComparesEpisodes, TrainsAdapter
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -132,6 +132,8 @@ class LearnLoop:
             "seed": run.seed,
         }
         write_results(run.folder, rows, learned=True, about=description)
+        if isinstance(self.agent, TrainsAdapter):
+            self.agent.write_adapter(run.folder / "adapter")
         yield self._row("evaluation", final)
         if self.probes is not None:
             from llmrl.analysis.probes import draw_probes

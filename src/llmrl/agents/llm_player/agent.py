@@ -138,6 +138,11 @@ class LLMPlayer:
         if self._learner is not None:
             self._learner.reset()
 
+    def write_adapter(self, folder: Path) -> None:
+        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        if self._learner is not None:
+            self._learner.write_adapter(folder)
+
     def metrics(self) -> dict[str, float]:
         """Return the metrics of `LLMPolicy.metrics`."""
         return self.policy.metrics()

@@ -23,6 +23,7 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.llms.local.adapter import write_adapter
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.local.lora import Lora
@@ -118,6 +119,7 @@ class LanguagePPOAgent:
             network.divide()
         self.learns = tune != self.plays_if[1]
         self.tune, self.label = tune, scorer.label
+        self._lora, self._revision = settings.lora, scorer.settings.revision
         self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)
         self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
         if settings.init_from is not None:
@@ -160,6 +162,11 @@ class LanguagePPOAgent:
         raise ConfigError(
             "agent=llm_ppo cannot be reset, because it stores no copy of its initial weights; use agent=ppo"
         )
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        if self.tune == "lora" and self.policy.network.processes.is_main:
+            write_adapter(self.policy.network.language, self._lora, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, what is trained, and numbers of parameters."""

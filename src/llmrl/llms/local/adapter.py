@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.errors import LLMError
+from llmrl.core.atomic_files import sync_folder, why
+from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.llms.local.loading import folder_fingerprint
 
 if TYPE_CHECKING:
     import torch
+
+    from llmrl.llms.local.lora import Lora
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -88,6 +92,88 @@ def write_base(adapter: Path, model: str, revision: str | None, files: str | Non
     """Write the file `BASE` into the adapter's folder."""
     content = {"model": model, "revision": revision, "files": files}
     (adapter / BASE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_adapter(module: torch.nn.Module, lora: Lora, folder: Path, model: str, revision: str | None) -> None:
+    """Write the adapter that `Lora.inject` inserted into a model, in peft's format, with the file `BASE`.
+
+    Args:
+        module: model with the adapter.
+        lora: settings of the adapter.
+        folder: folder to write; an existing adapter in it is replaced.
+        model: model as in the config.
+        revision: revision of a model of the hub.
+    """
+    from peft import LoraConfig, TaskType
+    from safetensors.torch import save_file
+
+    weights = {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if ".lora_" in name}
+    is_seq2seq = bool(getattr(module.config, "is_encoder_decoder", False))
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=sorted({name.partition(".lora_")[0] for name in weights}),
+        task_type=TaskType.SEQ_2_SEQ_LM if is_seq2seq else TaskType.CAUSAL_LM,
+        base_model_name_or_path=model,
+        inference_mode=True,
+    )
+
+    def save(path: Path) -> None:
+        config.save_pretrained(str(path))
+        renamed = {f"base_model.model.{name.replace('.default', '')}": x for name, x in weights.items()}
+        save_file(renamed, path / WEIGHTS[0])
+
+    save_adapter(save, folder, model, revision, folder_fingerprint(model))
+
+
+def save_adapter(
+    save: Callable[[Path], None], folder: Path, name: str, revision: str | None, files: str | None
+) -> None:
+    """Write an adapter to `folder` in one step, and replace an earlier one.
+
+    Equal weights give equal files, so `adapter_fingerprint` distinguishes trained weights and nothing else.
+
+    Args:
+        save: function that writes the adapter into an existing folder, e.g. `save_pretrained` of a `PeftModel`.
+        folder: folder to write.
+        name: model that the adapter was trained on, see `BASE`.
+        revision: revision of a model of the hub.
+        files: fingerprint of the model's folder; None for a model of the hub.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        save(temporary)
+        (temporary / "README.md").unlink(missing_ok=True)  # an empty model card
+        settings = json.loads((temporary / CONFIG).read_text(encoding="utf-8"))
+        # peft stores names in sets, whose order differs between processes.
+        sorted_settings = {k: sorted(v) if isinstance(v, list) and _are_texts(v) else v for k, v in settings.items()}
+        (temporary / CONFIG).write_text(json.dumps(sorted_settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_base(temporary, name, revision, files)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.replace(folder)
+        sync_folder(folder.parent)
+    except OSError as error:
+        raise RunFolderError(f"cannot write the adapter to {folder}: {why(folder, error)}") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _are_texts(values: list[Any]) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def merge_adapter(module: torch.nn.Module, adapter: str) -> torch.nn.Module:
+    """Return `module` with the adapter added to its weights, without layers of peft."""
+    from peft import PeftModel
+
+    merged: torch.nn.Module = PeftModel.from_pretrained(module, adapter).merge_and_unload()
+    return merged
 
 
 def adapter_fingerprint(adapter: str) -> str:

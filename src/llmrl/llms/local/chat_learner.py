@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from llmrl.core.records import State
@@ -29,6 +30,10 @@ class ChatLearner(Protocol):
 
     def reset(self) -> None:
         """Restore the initial weights and forget the state of the optimizer."""
+        ...
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the trained adapter in peft's format; do nothing if all weights are trained."""
         ...
 
     def describe(self) -> Mapping[str, Any]:

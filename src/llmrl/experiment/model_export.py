@@ -1,0 +1,82 @@
+"""Export of the language model that a run has trained: its adapter in peft's format, or a complete model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import ConfigError
+from llmrl.experiment.models import build_used_model
+from llmrl.experiment.resources import RunResources
+from llmrl.llms.client import ChatClient
+from llmrl.llms.local.adapter import merge_adapter
+from llmrl.llms.local.candidate_scorer import LocalScorer
+from llmrl.llms.local.chat import LocalChat
+from llmrl.llms.local.loading import Kind, load_model, load_tokenizer
+from llmrl.run.artifacts import read_config, saved_state
+
+ADAPTER = "adapter"
+"""Folder of the adapter in a run folder."""
+
+
+def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str] = ()) -> Path:
+    """Write the trained model of a run, and return its folder.
+
+    Args:
+        run: run folder.
+        out: folder to write; it must not exist. None: the adapter stays in the run folder, or `<run>/merged`.
+        merge: whether to write a complete model, into which an adapter is merged, with its tokenizer.
+        trusted: modules that the caller trusts.
+
+    Raises:
+        ConfigError: the run has trained no language model, `out` exists, or all weights were trained without `merge`.
+    """
+    adapter = run / ADAPTER
+    if out is not None and out.exists():
+        raise ConfigError(f"--out={out} exists already; give another folder")
+    if not merge:
+        if not adapter.is_dir():
+            raise ConfigError(
+                f"{run} has no adapter: it is not finished, or did not train one (llm.learn.tune=lora, agent.tune=lora). "
+                "Use --merge for a run that trained all weights"
+            )
+        if out is None:
+            return adapter
+        shutil.copytree(adapter, out)
+        return out
+    folder = run / "merged" if out is None else out
+    config = read_config(run, trusted)
+    module, model = _trained_module(run, adapter, config)
+    folder.mkdir(parents=True, exist_ok=True)
+    module.save_pretrained(folder)
+    load_tokenizer(model.model, model.settings.revision).save_pretrained(folder)
+    return folder
+
+
+def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[Any, LocalChat | LocalScorer]:
+    """Return the trained language model of a run without layers of peft, and the part that loads its files."""
+    from omegaconf import OmegaConf
+
+    resolved: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
+    built: Any = RunResources(resolved, build_used_model).model if resolved.get("llm") else None
+    model = built.provider if isinstance(built, ChatClient) else built
+    if not isinstance(model, LocalChat | LocalScorer):
+        raise ConfigError(f"{run} has trained no language model with local weights")
+    kind: Kind = "causal" if isinstance(model, LocalChat) else model.kind
+    module: Any = load_model(kind, model.model, model.settings.revision, "cpu", "float32")
+    if adapter.is_dir():
+        return merge_adapter(module, str(adapter)), model
+    state = saved_state(run)[1]["agents"][-1]
+    if "learner" in state and "weights" in (state["learner"] or {}):
+        weights = state["learner"]["weights"]
+    else:
+        prefix = "network.language."
+        weights = {n.removeprefix(prefix): x for n, x in state.get("policy", {}).items() if n.startswith(prefix)}
+    if not weights:
+        raise ConfigError(f"{run} has trained no weights of a language model")
+    unknown = module.load_state_dict(weights, strict=False).unexpected_keys
+    if unknown:
+        raise ConfigError(f"the weights of {run} do not fit {model.model}: it has no {unknown[0]}")
+    return module, model
