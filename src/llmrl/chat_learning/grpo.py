@@ -25,7 +25,7 @@ from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
 from llmrl.llms.local.lora import Lora
 
-Advantage = Literal["episode", "turn", "anchor"]
+Advantage = Literal["episode", "turn", "anchor", "replay"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class GRPO:
     group_size: PositiveInt
     gamma: UnitInterval
     anchor_weight: NonNegativeFloat
+    continuations: PositiveInt
     scale: Literal["batch", "group", "none"]
     invalid_reward: float
     loss: losses.Aggregation
@@ -104,7 +105,8 @@ class ChatGRPO:
     def __init__(self, settings: GRPO, chat: LocalChat, seeds: Seeds) -> None:
         _check_model(chat, settings)
         self.settings, self.chat, self._seeds = settings, chat, seeds
-        self.group_size = settings.group_size
+        self.group_size, self.gamma = settings.group_size, settings.gamma
+        self.n_continuations = settings.continuations if settings.advantage == "replay" else 0
         self.updates = 0
         self._processes = ProcessGroup.joined()
         self._network: TokenNetwork | None = None
@@ -167,6 +169,9 @@ class ChatGRPO:
             advantage = advantages.episode_advantages(reward, index, group)
         elif settings.advantage == "turn":
             advantage = advantages.turn_advantages(reward, index, group, settings.gamma)
+        elif settings.advantage == "replay":
+            values = np.array([turn.value for turn in turns])
+            advantage = advantages.replay_advantages(reward, index, values, settings.gamma)
         else:
             observations = [turn.observation for turn in turns]
             weight = settings.anchor_weight

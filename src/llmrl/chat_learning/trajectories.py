@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,7 @@ class Turn:
         is_valid: whether the reply could be parsed.
         step: step of the episode in which the reply was given.
         reward: sum of the rewards from this reply to the next one.
+        value: estimated value of the state in which the reply was given; NaN: unknown.
     """
 
     sample: TokenSample
@@ -27,6 +29,7 @@ class Turn:
     is_valid: bool
     step: int = 0
     reward: float = 0.0
+    value: float = float("nan")
 
 
 @dataclass
@@ -55,7 +58,17 @@ class TrajectoryBuffer:
 
     def __init__(self, n_envs: int, n_agents: int) -> None:
         self._shape = n_envs, n_agents
+        self._is_paused = False
         self.clear()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing inside a `with` block."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
 
     def clear(self) -> None:
         """Discard all trajectories."""
@@ -71,20 +84,30 @@ class TrajectoryBuffer:
 
     def add_turn(self, game: int, agent: int, turn: Turn) -> None:
         """Append a reply to a player's trajectory."""
-        self._open[game, agent].turns.append(turn)
+        if not self._is_paused:
+            self._open[game, agent].turns.append(turn)
 
     def add_reward(self, game: int, agent: int, reward: float) -> None:
         """Add a reward to a player's newest reply; rewards before its first reply are not due to any reply."""
-        if turns := self._open[game, agent].turns:
+        turns = self._open[game, agent].turns
+        if turns and not self._is_paused:
             turns[-1].reward += reward
 
     def end(self, game: int) -> None:
         """Complete the trajectories of a game whose episode has ended."""
+        if self._is_paused:
+            return
         for agent in range(self._shape[1]):
             trajectory = self._open[game, agent]
             if trajectory.turns:
                 self._complete.append(trajectory)
             self._open[game, agent] = Trajectory([], game, agent)
+
+    def set_values(self, values: np.ndarray) -> None:
+        """Set the values of the turns of complete trajectories from those of states, [n_steps, n_envs, n_agents]."""
+        for trajectory in self._complete:
+            for turn in trajectory.turns:
+                turn.value = float(values[turn.step, trajectory.game, trajectory.agent])
 
     def take(self) -> list[Trajectory]:
         """Return the complete trajectories ordered by game and player, and remove them."""

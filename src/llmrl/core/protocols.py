@@ -110,6 +110,19 @@ class Resizable(VecEnv, Protocol):
 
 
 @runtime_checkable
+class Forkable(VecEnv, Protocol):
+    """An environment whose games can be continued from a saved state with other random numbers."""
+
+    def fork(self, state: State, seed: int) -> None:
+        """Restore the games of `state` (`state_dict`), and draw all further random numbers from `seed`.
+
+        Forks with different seeds are independent continuations of the same state; `load_state_dict` alone would repeat
+        one and the same. A forked game cannot be saved before its next reset.
+        """
+        ...
+
+
+@runtime_checkable
 class ChannelsOnRequest(Protocol):
     """An environment with observation channels that are computed only on request."""
 
@@ -262,9 +275,22 @@ class ComparesEpisodes(Protocol):
 
     Attributes:
         group_size: number of successive games that start equally; None: the agent learns from rollouts of any games.
+        n_continuations: number of continuations that estimate the value of each state of an episode; 0: no values are
+            needed.
+        gamma: discount per step of these values.
     """
 
     group_size: int | None
+    n_continuations: int
+    gamma: float
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return the context of continuations, whose replies are not learned from."""
+        ...
+
+    def set_values(self, values: np.ndarray) -> None:
+        """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
+        ...
 
 
 @runtime_checkable

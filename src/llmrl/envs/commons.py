@@ -16,7 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.state_fields import StateFields
+from llmrl.core.state_fields import ForkableFields
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs.commons_settings import CommonsSettings
 from llmrl.envs.commons_text import SCENARIOS, CommonsText, PlayerView, taxes
@@ -36,7 +36,7 @@ _HEIGHT, _TANK, _BAR, _GAP = 120, 60, 20, 8  # pixels
 _PAPER, _FRAME, _STOCK, _LIMIT = (244, 242, 236), (60, 62, 68), (88, 150, 196), (190, 60, 50)
 
 
-class Commons(StateFields):
+class Commons(ForkableFields):
     """A vectorized environment of `n_envs` common-pool resource games.
 
     **Month.** A step. All players choose how much to take, at once. If they want more than the stock, it is shared out

@@ -17,7 +17,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Parameter, ParameterSpace
-from llmrl.core.state_fields import StateFields
+from llmrl.core.state_fields import ForkableFields
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs import mechanism_text
 from llmrl.envs.env_errors import guarded
@@ -105,7 +105,7 @@ _LEVER, _WORKING_LEVER = (150, 150, 150), (214, 164, 32)
 _DOOR_CLOSED, _DOOR_OPEN, _START = (150, 60, 50), (70, 160, 90), (120, 150, 190)
 
 
-class EscapeRoom(StateFields):
+class EscapeRoom(ForkableFields):
     """A vectorized environment of `n_envs` escape rooms.
 
     **World.** Places 0 .. n_levers - 1 are levers, then the door, then the start. Every place can be reached from every

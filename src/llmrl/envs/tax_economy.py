@@ -18,7 +18,7 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
-from llmrl.core.state_fields import StateFields
+from llmrl.core.state_fields import ForkableFields
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.tax_citizens import FULL_TIME, MAX_HOURS, Citizens, Wages, yearly_income
@@ -79,7 +79,7 @@ class TaxEconomySettings:
             raise ConfigError(f"env.max_rate={self.max_rate:g} must be in (0, 1]")
 
 
-class TaxEconomy(StateFields):
+class TaxEconomy(ForkableFields):
     """A vectorized environment of `n_envs` economies with `n_agents` workers each.
 
     **World.** A worker has a wage, drawn for each episode (`skills=drawn`), or that of its quantile

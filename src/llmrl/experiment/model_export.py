@@ -39,7 +39,7 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
     if not merge:
         if not adapter.is_dir():
             raise ConfigError(
-                f"{run} has no adapter: it is not finished, or did not train one (llm.learn.tune=lora, agent.tune=lora). "
+                f"{run} has no adapter: it is not finished, or trained none (llm.learn.tune=lora, agent.tune=lora). "
                 "Use --merge for a run that trained all weights"
             )
         if out is None:

@@ -11,7 +11,7 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
-from llmrl.loops.independent_games import begin_games
+from llmrl.loops.continuations import EpisodeGroups
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
@@ -71,8 +71,10 @@ class LearnLoop:
         self.collector = Collector(
             self.env, self.agent.policy, parts.device, parts.teacher_channels, begin, parts.observers
         )
-        self.group_size = self.agent.group_size if isinstance(self.agent, ComparesEpisodes) else None
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
+        self.groups: EpisodeGroups | None = None
+        if isinstance(self.agent, ComparesEpisodes) and self.agent.group_size is not None:
+            self.groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
         interval = settings.trajectory_interval
@@ -82,10 +84,10 @@ class LearnLoop:
 
     def plan(self) -> list[tuple[str, str]]:
         steps = self.updates * self.rollout_steps * self.env.spec.n_envs
-        if self.group_size is not None:
+        if self.groups is not None:
             games = self.env.spec.n_envs
             return [
-                ("  updates", f"{self.updates:,} or more, of {games:,} episodes in groups of {self.group_size}"),
+                ("  updates", f"{self.updates:,} or more, of {games:,} episodes in groups with equal starts"),
                 ("environment steps", f"{self.settings.env_steps:,}"),
             ]
         return [
@@ -106,12 +108,12 @@ class LearnLoop:
                 yield self._row("probe", self.probes.metrics())
         writers = [self.episodes, *([] if self.trajectories is None else [self.trajectories])]
         total = self.settings.env_steps
-        if self.group_size is None:
+        if self.groups is None:
             total = self.updates * self.rollout_steps * games
         with (
             run.progress(total, "steps", "learn", self.env_steps) as progress,
             self.collector.observed(
-                *writers, StepProgress(progress, games) if self.group_size is None else EpisodeStepProgress(progress)
+                *writers, StepProgress(progress, games) if self.groups is None else EpisodeStepProgress(progress)
             ),
         ):
             while not self.is_complete:
@@ -152,25 +154,14 @@ class LearnLoop:
         seeds = self.seeds.child("iteration").child(self.iteration)
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
         with self._saved(run):
-            if self.group_size is not None:
-                starts = [seeds.child("start").integer(i // self.group_size) for i in range(self.env.spec.n_envs)]
-                yield from begin_games(self.collector, starts, seeds.integer("start"))
-            # Groups of episodes are complete; other rollouts end anywhere, and the next one continues their games.
-            is_grouped = self.group_size is not None
-            rollout = yield PlaySteps(
-                collector=self.collector,
-                steps=self.rollout_steps,
-                actions=actions,
-                learn=not is_grouped,
-                restart=not is_grouped,
-            )
+            if self.groups is not None:
+                rollout, n_steps = yield from self.groups.play(seeds)
+            else:
+                rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)
+                n_steps = self.rollout_steps * self.env.spec.n_envs
             [metrics] = yield Update(agents=[self.agent], rollout=rollout, minibatches=minibatches, stacked=False)
         self.iteration += 1
-        self.env_steps += (
-            sum(episode.length for episode in rollout.episodes)
-            if is_grouped
-            else self.rollout_steps * self.env.spec.n_envs
-        )
+        self.env_steps += n_steps
         # Which episodes end in a rollout depends on their lengths, so curves use the file of training episodes instead.
         metrics |= summarize(rollout.episodes, "episode")
         metrics |= {} if self.meter is None else self.meter.metrics()

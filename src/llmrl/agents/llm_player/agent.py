@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +24,7 @@ from llmrl.llms.images import image_tokens
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from llmrl.core.protocols import VecEnv
@@ -55,7 +57,8 @@ class LLMPlayer:
         has_principal: whether a principal governs the agent.
 
     Attributes:
-        group_size: number of episodes with equal starts that the learner compares; None: the model does not learn.
+        group_size, n_continuations, gamma: settings of the learner (`ComparesEpisodes`); `group_size` is None without
+            one.
         carried: what is passed on from an episode to the next one of the same game: "last_episode", "lessons", or
             nothing. If anything is, episodes depend on one another and on the number of parallel games.
 
@@ -113,10 +116,12 @@ class LLMPlayer:
         self._learner = llm.learner if isinstance(llm, ChatClient) else None
         self.learns, trajectories = self._learner is not None, None
         self.group_size: int | None = None
+        self.n_continuations, self.gamma = 0, 1.0
         if self._learner is not None:
             if has_principal:
                 raise ConfigError("llm/learn does not support a principal; use principal=none or llm/learn=none")
             self.group_size = self._learner.group_size
+            self.n_continuations, self.gamma = self._learner.n_continuations, self._learner.gamma
             if spec.n_envs % self.group_size:
                 raise ConfigError(
                     f"env.n_envs={spec.n_envs} must be a multiple of llm.learn.group_size={self.group_size}, the "
@@ -126,6 +131,15 @@ class LLMPlayer:
         self._trajectories = trajectories
         self.policy = LLMPolicy(spec, llm, settings, content, trajectories)
         self.carried = self.policy.carried
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return the context of continuations, whose replies are not learned from."""
+        return nullcontext() if self._trajectories is None else self._trajectories.paused()
+
+    def set_values(self, values: np.ndarray) -> None:
+        """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
+        if self._trajectories is not None:
+            self._trajectories.set_values(values)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics (`learn/...`)."""

@@ -51,6 +51,10 @@ class Games(Protocol):
         """
         ...
 
+    def reseed(self, seeds: np.ndarray) -> None:
+        """Draw the further random numbers of each game from a new generator; `seeds` [n] int64."""
+        ...
+
     def render(self, index: int) -> np.ndarray:
         """Return a frame of one game, [height, width, 3] uint8."""
         ...

@@ -11,7 +11,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import Observation, Step
+from llmrl.core.records import Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
@@ -215,6 +215,11 @@ class GymnasiumEnv(ReplayableEnv):
         from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 
         return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._criterion), workers)
+
+    def fork(self, state: State, seed: int) -> None:
+        self.load_state_dict(state)
+        seeds = Seeds(seed).child("fork")
+        self._games.reseed(np.array([seeds.integer(i) for i in range(self.spec.n_envs)], dtype=np.int64))
 
     def close(self) -> None:
         self._games.close()

@@ -214,6 +214,12 @@ class NativeEnv:
             "report": None if self._report is None else self._report.state_dict(),
         }
 
+    def fork(self, state: SavedState, seed: int) -> None:
+        self.load_state_dict(state)
+        n = self.spec.n_envs
+        self._keys[:] = game_keys(np.full(n, seed, dtype=np.int64), np.arange(n), self._episodes)
+        self._update_device_copies()
+
     def load_state_dict(self, state: SavedState) -> None:
         if state["state"] is not None and tuple(state["state"]["pos"].shape) != self._shape:
             raise CheckpointError(

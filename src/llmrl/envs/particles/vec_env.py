@@ -12,13 +12,13 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.core.state_fields import StateFields
+from llmrl.core.state_fields import ForkableFields
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import DARK, Scenario
 
 
-class ParticlesEnv(StateFields):
+class ParticlesEnv(ForkableFields):
     """A vectorized environment of `n_envs` games of a scenario (`simple_spread`, ...).
 
     **Agents** are in the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good

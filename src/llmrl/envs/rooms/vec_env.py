@@ -13,7 +13,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.state_fields import StateFields
+from llmrl.core.state_fields import ForkableFields
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.rooms import grid_rendering
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
@@ -27,7 +27,7 @@ CODES = (11, 6, 3, 5)
 agent)."""
 
 
-class RoomsEnv(StateFields):
+class RoomsEnv(ForkableFields):
     """A vectorized environment of `n_envs` games with one agent each.
 
     **Actions.** Those of MiniGrid: left, right, forward, pickup, drop, toggle, done (which does nothing).

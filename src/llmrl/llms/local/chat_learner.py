@@ -19,10 +19,12 @@ class ChatLearner(Protocol):
     """Learner of a local chat model.
 
     Attributes:
-        group_size: number of episodes with equal starts that are compared.
+        group_size, n_continuations, gamma: see `llmrl.core.protocols.ComparesEpisodes`.
     """
 
     group_size: int
+    n_continuations: int
+    gamma: float
 
     def update(self, trajectories: Sequence[Any], generator: torch.Generator) -> dict[str, float]:
         """Train on trajectories of replies with their rewards; return metrics."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmrl.envs.gym.batched.arrays import ArrayGames, BufferedRandom, choices
+from llmrl.envs.gym.batched.generators import generators
 from llmrl.envs.gym.batched.transition_table import TransitionTable
 
 
@@ -51,6 +52,10 @@ class TabularGames(ArrayGames):
             self._draws.start(indices, sources)
         self._action[indices] = -1
         self._update_infos()
+
+    def reseed(self, seeds: NDArray[np.int64]) -> None:
+        if self._draws is not None:
+            self._draws.start(np.arange(self.n), generators(seeds))
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         table, action = self.table, choices(actions, self.table.n_actions)

@@ -1,0 +1,94 @@
+"""Groups of episodes with equal starts, and values of their states from independent continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import Agent, ComparesEpisodes, Forkable
+from llmrl.core.records import State
+from llmrl.core.rollouts import Rollout
+from llmrl.core.seeding import Seeds
+from llmrl.loops.compute_requests import Begin, PlaySteps, Requests
+from llmrl.loops.independent_games import begin_games
+from llmrl.rollout.collector import Collector
+
+
+class EpisodeGroups:
+    """Player of one episode in each game, in groups of games that start equally.
+
+    Args:
+        collector: games of the run.
+        agent: agent that learns from groups of episodes.
+        max_steps: maximum number of steps of an episode; episodes that take longer are not learned from.
+
+    Raises:
+        ConfigError: the agent needs values of states, and the environment cannot be forked.
+    """
+
+    def __init__(self, collector: Collector, agent: Agent, max_steps: int) -> None:
+        assert isinstance(agent, ComparesEpisodes) and agent.group_size is not None
+        self.collector, self.max_steps = collector, max_steps
+        self._agent, self._compares, self._group_size = agent, agent, agent.group_size
+        self._env: Forkable | None = None
+        if agent.n_continuations:
+            if not isinstance(collector.env, Forkable) or not collector.spec.deterministic:
+                raise ConfigError(
+                    f"llm.learn.advantage=replay continues games from their saved states, which env="
+                    f"{collector.spec.name} does not support; use episode, turn or anchor"
+                )
+            self._env = collector.env
+
+    def play(self, seeds: Seeds) -> Requests[tuple[Rollout, int]]:
+        """Play one episode in each game.
+
+        Args:
+            seeds: seed tree of the starts, actions and continuations.
+
+        Returns:
+            The rollout with the finished episodes, and the number of environment steps, summed over games and
+            continuations.
+        """
+        n = self.collector.spec.n_envs
+        starts = [seeds.child("start").integer(i // self._group_size) for i in range(n)]
+        yield from begin_games(self.collector, starts, seeds.integer("start"))
+        if self._env is None:
+            rollout = yield self._steps(self.max_steps, seeds.integer("actions"))
+            return rollout, sum(episode.length for episode in rollout.episodes)
+        states: list[State] = []
+        rollouts: list[Rollout] = []
+        while len(rollouts) < self.max_steps:
+            state = {"games": self.collector.state_dict(), "agent": self._agent.policy.state_dict()}  # type: ignore[attr-defined]
+            rollout = yield self._steps(1, seeds.child("actions").integer(len(rollouts)))
+            if not len(rollout.reward):  # all games have ended
+                break
+            states.append(state)
+            rollouts.append(rollout.copy())
+        episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+        values, n_steps = yield from self._values(states, seeds.child("continuations"))
+        self._compares.set_values(values)
+        return replace(rollouts[-1], episodes=episodes), n_steps + sum(episode.length for episode in episodes)
+
+    def _values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
+        """Return mean discounted returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
+        assert self._env is not None
+        values, n_steps = [], 0
+        with self._compares.unrecorded(), self.collector.unobserved():
+            for t, state in enumerate(states):
+                returns = []
+                for k in range(self._compares.n_continuations):
+                    yield Begin(self.collector, state=state["games"])
+                    self._env.fork(state["games"]["env"], seeds.child(t).integer(k))
+                    self._agent.policy.load_state_dict(state["agent"])  # type: ignore[attr-defined]
+                    rollout = yield self._steps(self.max_steps - t, seeds.child(t).child("actions").integer(k))
+                    reward = rollout.reward.cpu().numpy()
+                    returns.append(np.tensordot(self._compares.gamma ** np.arange(len(reward)), reward, 1))
+                    n_steps += sum(episode.length - t for episode in rollout.episodes)
+                values.append(np.mean(returns, axis=0))
+        return np.array(values), n_steps
+
+    def _steps(self, steps: int, seed: int) -> PlaySteps:
+        return PlaySteps(collector=self.collector, steps=steps, actions=[seed], learn=False, restart=False)
