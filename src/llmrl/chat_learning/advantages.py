@@ -41,7 +41,7 @@ def episode_advantages(reward: Floats, trajectory: Ints, group: Ints) -> Floats:
         group: index of the group of each turn, [n_turns].
     """
     episodes, first, episode = np.unique(trajectory, return_index=True, return_inverse=True)
-    returns = np.bincount(episode, reward, minlength=len(episodes))
+    returns: Floats = np.bincount(episode, reward, minlength=len(episodes)).astype(np.float64)
     return _centered(returns, group[first])[episode]
 
 
@@ -128,4 +128,6 @@ def _centered(values: Floats, *keys: Ints) -> Floats:
     """Return values minus the mean of the values whose `keys` are all equal, [n]."""
     _, cell = np.unique(np.stack(keys), axis=1, return_inverse=True)
     cell = cell.reshape(-1)
-    return values - (np.bincount(cell, values) / np.bincount(cell))[cell]
+    means = np.bincount(cell, values) / np.bincount(cell)
+    centered: Floats = values - means[cell]
+    return centered

@@ -19,7 +19,7 @@ BATCH = 32
 _MAX_DRAWS = 200
 """Maximum number of draws until a reply is legal."""
 
-Dialogue = tuple[tuple[Mapping[str, str], ...], str]
+Exchange = tuple[tuple[Mapping[str, str], ...], str]
 """Messages of a question, and the reply to it."""
 
 
@@ -29,13 +29,13 @@ class RandomLegalChat:
     label = "random legal replies"
 
     def __init__(self) -> None:
-        self.dialogues: list[Dialogue] = []
+        self.exchanges: list[Exchange] = []
         self._numbers = itertools.count()
 
     def chat(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
         """Return a legal reply to each request."""
         replies = [self._legal_reply(request) for request in requests]
-        self.dialogues += [(request.messages, reply) for request, reply in zip(requests, replies, strict=True)]
+        self.exchanges += [(request.messages, reply) for request, reply in zip(requests, replies, strict=True)]
         return [ChatReply(reply) for reply in replies]
 
     def _legal_reply(self, request: ChatRequest) -> str:
@@ -70,17 +70,17 @@ class RandomLegalChat:
         return self.label
 
 
-def train_format(folder: Path, dialogues: Sequence[Dialogue], steps: int, learning_rate: float, seed: int) -> float:
-    """Train the chat model in `folder` on the replies of dialogues, and save it there.
+def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learning_rate: float, seed: int) -> float:
+    """Train the chat model in `folder` on the replies of exchanges, and save it there.
 
     The loss is the mean negative log-probability of the tokens of replies; prompts are not learned.
 
     Args:
         folder: folder with model and tokenizer.
-        dialogues: questions with their replies.
+        exchanges: questions with their replies.
         steps: number of steps of Adam.
         learning_rate: learning rate, > 0.
-        seed: seed of the order of dialogues.
+        seed: seed of the order of exchanges.
 
     Returns:
         Loss of the last step, nats per token.
@@ -94,8 +94,8 @@ def train_format(folder: Path, dialogues: Sequence[Dialogue], steps: int, learni
 
     tokenizer = load_tokenizer(str(folder), None)
 
-    def encode(dialogue: Dialogue) -> TokenSequence:
-        messages, reply = dialogue
+    def encode(exchange: Exchange) -> TokenSequence:
+        messages, reply = exchange
         texts: list[dict[str, Any]] = [{"role": m["role"], "content": m["content"]} for m in messages]
         prompt = tokenizer.apply_chat_template(texts, tokenize=False, add_generation_prompt=True)
         prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
@@ -103,7 +103,7 @@ def train_format(folder: Path, dialogues: Sequence[Dialogue], steps: int, learni
         positions = np.arange(len(ids)) + len(prompt_ids)
         return TokenSequence((*prompt_ids, *ids), positions, np.zeros_like(positions), np.zeros(len(ids), np.float32))
 
-    sequences = [encode(dialogue) for dialogue in dialogues]
+    sequences = [encode(exchange) for exchange in exchanges]
     threads = torch.get_num_threads()
     # The order of sums depends on the number of threads, and the model should depend on its seed only.
     torch.set_num_threads(1)

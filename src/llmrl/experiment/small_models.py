@@ -32,7 +32,7 @@ Config = Mapping[str, Any]
 
 _GAMES, _STEPS = 16, 100
 """Number of games, and steps of each, whose texts the tokenizer is built from."""
-_DIALOGUES = 2000
+_EXCHANGES = 2000
 """Number of replies from which a chat model learns their format."""
 
 
@@ -66,7 +66,7 @@ class SmallModels:
 
         It is a function of the settings of the model and the environment, and for a chat model also of the agent's.
         """
-        identity_fields = [kind, asdict(self._seeded(model)), _env(self._config)]
+        identity_fields: list[Any] = [kind, asdict(self._seeded(model)), _env(self._config)]
         if kind == "chat":
             identity_fields += [self._config["agent"], self._config.get("prompts")]
         identity = json.dumps(identity_fields, sort_keys=True, default=str)
@@ -192,16 +192,16 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> SmallMo
         generator = torch.Generator().manual_seed(shared.integer("actions"))
         for _ in range(_STEPS):
             collector.collect(1, generator, learn=False)
-            if len(chat.dialogues) >= _DIALOGUES:
+            if len(chat.exchanges) >= _EXCHANGES:
                 break
     finally:
         env.close()
-    system = dict.fromkeys(m["content"] for messages, _ in chat.dialogues for m in messages if m["role"] == "system")
+    system = dict.fromkeys(m["content"] for messages, _ in chat.exchanges for m in messages if m["role"] == "system")
     lines = [line for text in system for line in text.splitlines(keepends=True)]
-    texts = [text for messages, reply in chat.dialogues for text in (messages[-1]["content"], reply)]
+    texts = [text for messages, reply in chat.exchanges for text in (messages[-1]["content"], reply)]
     parameters = make_small_chat(folder, texts, lines, model, seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate
-    loss = train_format(folder, chat.dialogues, steps, learning_rate, seeds.integer("reading"))
+    loss = train_format(folder, chat.exchanges, steps, learning_rate, seeds.integer("reading"))
     log.info("the model has learned the format of replies: %.3g nats per token", loss)
     return SmallModelReport(parameters, len(set(texts)), None)
 

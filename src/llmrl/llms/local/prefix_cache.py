@@ -64,9 +64,10 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
     >>> common_length([[1, 2, 3], [1, 2, 4, 5]]), common_length([[1, 2]])
     (2, 1)
     """
-    shortest, longest = min(prompts), max(prompts)  # in lexicographic order; all others lie between the two
+    tokens = [list(prompt) for prompt in prompts]
+    first, last = min(tokens), max(tokens)  # in lexicographic order; all others lie between the two
     limit = min(len(prompt) for prompt in prompts) - 1
-    return next((i for i in range(limit) if shortest[i] != longest[i]), limit)
+    return next((i for i in range(limit) if first[i] != last[i]), limit)
 
 
 def _is_complete(cache: Any) -> bool:
