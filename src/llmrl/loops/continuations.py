@@ -73,7 +73,7 @@ class EpisodeGroups:
         return replace(rollouts[-1], episodes=episodes), n_steps + sum(episode.length for episode in episodes)
 
     def _values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
-        """Return mean discounted returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
+        """Return mean returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
         assert self._env is not None
         values, n_steps = [], 0
         with self._compares.unrecorded(), self.collector.unobserved():
