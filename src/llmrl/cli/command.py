@@ -56,14 +56,14 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     from llmrl.config.trust_options import guard_hydra
     from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
-    from llmrl.core.secrets import refuse_arguments
+    from llmrl.core.secrets import check_no_secrets_in_arguments
     from llmrl.core.terminal import guard_terminal
     from llmrl.experiment.repeat_run import repeat_arguments
 
     guard_terminal()
     keep_private()
     with ending(name):
-        refuse_arguments(sys.argv[1:])
+        check_no_secrets_in_arguments(sys.argv[1:])
         if print_information(name, config_name, sys.argv[1:]):
             return
         sys.argv[1:] = translate_arguments(repeat_arguments(name, sys.argv[1:]))

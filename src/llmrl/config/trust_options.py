@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
 from llmrl.config.option_file_checks import begin_composition, describe, guard_option_files
 from llmrl.core.errors import ConfigError
-from llmrl.core.secrets import protect_resolved
+from llmrl.core.secrets import register_resolved_variable
 from llmrl.core.trust import SHELL, Trust, is_never_trusted, user_file
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def _read_environment(variable: str, *default: Any) -> str | None:
     from omegaconf.resolvers import oc
 
     if variable in os.environ:
-        protect_resolved(variable)
+        register_resolved_variable(variable)
     return oc.env(variable, *default)
 
 

@@ -16,7 +16,7 @@ from llmrl.core.atomic_files import why
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
-from llmrl.core.secrets import redact_all
+from llmrl.core.secrets import redact_nested
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
 from llmrl.llms.stored_values import LINE, ValueReader, ValueWriter
@@ -208,7 +208,7 @@ class CallLog:
         """Append lines with redacted secrets, after a line break if the previous write was incomplete."""
         if not lines:
             return
-        text = "".join(f"{json.dumps(redact_all(line), ensure_ascii=False)}\n" for line in lines)
+        text = "".join(f"{json.dumps(redact_nested(line), ensure_ascii=False)}\n" for line in lines)
         # A line that a full disk has truncated is ended first.
         start, self._is_complete = "" if self._is_complete else "\n", False
         try:

@@ -23,7 +23,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder, open_file, read_bytes
 from llmrl.core.frames import save_video
 from llmrl.core.records import State
-from llmrl.core.secrets import redact_all
+from llmrl.core.secrets import redact_nested
 from llmrl.run.files import read_lines
 
 EPISODES = "episodes.jsonl"
@@ -164,7 +164,9 @@ class EpisodeFiles:
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Append a line in one write, so that a kill leaves at most one incomplete line."""
         create_folder(path.parent, self._folder.parent)
-        data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
+        data = memoryview(
+            (json.dumps(redact_nested(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+        )
         self._hashes.setdefault(path, hashlib.sha256()).update(data)
         with open_file(path, "ab", self._folder.parent) as file:
             while data:

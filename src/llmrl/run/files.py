@@ -11,7 +11,7 @@ from typing import Any
 from llmrl.core.atomic_files import replacing, why
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import find_link, read_bytes
-from llmrl.core.secrets import redact, redact_all
+from llmrl.core.secrets import redact, redact_nested
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -41,7 +41,7 @@ def write_json(path: Path, content: Any) -> None:
 
     Numbers that are not finite become null, arrays become lists. Raises RunFolderError as `write_atomic`.
     """
-    write_atomic(path, json.dumps(redact_all(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, json.dumps(redact_nested(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_script(path: Path, function: str, key: str, content: Any) -> None:
@@ -50,7 +50,7 @@ def write_script(path: Path, function: str, key: str, content: Any) -> None:
     A page opened from disk may load scripts, but no other files. The text is ASCII without `<`, so no content can end
     the script or a line of it.
     """
-    text = json.dumps([key, redact_all(_plain(content))], separators=(",", ":"), allow_nan=False)
+    text = json.dumps([key, redact_nested(_plain(content))], separators=(",", ":"), allow_nan=False)
     write_atomic(path, f"{function}(...{text});\n".replace("<", "\\u003c"))
 
 

@@ -36,7 +36,7 @@ from llmrl.core.errors import (
 )
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
-from llmrl.core.secrets import refuse, refuse_arguments
+from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments
 from llmrl.run import ownership, status
 from llmrl.run.artifacts import (
     CONFIG_NAME,
@@ -127,8 +127,8 @@ class Run:
         """
         run, options = cls(), options or RunOptions()
         overrides = list(overrides)
-        refuse(config)
-        refuse_arguments(overrides)
+        check_no_secrets(config)
+        check_no_secrets_in_arguments(overrides)
         run.seed, run.config, run.digest = seed, dict(config), options.digest or config_hash(config)
         private = config.get("private", True)
         folder = find_folder(root, name, run.digest, overrides, seed)

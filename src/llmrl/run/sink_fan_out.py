@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrl.core.errors import short_error
-from llmrl.core.secrets import redact, redact_all
+from llmrl.core.secrets import redact, redact_nested
 from llmrl.core.threads import daemon_thread
 from llmrl.run.sink import Ending, Opening, Row, Sink
 
@@ -41,7 +41,7 @@ class FanOut:
 
     def __init__(self, sinks: Mapping[str, Sink], opening: Opening, history: Callable[[], list[Row]]) -> None:
         opening = replace(
-            opening, config=redact_all(opening.config), hyperparameters=redact_all(opening.hyperparameters)
+            opening, config=redact_nested(opening.config), hyperparameters=redact_nested(opening.hyperparameters)
         )
         self._guards = [
             (_Background if sink.background else _Guard)(f"loggers.{name}", sink, opening, history)
@@ -78,7 +78,7 @@ class FanOut:
 
     def close(self, ending: Ending) -> None:
         """Close the sinks without a thread; the others begin to close. Further calls do nothing."""
-        ending = replace(ending, error=redact(ending.error), summary=redact_all(ending.summary))
+        ending = replace(ending, error=redact(ending.error), summary=redact_nested(ending.summary))
         for guard in self._guards:
             guard.close(ending)
 
