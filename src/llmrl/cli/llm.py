@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -331,7 +331,7 @@ def compose_keys(overrides: Sequence[str], config_dir: Path | None, keys: Sequen
     return with_typed_trust({key: plain[key] for key in keys}, overrides)
 
 
-@interruptible("llmrl-llm")
+@handle_interrupt("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
@@ -339,9 +339,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.display.console import print_rows, print_table
-    from llmrl.run.command_exit import ending
+    from llmrl.run.command_exit import exit_on_error
 
-    with ending("llmrl-llm"):
+    with exit_on_error("llmrl-llm"):
         if args.command == "check":
             checked = check(args.overrides, args.config_dir)
             print_rows("One request", checked)

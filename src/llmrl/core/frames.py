@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import remove, why
+from llmrl.core.atomic_files import describe_write_error, remove
 from llmrl.core.errors import ConfigError, RunFolderError
 
 log = logging.getLogger(__name__)
@@ -214,7 +214,7 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
         for path, target in zip(partial, paths, strict=True):
             path.replace(target)
     except OSError as error:
-        raise RunFolderError(f"cannot write the video {paths[0]}: {why(folder, error)}") from error
+        raise RunFolderError(f"cannot write the video {paths[0]}: {describe_write_error(folder, error)}") from error
     finally:
         for path in partial:
             remove(path)
@@ -256,7 +256,7 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500
                 break
         partial.replace(file)
     except OSError as error:
-        raise RunFolderError(f"cannot write the video {file}: {why(file.parent, error)}") from error
+        raise RunFolderError(f"cannot write the video {file}: {describe_write_error(file.parent, error)}") from error
     finally:
         remove(partial)
     return file

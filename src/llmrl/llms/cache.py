@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl.core.atomic_files import remove, why
+from llmrl.core.atomic_files import describe_write_error, remove
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import parse_record
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
@@ -140,7 +140,7 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
 
 
 def _cache_error(verb: str, path: Path, error: OSError) -> RunFolderError:
-    reason = why(path, error, "llm.cache_dir=<folder>")
+    reason = describe_write_error(path, error, "llm.cache_dir=<folder>")
     return RunFolderError(
         f"cannot {verb} the cache of replies {path}: {reason}. Choose another folder with llm.cache_dir=<folder>, or "
         "set llm.cache=off"

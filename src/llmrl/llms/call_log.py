@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
@@ -296,7 +296,7 @@ def _unknown_outcomes(path: Path) -> dict[str, str | None]:
 
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(f"cannot write the call log {path}: {why(path, error)}")
+    return RunFolderError(f"cannot write the call log {path}: {describe_write_error(path, error)}")
 
 
 def _append(path: Path, text: str, durably: bool = False) -> None:

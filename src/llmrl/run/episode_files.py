@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder, open_file, read_bytes
 from llmrl.core.frames import save_video
@@ -59,7 +59,7 @@ class EpisodeFiles:
         try:
             self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
         except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
+            raise RunFolderError(f"cannot write {self._folder}: {describe_write_error(self._folder, error)}") from error
 
     def step(self, episode: int, line: Mapping[str, Any]) -> None:
         """Append one player's step of an episode."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import find_link, read_bytes
 from llmrl.core.secrets import redact, redact_nested
@@ -24,16 +24,16 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
-    """Replace `path` by `content` atomically; `root` as in `replacing`.
+    """Replace `path` by `content` atomically; `root` as in `atomic_write`.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
     try:
-        with replacing(path, root) as file:
+        with atomic_write(path, root) as file:
             file.write(content)
     except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+        raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
 
 
 def write_json(path: Path, content: Any) -> None:

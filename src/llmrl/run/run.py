@@ -31,7 +31,7 @@ from llmrl.core.errors import (
     Interrupted,
     LLMError,
     RunFolderError,
-    keep_traceback,
+    save_traceback_path,
     short_error,
 )
 from llmrl.core.processes import ProcessGroup
@@ -435,7 +435,7 @@ class Run:
         try:
             if self.status.state == "failed":
                 write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))
-                keep_traceback(error, str(self.folder / TRACEBACK_NAME))
+                save_traceback_path(error, str(self.folder / TRACEBACK_NAME))
             self.status.write(self.folder)
         except RunFolderError as second:
             # A full disk must not hide the error that ended the run.

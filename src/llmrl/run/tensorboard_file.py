@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import remove, why
+from llmrl.core.atomic_files import describe_write_error, remove
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact, redact_nested
@@ -124,7 +124,9 @@ class EventFile:
         except OSError as error:
             if self._path.name == _UNPUBLISHED:
                 remove(self._path)
-            raise RunFolderError(f"cannot write the curves {self._path}: {why(self._path, error)}") from error
+            raise RunFolderError(
+                f"cannot write the curves {self._path}: {describe_write_error(self._path, error)}"
+            ) from error
 
 
 def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from llmrl.core.atomic_files import replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import plan_text
@@ -107,7 +107,7 @@ def write_table(path: Path, domain: str, about: str, plans: Mapping[str, Distrib
     rows = {sentence: {plan_text(plan): p for plan, p in plans[sentence]} for sentence in sorted(plans)}
     content: dict[str, Any] = {"domain": domain, "about": about, "plans": rows}
     try:
-        with replacing(path) as file:
+        with atomic_write(path) as file:
             file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
     except OSError as error:
-        raise RunFolderError(f"cannot write the plan table {path}: {why(path, error)}") from error
+        raise RunFolderError(f"cannot write the plan table {path}: {describe_write_error(path, error)}") from error

@@ -11,7 +11,7 @@ from typing import Any
 from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
 from llmrl.analysis.explorer.frames import write_sheets
 from llmrl.analysis.explorer.timeline import CHUNK, chunks, timeline
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.artifacts import read_config
@@ -51,7 +51,7 @@ def write_explorer(folder: Path, out: Path | None = None, tell: Callable[[str], 
     try:
         (out / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"cannot write the explorer {out}: {why(out, error, '--out')}") from error
+        raise RunFolderError(f"cannot write the explorer {out}: {describe_write_error(out, error, '--out')}") from error
     entries = []
     for i, record in enumerate(records):
         tell(f"explorer, run {i + 1:,} of {len(records):,}")
