@@ -130,7 +130,7 @@ class RoomsEnv(StateFields):
             streams[game // games_per_root].child(self.place[0] + game % group_size).numpy(int(self._drawn[game]))
             for game in games
         ]
-        self._world.begin(games, [self._task.draw(rng) for rng in numbers])
+        self._world.begin(games, [self._task.sample_layout(rng) for rng in numbers])
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
