@@ -28,7 +28,7 @@ from llmrl.run.ownership import Ownership
 from llmrl.run.run import Run
 from llmrl.run.status import read_status
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
-from llmrl.teachers.plan_tables import write_table
+from llmrl.teachers.plan_tables import save_plan_table
 
 ROOM = 200
 LONG = "x" * 10_000
@@ -56,7 +56,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "a checkpoint": lambda folder: CheckpointStore(folder).save(1, {"weights": torch.zeros(5000)}),
     "trajectories": lambda folder: TrajectoryFiles(folder).write(trajectories()),
     "a kept reply": keep_reply,
-    "a plan table": lambda folder: write_table(folder / "plans.json", "d", LONG, {}),
+    "a plan table": lambda folder: save_plan_table(folder / "plans.json", "d", LONG, {}),
     "a film": lambda folder: save_video(NOISE, folder, "film", 4.0),
 }
 

@@ -15,7 +15,7 @@ from llmrl.core.records import ChatReply, State
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plan_tables import write_table
+from llmrl.teachers.plan_tables import save_plan_table
 from llmrl.teachers.planners import Distribution, distribution
 from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
 
@@ -184,7 +184,7 @@ class LLMPlanner:
         if self.folder is not None:
             samples = self.settings.samples
             caption = f"Plans of {self.label}, {samples} samples for each state; none of those without a valid one."
-            write_table(self.folder / TABLE, self.domain.name, caption, self.known)
+            save_plan_table(self.folder / TABLE, self.domain.name, caption, self.known)
 
     def _parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
         skills, objects = self.domain.skills, self.domain.objects(sentence)

@@ -12,7 +12,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plan_tables import PlanTable, read_table
+from llmrl.teachers.plan_tables import PlanTable, load_plan_table
 from llmrl.teachers.planners import Distribution, distribution
 from llmrl.teachers.plans import UnknownSkill
 
@@ -78,7 +78,7 @@ class OfflinePlanner(StateFields):
             if self._table.find(sentence) is None:
                 raise ConfigError(
                     f"the plan table {self._name} has the row {pattern!r}, which matches no state: the interchangeable "
-                    f"words {', '.join(self._table.words)} must be written [1], [2], ... in the order of their "
+                    f"words {', '.join(self._table.interchangeable_words)} must be written [1], [2], ... in the order of their "
                     "appearance"
                 )
             self._known[sentence] = self._read(sentence)
@@ -119,10 +119,10 @@ class OfflinePlanner(StateFields):
 
 def _find(domain: Domain, table: str) -> PlanTable:
     if table not in (PUBLISHED, CORRECTED):
-        return read_table(Path(table).expanduser(), domain.name)
+        return load_plan_table(Path(table).expanduser(), domain.name)
     if domain.tables is None:
         raise ConfigError(
             f"no plan table is shipped for {domain.name}; give teacher.table=<plans.json of a run with teacher=llm>, "
             "or use teacher=llm or teacher=oracle"
         )
-    return read_table(Path(domain.tables), domain.name, corrected=table == CORRECTED)
+    return load_plan_table(Path(domain.tables), domain.name, corrected=table == CORRECTED)
