@@ -23,7 +23,7 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading import json_and_markup
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.object_parser import parse_json
+from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.reply_cleaning import MAX_REPLY_LENGTH, clean_reply, strip_control_characters
 from llmrl.llms.structured import read
@@ -48,12 +48,12 @@ class Preference(BaseModel):
 
 
 READERS = {
-    "model": lambda text: parse_json(text, Preference),
+    "model": lambda text: parse_object(text, Preference),
     "dollar": lambda text: parse_answer(text, VectorParser(["x", "y", "z"])),
     "numbers": lambda text: numbers(text, 1, 2),
     "several": lambda text: numbers(text, 2, 2),
     "grid": lambda text: parse_answer(text, VectorParser(["params[0]", "params[1]"], words=["left", "right"])),
-    "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), cut=True),
+    "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), truncated=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
     "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
     "arm": lambda text: read_reply(text, ARM, None),

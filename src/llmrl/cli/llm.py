@@ -142,7 +142,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     from llmrl.llms.hosted import HostedProvider
     from llmrl.llms.invalid_reply import InvalidReply
     from llmrl.llms.prompts import PromptFamily
-    from llmrl.llms.reading.object_parser import parse_json
+    from llmrl.llms.reading.object_parser import parse_object
     from llmrl.llms.structured import json_schema, read
 
     class Number(BaseModel):
@@ -169,7 +169,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     seconds = time.perf_counter() - start
     form = VALID_FORM
     try:
-        answer = read(reply, lambda completion: parse_json(completion.text, Number, completion.cut))
+        answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.cut))
         if answer.number != NUMBER:
             form = f"{VALID_FORM}, but with the number {answer.number} instead of {NUMBER}"
     except InvalidReply as fault:
@@ -199,11 +199,11 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 def _is_read(reply: ChatReply, model: type[BaseModel]) -> bool:
     """Return whether a reply holds an object of a type."""
     from llmrl.llms.invalid_reply import InvalidReply
-    from llmrl.llms.reading.object_parser import parse_json
+    from llmrl.llms.reading.object_parser import parse_object
     from llmrl.llms.structured import read
 
     try:
-        read(reply, lambda completion: parse_json(completion.text, model, completion.cut))
+        read(reply, lambda completion: parse_object(completion.text, model, completion.cut))
     except InvalidReply:
         return False
     return True

@@ -76,10 +76,10 @@ class OfflinePlanner(StateFields):
         examples = self._table.examples()
         for pattern, sentence in examples.items():
             if self._table.find(sentence) is None:
+                words = ", ".join(self._table.interchangeable_words)
                 raise ConfigError(
                     f"the plan table {self._name} has the row {pattern!r}, which matches no state: the interchangeable "
-                    f"words {', '.join(self._table.interchangeable_words)} must be written [1], [2], ... in the order of their "
-                    "appearance"
+                    f"words {words} must be written [1], [2], ... in the order of their appearance"
                 )
             self._known[sentence] = self._read(sentence)
         n_debates = sum(ANNOUNCED in pattern for pattern in examples)

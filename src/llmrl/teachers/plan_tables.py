@@ -50,7 +50,7 @@ class PlanTable:
     interchangeable_words: tuple[str, ...] = ()
 
     def find(self, sentence: str) -> Row | None:
-        """Return the row for `sentence`, with the words of the sentence in place of placeholders; None if there is none."""
+        """Return the row for `sentence`, with words in place of placeholders; None if there is none."""
         if not self.interchangeable_words:
             return self.rows.get(sentence)
         alternatives = "|".join(map(re.escape, self.interchangeable_words))
@@ -102,7 +102,7 @@ def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTab
         ) from error
     if content.domain != domain:
         raise ConfigError(
-            f"teacher.table={path} holds plans for {content.domain}, but the domain is {domain}; use a table for {domain}"
+            f"teacher.table={path} holds plans for {content.domain}, but the domain is {domain}; use one for it"
         )
     rows = content.plans | (content.corrected if corrected else {})
     for sentence, row in rows.items():

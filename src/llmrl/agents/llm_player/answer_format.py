@@ -211,7 +211,7 @@ class ContinuousAnswer:
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
-        self.question = VectorParser(self.names, bounds=bounds, wanted="action")
+        self.question = VectorParser(self.names, bounds=bounds, answer_name="action")
         self.question.kept = PLAN
         self.whole, self.decimals = np.array(numbers.whole), decimals
         kinds = ["a whole number " if is_integer else "" for is_integer in numbers.whole]
