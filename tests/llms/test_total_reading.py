@@ -117,8 +117,8 @@ def _check(text):
         try:
             answer = parse(text)
             assert read(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
-        except InvalidReply as fault:
-            answer = str(fault)
+        except InvalidReply as reason:
+            answer = str(reason)
             assert answer
         for words in texts_in(answer):
             assert words == strip_control_characters(words), name
@@ -291,7 +291,7 @@ def test_texts_are_cleaned_after_parsing():
 
 def asker(parse, path, model, **options):
     client = chat_client(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
-    return StructuredQuery(client, "test", parse, lambda fault: Prompt(f"wrong: {fault}"), None, 0), client
+    return StructuredQuery(client, "test", parse, lambda reason: Prompt(f"wrong: {reason}"), None, 0), client
 
 
 class Says(Echo):

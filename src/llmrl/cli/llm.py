@@ -127,7 +127,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
         # A batch may take a day; one request is sent without it.
         resources = RunResources({**config, "llm": {**config["llm"], "batch": False}}, build_model)
     if (model := resources.checked_model) is None:
-        raise ConfigError("llm=none is no model; choose one with llm=<option>")
+        raise ConfigError("llm=none is not a model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
 
 
@@ -259,7 +259,7 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     from llmrl.core.errors import ConfigError
 
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder")
+        raise ConfigError(f"{folder} is not a folder")
     runs = call_totals(folder)
     if not runs:
         raise ConfigError(f"no run in {folder} has called a language model (there is no llm_calls.jsonl)")

@@ -33,7 +33,7 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
     Height and width become even, because video codecs need even sizes.
 
     Raises:
-        ConfigError: `frame` is no such picture.
+        ConfigError: `frame` is not such a picture.
     """
     if frame.dtype != np.uint8 or frame.ndim != 3:
         raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")

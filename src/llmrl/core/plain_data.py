@@ -25,7 +25,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read, is a symbolic link, is larger than `LARGEST`, or is no JSON object; the
+        ValueError: the file cannot be read, is a symbolic link, is larger than `LARGEST`, or is not a JSON object; the
             message says why.
     """
     try:

@@ -166,10 +166,10 @@ class PromptFormat:
         text = self.write(middle, "A check of the format.")
         try:
             is_equal = np.allclose(self.read(text), middle)
-        except InvalidReply as fault:
+        except InvalidReply as error:
             raise ConfigError(
-                f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {fault}"
-            ) from fault
+                f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {error}"
+            ) from error
         if not is_equal:
             raise ConfigError(
                 f"replies in the form principal.reply={self.proposer.form.reply} are read as other numbers: {text}"

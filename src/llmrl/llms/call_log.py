@@ -39,7 +39,7 @@ Fate = Literal["refused", "lost"]
 class Verdict(NamedTuple):
     """Result of parsing the reply of the call with this `hash` and `time`.
 
-    `fault` describes what is wrong, "" if nothing is; `understood` is the parsed value.
+    `fault` is the reason why the reply is invalid, "" if it is valid; `understood` is the parsed value.
     """
 
     hash: str
@@ -253,7 +253,7 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_record(line: str | bytes) -> dict[str, Any] | None:
-    """Parse a line of a log; return None if it is no JSON object."""
+    """Parse a line of a log; return None if it is not a JSON object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -98,7 +98,7 @@ class OpenAICompatibleChat(HostedProvider):
         self._warn_if_unlisted(response)
 
     def _warn_if_unlisted(self, response: httpx.Response) -> None:
-        """Warn if the server's list lacks the model. This is no error, since some servers load models on demand."""
+        """Warn if the server's list lacks the model. This is not an error, since some servers load models on demand."""
         try:
             names = [str(entry["id"]) for entry in response.json()["data"]]
         except (ValueError, KeyError, TypeError):

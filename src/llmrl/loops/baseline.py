@@ -75,7 +75,7 @@ class BaselineLoop:
         if not isinstance(env, HasGymnasiumEnv) or not isinstance(env, SupportsEvaluator):
             raise Incompatible(
                 Misfit.ONE_GAME,
-                f"agent=sb3 cannot train on env={env.spec.name}, which is no environment of Gymnasium; choose env=gym",
+                f"agent=sb3 cannot train on env={env.spec.name}, which is not a Gymnasium environment; choose env=gym",
             )
         for name, is_set in {
             "episode_seeds": settings.episode_seeds != "fresh",

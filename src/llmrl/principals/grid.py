@@ -32,7 +32,7 @@ class Arms(Protocol):
         """Return the values of an arm, [d]."""
 
     def arm(self, vector: np.ndarray) -> int:
-        """Return the index of `vector`; raise ValueError if it is no arm."""
+        """Return the index of `vector`; raise ValueError if it is not an arm."""
 
 
 class ListedArms:

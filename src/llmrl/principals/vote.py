@@ -287,12 +287,12 @@ class VotePrincipal(StateFields):
             return parse_approvals(reply.text, options, reply.cut)
         return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
 
-    def _repair_vote(self, options: Sequence[str], fault: str) -> Prompt:
+    def _repair_vote(self, options: Sequence[str], reason: str) -> Prompt:
         approval = self.settings.rule == "approval"
-        return self.prompts.render("_repair_vote", fault=fault, options=options, approval=approval)
+        return self.prompts.render("_repair_vote", fault=reason, options=options, approval=approval)
 
-    def _repair_nomination(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
+    def _repair_nomination(self, reason: str) -> Prompt:
+        return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
 
 _APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")

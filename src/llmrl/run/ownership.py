@@ -271,8 +271,9 @@ def _parse(path: Path) -> Owner | None:
         return None
     except ValueError as error:
         raise RunFolderError(
-            f"{path} is no valid record of the process that uses this folder ({error}). If no process uses it, delete "
-            "that file and repeat the command, or start the run anew with rerun=true, which moves the old content aside"
+            f"{path} is not a valid record of the process that uses this folder ({error}). If no process uses it, "
+            "delete that file and repeat the command, or start the run anew with rerun=true, which moves the old content "
+            "aside"
         ) from error
 
 

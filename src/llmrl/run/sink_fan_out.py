@@ -121,7 +121,7 @@ class _Guard:
         self._opening, self._history = opening, history
         self.n_sent = self.n_rows = 0  # rows passed to the sink, and all rows so far
         self._next = 0  # number of the next row
-        self.fault = ""
+        self.error = ""
         self.closed = self.is_abandoned = False
 
     @property
@@ -147,17 +147,17 @@ class _Guard:
 
     def lacks(self) -> str | None:
         """Return a report on an incomplete sink; None if there is nothing to report."""
-        if not self.fault:
+        if not self.error:
             return None
         missing = self.n_rows - self.n_sent
         problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "was not closed properly"
-        return f"{problem}: {self.fault}"
+        return f"{problem}: {self.error}"
 
     def leave(self) -> None:
         """Abandon a sink that is not closed yet."""
         self.is_abandoned = True
         if self.busy:
-            self.fault = ""
+            self.error = ""
             self._try(lambda sink: sink.abandon())
 
     def _open(self, rows: Sequence[Row]) -> None:
@@ -175,7 +175,7 @@ class _Guard:
 
     def _try(self, call: Call) -> bool:
         """Call the sink unless it has failed; return whether the call succeeded."""
-        if self.fault:
+        if self.error:
             return False
         try:
             call(self.sink)
@@ -185,9 +185,9 @@ class _Guard:
         return True
 
     def _report_failure(self, error: BaseException) -> None:
-        self.fault = redact(short_error(error)) or type(error).__name__
+        self.error = redact(short_error(error)) or type(error).__name__
         if not self.is_abandoned:
-            log.warning("%s has failed: %s. The run continues%s", self.name, self.fault, self._consequence)
+            log.warning("%s has failed: %s. The run continues%s", self.name, self.error, self._consequence)
         log.debug("%s has failed", self.name, exc_info=error)
 
     _consequence = " without this sink"
@@ -264,11 +264,11 @@ class _Background(_Guard):
 
     def _send_backlog(self) -> None:
         """Reopen a sink that failed a while ago, or that lacks rows because it could not keep up."""
-        if self._has_backlog and not self.fault:
+        if self._has_backlog and not self.error:
             self._has_backlog = False
             self._report_failure(RuntimeError(f"it is more than {MAX_QUEUED:,} rows, texts and pictures behind"))
-        if self.fault and time.monotonic() >= self._retry_time and not self.closed:
-            self.fault, self._next = "", 0
+        if self.error and time.monotonic() >= self._retry_time and not self.closed:
+            self.error, self._next = "", 0
             self._open(self._history())
 
     def _report_failure(self, error: BaseException) -> None:
@@ -277,4 +277,4 @@ class _Background(_Guard):
         if self._failures == 1:
             super()._report_failure(error)
         else:
-            self.fault = redact(short_error(error)) or type(error).__name__
+            self.error = redact(short_error(error)) or type(error).__name__

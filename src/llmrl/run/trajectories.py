@@ -221,7 +221,7 @@ def _read(path: Path) -> Trajectories:
         raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
     names = [array_field.name for array_field in fields(Trajectories)]
     if lacking := [name for name in ("format", *names) if name not in arrays]:
-        raise RunFolderError(f"{path} is no file of trajectories: it has no array {lacking[0]!r}")
+        raise RunFolderError(f"{path} is not a file of trajectories: it has no array {lacking[0]!r}")
     if int(arrays["format"]) > FORMAT:
         raise RunFolderError(f"{path} is of a newer version ({int(arrays['format'])}) than this llmrl reads ({FORMAT})")
     lengths = {name: len(arrays[name]) for name in _columns()}

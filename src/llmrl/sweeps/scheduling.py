@@ -37,7 +37,7 @@ def scheduler_of(backend: str) -> Scheduler | None:
         return None
     backend_class = NOBODY.locate(backend, "queued.json: backend")
     if Backend not in getattr(backend_class, "__mro__", ()):
-        raise ConfigError(f"queued.json: backend={backend} is no backend")
+        raise ConfigError(f"queued.json: backend={backend} is not a backend")
     scheduler_class: type[Scheduler] | None = backend_class.scheduler
     return None if scheduler_class is None else scheduler_class()
 

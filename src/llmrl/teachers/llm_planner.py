@@ -172,7 +172,7 @@ class LLMPlanner:
                 self.unknown.pop(sentence, None)
                 continue
             times = self.unknown.get(sentence, (0, 0))[0]
-            # A failed call is no evidence about the state and costs nothing, so it causes no pause.
+            # A failed call is not evidence about the state and costs nothing, so it causes no pause.
             is_reachable = self.asker.unreached.isdisjoint(indices)
             self.unknown[sentence] = (times + 1, min(2**times, MAX_PAUSE) - 1) if is_reachable else (times, 0)
             logger.warning(
@@ -202,5 +202,5 @@ class LLMPlanner:
             horizon=self.horizon,
         )
 
-    def _repair(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, skills=self.domain.skills)
+    def _repair(self, reason: str) -> Prompt:
+        return self.prompts.render("_repair", fault=reason, skills=self.domain.skills)

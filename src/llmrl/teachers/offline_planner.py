@@ -100,20 +100,20 @@ class OfflinePlanner(StateFields):
                 raise ConfigError(f"{message}; add one, or set teacher.missing_state=fallback")
             logger.warning("%s; the plan is %s", message, ", ".join(map(str, self.domain.fallback)))
             return None
-        plans, faults = [], []
+        plans, reasons = [], []
         for text, probability in row:
             try:
                 plans.append((self.domain.read_plan(text, sentence), probability))
-            except UnknownSkill as fault:
+            except UnknownSkill as error:
                 if self._is_custom:  # the shipped tables are as published
                     raise ConfigError(
-                        f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {fault}"
-                    ) from fault
-                faults.append(str(fault))
-            except InvalidReply as fault:
-                faults.append(str(fault))
+                        f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {error}"
+                    ) from error
+                reasons.append(str(error))
+            except InvalidReply as error:
+                reasons.append(str(error))
         if not plans:
-            raise ConfigError(f"the plan table {self._name} has no valid plan for {sentence!r}: {'; '.join(faults)}")
+            raise ConfigError(f"the plan table {self._name} has no valid plan for {sentence!r}: {'; '.join(reasons)}")
         return distribution(plans)
 
 

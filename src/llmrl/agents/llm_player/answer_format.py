@@ -291,8 +291,8 @@ def read_reply(
     try:
         answer = parse_answer(text, answers.question, cut)
         action = answers.action(answer.answer, legal)
-    except InvalidReply as fault:
-        raise InvalidReply(f"{fault}; {answers.accepted_answers(legal)}") from None
+    except InvalidReply as error:
+        raise InvalidReply(f"{error}; {answers.accepted_answers(legal)}") from None
     reflection = " ".join(answer.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")

@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.gym.faults import check_rewards
+from llmrl.envs.gym.errors import check_rewards
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents

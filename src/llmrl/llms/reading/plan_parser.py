@@ -86,17 +86,17 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         if any(raw_step == TRUNCATION_MARKER for raw_step in steps):
             raise InvalidReply("the plan was cut off")
         valid_steps: list[Step] = []
-        fault = ""
+        error = ""
         for raw_step in steps[: self.max_steps]:
             step = self.step(raw_step, valid_steps[-1][1] if valid_steps else "")
             if isinstance(step, str):
-                fault = fault or step
+                error = error or step
                 if isinstance(step, _AbsentObject):
                     continue
                 break
             valid_steps.append(step)
         if not valid_steps:
-            raise InvalidReply(fault)
+            raise InvalidReply(error)
         return tuple(valid_steps)
 
     def parse_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
@@ -255,11 +255,11 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         if target is None:
             object_text = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
             objects = ", ".join(self.objects) or "none"
-            fault = (
+            error = (
                 f"the skill {name!r} needs an object of this state, and {object_text!r} is none; there are: {objects}"
             )
             is_invalid = normalize_name(object_text) in NO_OBJECT or self._is_ambiguous(rest)
-            return fault if is_invalid else _AbsentObject(fault)
+            return error if is_invalid else _AbsentObject(error)
         return name, target
 
     def _find_object(self, text: str) -> str | None:

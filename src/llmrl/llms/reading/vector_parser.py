@@ -149,19 +149,19 @@ class VectorParser(AnswerParser[np.ndarray]):
             return [numbers[i] for i in range(self.d)]
         if self.finder.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
             return self._parse_sequence([value[str(i)] for i in range(self.d)], depth)
-        fitting, faults = self._lists_in(value, depth)
+        fitting, errors = self._lists_in(value, depth)
         if len(fitting) > 1:
             raise InvalidReply("there are several different lists of numbers in one object")
         if fitting:
             return fitting[0]
-        if numbers or faults:
-            raise InvalidReply(self.finder.describe_missing(numbers) if numbers else faults[-1])
+        if numbers or errors:
+            raise InvalidReply(self.finder.describe_missing(numbers) if numbers else errors[-1])
         return None
 
     def _lists_in(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
         """Return the different lists under the names of lists in an object, and what is wrong with others."""
         fitting: list[list[float]] = []
-        faults: list[str] = []
+        errors: list[str] = []
         parameter_keys = [key for key in value if normalize_name(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
             name = normalize_name(key)
@@ -169,17 +169,17 @@ class VectorParser(AnswerParser[np.ndarray]):
                 continue
             is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
             if is_flat and name in LISTS and len(inner) != self.d:
-                faults.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
+                errors.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
                 numbers = self._parse_list(inner, depth + 1)
                 if self.d == 1 and name in LISTS and (number := self.finder.parse_value(inner)) is not None:
                     numbers = [number]
-            except InvalidReply as fault:
-                faults.append(str(fault))
+            except InvalidReply as error:
+                errors.append(str(error))
                 continue
             if numbers is not None and numbers not in fitting:
                 fitting.append(numbers)
-        return fitting, faults
+        return fitting, errors
 
     def _collect(self, value: Any, numbers: dict[int, float], depth: int) -> None:
         """Add the numbers under their names, nested up to four levels deep, to `numbers`."""

@@ -161,8 +161,8 @@ class PlanFinder:
             return []
         try:
             plan = self.step_parser.of_string(text)
-        except InvalidReply as fault:
-            return [CandidateAnswer(start, end, (), fault=str(fault))]
+        except InvalidReply as error:
+            return [CandidateAnswer(start, end, (), error=str(error))]
         return [CandidateAnswer(start, end, plan)] if plan else []
 
     def _labeled_plans(
@@ -199,7 +199,7 @@ class PlanFinder:
         if not line.strip() or (truncated and content_start + len(line) >= len(text.rstrip())):
             return []
         candidates = self._candidate(start, content_start + len(line), line.strip(" *`"))
-        return [candidate for candidate in candidates if not candidate.fault]
+        return [candidate for candidate in candidates if not candidate.error]
 
     def _plan(
         self, start: int, end: int, items: Sequence[str], form: int = 2
