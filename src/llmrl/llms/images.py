@@ -46,11 +46,11 @@ def encode_frame(frame: np.ndarray, side: int) -> str:
     """
     from PIL import Image
 
-    longest = max(frame.shape[:2])
-    if longest <= side:
-        image = Image.fromarray(enlarge(np.asarray(frame), frame.shape[0] * (side // longest)))
+    max_side = max(frame.shape[:2])
+    if max_side <= side:
+        image = Image.fromarray(enlarge(np.asarray(frame), frame.shape[0] * (side // max_side)))
     else:
-        height, width = (max(1, round(n * side / longest)) for n in enlarge(frame, 0).shape[:2])
+        height, width = (max(1, round(n * side / max_side)) for n in enlarge(frame, 0).shape[:2])
         image = Image.fromarray(frame).resize((width, height), Image.Resampling.BOX)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")

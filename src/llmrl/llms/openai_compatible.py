@@ -120,7 +120,7 @@ class OpenAICompatibleChat(HostedProvider):
             "stop": settings.stop,
             "reasoning_effort": settings.reasoning_effort,
             # OpenAI's protocol has no thinking budget, because servers count thoughts and answer in one limit.
-            "max_tokens": self.longest_reply,
+            "max_tokens": self.max_reply_tokens,
             "response_format": self._response_format(request),
         }
         body: dict[str, Any] = {

@@ -127,8 +127,8 @@ class ScriptedChat(Provider):
 
     @property
     def identity(self) -> dict[str, Any]:
-        longest = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **longest}
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **limit}
 
     @property
     def sees(self) -> bool:

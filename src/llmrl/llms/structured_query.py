@@ -184,7 +184,7 @@ class StructuredQuery(StateFields, Generic[T]):
             LLMError: not even the prompt without any history fits.
         """
         render = functools.cache(render)  # rendering long histories is slow
-        n_records = largest_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
+        n_records = max_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
         if n_records == n:
             return render(n)
         self.counters["trimmed_prompts"] += 1
@@ -226,7 +226,7 @@ def run_conversation(conversing: Conversation[R], chat: Callable[[Sequence[ChatR
         return value
 
 
-def largest_fitting(fits: Callable[[int], bool], n: int) -> int:
+def max_fitting(fits: Callable[[int], bool], n: int) -> int:
     """Return the largest k in 0 to n with `fits(k)`, by bisection of the monotonic `fits`; -1 if there is none."""
     if fits(n):
         return n

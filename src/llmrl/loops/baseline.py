@@ -142,7 +142,7 @@ class BaselineLoop:
             progress.advance(1)
             if len(returns) == self.block:
                 self._log(ask, returns, lengths)
-                progress.tell(self.returns[-1])
+                progress.show_result(self.returns[-1])
                 ask(SafePoint(0, lambda: initial_state))
             return len(self.returns) < self.blocks
 

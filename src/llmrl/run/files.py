@@ -98,7 +98,7 @@ def inside(folder: Path, *names: str) -> Path:
     return path
 
 
-def refuse_links(folder: Path, skipped: Sequence[str] = ()) -> None:
+def check_no_links(folder: Path, skipped: Sequence[str] = ()) -> None:
     """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_link`."""
     if (link := find_link(folder, skipped)) is not None:
         raise RunFolderError(f"{link} is a symbolic link, which is not followed; replace it by a copy, or remove it")

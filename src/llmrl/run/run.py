@@ -51,7 +51,7 @@ from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoint_timer import CheckpointTimer
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.config_hash import config_hash
-from llmrl.run.files import refuse_links, write_atomic, write_json
+from llmrl.run.files import check_no_links, write_atomic, write_json
 from llmrl.run.folder import find_folder, run_folder
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
@@ -200,7 +200,7 @@ class Run:
         assert self._ownership is not None
         if fresh:
             move_to_backup(self.folder)
-        refuse_links(self.folder, _LINKS_ALLOWED)
+        check_no_links(self.folder, _LINKS_ALLOWED)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.digest)

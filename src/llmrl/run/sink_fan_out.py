@@ -68,13 +68,13 @@ class FanOut:
         """Pass on a text that belongs to a row."""
         row, markdown = self._safe(row), redact(markdown)
         for guard in self._guards:
-            guard.tell(lambda sink: sink.text(row, tag, markdown))
+            guard.send(lambda sink: sink.text(row, tag, markdown))
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         """Pass on a picture or video that belongs to a row."""
         row = self._safe(row)
         for guard in self._guards:
-            guard.tell(lambda sink: sink.picture(row, tag, path))
+            guard.send(lambda sink: sink.picture(row, tag, path))
 
     def close(self, ending: Ending) -> None:
         """Close the sinks without a thread; the others begin to close. Further calls do nothing."""
@@ -137,7 +137,7 @@ class _Guard:
         self.n_rows = row.number + 1
         self._rows([row])
 
-    def tell(self, call: Call) -> None:
+    def send(self, call: Call) -> None:
         self._try(call)
 
     def close(self, ending: Ending) -> None:
@@ -212,24 +212,24 @@ class _Background(_Guard):
 
     def open(self, kept: Sequence[Row]) -> None:
         self.n_rows = len(kept)
-        self._put(lambda: self._open(kept))
+        self._enqueue(lambda: self._open(kept))
         self._thread.start()
 
     def row(self, row: Row) -> None:
         self.n_rows = row.number + 1
-        self._put(row)
+        self._enqueue(row)
 
-    def tell(self, call: Call) -> None:
+    def send(self, call: Call) -> None:
         def message() -> None:
             self._try(call)
 
-        self._put(message)
+        self._enqueue(message)
 
     def close(self, ending: Ending) -> None:
         if not self.closed:
             self.closed = True
-            self.tell(lambda sink: sink.close(ending))
-            self._put(None)
+            self.send(lambda sink: sink.close(ending))
+            self._enqueue(None)
 
     def lacks(self) -> str | None:
         if self.busy:
@@ -238,7 +238,7 @@ class _Background(_Guard):
             return f"{problem}: it did not answer in time"
         return super().lacks()
 
-    def _put(self, message: Row | Message | None) -> None:
+    def _enqueue(self, message: Row | Message | None) -> None:
         try:
             self._waiting.put_nowait(message)
         except queue.Full:

@@ -122,7 +122,7 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 unseen[folder] = unseen[folder] + 1 if launch_record.job_id not in queue.states else 0
                 if unseen[folder] >= _MAX_ABSENT_POLLS:
                     outcome = outcome_of(jobs[folder], pending.pop(folder), queues)
-                    progress.say(describe(outcome))
+                    progress.print_line(describe(outcome))
                     progress.update(len(submitted) - len(pending))
                     yield outcome
             watch.look(list(pending))

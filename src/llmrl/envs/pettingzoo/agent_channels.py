@@ -233,8 +233,8 @@ def _widest_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions |
     """Return the numbers of the longest action, with bounds that hold those of every agent."""
     if not numbers:
         return None
-    longest = max(numbers, key=lambda space: space.dim)
-    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(longest.dim))
-    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(longest.dim))
-    integral = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(longest.dim))
-    return ContinuousActions(longest.names, low, high, integral)
+    max_action = max(numbers, key=lambda space: space.dim)
+    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
+    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
+    integral = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
+    return ContinuousActions(max_action.names, low, high, integral)

@@ -86,7 +86,7 @@ class NameMatcher:
                     synonyms[phrase] |= owners
         self._exact = _certain(exact)
         self._other = {key: i for key, i in _certain(synonyms).items() if key not in exact}
-        self._longest = max((len(key) for key in (*self._exact, *self._other)), default=0)
+        self._max_length = max((len(key) for key in (*self._exact, *self._other)), default=0)
         self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in words(text)}
 
     def exact(self, text: str) -> int | None:
@@ -123,7 +123,7 @@ class NameMatcher:
             key, best = "", None
             for j in range(i, min(i + 8, len(spans))):
                 key += spans[j][0]
-                if len(key) > self._longest:
+                if len(key) > self._max_length:
                     break
                 index = self._exact.get(key, self._other.get(key))
                 if index is not None:
@@ -216,7 +216,7 @@ class NameMatcher:
         """Return mentions inside a run of characters of a script without spaces."""
         mentions, i = [], 0
         while i < len(run):
-            for length in range(min(self._longest, len(run) - i), 0, -1):
+            for length in range(min(self._max_length, len(run) - i), 0, -1):
                 key = run[i : i + length]
                 index = self._exact.get(key, self._other.get(key))
                 if index is not None:

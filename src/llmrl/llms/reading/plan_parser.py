@@ -14,7 +14,7 @@ from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reading.written_steps import SPLIT, PlanFinder, Step
 from llmrl.llms.reply_cleaning import to_ascii
 
-_LONGEST_STEP = 300
+_MAX_STEP_LENGTH = 300
 NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 
 _PLANS, _SKILLS, _OBJECTS = load_word_list("plans"), load_word_list("skills"), load_word_list("objects")
@@ -209,7 +209,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         return self._parse_step(f"{skill} <{target}>" if target else skill, skill, previous_object)
 
     def _parse_step(self, text: str, skill: str, antecedent: str) -> Step | str:
-        text = text[:_LONGEST_STEP]
+        text = text[:_MAX_STEP_LENGTH]
         text = (
             to_ascii(re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text))
             if "(" in text and not re.search(r"\w\(", text)
