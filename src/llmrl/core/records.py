@@ -48,8 +48,8 @@ class Step:
         observation: observation of the state reached, also for games that ended in this step (they wait for `reset`).
         reward: reward after the mechanism, from which agents learn, [n_envs, n_agents] float32.
         base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents] float32.
-        terminated: whether the game reached an end of its own, [n_envs] bool.
-        truncated: whether the game was cut at its horizon, [n_envs] bool.
+        terminated: whether the episode reached an end of its own, [n_envs] bool.
+        truncated: whether the episode was cut at its horizon, [n_envs] bool.
         info: per-step metrics named in `EnvSpec.per_step`, each [n_envs].
         reward_jacobian: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32;
             None unless `EnvSpec.has_reward_jacobian`.

@@ -75,9 +75,9 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     """Return a text that is equal for two runs if they may be rows of one process; None for a run without such rows.
 
     `reason_to_run_alone` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment,
-    agent and loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ. Runs
-    that learn or search by themselves may differ in everything. Hardware and variables of the process must be equal in
-    any case.
+    agent and loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ.
+    Runs that learn or search by themselves may differ in everything. Hardware and variables of the process must be
+    equal in any case.
 
     Args:
         config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.

@@ -73,7 +73,7 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     Args:
         id: Gymnasium's id.
         kwargs: arguments of the environment; they go before those that Gymnasium has registered.
-        horizon: steps after which a game is truncated; None: the number that Gymnasium has registered.
+        horizon: steps after which an episode is truncated; None: the number that Gymnasium has registered.
         n: games.
 
     Raises:
