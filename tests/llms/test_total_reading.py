@@ -117,8 +117,8 @@ def _check(text):
         try:
             answer = parse(text)
             assert read(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
-        except InvalidReply as reason:
-            answer = str(reason)
+        except InvalidReply as error:
+            answer = str(error)
             assert answer
         for words in texts_in(answer):
             assert words == strip_control_characters(words), name

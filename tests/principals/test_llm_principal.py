@@ -581,7 +581,7 @@ class TestConversation:
 
     def test_connection_error_skips_fallback(self):
         with FakeOpenAIServer() as server:
-            server.reasons += ["503"]
+            server.faults += ["503"]
             principal = self.principal(server)
             with pytest.raises(LLMError, match="503"):
                 principal.ask()[0]
