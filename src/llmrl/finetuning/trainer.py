@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import sync_folder, why
+from llmrl.core.atomic_files import describe_write_error, sync_folder
 from llmrl.core.errors import RunFolderError
 from llmrl.finetuning.training_job import TrainingJob
 from llmrl.llms.local.adapter import CONFIG, write_base
@@ -102,7 +102,7 @@ def save_adapter(model: Any, folder: Path, name: str, revision: str | None, file
         temporary.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        raise RunFolderError(f"cannot write the adapter to {folder}: {why(folder, error)}") from error
+        raise RunFolderError(f"cannot write the adapter to {folder}: {describe_write_error(folder, error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

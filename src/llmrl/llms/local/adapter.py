@@ -106,7 +106,7 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
     The adapter is not merged into the weights, because half precision would round part of it away.
 
     Raises:
-        LLMError: the adapter is missing or damaged, is no weight adapter, or belongs to another architecture.
+        LLMError: the adapter is missing or damaged, is not a weight adapter, or belongs to another architecture.
     """
     check_adapter(adapter)
     import torch
