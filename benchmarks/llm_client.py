@@ -25,7 +25,7 @@ from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog
 from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.reading.object_parser import parse_json
+from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.structured import json_schema
 
 PROMPT = "Generation 12: eat=0.25, clean=1, other=0 -> payoff -0.4375; trees 47.36.\n" * 110
@@ -66,7 +66,7 @@ class Proposal(BaseModel):
 
 
 def read(reply: ChatReply) -> Proposal:
-    return parse_json(reply.text, Proposal)
+    return parse_object(reply.text, Proposal)
 
 
 def requests(first: int, n: int) -> list[ChatRequest]:

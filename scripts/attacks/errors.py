@@ -539,7 +539,7 @@ def _(folder: Path) -> tuple[bool, str]:
     from llmrl.run.checkpoints import CheckpointStore
     from llmrl.run.files import write_atomic
     from llmrl.run.ownership import Ownership
-    from llmrl.teachers.plan_tables import write_table
+    from llmrl.teachers.plan_tables import save_plan_table
 
     disk = folder / "disk"
     disk.mkdir()
@@ -557,7 +557,7 @@ def _(folder: Path) -> tuple[bool, str]:
             lambda: write_atomic(disk / "keep", "x" * 9000),
             lambda: CheckpointStore(disk).save(1, {"w": torch.zeros(9000)}),
             lambda: Cache(disk).put("ab" * 32, {}, ChatRequest(()), ChatReply("x" * 9000)),
-            lambda: write_table(disk / "plans.json", "d", "x" * 9000, {}),
+            lambda: save_plan_table(disk / "plans.json", "d", "x" * 9000, {}),
             lambda: save_video(noise, disk, "film", 4.0),
             lambda: Ownership(disk),
         ]

@@ -209,7 +209,7 @@ def _in_a_file(name: str, says: str, environment: dict[str, str], **fields: Any)
 
 
 _in_a_file("oc.env", "llm.model reads", {"A_TOKEN": WORD}, model="${oc.env:A_TOKEN}")
-_in_a_file("an address with a password", "llm.base_url holds", {}, base_url=f"http://u:{WORD}@127.0.0.1:1/v1")
+_in_a_file("a URL with a password", "llm.base_url holds", {}, base_url=f"http://u:{WORD}@127.0.0.1:1/v1")
 _in_a_file("a key for api_key_env", "llm.api_key_env must", {}, api_key_env=KEY)
 
 

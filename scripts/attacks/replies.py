@@ -415,7 +415,7 @@ def _(folder: Path) -> tuple[bool, str]:
     question: Any = Shown()
     attempts = judge([question] * 3, ["[" * 9999, HUGE, "\ud800"], "step 1")
     metrics = judge.metrics()
-    held = all(a.vector is None and a.fault for a in attempts) and metrics["train/skipped_groups"] == 1
+    held = all(a.vector is None and a.error for a in attempts) and metrics["train/skipped_groups"] == 1
     return held, f"unread groups {metrics['train/skipped_groups']:.0f}, valid {metrics['train/valid_rate']:.0f}"
 
 

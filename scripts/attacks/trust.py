@@ -183,10 +183,10 @@ NAMED = {
     "the remover of llmrl-sweep": ("llmrl.sweeps.cleaning.remove", OUTSIDE),
     "a module that only begins like ours": ("llmrl_evil.Part", OUTSIDE),
     "a Cyrillic letter in the name": ("llmrl.\u0430gents.ppo_agent.PPOAgent", OUTSIDE),
-    "a name with a line break": ("evil.Part\n", "no dotted name"),
-    "the globals of a function": ("llmrl.teachers.teacher_factory.llm_teacher.__globals__", "no dotted name"),
+    "a name with a line break": ("evil.Part\n", "not the dotted name"),
+    "the globals of a function": ("llmrl.teachers.teacher_factory.llm_teacher.__globals__", "not the dotted name"),
     "Hydra's own instantiate": ("hydra.utils.instantiate", OUTSIDE),
-    "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "no part of llmrl"),
+    "a function of a package of parts": ("llmrl.llms.local.loading.load_model", "not part of llmrl"),
     "the ledger, which appends to any file": ("llmrl.llms.call_log.CallLog", OUTSIDE),
     "a private class of a part's module": ("llmrl.agents.sb3_agent._Enough", "sb3_agent._Enough"),
 }
@@ -285,7 +285,8 @@ def _(folder: Path) -> tuple[bool, str]:
 @attack("a log handler that is looked up by ext://", "refused")
 def _(folder: Path) -> tuple[bool, str]:
     text = "# @package _global_\nhydra: {job_logging: {handlers: {x: {class: logging.StreamHandler, stream: ext://evil.boom}}}}\n"
-    return refused(folder, trained(*options(folder, text), "experiment=nice"), "no logging that an option file")
+    ended = trained(*options(folder, text), "experiment=nice")
+    return refused(folder, ended, "not a logging setting that an option file")
 
 
 @attack("LD_PRELOAD for the run's processes", "refused")

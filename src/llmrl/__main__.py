@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 COMMANDS = {
     "train": ("llmrl.cli.train", "compose an experiment and run it, or a sweep of them"),
@@ -27,7 +27,7 @@ def main() -> None:
         sys.stdout.write(f"llmrl {__version__}\n")
     elif name in COMMANDS:
         sys.argv = [f"llmrl-{name}", *sys.argv[2:]]
-        with interruptible(sys.argv[0]):
+        with handle_interrupt(sys.argv[0]):
             import_module(COMMANDS[name][0]).main()
     else:
         lines = [f"  {command:<9} {does}" for command, (_, does) in COMMANDS.items()]

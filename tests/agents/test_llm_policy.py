@@ -320,7 +320,7 @@ class TestRefusals:
 def test_estimate_is_upper_bound():
     table = Table(Model(), n_agents=2, action_interval=4, repair_turns=1)
     estimate = table.agent.estimate(10, 5)
-    assert (estimate.calls, estimate.most_calls) == (3 * 5 * 2, 60)
+    assert (estimate.calls, estimate.max_calls) == (3 * 5 * 2, 60)
     # An action may become illegal at any step; a lesson is drawn for each episode that follows another one.
     table = Table(Model(), n_envs=2, mask=True, action_interval=4, lessons=1, repair_turns=0)
     estimate = table.agent.estimate(10, 5)

@@ -89,7 +89,7 @@ def test_totals(capsys, tmp_path):
     # The table folds long names.
     assert [row[0].rpartition("/")[2] for row in totals(tmp_path)[1]] == ["s0", "s1", "all"]
     code, text = call(capsys, "totals", str(tmp_path / "nowhere"))
-    assert code == 1 and "is no folder" in text
+    assert code == 1 and "is not a folder" in text
     (tmp_path / "empty").mkdir()
     assert "no run in" in call(capsys, "totals", str(tmp_path / "empty"))[1]
 

@@ -23,7 +23,7 @@ from llmrl.envs.env_errors import guarded
 from llmrl.experiment.parts import check_values
 from llmrl.experiment.run_job import compute as run_reporting
 from llmrl.results.run_records import read_run
-from llmrl.run.command_exit import ending
+from llmrl.run.command_exit import exit_on_error
 from shipped import settings_of
 
 SMALL = (
@@ -143,11 +143,11 @@ def test_unexpected_errors_give_single_message(
         (BudgetExhausted("all is spent"), 3, "all is spent"),
         (RunInUse("busy"), 4, "busy"),
     ):
-        with pytest.raises(SystemExit) as stop, ending("llmrl-test"):
+        with pytest.raises(SystemExit) as stop, exit_on_error("llmrl-test"):
             raise error
         stderr_text = capsys.readouterr().err
         assert stop.value.code == code and f"llmrl-test: {phrase}" in stderr_text and "Traceback" not in stderr_text
-    with pytest.raises(SystemExit) as stop, ending("llmrl-test"):
+    with pytest.raises(SystemExit) as stop, exit_on_error("llmrl-test"):
         raise KeyboardInterrupt
     assert stop.value.code == 130
 
@@ -288,4 +288,4 @@ def test_printer_is_used_everywhere() -> None:
     for path in [*(root / "cli").glob("*.py"), *(root.parent / "hydra_plugins").rglob("*.py")]:
         text = path.read_text()
         assert "{error}\\n" not in text or path.name == "command_exit.py", path
-    assert command.ending is ending
+    assert command.exit_on_error is exit_on_error

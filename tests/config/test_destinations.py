@@ -17,7 +17,7 @@ from llmrl.cli.sweep import main as sweep
 from llmrl.config.destinations import ORIGINS, destinations, with_approvals
 from llmrl.core.addresses import check_transport, is_loopback, origin_of
 from llmrl.core.errors import ConfigError
-from llmrl.core.secrets import MARK
+from llmrl.core.secrets import REDACTED
 from llmrl.core.trust import record_destinations, user_file
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.repeat_run import repeat_arguments
@@ -292,7 +292,9 @@ def test_redacts_preset_environment_variables(tmp_path, monkeypatch):
     assert {request["model"] for request in server.requests} == {password}
     output_files = [output_path for output_path in (tmp_path / "o").rglob("*") if output_path.is_file()]
     assert any(output_path.name == "config.yaml" for output_path in output_files)
-    assert MARK in next(output_path for output_path in output_files if output_path.name == "config.yaml").read_text()
+    assert (
+        REDACTED in next(output_path for output_path in output_files if output_path.name == "config.yaml").read_text()
+    )
     for output_path in output_files:
         assert password not in str(output_path) and password.encode() not in output_path.read_bytes()
 

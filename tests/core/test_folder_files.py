@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from llmrl.core.atomic_files import replacing
+from llmrl.core.atomic_files import atomic_write
 from llmrl.core.folder_files import create_folder, find_link, open_file, open_folder, read_bytes
 
 
@@ -70,12 +70,12 @@ def test_replacement_stays_below_root(tmp_path: Path) -> None:
     root.mkdir()
     outside.mkdir()
     (root / "link").symlink_to(outside)
-    with pytest.raises(OSError), replacing(root / "link" / "file", root) as file:
+    with pytest.raises(OSError), atomic_write(root / "link" / "file", root) as file:
         file.write(b"data")
     assert not list(outside.iterdir())
     (outside / "file").write_text("data")
     (root / "file").symlink_to(outside / "file")
-    with replacing(root / "file") as file:
+    with atomic_write(root / "file") as file:
         file.write(b"new")
     assert (outside / "file").read_text() == "data" and (root / "file").read_text() == "new"
     assert not (root / "file").is_symlink()

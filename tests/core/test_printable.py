@@ -210,7 +210,7 @@ def test_final_run_line(capsys):
     assert not find_sequences(describe(outcome)) and "\n" not in describe(outcome)
     progress = ProgressBar(1, "runs", "sweep", terminal=True)
     with progress:
-        progress.say(f"{FAKE}XYZ")
+        progress.print_line(f"{FAKE}XYZ")
     terminal_text = capsys.readouterr().err
     assert "XYZ" in terminal_text and FAKE[:9] not in terminal_text and "\u202e" not in terminal_text
 

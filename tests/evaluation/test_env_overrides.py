@@ -46,7 +46,7 @@ def test_error_names_incompatible_agents(trained_folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "'motor'"), ("engine={", "no YAML value")]
+    ("change", "message"), [("engine", "KEY=VALUE"), ("motor=1", "'motor'"), ("engine={", "not a YAML value")]
 )
 def test_ineffective_overrides(change: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -95,7 +95,7 @@ def test_world_fills_width():
 def test_small_video_is_not_cropped(tmp_path):
     rng = np.random.default_rng(0)
     frames = [rng.integers(0, 255, (120, 160, 3), dtype=np.uint8) for _ in range(120)]
-    file = save_small_video(frames, tmp_path / "a.webp", most=600_000)
+    file = save_small_video(frames, tmp_path / "a.webp", max_bytes=600_000)
     with Image.open(file) as film:
         assert film.n_frames <= 110 and film.size == (160, 120)
     assert file.stat().st_size <= 600_000 and not list(tmp_path.glob(".*"))

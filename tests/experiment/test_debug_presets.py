@@ -19,7 +19,7 @@ from llmrl.core.records import PolicyOutput, Step
 from llmrl.experiment.debug_tools import FiniteCheck
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts
-from llmrl.experiment.run_batching_key import Alone, why_alone
+from llmrl.experiment.run_batching_key import Alone, reason_to_run_alone
 from llmrl.run.metrics import MetricLog
 
 FAMILIES = {
@@ -83,7 +83,7 @@ def test_presets_compose_in_combination():
     assert combined.profile and combined.anomaly and combined.upper_limits and not combined.fixed_episode_seed
     for name in names("debug"):
         config = Experiment.compose("env=escape_room", "principal=ucb", f"+debug={name}").config
-        assert why_alone(config) == Alone.DEBUG
+        assert reason_to_run_alone(config) == Alone.DEBUG
 
 
 def test_profile_is_in_run_folder(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.run_batching_key import LEARNING_NUMBERS, Alone, row_gb, row_key, why_alone
+from llmrl.experiment.run_batching_key import LEARNING_NUMBERS, Alone, reason_to_run_alone, row_gb, row_key
 
 ROOM = ("env=escape_room", "principal=ucb", "design.references=0")
 
@@ -111,7 +111,7 @@ def test_learning_numbers_are_shared(first, second):
 )
 def test_reasons_for_separate_run(overrides, reason):
     candidate = config(*ROOM, *overrides)
-    assert why_alone(candidate) is reason and row_key(candidate) is None
+    assert reason_to_run_alone(candidate) is reason and row_key(candidate) is None
 
 
 LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuous", "agent=linear", "principal=random")
@@ -128,20 +128,20 @@ LEARNS, SEARCHES = ("env=escape_room", "agent=ppo"), ("env=mountain_car_continuo
 def test_independent_runs_share_batch_on_request(overrides, batch_options):
     """Use any agents: nothing is computed as one batch."""
     candidate = config(*overrides)
-    assert why_alone(candidate) is Alone.OWN and row_gb(candidate) is None
+    assert reason_to_run_alone(candidate) is Alone.OWN and row_gb(candidate) is None
     assert row_key(candidate) == row_key(config(*batch_options)) is not None
 
 
 def test_language_model_searches_wait_jointly():
     candidate = config("env=cartpole", "agent=linear", "principal=llm", "llm=scripted")
-    assert why_alone(candidate) is None and row_key(candidate) is not None
+    assert reason_to_run_alone(candidate) is None and row_key(candidate) is not None
 
 
 def test_available_gpu_is_used(monkeypatch):
     candidate = config(*ROOM, "hardware=local")
     for visible, reason in (("", None), ("0", Alone.GPU)):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert why_alone(candidate) is reason
+        assert reason_to_run_alone(candidate) is reason
 
 
 def test_pretrained_society_seeds_share_batch():

@@ -59,7 +59,7 @@ def test_folder_is_not_reference(text):
 
 @pytest.mark.parametrize("text", ["run:", "run:xyz", "latest:", "preset:", "run:123456789"])
 def test_rejects_invalid_references(text):
-    with pytest.raises(ConfigError, match="is no reference to a run"):
+    with pytest.raises(ConfigError, match="is not a reference to a run"):
         parse_reference(text)
 
 

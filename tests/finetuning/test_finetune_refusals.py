@@ -28,7 +28,7 @@ def test_dry_run_skips_playing(proposer, tmp_path, capsys):
     ("overrides", "error", "message"),
     [
         (["llm.model=/no/such/folder"], LLMError, "there is no folder /no/such/folder"),
-        (["env=escape_room", "agent=linear"], ConfigError, "no Gymnasium environment"),
+        (["env=escape_room", "agent=linear"], ConfigError, "not a Gymnasium environment"),
         (["dataset.trials=0"], ConfigError, "the dataset has no trials"),
         (["dataset=search", "dataset.runs=[/no/such]"], ConfigError, "dataset.runs.*proposals.jsonl"),
         (["dataset.examples=500"], ConfigError, r"dataset\.examples=500"),
@@ -62,7 +62,7 @@ def test_invalid_settings_raise_early(proposer, tmp_path, overrides, error, mess
         (["llm=local_scorer_causal"], "trains only a model with local weights"),
         (["principal=random"], "principal=llm"),
         (["agent=random"], "agent=.*RandomAgent"),
-        (["env=cleanup"], "no Gymnasium environment"),
+        (["env=cleanup"], "not a Gymnasium environment"),
     ],
 )
 def test_untunable_parts_raise(proposer, tmp_path, overrides, message):

@@ -199,7 +199,7 @@ def test_judge_shares_seeds_across_unique_vectors():
     assert [attempt.repeats for attempt in first] == [True, False, False, False, False]
     assert [len(attempt.returns) for attempt in first] == [4, 4, 0, 0, 4]
     assert first[1].value == first[4].value == 0.0
-    assert first[0].value == pytest.approx(-np.abs(repeated_vector - 1).sum()) and first[2].fault
+    assert first[0].value == pytest.approx(-np.abs(repeated_vector - 1).sum()) and first[2].error
     assert np.array_equal(first[0].history, [trial.value for trial in questions_[0].shown])
     assert judge(questions_, replies, "step 1") is first and len(plays.calls) == 1
     judge(questions_, replies, "step 2")

@@ -67,7 +67,7 @@ def question(family, spec):
         return BallotParser(spec["options"])
     if family == "player":
         bounds = [(number["low"], number["high"]) for number in spec["numbers"]]
-        return VectorParser([number["name"] for number in spec["numbers"]], bounds=bounds, wanted="action")
+        return VectorParser([number["name"] for number in spec["numbers"]], bounds=bounds, answer_name="action")
     if family == "planner":
         skills = [(skill["name"], skill["takes_object"]) for skill in spec["skills"]]
         return PlanParser(skills, spec["objects"], spec["max_steps"], spec["state"])

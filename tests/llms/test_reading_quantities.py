@@ -22,7 +22,7 @@ ROOM = VectorParser(
 )
 FISH = VectorParser(["quota", "fee"], bounds=[(0, 30), (0, 2)], question=VectorQuestion(turn=4))
 FEE = VectorParser(["fee"], bounds=[(0, 2)], question=VectorQuestion(turn=4))
-DRONE = VectorParser(["throttle", "turn"], bounds=[(0, 1), (-45, 45)], wanted="action")
+DRONE = VectorParser(["throttle", "turn"], bounds=[(0, 1), (-45, 45)], answer_name="action")
 LINE = VectorParser(
     [f"params[{i}]" for i in range(3)], bounds=[(-6, 6)] * 3, question=VectorQuestion(turn=4, tried=[[1, 2, 3]])
 )
@@ -367,5 +367,5 @@ def test_missing_numbers_message(question, reply, message):
 )  # fmt: skip
 def test_truncation_message(question, reply, message):
     with pytest.raises(InvalidReply) as invalid:
-        parse_answer(reply, question, cut=True)
+        parse_answer(reply, question, truncated=True)
     assert str(invalid.value) == message

@@ -109,7 +109,7 @@ def test_truncated_reply_is_equal_or_invalid(question, data):
     text = data.draw(st.sampled_from(["%s", f"<think>{DRAFT}</think>%s", "Well, %s"])).replace("%s", json.dumps(fields))
     end = data.draw(st.integers(0, len(text)))
     try:
-        parsed = parse_answer(text[:end], question, cut=True).answer
+        parsed = parse_answer(text[:end], question, truncated=True).answer
     except InvalidReply:
         return
     assert parsed.tolist() == answer if isinstance(parsed, np.ndarray) else parsed == answer
@@ -126,7 +126,7 @@ def test_thought_is_not_answer(question):
         with pytest.raises(InvalidReply):
             parse_answer(text.replace("%s", json.dumps(fields)), question)
     with pytest.raises(InvalidReply, match="thought"):
-        parse_answer(f"<think>{json.dumps(fields)}", question, cut=True)
+        parse_answer(f"<think>{json.dumps(fields)}", question, truncated=True)
 
 
 @given(CASES, CASES)

@@ -9,7 +9,7 @@ from experiments import only_run_folder, run
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.call_log import read_calls
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.object_parser import parse_json
+from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.scripted import REFUSAL
 from llmrl.llms.structured import json_schema
 from models import ask, scripted
@@ -101,7 +101,7 @@ class Plan(BaseModel):
 
 def test_structured_questions_get_valid_replies():
     requests = [ask(f"Step {i}", schema=json_schema(Plan)) for i in range(200)]
-    plans = [parse_json(reply.text, Plan) for reply in scripted().chat(requests)]
+    plans = [parse_object(reply.text, Plan) for reply in scripted().chat(requests)]
     assert {len(plan.steps) for plan in plans} == {2, 3, 4}
     assert {step.action for plan in plans for step in plan.steps} == {"left", "right", "stay"}
     assert {plan.count for plan in plans} == {4, 5} and {plan.reason is None for plan in plans} == {True, False}
@@ -110,7 +110,7 @@ def test_structured_questions_get_valid_replies():
 def test_repeats_are_reproducible_draws():
     def answers():
         requests = [ask("Where to?", schema=json_schema(Move))] * 30
-        return [parse_json(reply.text, Move).action for reply in scripted().chat(requests)]
+        return [parse_object(reply.text, Move).action for reply in scripted().chat(requests)]
 
     assert answers() == answers() and len(set(answers())) == 3
 

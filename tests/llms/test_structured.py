@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.object_parser import TextParser, parse_json
+from llmrl.llms.reading.object_parser import TextParser, parse_object
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured import json_schema
 
@@ -102,27 +102,27 @@ class TestJson:
             + "\n"
             + after
         )
-        answer = parse_json(text, Answer)
+        answer = parse_object(text, Answer)
         assert (answer.a, answer.b) == (a, b)
 
     @given(st.text(st.sampled_from('{}[]",:0123456789.eE-+ abnultrfs\\'), max_size=200))
     def test_text_parses_or_explains_error(self, text):
         try:
-            parse_json(text, Answer)
+            parse_object(text, Answer)
         except InvalidReply as error:
             assert str(error)
 
     def test_correction_overrides_previous_answer(self):
         text = '{"rate 1": 1, "b": 1} no, rather {"rate 1": 2, "b": 2}; as in {"c": 3}'
-        assert parse_json(text, Answer).b == 2
+        assert parse_object(text, Answer).b == 2
         with pytest.raises(InvalidReply, match="different answers"):
-            parse_json(text.replace("no, rather", "and"), Answer)
+            parse_object(text.replace("no, rather", "and"), Answer)
 
     @pytest.mark.parametrize(
         "text", ['{"Rate_1": 1, "B": 2}', '{"answer": {"rate 1": 1, "b": 2}}', '[{"rate1": 1, "b": 2}]']
     )
     def test_names_in_wrappers(self, text):
-        assert parse_json(text, Answer).b == 2
+        assert parse_object(text, Answer).b == 2
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -141,16 +141,16 @@ class TestJson:
     )
     def test_refusals_name_the_field(self, text, message):
         with pytest.raises(InvalidReply, match=message):
-            parse_json(text, Answer)
+            parse_object(text, Answer)
 
     def test_error_locates_json_fault(self):
         with pytest.raises(InvalidReply, match=r"line 2, column 1.*Expecting"):
-            parse_json('{"x": 1,\n]', Answer)
+            parse_object('{"x": 1,\n]', Answer)
 
     @pytest.mark.parametrize("text", ["{" * 200_000, '{"a":' * 20_000, '{"a": ' + "9" * 50_000 + "}"])
     def test_hostile_replies_end(self, text):
         with pytest.raises(InvalidReply):
-            parse_json(text, Answer)
+            parse_object(text, Answer)
 
     def test_schema_is_strict_at_all_depths(self):
         class Nested(BaseModel):

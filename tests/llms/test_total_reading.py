@@ -23,7 +23,7 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading import json_and_markup
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.object_parser import parse_json
+from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.reply_cleaning import MAX_REPLY_LENGTH, clean_reply, strip_control_characters
 from llmrl.llms.structured import read
@@ -48,12 +48,12 @@ class Preference(BaseModel):
 
 
 READERS = {
-    "model": lambda text: parse_json(text, Preference),
+    "model": lambda text: parse_object(text, Preference),
     "dollar": lambda text: parse_answer(text, VectorParser(["x", "y", "z"])),
     "numbers": lambda text: numbers(text, 1, 2),
     "several": lambda text: numbers(text, 2, 2),
     "grid": lambda text: parse_answer(text, VectorParser(["params[0]", "params[1]"], words=["left", "right"])),
-    "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), cut=True),
+    "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), truncated=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
     "choice": lambda text: read_reply(text, CHOICES, [True, False], reflect=True),
     "arm": lambda text: read_reply(text, ARM, None),
@@ -117,8 +117,8 @@ def _check(text):
         try:
             answer = parse(text)
             assert read(ChatReply(text), lambda reply, parse=parse: parse(reply.text)) is not None
-        except InvalidReply as fault:
-            answer = str(fault)
+        except InvalidReply as error:
+            answer = str(error)
             assert answer
         for words in texts_in(answer):
             assert words == strip_control_characters(words), name
@@ -291,7 +291,7 @@ def test_texts_are_cleaned_after_parsing():
 
 def asker(parse, path, model, **options):
     client = chat_client(model, Cache(path / "cache"), CallLog(path / FILE_NAME), **options)
-    return StructuredQuery(client, "test", parse, lambda fault: Prompt(f"wrong: {fault}"), None, 0), client
+    return StructuredQuery(client, "test", parse, lambda reason: Prompt(f"wrong: {reason}"), None, 0), client
 
 
 class Says(Echo):

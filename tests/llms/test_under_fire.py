@@ -22,7 +22,7 @@ from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.llms.reading.object_parser import parse_json
+from llmrl.llms.reading.object_parser import parse_object
 from llmrl.llms.retry import Retry
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
@@ -169,7 +169,7 @@ def test_questions_end_in_value_or_none(tmp_path):
         asker = StructuredQuery(
             chat,
             "test",
-            lambda reply: parse_json(reply.text, Number).number,
+            lambda reply: parse_object(reply.text, Number).number,
             lambda fault: Prompt(f"That is wrong: {fault}"),
             json_schema(Number),
             repair_turns=1,

@@ -17,8 +17,8 @@ from llmrl.principals.grid import (
     default_points,
     fitting_arms,
     fitting_points,
-    largest_points,
     listed_vectors,
+    max_points_per_axis,
 )
 from llmrl.principals.scan import ScanPrincipal
 from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
@@ -55,7 +55,7 @@ class TestGrid:
 
     @given(st.integers(1, 8), st.integers(1, 10**6))
     def test_largest_points(self, dim, arms):
-        n = largest_points(dim, arms)
+        n = max_points_per_axis(dim, arms)
         assert n**dim <= arms < (n + 1) ** dim
 
     @pytest.mark.parametrize(

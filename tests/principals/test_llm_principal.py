@@ -622,7 +622,7 @@ class TestMultipleProposals:
             context = i % 3
             principal.tell([result(ESCAPE_ROOM, vector, context, n=2) for vector in principal.ask(context, 3)])
         used = principal.llm.metrics()
-        assert estimate.calls == used["llm/calls"] == 18 and estimate.most_calls == 36
+        assert estimate.calls == used["llm/calls"] == 18 and estimate.max_calls == 36
         assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
 
 

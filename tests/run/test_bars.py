@@ -45,18 +45,18 @@ def test_run_bar_shows_objective_with_proposal(monkeypatch):
     monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
     with ProgressBar(100, "steps", "design", terminal=True) as progress:
         progress.update(40)
-        progress.tell(-3.25, "eat: 2.3, clean: 3")
+        progress.show_result(-3.25, "eat: 2.3, clean: 3")
         assert progress._bar is not None
         text = render(progress._bar)
         assert "design" in text and "40/100" in text and "objective -3.25 with eat: 2.3, clean: 3" in text
-        progress.tell(17.0)
+        progress.show_result(17.0)
         assert "return 17" in render(progress._bar) and "with" not in render(progress._bar)
 
 
 def test_markup_is_shown_as_text(monkeypatch):
     monkeypatch.setattr("llmrl.run.bars.drawing", lambda stream: io.StringIO())
     with ProgressBar(2, "steps", "design", terminal=True) as progress:
-        progress.tell(1.0, "[red]x\x1b[2J")
+        progress.show_result(1.0, "[red]x\x1b[2J")
         assert progress._bar is not None
         progress.table(("run",), [["[bold]y\x1b]0;z"]])
         text = render(progress._bar)
@@ -65,7 +65,7 @@ def test_markup_is_shown_as_text(monkeypatch):
 
 def test_line_replaces_bar_in_pipe(caplog):
     with caplog.at_level(logging.INFO), ProgressBar(10, "steps", "design", terminal=False) as progress:
-        progress.tell(0.5, "a: 1")
+        progress.show_result(0.5, "a: 1")
         assert str(progress).startswith("design 0/10 steps (0.0%)") and str(progress).endswith(
             "; objective 0.5 with a: 1"
         )
@@ -78,7 +78,7 @@ def test_status_contains_progress(tmp_path):
     with ProgressBar(
         10, "steps", "design", report=lambda n: setattr(status, "progress", n), terminal=False
     ) as progress:
-        progress.tell(2.0, "a: 1")
+        progress.show_result(2.0, "a: 1")
     status.write(tmp_path)
     stored_status = read_status(tmp_path)
     assert stored_status is not None and (stored_status.progress.value, stored_status.progress.proposed) == (
@@ -133,8 +133,8 @@ def test_packed_runs_rotate_in_line(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with RowsDisplay(2, every_s=0.0, terminal=False) as display:
         for _ in range(2):
-            display.tell("first", Numbers(1, 10, value=1.0, proposed="a: 1"))
-            display.tell("second", Numbers(1, 10, value=2.0, proposed="a: 2"))
+            display.update_row("first", Numbers(1, 10, value=1.0, proposed="a: 1"))
+            display.update_row("second", Numbers(1, 10, value=2.0, proposed="a: 2"))
     lines = stream.getvalue().splitlines()
     assert any("first: objective 1 with a: 1" in line for line in lines)
     assert any("second: objective 2 with a: 2" in line for line in lines)
@@ -144,9 +144,9 @@ def test_dependent_runs_show_stage(monkeypatch):
     """Their progress is that of the needed run, and does not count as theirs."""
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with RowsDisplay(2, every_s=0.0, terminal=False) as display:
-        display.tell("first", Numbers(9, 10), stage="pre-training")
-        display.tell("second", Numbers(1, 10))
-        display.tell("first", Numbers(3, 10))
+        display.update_row("first", Numbers(9, 10), stage="pre-training")
+        display.update_row("second", Numbers(1, 10))
+        display.update_row("first", Numbers(3, 10))
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("0 of 2 runs") and "pre-training 90%" in lines[0]
     assert "10.0%" in lines[1] and "pre-training 90%" in lines[1]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from full_disk import no_file_larger_than
-from llmrl.core.atomic_files import FULL, replacing, why
+from llmrl.core.atomic_files import DISK_FULL_ERRNOS, atomic_write, describe_write_error
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.frames import save_video
 from llmrl.core.records import ChatReply, ChatRequest
@@ -28,7 +28,7 @@ from llmrl.run.ownership import Ownership
 from llmrl.run.run import Run
 from llmrl.run.status import read_status
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
-from llmrl.teachers.plan_tables import write_table
+from llmrl.teachers.plan_tables import save_plan_table
 
 ROOM = 200
 LONG = "x" * 10_000
@@ -56,7 +56,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "a checkpoint": lambda folder: CheckpointStore(folder).save(1, {"weights": torch.zeros(5000)}),
     "trajectories": lambda folder: TrajectoryFiles(folder).write(trajectories()),
     "a kept reply": keep_reply,
-    "a plan table": lambda folder: write_table(folder / "plans.json", "d", LONG, {}),
+    "a plan table": lambda folder: save_plan_table(folder / "plans.json", "d", LONG, {}),
     "a film": lambda folder: save_video(NOISE, folder, "film", 4.0),
 }
 
@@ -91,14 +91,14 @@ def test_existing_files_survive(tmp_path: Path) -> None:
     assert newest is not None and newest[0] == 1
 
 
-@pytest.mark.parametrize("number", FULL)
+@pytest.mark.parametrize("number", DISK_FULL_ERRNOS)
 def test_disk_full_errors_have_single_message(tmp_path: Path, number: int) -> None:
-    message = why(tmp_path / "a" / "b.json", OSError(number, os.strerror(number)))
+    message = describe_write_error(tmp_path / "a" / "b.json", OSError(number, os.strerror(number)))
     assert (
         os.strerror(number) in message and f"MB are free in {tmp_path}" in message and "output_root=<folder>" in message
     )
     assert ("quota" in message) == (number == errno.EDQUOT)
-    assert why(tmp_path, PermissionError(errno.EACCES, "Permission denied")) == "Permission denied"
+    assert describe_write_error(tmp_path, PermissionError(errno.EACCES, "Permission denied")) == "Permission denied"
 
 
 @pytest.mark.parametrize(("inodes", "free", "exhausted"), [(1000, 0, True), (1000, 1, False), (0, 0, False)])
@@ -108,9 +108,9 @@ def test_inode_exhaustion_message(
     """With 52 MB free; file systems without a limit of inodes report 0 of 0."""
     statistics = os.statvfs_result((4096, 4096, 99999, 12695, 12695, inodes, free, free, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda path: statistics)
-    message = why(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    message = describe_write_error(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert ("inodes" in message) == exhausted and ("MB are free" in message) != exhausted
-    assert "inodes" not in why(tmp_path / "a", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+    assert "inodes" not in describe_write_error(tmp_path / "a", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
 
 
 def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
@@ -164,9 +164,9 @@ def test_run_fails_when_disk_full_then_resumes(tmp_path: Path, capsys: pytest.Ca
 
 def test_exception_keeps_original_file(tmp_path: Path) -> None:
     path = tmp_path / "whole.txt"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"whole")
-    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as file:
         file.write(b"half")
         raise ZeroDivisionError
     assert path.read_bytes() == b"whole" and list(tmp_path.iterdir()) == [path]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from experiments import position_of
 from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
-from llmrl.core.plain_data import LARGEST, fitting, parse_record, read_object
+from llmrl.core.plain_data import MAX_BYTES, fitting, parse_record, read_object
 from llmrl.results.run_records import read_run
 from llmrl.run import ownership, queued, status
 from llmrl.run.artifacts import read_config
@@ -156,7 +156,7 @@ def test_endless_file_is_read_partially(tmp_path: Path) -> None:
         status.read_status(tmp_path)
     path.unlink()
     path.touch()
-    os.truncate(path, LARGEST + 1)
+    os.truncate(path, MAX_BYTES + 1)
     with pytest.raises(RunFolderError, match="more than 64 MiB"):
         status.read_status(tmp_path)
 
@@ -258,7 +258,7 @@ def test_object_file_round_trip(tmp_path: Path) -> None:
         read_object(path)
     path.write_text('{"a": [1, "\u00fc"]}', encoding="utf-8")
     assert read_object(path) == {"a": [1, "\u00fc"]}
-    path.write_bytes(b"{}" + b" " * (LARGEST - 2))
+    path.write_bytes(b"{}" + b" " * (MAX_BYTES - 2))
     assert read_object(path) == {}, "as large as can be"
     path.unlink()
     path.symlink_to(path.name)

@@ -17,7 +17,7 @@ from experiments import compose, only_run_folder, run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import ConfigError
 from llmrl.core.privacy import kept_private, make_folder
-from llmrl.core.secrets import MARK
+from llmrl.core.secrets import REDACTED
 from llmrl.core.terminal import GuardedStream
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import FILE_NAME, CallLog
@@ -74,11 +74,11 @@ class TestSinks:
     def test_files(self, tmp_path, secret):
         write_atomic(tmp_path / "a.txt", f"x{secret}y")
         write_json(tmp_path / "b.json", {secret: [secret, 1, None]})
-        assert json.loads((tmp_path / "b.json").read_text()) == {MARK: [MARK, 1, None]}
+        assert json.loads((tmp_path / "b.json").read_text()) == {REDACTED: [REDACTED, 1, None]}
         lines = LineFile(tmp_path / "c.jsonl")
         lines.write([json.dumps({"a": secret}), "2"])
         lines.close()
-        assert lines.position()["lines"] == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{MARK}"}}\n2\n'
+        assert lines.position()["lines"] == 2 and (tmp_path / "c.jsonl").read_text() == f'{{"a": "{REDACTED}"}}\n2\n'
         assert leaks(tmp_path) == []
 
     def test_log_tracebacks(self, tmp_path, secret):
@@ -94,7 +94,7 @@ class TestSinks:
     def test_call_log_cache(self, tmp_path, secret):
         client = ChatClient(Echo(), Cache(tmp_path / "cache"), CallLog(tmp_path / FILE_NAME))
         [reply] = client.chat([ask(f"say {secret}", purpose=secret, schema={"title": secret})])
-        assert reply.text == f"say {MARK}", "what is written down is what was used"
+        assert reply.text == f"say {REDACTED}", "what is written down is what was used"
         assert len(list((tmp_path / "cache").rglob("*.json"))) == 1 and leaks(tmp_path) == []
 
     def test_tensorboard(self, tmp_path, secret):
@@ -111,7 +111,7 @@ class TestSinks:
         out = GuardedStream(sys.stdout, plain=False)
         print(f"a {secret} b", file=out)
         out.writelines([secret, "\n"])
-        assert capsys.readouterr().out == f"a {MARK} b\n{MARK}\n" and out.encoding
+        assert capsys.readouterr().out == f"a {REDACTED} b\n{REDACTED}\n" and out.encoding
 
     def test_opening_run_leaks_no_secret(self, tmp_path, secret):
         for config, overrides in (({"llm": {"x": secret}}, []), ({}, [f"llm.x={secret}"])):
@@ -159,12 +159,12 @@ def test_secret_in_file_raises(tmp_path, module):
     assert SECRET not in done.stdout + done.stderr and not (tmp_path / "out").exists()
     # Hydra prints what it composed, and what for.
     done = main(module, config, *game, "llm=mine", "--cfg=job", "--resolve", cwd=tmp_path, SOME_API_KEY=SECRET)
-    assert MARK in done.stdout and SECRET not in done.stdout + done.stderr
+    assert REDACTED in done.stdout and SECRET not in done.stdout + done.stderr
 
 
 def test_check_refuses_as_well(tmp_path):
     done = main("llmrl.cli.llm", "check", "llm=ollama", f"llm.base_url=http://u:{SECRET}@127.0.0.1:1/v1", cwd=tmp_path)
-    assert done.returncode == 1 and "llm.base_url holds a user name or password" in done.stderr
+    assert done.returncode == 1 and "llm.base_url holds a URL with a user name or password" in done.stderr
     assert SECRET not in done.stdout + done.stderr
 
 

@@ -305,7 +305,7 @@ def test_invalid_sinks() -> None:
     assert isinstance(build_loggers({**config, "loggers": loggers})["mine"], Notes)
     for node, complaint in [
         ({"_target_": "test_sinks.Key"}, "no such name"),
-        ({"_target_": "test_sinks.NoSink"}, "is no sink"),
+        ({"_target_": "test_sinks.NoSink"}, "is not a sink"),
         ({"_target_": "test_sinks.Notes", "color": 1}, "'color'"),
         ("wandb", "must name the class"),
         ({"_target_": "llmrl.run.tensorboard_file.EventFile"}, "outside the trusted modules"),

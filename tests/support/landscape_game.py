@@ -88,7 +88,7 @@ class UnsavedRun:
         self.metrics = SimpleNamespace(log=lambda *args, **counters: None)
 
     def progress(self, total, unit, description, done=0):
-        display = SimpleNamespace(update=lambda done: None, advance=lambda units: None, tell=lambda *args: None)
+        display = SimpleNamespace(update=lambda done: None, advance=lambda units: None, show_result=lambda *args: None)
         return nullcontext(display)
 
     def safe_point(self, iteration, state):

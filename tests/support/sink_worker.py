@@ -60,7 +60,7 @@ def main() -> None:
             run.checkpoint(ROWS_AT_CHECKPOINT, {})
             record(run.metrics, range(ROWS_AT_CHECKPOINT, ROWS_AT_KILL))
             guards = run.metrics._sinks._guards
-            while any(guard.n_sent < ROWS_AT_KILL and not guard.fault for guard in guards):
+            while any(guard.n_sent < ROWS_AT_KILL and not guard.error for guard in guards):
                 time.sleep(0.01)
             time.sleep(0.3)  # the text beside the last rows
             os._exit(9)

@@ -268,7 +268,7 @@ def test_run_folder_has_no_code_reference(tmp_path, detached, monkeypatch):
         assert read_run(job_.folder).state == "queued" == records(tmp_path / "outputs")[0].state
         jobs, n_notified, unreachable = cancel(records(tmp_path / "outputs"))
         assert (jobs, n_notified) == (0, 0) and "as job 1" in unreachable[0]
-        with pytest.raises(ConfigError, match=reason if reason != "cannot be" else "no backend|cannot be"):
+        with pytest.raises(ConfigError, match=reason if reason != "cannot be" else "not a backend|cannot be"):
             records(tmp_path / "outputs", sure=True)
 
 

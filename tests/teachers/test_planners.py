@@ -429,11 +429,11 @@ class TestOffline:
         ("content", "complaint"),
         [
             (None, "cannot be read: No such file"),
-            ("{", "is no plan table"),
+            ("{", "is not a plan table"),
             ('{"domain": "two_door", "plans": {}}', "two_door.*simple_doorkey"),
             ('{"domain": "simple_doorkey", "plans": {"x": {"explore": 0.5}}}', "sum to 1"),
             ('{"domain": "simple_doorkey", "plans": {"x": {}}}', "sum to 1"),
-            ('{"domain": "simple_doorkey", "plan": {}}', "is no plan table"),
+            ('{"domain": "simple_doorkey", "plan": {}}', "is not a plan table"),
         ],
     )
     def test_invalid_table_files(self, tmp_path, content, complaint):

@@ -74,15 +74,15 @@ class LlmrlLauncher(Launcher):
         from llmrl.display.sweeps import print_sweep
         from llmrl.experiment.experiment import application_of
         from llmrl.experiment.sweep_jobs import compute_sweep
-        from llmrl.run.command_exit import begin_work, ending
+        from llmrl.run.command_exit import end_composition, exit_on_error
 
         assert self.config is not None
         setup_globals()
         configure_log(self.config.hydra.job_logging, self.config.hydra.verbose)
         logging.getLogger("llmrl").setLevel(logging.INFO)
-        with ending(application_of(self.config).command):
+        with exit_on_error(application_of(self.config).command):
             runs = self._compose(job_overrides, initial_job_idx)
-            begin_work()
+            end_composition()
             if len(dry := {run.experiment.config["dry_run"] for run in runs}) > 1:
                 raise ConfigError("dry_run must have the same value in all runs of a sweep")
             if dry == {True}:

@@ -31,11 +31,11 @@ class LlmrlSweeper(LaunchingSweeper):
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
         from llmrl.config.overrides import combinations
         from llmrl.experiment.experiment import application_of
-        from llmrl.run.command_exit import ending
+        from llmrl.run.command_exit import exit_on_error
 
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         overrides = parser.parse_overrides(self.typed(arguments))
-        with ending(application_of(self.config).command):
+        with exit_on_error(application_of(self.config).command):
             runs = combinations(overrides)
         size = max(1, len(runs)) if self.max_batch_size is None else self.max_batch_size  # none: the launcher says so
         batches = [runs[i : i + size] for i in range(0, len(runs), size)] or [runs]

@@ -42,9 +42,9 @@ class OptunaSweeper(LaunchingSweeper):
         self._launched = 0
 
     def sweep(self, arguments: list[str]) -> None:
-        from llmrl.run.command_exit import ending
+        from llmrl.run.command_exit import exit_on_error
 
-        with ending(self._app()):
+        with exit_on_error(self._app()):
             self._search(self.typed(arguments))
 
     def _app(self) -> str:

@@ -62,7 +62,7 @@ class CloningAgent:
         env_options: options of the environment that it plays, as in the config; None: unknown.
 
     Raises:
-        ConfigError: the student is no such agent, or there is a teacher.
+        ConfigError: the student is not such an agent, or there is a teacher.
     """
 
     loop: ClassVar[AgentLoop] = "clone"

@@ -146,7 +146,7 @@ class TabularAgent(SearchAgent):
             is the index of the state.
 
     Raises:
-        ConfigError: the observation is no state index and there are no bins, the bins do not fit it, or an option of
+        ConfigError: the observation is not a state index and there are no bins, the bins do not fit it, or an option of
             the
             other kind of table is given.
     """

@@ -145,7 +145,7 @@ class Transitions:
         prompt, next_prompt: texts, as returned by `TaskText.read`.
         action: [n] int64.
         reward: [n] float32.
-        terminal: whether the game ended with the step, [n] bool.
+        terminal: whether the episode ended with the step, [n] bool.
         legal: legal actions in the next state, [n, n_actions] bool; None where all actions are always legal.
     """
 

@@ -36,7 +36,7 @@ def summarize(
     folder: Path,
     settings: ReportSettings,
     runs: Sequence[RunRecord] | None = None,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Read the runs in a folder and return their report.
 
@@ -44,7 +44,7 @@ def summarize(
         folder: folder of the runs, at any level.
         settings: settings of the report.
         runs: records of the runs, if they hold more than the folders do (the queue of a scheduler); None: read here.
-        tell: function that is called with a progress message for each task.
+        report: function that is called with a progress message for each task.
 
     Raises:
         RunFolderError: `folder` does not exist, or has no run.
@@ -65,7 +65,7 @@ def summarize(
     tasks = tasks_of(runs, folder, settings.by_name)
     is_result = not settings.rule.metric
     for number, task in enumerate(tasks, start=1):
-        tell(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
+        report(f"numbers of task {number} of {len(tasks)} ({len(runs)} runs)")
         finished_folders = [run.folder for group in task.groups for run in group.runs if run.state == "finished"]
         common = common_frames(finished_folders, settings.budget, settings.width)
         rule = settings.rule.within(common)

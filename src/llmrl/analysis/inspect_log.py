@@ -13,7 +13,7 @@ import llmrl
 from llmrl.analysis.explorer.conversations import CallRecord
 from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.core.secrets import redact, redact_all
+from llmrl.core.secrets import redact, redact_nested
 from llmrl.results.run_records import RunRecord
 from llmrl.run.artifacts import read_config
 
@@ -64,7 +64,7 @@ def write_inspect_log(record: RunRecord, out: Path) -> int:
         eval=EvalSpec(
             created=datetime.fromtimestamp(record.started, UTC).isoformat(),
             task=record.env or record.name,
-            task_args=redact_all(dict(record.overrides)),
+            task_args=redact_nested(dict(record.overrides)),
             dataset=EvalDataset(name=record.env, samples=len(samples), sample_ids=[sample.id for sample in samples]),
             model=record.llm or str(record.overrides.get("agent", "agent")),
             config=EvalConfig(),
@@ -85,7 +85,7 @@ def write_inspect_log(record: RunRecord, out: Path) -> int:
 
 
 def _config(record: RunRecord) -> Any:
-    return redact_all({name: x for name, x in read_config(record.folder, []).items() if name != "trusted_modules"})
+    return redact_nested({name: x for name, x in read_config(record.folder, []).items() if name != "trusted_modules"})
 
 
 def _sample(record: RunRecord, row: Mapping[str, Any], episode: Mapping[str, Any]) -> Any:
@@ -111,7 +111,7 @@ def _sample(record: RunRecord, row: Mapping[str, Any], episode: Mapping[str, Any
             outcome = {name: line[name] for name in ("action", "reward", "valid", "invalid", "asked") if name in line}
             faults = [call["fault"] for call in line["calls"] if call["fault"]]
             note = {"step": number, "player": line["player"], **outcome, **({"faults": faults} if faults else {})}
-            events.append(InfoEvent(source="llmrl", data=redact_all(note)))
+            events.append(InfoEvent(source="llmrl", data=redact_nested(note)))
     return EvalSample(
         id=int(row["episode"]) + 1,
         epoch=1,
@@ -156,7 +156,7 @@ def _output(call: CallRecord) -> Any:
     text = redact(call["reply"] or "")
     reasoning = redact(call["thought"])
     content = [ContentReasoning(reasoning=reasoning), ContentText(text=text)] if reasoning else text
-    verdict = {"valid": call["valid"], "fault": redact(call["fault"]), "understood": redact_all(call["understood"])}
+    verdict = {"valid": call["valid"], "fault": redact(call["fault"]), "understood": redact_nested(call["understood"])}
     message = ChatMessageAssistant(content=content, source="generate", metadata=verdict)
     prompt, completion = (x if isinstance(x, int) else 0 for x in call["tokens"])
     return ModelOutput(

@@ -20,7 +20,7 @@ from llmrl.analysis.story.timeline_figure import timeline_drawing
 from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
 from llmrl.analysis.study_tasks import NAME as OVERVIEW
 from llmrl.analysis.study_tasks import TaskComparison, compare_tasks
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import scripted_notes
 from llmrl.results.principal_scores import SCORES_NOTE
@@ -130,7 +130,7 @@ def write_report(
         for folder in (out / "tables", out / "figures") if figures else (out / "tables",):
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        reason = why(out, error, "--out")
+        reason = describe_write_error(out, error, "--out")
         raise RunFolderError(f"cannot write the report {out}: {reason}; choose another folder with --out") from error
     for table in tables:
         write_atomic(out / "tables" / f"{table.name}.csv", table.csv())

@@ -96,9 +96,9 @@ class TrainingCurves:
         """Yield, in order, each step at which all games were restarted, and the step before which frames count."""
         starts = self.episodes.begun
         ends = np.append(starts[1:], self.steps)
-        longest = self.episodes.horizon or int(self.episodes.places["length"].max(initial=1))
+        max_length = self.episodes.horizon or int(self.episodes.places["length"].max(initial=1))
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            yield start, end - 2 * longest + 2
+            yield start, end - 2 * max_length + 2
 
     def _episode_frames(self) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray]]:
         """Yield the frames that get the values of a game's episodes.

@@ -131,7 +131,7 @@ def train(
     from llmrl.run.signals import Stopped
 
     experiment = _experiment(overrides, options, command, config_dirs)
-    _refuse_dry_run(experiment)
+    _check_no_dry_run(experiment)
     with _show_warnings():
         experiment.check()
         try:
@@ -236,11 +236,11 @@ def _compose_run(
     with composed(command, overrides, _paths(config_dirs)) as config:
         folder = redacted_folder(Path(HydraConfig.get().sweep.dir)).expanduser().absolute()
         run = PlannedRun.of_hydra(config)
-    _refuse_dry_run(run.experiment)
+    _check_no_dry_run(run.experiment)
     return run, folder
 
 
-def _refuse_dry_run(experiment: Experiment) -> None:
+def _check_no_dry_run(experiment: Experiment) -> None:
     if experiment.config["dry_run"]:
         raise ConfigError("dry_run=true cannot be used here; llmrl.plan returns what a run would do")
 

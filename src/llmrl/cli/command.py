@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llmrl.cli.help import explain, print_information
-from llmrl.run.command_exit import begin_work, ending, say
+from llmrl.run.command_exit import end_composition, exit_on_error, print_message
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -28,9 +28,9 @@ def task(name: str, config: DictConfig) -> float | None:
     from llmrl.experiment.experiment import Experiment
     from llmrl.experiment.run_job import reporting, run_and_print
 
-    with ending(name):
+    with exit_on_error(name):
         experiment = Experiment.of_hydra(config)
-        begin_work()
+        end_composition()
         keep_private(experiment.config.get("private", True))
         experiment.check()
         _, world_size = rank_and_world_size()
@@ -56,24 +56,24 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
     from llmrl.config.trust_options import guard_hydra
     from llmrl.core.option_files import hide_bases
     from llmrl.core.privacy import keep_private
-    from llmrl.core.secrets import refuse_arguments
+    from llmrl.core.secrets import check_no_secrets_in_arguments
     from llmrl.core.terminal import guard_terminal
     from llmrl.experiment.repeat_run import repeat_arguments
 
     guard_terminal()
     keep_private()
-    with ending(name):
-        refuse_arguments(sys.argv[1:])
+    with exit_on_error(name):
+        check_no_secrets_in_arguments(sys.argv[1:])
         if print_information(name, config_name, sys.argv[1:]):
             return
         sys.argv[1:] = translate_arguments(repeat_arguments(name, sys.argv[1:]))
     sys.argv[1:] = overrides_first(sys.argv[1:])
     guard_hydra()
     for problem in offer_installed():
-        say(name, problem)
+        print_message(name, problem)
     hide_bases()
     if EXPLAIN in sys.argv:
-        with ending(name):
+        with exit_on_error(name):
             explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])
         return
     try:
@@ -83,5 +83,5 @@ def console(name: str, job: Callable[[DictConfig], float | None], config_name: s
             from llmrl.config.suggestions import hint
 
             if text := hint(sys.argv[1:], config_name):
-                say(name, text)
+                print_message(name, text)
         raise

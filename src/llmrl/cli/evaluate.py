@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from llmrl.evaluation.settings import EvaluationSettings
@@ -179,7 +179,7 @@ def print_suite(results: Mapping[str, Any]) -> None:
     terminal().print(f"Saved in {results['out']}: {files}", soft_wrap=True)
 
 
-@interruptible("llmrl-evaluate")
+@handle_interrupt("llmrl-evaluate")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-evaluate`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
@@ -190,10 +190,10 @@ def main(argv: list[str] | None = None) -> None:
     args = parser().parse_args(rest)
     from llmrl.core.privacy import keep_private_like
     from llmrl.display.evaluation_tables import print_evaluation
-    from llmrl.run.command_exit import ending, ending_at_once
+    from llmrl.run.command_exit import exit_on_error, exit_on_signal
 
     note = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
-    with ending("llmrl-evaluate"), ending_at_once("llmrl-evaluate", note):
+    with exit_on_error("llmrl-evaluate"), exit_on_signal("llmrl-evaluate", note):
         from llmrl.experiment.run_lookup import run_folder_of, runs_of
 
         if words or args.suite:

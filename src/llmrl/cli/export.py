@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,7 +50,7 @@ def export_inspect(folder: Path, out: Path | None = None) -> tuple[Path, int]:
     return out, write_inspect_log(record, out)
 
 
-@interruptible("llmrl-export")
+@handle_interrupt("llmrl-export")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-export`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
@@ -58,9 +58,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.command_exit import ending
+    from llmrl.run.command_exit import exit_on_error
 
-    with ending("llmrl-export"):
+    with exit_on_error("llmrl-export"):
         from llmrl.display.console import print_line
         from llmrl.experiment.run_lookup import folder_of
 

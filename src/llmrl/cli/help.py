@@ -137,13 +137,13 @@ def list_options(group: str, width: int) -> str:
         group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]
     else:
         raise ConfigError(f"there is no group {group!r}; there are {', '.join(groups())}")
-    longest = max(map(len, option_names))
+    name_width = max(map(len, option_names))
     lines = []
     for name in option_names:
         path = root() / group / f"{name}.yaml"
         header_text = header(path) if path.is_file() else "Of an installed package."
         first, stop, _ = header_text.partition(". ")
-        lines += _wrapped(first + stop.strip(), f"{name:<{longest}}  ", width)
+        lines += _wrapped(first + stop.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)
 
 

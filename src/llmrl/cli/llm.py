@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -127,7 +127,7 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
         # A batch may take a day; one request is sent without it.
         resources = RunResources({**config, "llm": {**config["llm"], "batch": False}}, build_model)
     if (model := resources.checked_model) is None:
-        raise ConfigError("llm=none is no model; choose one with llm=<option>")
+        raise ConfigError("llm=none is not a model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)
 
 
@@ -142,7 +142,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     from llmrl.llms.hosted import HostedProvider
     from llmrl.llms.invalid_reply import InvalidReply
     from llmrl.llms.prompts import PromptFamily
-    from llmrl.llms.reading.object_parser import parse_json
+    from llmrl.llms.reading.object_parser import parse_object
     from llmrl.llms.structured import json_schema, read
 
     class Number(BaseModel):
@@ -169,7 +169,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
     seconds = time.perf_counter() - start
     form = VALID_FORM
     try:
-        answer = read(reply, lambda completion: parse_json(completion.text, Number, completion.cut))
+        answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.cut))
         if answer.number != NUMBER:
             form = f"{VALID_FORM}, but with the number {answer.number} instead of {NUMBER}"
     except InvalidReply as fault:
@@ -199,11 +199,11 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
 def _is_read(reply: ChatReply, model: type[BaseModel]) -> bool:
     """Return whether a reply holds an object of a type."""
     from llmrl.llms.invalid_reply import InvalidReply
-    from llmrl.llms.reading.object_parser import parse_json
+    from llmrl.llms.reading.object_parser import parse_object
     from llmrl.llms.structured import read
 
     try:
-        read(reply, lambda completion: parse_json(completion.text, model, completion.cut))
+        read(reply, lambda completion: parse_object(completion.text, model, completion.cut))
     except InvalidReply:
         return False
     return True
@@ -259,7 +259,7 @@ def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     from llmrl.core.errors import ConfigError
 
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder")
+        raise ConfigError(f"{folder} is not a folder")
     runs = call_totals(folder)
     if not runs:
         raise ConfigError(f"no run in {folder} has called a language model (there is no llm_calls.jsonl)")
@@ -331,7 +331,7 @@ def compose_keys(overrides: Sequence[str], config_dir: Path | None, keys: Sequen
     return with_typed_trust({key: plain[key] for key in keys}, overrides)
 
 
-@interruptible("llmrl-llm")
+@handle_interrupt("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
@@ -339,9 +339,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.display.console import print_rows, print_table
-    from llmrl.run.command_exit import ending
+    from llmrl.run.command_exit import exit_on_error
 
-    with ending("llmrl-llm"):
+    with exit_on_error("llmrl-llm"):
         if args.command == "check":
             checked = check(args.overrides, args.config_dir)
             print_rows("One request", checked)

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -290,7 +290,7 @@ def clean(args: argparse.Namespace) -> int:
     return 0
 
 
-@interruptible("llmrl-sweep")
+@handle_interrupt("llmrl-sweep")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-sweep`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
@@ -298,10 +298,10 @@ def main(argv: list[str] | None = None) -> None:
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.command_exit import ending
+    from llmrl.run.command_exit import exit_on_error
 
     commands = {"status": status, "retry": retry, "cancel": cancel, "logs": logs, "clean": clean}
-    with ending("llmrl-sweep"):
+    with exit_on_error("llmrl-sweep"):
         from llmrl.experiment.run_lookup import folder_of
 
         args.folder = folder_of(args.folder, args.output_root)

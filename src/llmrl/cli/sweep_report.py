@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report
@@ -212,7 +212,7 @@ def print_numbers(numbers: Report, page: Path) -> None:
     print_line(f"Report: {page}")
 
 
-@interruptible("llmrl-report")
+@handle_interrupt("llmrl-report")
 def main(argv: list[str] | None = None) -> None:
     """Run the console script `llmrl-report`, with `argv` or else the process's arguments."""
     from llmrl.core.terminal import guard_terminal
@@ -220,9 +220,9 @@ def main(argv: list[str] | None = None) -> None:
     guard_terminal()
     args = parser().parse_args(argv)
     from llmrl.core.privacy import keep_private_like
-    from llmrl.run.command_exit import EXIT_FAILED, ending, say
+    from llmrl.run.command_exit import EXIT_FAILED, exit_on_error, print_message
 
-    with ending("llmrl-report"):
+    with exit_on_error("llmrl-report"):
         from llmrl.core.errors import ConfigError
         from llmrl.experiment.run_lookup import folder_of
 
@@ -243,7 +243,7 @@ def main(argv: list[str] | None = None) -> None:
         if len(args.folders) == 1:
             print_first_screen(args.folders[0])
     if not numbers.n_scored:
-        say("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
+        print_message("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from llmrl.cli import command
-from llmrl.run.command_exit import interruptible
+from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -19,7 +19,7 @@ def train(config: DictConfig) -> float | None:
     return command.task("llmrl-train", config)
 
 
-@interruptible("llmrl-train", composes=True)
+@handle_interrupt("llmrl-train", composes_config=True)
 def main() -> None:
     """Run the console script `llmrl-train`."""
     command.console("llmrl-train", train, "train")

@@ -14,7 +14,7 @@ def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
     """Return the options of the environment with changes like `engine=meltingpot`, whose values are read as YAML.
 
     Raises:
-        ConfigError: a change is no KEY=VALUE, or the environment has no such option.
+        ConfigError: a change is not of the form KEY=VALUE, or the environment has no such option.
     """
     import yaml
 
@@ -31,7 +31,7 @@ def parsed(changes: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]
         try:
             new_options[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ConfigError(f"--env {change}: {value!r} is no YAML value") from error
+            raise ConfigError(f"--env {change}: {value!r} is not a YAML value") from error
     return new_options
 
 

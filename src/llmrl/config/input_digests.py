@@ -13,7 +13,7 @@ from typing import Any
 from llmrl.config.trust_options import code_names
 from llmrl.core.errors import ConfigError
 from llmrl.core.module_sources import collect
-from llmrl.core.secrets import known, redact
+from llmrl.core.secrets import known_secrets, redact
 from llmrl.run.config_hash import without_excluded
 from llmrl.run.source_copies import KEY as SOURCES
 
@@ -63,7 +63,7 @@ def _sources_digest(config: dict[str, Any]) -> str:
     sources = collect(names)
     for path, content in sources.files.items():
         text = content.decode("utf-8", "replace")
-        if redact(text, known(resolved=False)) != text:
+        if redact(text, known_secrets(include_resolved=False)) != text:
             raise ConfigError(
                 f"{path} holds a secret and would be copied into run folders; read the secret from an environment "
                 "variable instead"

@@ -1,6 +1,6 @@
 """Checks of option files that are not part of the package, before Hydra reads them.
 
-Hydra prints a traceback for a file that is no valid YAML, and does not end for an alias that contains itself.
+Hydra prints a traceback for a file that is not valid YAML, and does not end for an alias that contains itself.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.run_options import HINTS
-from llmrl.core.atomic_files import replacing
+from llmrl.core.atomic_files import atomic_write
 from llmrl.core.option_files import chain, choosable, content, merge, names, option, root
 from llmrl.core.option_tables import TABLES
 from llmrl.core.services import SERVICES
@@ -325,7 +325,7 @@ def _sources_digest() -> str:
 def _write(files: Mapping[str, str]) -> None:
     (root() / FOLDER).mkdir(exist_ok=True)
     for name, text in files.items():
-        with replacing(root() / FOLDER / name) as file:
+        with atomic_write(root() / FOLDER / name) as file:
             file.write(text.encode())
 
 

@@ -92,7 +92,7 @@ def _none_for_null(argument: str) -> str:
     folder = resources.files("llmrl.conf") / group
     if not (folder / "none.yaml").is_file():
         if folder.is_dir():
-            raise ConfigError(f"{argument}: null is no option of {group}; use one of those that --list {group} shows")
+            raise ConfigError(f"{argument}: null is not an option of {group}; --list {group} shows the options")
         return argument
     return f"{group}={','.join('none' if choice == 'null' else choice for choice in value.split(','))}"
 

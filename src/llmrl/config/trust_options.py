@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
 from llmrl.config.option_file_checks import begin_composition, describe, guard_option_files
 from llmrl.core.errors import ConfigError
-from llmrl.core.secrets import protect_resolved
+from llmrl.core.secrets import register_resolved_variable
 from llmrl.core.trust import SHELL, Trust, is_never_trusted, user_file
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def typed_modules(overrides: Sequence[str]) -> list[str]:
     ['my_package']
 
     Raises:
-        ConfigError: the value is no list of names.
+        ConfigError: the value is not a list of names.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
@@ -92,7 +92,7 @@ def shell_keys(hardware: Mapping[str, Any], trusted: Sequence[str]) -> list[str]
     """Return the keys of a `hardware` node that hold command lines, as its backend declares (`Backend.command_lines`).
 
     Raises:
-        ConfigError: the target is no backend, or is not trusted.
+        ConfigError: the target is not a backend, or is not trusted.
     """
     node = hardware.get("backend")
     if not isinstance(node, Mapping) or "_target_" not in node:
@@ -101,7 +101,7 @@ def shell_keys(hardware: Mapping[str, Any], trusted: Sequence[str]) -> list[str]
     lines: Mapping[str, Any] | None = getattr(backend, "command_lines", None)
     if lines is None:
         raise ConfigError(
-            f"hardware.backend._target_={node['_target_']} is no backend: derive it from "
+            f"hardware.backend._target_={node['_target_']} is not a backend: derive it from "
             "llmrl.sweeps.backends.protocol.Backend (docs/extending.md)"
         )
     names = [name for name, harmless in lines.items() if node.get(name) and node[name] != harmless]
@@ -195,7 +195,7 @@ def _read_environment(variable: str, *default: Any) -> str | None:
     from omegaconf.resolvers import oc
 
     if variable in os.environ:
-        protect_resolved(variable)
+        register_resolved_variable(variable)
     return oc.env(variable, *default)
 
 
@@ -301,7 +301,7 @@ def _check_logging(node: Any, place: str, trust: Trust) -> None:
         if key == "()" or (key == "class" and value not in (*_LOGGING, "logging.FileHandler")):
             trust.locate(value, f"{place}.{key}")
         elif key == "." or (str(value).startswith(("ext://", "cfg://")) and value not in _STREAMS):
-            raise ConfigError(f"{setting} is no logging that an option file may set; remove it there")
+            raise ConfigError(f"{setting} is not a logging setting that an option file may have; remove it there")
         elif key == "filename" and not (str(value).endswith(".log") and "\n" not in str(value)):
             raise ConfigError(f"{setting}: the name of a log file must end in .log")
 

@@ -23,7 +23,7 @@ def origin_of(address: str, where: str) -> str:
         where: option that holds the address, for messages.
 
     Raises:
-        ConfigError: `address` is no such address. The message does not repeat it.
+        ConfigError: `address` is not such an address. The message does not repeat it.
     """
     match = re.fullmatch(_ADDRESS, address)
     if match is None:

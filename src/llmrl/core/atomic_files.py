@@ -12,7 +12,7 @@ from typing import IO
 
 from llmrl.core.folder_files import open_folder
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a write that fails for lack of room: disk full, quota used up, file size limit."""
 
 NO_ROOM = 1 << 20
@@ -20,7 +20,7 @@ NO_ROOM = 1 << 20
 
 
 @contextmanager
-def replacing(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
     """Yield a temporary file that atomically and durably (fsync) replaces `path` when the block ends.
 
     If the block or a write fails, the temporary file is removed and `path` is unchanged. A symbolic link at `path` is
@@ -70,10 +70,10 @@ def remove(path: Path) -> None:
         return
 
 
-def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> str:
-    """Return a text that says why `path` could not be written.
+def describe_write_error(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> str:
+    """Return the reason why `path` could not be written.
 
-    If there is no room, it also says what is used up and what helps.
+    If there is no room, the text also tells what is used up and what helps.
 
     Args:
         path: file or folder that was to be written.
@@ -90,7 +90,7 @@ def why(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> 
         free = system.f_bavail * system.f_frsize
         lacks_inodes = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
     # The error of a video encoder in another process does not say that the disk is full.
-    if error.errno not in FULL and free >= NO_ROOM:
+    if error.errno not in DISK_FULL_ERRNOS and free >= NO_ROOM:
         return reason
     room = f"{free / 1e6:,.1f} MB are free in {folder}"
     if error.errno == errno.ENOSPC and lacks_inodes:

@@ -20,13 +20,13 @@ def short_error(error: BaseException) -> str:
 _TRACEBACK = "__llmrl_traceback__"
 
 
-def keep_traceback(error: BaseException, path: str) -> None:
-    """Record on an error the path of the file that holds its full traceback."""
+def save_traceback_path(error: BaseException, path: str) -> None:
+    """Store on an error the path of the file that contains its full traceback."""
     setattr(error, _TRACEBACK, path)
 
 
-def kept_traceback(error: BaseException) -> str:
-    """Return the path that `keep_traceback` recorded on an error; empty if there is none."""
+def saved_traceback_path(error: BaseException) -> str:
+    """Return the path that `save_traceback_path` stored on an error; empty if there is none."""
     return str(getattr(error, _TRACEBACK, ""))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import remove, why
+from llmrl.core.atomic_files import describe_write_error, remove
 from llmrl.core.errors import ConfigError, RunFolderError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
     Height and width become even, because video codecs need even sizes.
 
     Raises:
-        ConfigError: `frame` is no such picture.
+        ConfigError: `frame` is not such a picture.
     """
     if frame.dtype != np.uint8 or frame.ndim != 3:
         raise ConfigError(f"a frame must be [height, width, 3] uint8, got {frame.dtype} {frame.shape}")
@@ -214,7 +214,7 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
         for path, target in zip(partial, paths, strict=True):
             path.replace(target)
     except OSError as error:
-        raise RunFolderError(f"cannot write the video {paths[0]}: {why(folder, error)}") from error
+        raise RunFolderError(f"cannot write the video {paths[0]}: {describe_write_error(folder, error)}") from error
     finally:
         for path in partial:
             remove(path)
@@ -229,7 +229,7 @@ _LAST_FRAME_MS = 2500
 """Duration of the last picture of a small video, milliseconds."""
 
 
-def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500_000) -> Path:
+def save_small_video(frames: Sequence[np.ndarray], file: Path, max_bytes: int = 1_500_000) -> Path:
     """Write pictures, [height, width, 3] uint8, as an animated WebP file for web pages.
 
     Return the path of the file, which shows about `SMALL_FRAMES` of the pictures.
@@ -237,7 +237,7 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500
     Args:
         frames: a video of any length.
         file: file to write.
-        most: maximum size of the file, bytes. Quality, and finally the number of pictures, are reduced to reach it.
+        max_bytes: maximum size of the file, bytes. Quality and then the number of pictures are reduced to reach it.
 
     Raises:
         RunFolderError: the file cannot be written.
@@ -252,11 +252,11 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, most: int = 1_500
             first, *rest = pictures[:-1:stride] + pictures[-1:]
             times = [round(stride * 1000 / SMALL_FPS)] * len(rest) + [_LAST_FRAME_MS]
             first.save(partial, save_all=True, append_images=rest, duration=times, loop=0, quality=quality, method=2)
-            if partial.stat().st_size <= most:
+            if partial.stat().st_size <= max_bytes:
                 break
         partial.replace(file)
     except OSError as error:
-        raise RunFolderError(f"cannot write the video {file}: {why(file.parent, error)}") from error
+        raise RunFolderError(f"cannot write the video {file}: {describe_write_error(file.parent, error)}") from error
     finally:
         remove(partial)
     return file

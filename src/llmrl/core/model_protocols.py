@@ -16,8 +16,6 @@ class ChatModel(Protocol):
     """A client that answers batches of chat requests.
 
     There may be further models besides the chosen one; a request names its model (`ChatRequest.model`).
-
-    There may be further models beside the chosen one; a request names its model (`ChatRequest.model`).
     """
 
     label: str

@@ -20,8 +20,8 @@ class Transition:
             arrays two steps later: copy what you keep.
         output: decisions of the policy.
         step: result of the step.
-        ended: whether the game is over and waits for its next reset, [n_envs] bool. The entries of a game that was
-            over before the step are meaningless.
+        ended: whether the episode is over and the game waits for its reset, [n_envs] bool. Entries of games that waited
+            before the step are meaningless.
     """
 
     observation: Observation

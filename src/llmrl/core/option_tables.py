@@ -83,7 +83,7 @@ class _RowRepository:
         """Return the content of a file; None if there is none.
 
         Raises:
-            ConfigError: a table is no mapping of rows, or a row has the name of no option.
+            ConfigError: a table is not a mapping of rows, or a row has the name of no option.
         """
         from omegaconf import DictConfig
 
@@ -99,7 +99,7 @@ class _RowRepository:
         return source
 
     def _check(self, table: Any, place: str, group: str) -> None:
-        """Raise ConfigError for a table that is no mapping of rows, and for a row of an unknown option."""
+        """Raise ConfigError for a table that is not a mapping of rows, and for a row of an unknown option."""
         from hydra.core.object_type import ObjectType
         from omegaconf import DictConfig
 

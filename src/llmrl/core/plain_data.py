@@ -16,7 +16,7 @@ from llmrl.core.folder_files import open_file
 
 Record = TypeVar("Record")
 
-LARGEST = 64 << 20
+MAX_BYTES = 64 << 20
 """Maximum size of a file that is read as one record, bytes."""
 
 
@@ -25,14 +25,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the file cannot be read, is a symbolic link, is larger than `LARGEST`, or is no JSON object; the
+        ValueError: the file cannot be read, is a symbolic link, has more than `MAX_BYTES`, or is not a JSON object; the
             message says why.
     """
     try:
         with open_file(path) as file:
-            data = file.read(LARGEST + 1)
-        if len(data) > LARGEST:
-            raise ValueError(f"it has more than {LARGEST >> 20} MiB")
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
         content = json.loads(data.decode("utf-8"))
     except FileNotFoundError:
         raise

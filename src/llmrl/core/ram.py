@@ -38,16 +38,16 @@ def free_memory(device: str) -> int | None:
     return min(limits) if limits else None
 
 
-LEAST_GAME = 256
-"""Least memory of one game, bytes: its state, the observations of one step, and its sums."""
+MIN_GAME_BYTES = 256
+"""Minimum memory of one game, bytes: its state, the observations of one step, and its sums."""
 
 
 def check_games(n_envs: object) -> None:
     """Raise ConfigError if the games (`env.n_envs`) cannot fit into this machine's memory, whatever the environment."""
     if isinstance(n_envs, int):
-        max_games = round(SHARE * (free_memory("cpu") or 0) / LEAST_GAME)
+        max_games = round(SHARE * (free_memory("cpu") or 0) / MIN_GAME_BYTES)
         advice = f"at most {max_games:,} games fit, and only a few thousand games of most environments"
-        need_memory(n_envs * LEAST_GAME, "cpu", f"env.n_envs={n_envs}: the games", advice)
+        need_memory(n_envs * MIN_GAME_BYTES, "cpu", f"env.n_envs={n_envs}: the games", advice)
 
 
 def need_memory(n_bytes: int, device: str, what: str, advice: str) -> None:

@@ -48,8 +48,8 @@ class Step:
         observation: observation of the state reached, also for games that ended in this step (they wait for `reset`).
         reward: reward after the mechanism, from which agents learn, [n_envs, n_agents] float32.
         base_reward: reward before the mechanism, on which welfare is measured, [n_envs, n_agents] float32.
-        terminated: whether the game reached an end of its own, [n_envs] bool.
-        truncated: whether the game was cut at its horizon, [n_envs] bool.
+        terminated: whether the episode reached an end of its own, [n_envs] bool.
+        truncated: whether the episode was cut at its horizon, [n_envs] bool.
         info: per-step metrics named in `EnvSpec.per_step`, each [n_envs].
         reward_jacobian: derivative of `reward` by each of the mechanism's d values, [n_envs, n_agents, d] float32;
             None unless `EnvSpec.has_reward_jacobian`.
@@ -324,7 +324,7 @@ class CallEstimate:
 
     Attributes:
         calls: number of requests if every reply is valid.
-        most_calls: number of requests if every reply needs all its repair turns.
+        max_calls: number of requests if every reply needs all its repair turns.
         prompt_tokens: estimated tokens of the prompts of all `calls`.
         completion_tokens: estimated tokens of the replies to all `calls`.
         quoted: total number of earlier replies that these prompts quote; each may have the maximum length of a reply.
@@ -332,7 +332,7 @@ class CallEstimate:
     """
 
     calls: int
-    most_calls: int
+    max_calls: int
     prompt_tokens: int
     completion_tokens: int
     quoted: int = 0
@@ -349,7 +349,7 @@ class CallEstimate:
                 shares[model] = shares.get(model, 0.0) + share * weight
         return cls(
             calls=sum(estimate.calls for estimate in several),
-            most_calls=sum(estimate.most_calls for estimate in several),
+            max_calls=sum(estimate.max_calls for estimate in several),
             prompt_tokens=tokens,
             completion_tokens=sum(estimate.completion_tokens for estimate in several),
             quoted=sum(estimate.quoted for estimate in several),

@@ -72,7 +72,7 @@ class ProgressDisplay(Protocol):
         """Add `units` to the number of finished units."""
         ...
 
-    def tell(self, value: float, proposed: str = "") -> None:
+    def show_result(self, value: float, proposed: str = "") -> None:
         """Show the last objective or return.
 
         `proposed` is the proposal that reached the objective; empty if there are no proposals.

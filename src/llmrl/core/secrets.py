@@ -1,7 +1,7 @@
-"""Recognition of keys and passwords, their redaction in texts, and the refusal of configs that hold one.
+"""Recognition of keys and passwords, their redaction in texts, and the rejection of configs that contain them.
 
-Everything that a run writes or prints passes `redact`. A config that holds a literal secret is refused before a run is
-composed from it (`refuse`), because configs are saved, hashed and used in names of files.
+Everything that a run writes or prints passes through `redact`. A config that contains a secret is rejected before a
+run is composed from it (`check_no_secrets`), because configs are saved, hashed and used in file names.
 """
 
 from __future__ import annotations
@@ -19,26 +19,30 @@ from urllib.parse import quote, unquote
 from llmrl.core.errors import ConfigError
 from llmrl.core.printable import is_number
 
-MARK = "<redacted>"
-SHORTEST = 8
-"""Least number of characters of a variable's value that counts as a secret, so that `none` and `true` do not."""
+REDACTED = "<redacted>"
+MIN_SECRET_LENGTH = 8
+"""Minimum length of a secret in an environment variable. Shorter values, such as `none` and `true`, are not secrets."""
 
-_SECRET_ENDINGS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
+_SECRET_SUFFIXES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIAL", "CREDENTIALS")
+"""Endings of the names of environment variables that contain secrets."""
 _secret_variables: set[str] = set()
 _RESOLVED = "LLMRL_RESOLVED_VARIABLES"
-"""Environment variable with the names of the variables that configs have read, separated by `=`, which no name
-contains. Child processes inherit it."""
+"""Environment variable with the names of the variables that configs have read. Child processes inherit it.
+
+The separator is `=`, which no name contains."""
 
 _START = r"(?:(?<![A-Za-z0-9])|(?<=\\[nrt]))"
 """Start of a word, also after an escaped line break in JSON."""
-_PREFIXES = {
+_PREFILTER = {
     "_": ("hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "gsk_", "r8_"),
     "-": ("glpat-", "xox", "nvapi-", "KEY-"),
     "A": ("AIza", "AKIA", "ASIA"),
     "eyJ": ("eyJ",),
 }
-"""Substring -> prefixes of keys that contain it. Most texts have few of the substrings, which saves searches."""
-_FORMS = (
+"""Prefixes of service keys by a substring that they contain.
+
+Most texts contain few of the substrings, so most prefixes need not be searched for."""
+_SERVICE_KEYS = (
     rf"{_START}(?:"
     r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[a-z]-[A-Za-z0-9-]{10,}|gsk_[A-Za-z0-9]{16,}|r8_[A-Za-z0-9]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
@@ -47,11 +51,11 @@ _FORMS = (
     r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[A-Za-z0-9+/=\s\\]{0,10000}"
     r")"
 )
-"""Keys of Hugging Face, GitHub, GitLab, Slack, Groq, Replicate, NVIDIA, Google and AWS, JSON web tokens, PEM files."""
+"""Keys of Hugging Face, GitHub, GitLab, Slack, Groq, Replicate, NVIDIA, Google and AWS; JSON web tokens; PEM files."""
 _SK = rf"{_START}[spr]k[-_]([A-Za-z0-9_-]{{12,}})"
-_USER = r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@"
-_PARAMETER = r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)"
-_BEARER = (
+_URL_USERINFO = r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s/?#\"'<>\\]{1,300}@"
+_URL_QUERY_PARAMETER = r"([?&](?:amp;)?)([A-Za-z0-9_.%~\[\]-]{1,64})(=)([^&\s\"'`#<>\\]+)"
+_AUTHORIZATION = (
     rf"(?i){_START}(bearer\s{{1,3}}|authorization[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?(?:basic|token)\s{{1,3}})"
     r"([\w.~+/=-]{6,})"
 )
@@ -59,24 +63,31 @@ _NAME = r"(?:api[_-]?key|access[_-]?key|secret|password|passwd|credential|(?<![a
 _ASSIGNMENT = (
     rf"(?i)((?<![\w.-])[\w.-]{{0,64}}{_NAME}[\w.-]{{0,32}}[\"']?\s{{0,3}}[=:]\s{{0,3}}[\"']?)([^\s\"',<>{{}}]+)"
 )
-_EXPORTED = (
+_SHELL_ASSIGNMENT = (
     r"(\b[A-Z][A-Z0-9_]{0,64}(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)=[\"']?)([^\s\"'$;<>][^\s\"';<>]*)"
 )
-"""Assignments in a shell."""
+"""Assignment to a shell variable whose name has one of the `_SECRET_SUFFIXES`."""
 _FLAG = rf"(?i)^--?[\w-]*{_NAME}[\w-]*$"
 
-_IN_ADDRESS = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
-"""Last words of names that mean secrets among the parameters of an address; elsewhere they are ordinary words."""
-_WORDS = ("apikey", "accesskey", "secretkey", "privatekey", "password", "passwd", "secret", "token", "credentials")
-_NO_SECRET_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "stop", "unk"))
+_SECRET_QUERY_NAMES = frozenset(("key", "auth", "authorization", "sig", "signature", "pass", "pw", "pwd", "passphrase"))
+"""Last words of names that denote secrets in the query of a URL; elsewhere they are ordinary words."""
+_SECRET_NAME_SUFFIXES = (
+    *("apikey", "accesskey", "secretkey", "privatekey", "password", "passwd", "secret", "token", "credentials"),
+)
+"""Endings of the names of config fields and of query parameters that denote secrets, in lower case without separators.
 
-_EMPTY_VALUES = ("", "null", "none", "true", "false", "???")
+Unlike `_SECRET_SUFFIXES`, which is for environment variables, they do not include the single word `key`, which is an
+ordinary word in configs."""
+_SPECIAL_TOKENS = frozenset(f"{name}_token" for name in ("bos", "cls", "eos", "mask", "pad", "sep", "stop", "unk"))
+"""Names that end in `token` and do not denote secrets: the special tokens of a tokenizer."""
 
-_ENVIRONMENT = r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)"
-_QUERY = r"(?i)(?:https?|wss?)://[^\s?#;]*[?#;]\S+"
-_NO_SCHEME = r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?"
-_VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
-_CONVENTIONAL = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
+_NON_SECRET_VALUES = ("", "null", "none", "true", "false", "???")
+
+_OC_ENV = r"oc\.env\s*:\s*(?:[\"']\s*)?(\$\{|[A-Za-z_][A-Za-z0-9_]*)"
+_URL_WITH_QUERY = r"(?i)(?:https?|wss?)://[^\s?#;]*[?#;]\S+"
+_USERINFO_WITHOUT_SCHEME = r"[^\s/:@=,]+:[^\s/@]+@[A-Za-z0-9.-]+(:\d+)?(/\S*)?"
+_VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_UPPER_SNAKE_CASE = r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)*"
 
 _REMEDY = (
     "Put a key into an environment variable and name that variable in llm.api_key_env (how the server gets it: "
@@ -86,12 +97,12 @@ _REMEDY = (
 
 @functools.cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """Return a compiled pattern. Compiled on first use, because every command imports this module."""
+    """Compile a pattern on first use, because every command imports this module."""
     return re.compile(text)
 
 
-def protect(variable: str) -> None:
-    """Treat the value of an environment variable as a secret, whatever the name of the variable."""
+def register_secret_variable(variable: str) -> None:
+    """Treat the value of an environment variable as a secret, regardless of the variable's name."""
     _secret_variables.add(variable)
 
 
@@ -100,59 +111,62 @@ def redaction_environment() -> dict[str, str]:
     return {_RESOLVED: os.environ[_RESOLVED]} if _RESOLVED in os.environ else {}
 
 
-def _resolved() -> list[str]:
+def _resolved_variables() -> list[str]:
     return [name for name in os.environ.get(_RESOLVED, "").split("=") if name]
 
 
-def protect_resolved(variable: str) -> None:
-    """Redact the value of an environment variable that a config has read, here and in child processes.
+def register_resolved_variable(variable: str) -> None:
+    """Redact the value of an environment variable that a config has read, in this process and its children.
 
-    Paths that exist are not redacted, nor numbers and booleans of fewer than `SHORTEST` characters.
+    Existing paths are not redacted, and neither are numbers and booleans with fewer than `MIN_SECRET_LENGTH`
+    characters.
 
     Raises:
-        ConfigError: the value is too short to be redacted without damage to other texts.
+        ConfigError: the value is so short that its redaction would damage other texts.
     """
     value = os.environ.get(variable, "").strip()
-    harmless = value.lower() in _EMPTY_VALUES or is_number(value) or _is_existing_path(value)
-    if len(value) < SHORTEST and not harmless:
+    harmless = value.lower() in _NON_SECRET_VALUES or is_number(value) or _is_existing_path(value)
+    if len(value) < MIN_SECRET_LENGTH and not harmless:
         raise ConfigError(
             f"${{oc.env:{variable}}}: values that a config reads from the environment are redacted in files, and the "
-            f"value of {variable} has fewer than {SHORTEST} characters, too few to be recognized there. "
+            f"value of {variable} has fewer than {MIN_SECRET_LENGTH} characters, too few to be recognized there. "
             "Write the value itself instead"
         )
-    if variable not in (names := _resolved()):
+    if variable not in (names := _resolved_variables()):
         os.environ[_RESOLVED] = "=".join([*names, variable])
 
 
 def is_secret_variable(name: str) -> bool:
     """Return whether an environment variable of this name counts as a secret."""
-    return name in _secret_variables or name.upper().endswith(_SECRET_ENDINGS)
+    return name in _secret_variables or name.upper().endswith(_SECRET_SUFFIXES)
 
 
-def known(resolved: bool = True) -> list[str]:
-    """Return the secrets in the environment in lower case, longest first, also in other encodings (`_forms`).
+def known_secrets(include_resolved: bool = True) -> list[str]:
+    """Return the secrets in the environment and their encodings (`_encodings`) in lower case, longest first.
 
     Args:
-        resolved: whether values that configs have read count as secrets. They are redacted, and not refused.
+        include_resolved: whether values that configs have read count as secrets. Such values are redacted, but configs
+            that contain them are not rejected.
     """
     forms: set[str] = set()
-    for name in {*filter(is_secret_variable, list(os.environ)), *(_resolved() if resolved else ())}:
+    for name in {*filter(is_secret_variable, list(os.environ)), *(_resolved_variables() if include_resolved else ())}:
         value = os.environ.get(name, "").strip()
-        # A variable that holds the path of a key file is no secret.
-        if len(value) >= SHORTEST and not _is_existing_path(value):
-            forms |= _forms(value)
+        # The path of a key file is not a secret.
+        if len(value) >= MIN_SECRET_LENGTH and not _is_existing_path(value):
+            forms |= _encodings(value)
     return sorted(forms, key=len, reverse=True)
 
 
 @functools.lru_cache(maxsize=256)
-def _forms(value: str) -> frozenset[str]:
-    """Return the lower-case forms in which a text may repeat a secret.
+def _encodings(value: str) -> frozenset[str]:
+    """Return the encodings in which a text may contain a secret, in lower case.
 
-    These are the secret itself, Base64 (of any text around it, in both alphabets), URL-quoted and JSON-escaped.
+    These are the secret itself, its Base64 encoding (within any other text, in both alphabets), and the URL-quoted and
+    JSON-escaped forms of these.
     """
     data, forms = value.encode("utf-8", "surrogateescape"), {value}
     for offset in range(3):
-        # The characters that depend on the secret alone, whatever is encoded before and after it.
+        # Only the characters that do not depend on what is encoded before and after the secret.
         first, end = -(-8 * offset // 6), (8 * (offset + len(data))) // 6
         encoding = base64.b64encode(b"\0" * offset + data).decode()[first:end]
         forms |= {encoding, encoding.translate(str.maketrans("+/", "-_"))}
@@ -161,144 +175,149 @@ def _forms(value: str) -> frozenset[str]:
 
 
 def redact(text: str, secrets: Sequence[str] | None = None) -> str:
-    """Return `text` with `<redacted>` in place of secrets in the environment and of texts that look like a secret.
+    """Return `text` with `<redacted>` in place of secrets in the environment and of strings that look like secrets.
 
-    The former are found in any letter case and in Base64. The latter are keys of well-known services, user names and
-    passwords in addresses, parameters of addresses that are named like a secret, and `Bearer ...`. Takes time linear
-    in the length of `text`.
+    Secrets in the environment are found in any letter case and in the encodings of `_encodings`. Strings that look like
+    secrets are keys of well-known services, user names and passwords in URLs, query parameters of URLs that are named
+    like a secret, and `Bearer ...`. The time is linear in the length of `text`.
 
     Args:
         text: any text.
-        secrets: result of `known`, to save calls when many texts are redacted; None: call it.
+        secrets: result of `known_secrets`, computed once if many texts are redacted; None: call `known_secrets`.
     """
     lower = text.lower()
-    for secret in known() if secrets is None else secrets:
+    for secret in known_secrets() if secrets is None else secrets:
         if secret in lower:
-            text = re.sub(re.escape(secret), MARK, text, flags=re.IGNORECASE)
+            text = re.sub(re.escape(secret), REDACTED, text, flags=re.IGNORECASE)
             lower = text.lower()
     if "://" in text:
-        text = _pattern(_USER).sub(rf"\1{MARK}@", text)
+        text = _pattern(_URL_USERINFO).sub(rf"\1{REDACTED}@", text)
     if "=" in text and ("?" in text or "&" in text):
-        text = _pattern(_PARAMETER).sub(_parameter, text)
+        text = _pattern(_URL_QUERY_PARAMETER).sub(_redact_query_parameter, text)
     if "bearer" in lower or "authorization" in lower:
-        text = _pattern(_BEARER).sub(_bearer, text)
-    if any(sign in text and any(prefix in text for prefix in prefixes) for sign, prefixes in _PREFIXES.items()):
-        text = _pattern(_FORMS).sub(MARK, text)
+        text = _pattern(_AUTHORIZATION).sub(_redact_authorization, text)
+    if any(sign in text and any(prefix in text for prefix in prefixes) for sign, prefixes in _PREFILTER.items()):
+        text = _pattern(_SERVICE_KEYS).sub(REDACTED, text)
     if "k-" in text or "k_" in text:
-        text = _pattern(_SK).sub(_sk, text)
+        text = _pattern(_SK).sub(_redact_sk_key, text)
     return text
 
 
 def redacted_folder(folder: Path) -> Path:
-    """Return a folder whose names hold no secrets; existing folders keep theirs, such as a user's `/home/<user>`."""
+    """Return `folder` with secrets in the names of its parts redacted; parts that exist keep their names."""
     place = Path()
     for name in folder.parts:
-        exists = (place / name).expanduser().exists()
-        place /= name if exists else redact(name).replace(MARK, "redacted")
+        place /= name if _exists(place / name) else redact(name).replace(REDACTED, "redacted")
     return place
 
 
-def redact_all(value: Any, secrets: Sequence[str] | None = None) -> Any:
-    """Return a copy of plain data with all texts redacted, keys of mappings included; `secrets` as in `redact`."""
-    secrets = known() if secrets is None else secrets
+def redact_nested(value: Any, secrets: Sequence[str] | None = None) -> Any:
+    """Return a copy of plain data with all strings redacted, including keys of mappings; `secrets` as in `redact`."""
+    secrets = known_secrets() if secrets is None else secrets
     if isinstance(value, str):
         return redact(value, secrets)
     if isinstance(value, Mapping):
-        return {redact_all(key, secrets): redact_all(item, secrets) for key, item in value.items()}
+        return {redact_nested(key, secrets): redact_nested(item, secrets) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [redact_all(item, secrets) for item in value]
+        return [redact_nested(item, secrets) for item in value]
     return value
 
 
 def redact_code(text: str, secrets: Sequence[str] | None = None) -> str:
-    """Return `text` as `redact` does, also without the values assigned to names like `api_key` or `password`.
+    """Return `redact(text)` with the values assigned to names like `api_key` or `password` redacted as well.
 
-    For code, settings and command lines, where such names mean secrets. In prose, `secret` is an ordinary word.
+    This is for code, settings and command lines, where such names denote secrets. In prose they are ordinary words.
 
     Args:
         text: any text.
-        secrets: result of `known`, to save calls when many texts are redacted; None: call it.
+        secrets: result of `known_secrets`, computed once if many texts are redacted; None: call `known_secrets`.
     """
     text = redact(text, secrets)
     if "=" in text or ":" in text:
-        text = _pattern(_EXPORTED).sub(_redact_assignment, _pattern(_ASSIGNMENT).sub(_redact_assignment, text))
+        text = _pattern(_SHELL_ASSIGNMENT).sub(_redact_assignment, _pattern(_ASSIGNMENT).sub(_redact_assignment, text))
     return text
 
 
 def redact_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with redacted secrets, also where flag and value are separate (`--api-key VALUE`)."""
+    """Return a command line with its secrets redacted, also if flag and value are separate (`--api-key VALUE`)."""
     return [
-        MARK if i and _pattern(_FLAG).match(arguments[i - 1]) else redact_code(argument)
+        REDACTED if i and _pattern(_FLAG).match(arguments[i - 1]) else redact_code(argument)
         for i, argument in enumerate(arguments)
     ]
 
 
-def refuse(config: Mapping[Any, Any]) -> None:
-    """Raise ConfigError if a config (plain data) holds a secret or reads one from an environment variable.
+def check_no_secrets(config: Mapping[Any, Any]) -> None:
+    """Raise ConfigError if a config (plain data) contains a secret or reads one from an environment variable.
 
-    The message names the field, not the value. Call it before and after interpolations are resolved.
+    The message names the field and does not quote the value. Call this before and after interpolations are resolved.
     """
-    secrets = known(resolved=False)
-    for path, name, value in _texts(config, "", secrets):
-        if (wrong := fault(name, value, secrets)) is not None:
+    secrets = known_secrets(include_resolved=False)
+    for path, name, value in _iter_strings(config, "", secrets):
+        if (wrong := rejection_reason(name, value, secrets)) is not None:
             raise ConfigError(f"{redact(path, secrets)} {wrong}")
 
 
-def refuse_arguments(arguments: Sequence[str]) -> None:
-    """Raise ConfigError if a command line holds a secret, because command lines are saved and quoted in messages."""
-    secrets = known(resolved=False)
+def check_no_secrets_in_arguments(arguments: Sequence[str]) -> None:
+    """Raise ConfigError if a command line contains a secret, because command lines are saved and quoted in messages."""
+    secrets = known_secrets(include_resolved=False)
     for number, argument in enumerate(arguments, start=1):
         key, equals, value = argument.partition("=")
         key = key.lstrip("+~")
         plain = bool(equals) and redact(key, secrets) == key
         value = value if plain else argument
         for text in {value, value.strip("'\" []{}")}:
-            if (wrong := fault(key if plain else "", text, secrets)) is not None:
+            if (wrong := rejection_reason(key if plain else "", text, secrets)) is not None:
                 raise ConfigError(f"{key if plain else f'argument {number}'} {wrong}")
 
 
-def fault(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
-    """Return why the text `value` of the config's field `name` (dotted) is refused, in words that follow the name.
+def rejection_reason(name: str, value: str, secrets: Sequence[str] | None = None) -> str | None:
+    """Return the reason why a config may not have a string in a field; None if it may.
 
-    None means that it is accepted. `secrets` is as in `redact`; if it is None, `known(resolved=False)` is used.
+    The reason is the predicate of a sentence whose subject is the field, such as `holds what looks like a key`.
+
+    Args:
+        name: dotted name of the field.
+        value: the string.
+        secrets: as in `redact`; None: `known_secrets(include_resolved=False)`.
     """
-    secrets = known(resolved=False) if secrets is None else secrets
-    for variable in _pattern(_ENVIRONMENT).findall(value):
+    secrets = known_secrets(include_resolved=False) if secrets is None else secrets
+    for variable in _pattern(_OC_ENV).findall(value):
         if variable == "${" or is_secret_variable(variable):
-            variable_text = "whose name is not plain" if variable == "${" else f"{variable}, which holds a secret"
-            return f"reads the environment variable {variable_text}. {_REMEDY}"
+            if variable == "${":
+                return f"reads an environment variable whose name is itself interpolated. {_REMEDY}"
+            return f"reads the environment variable {variable}, which holds a secret. {_REMEDY}"
     last = name.rpartition(".")[2]
-    if value.lower() in _EMPTY_VALUES:
+    if value.lower() in _NON_SECRET_VALUES:
         return None
     if last == "api_key_env":
-        return variable_fault(value)
-    if _pattern(_USER).search(value) or _pattern(_NO_SCHEME).fullmatch(value):
-        return f"holds a user name or password in an address. {_REMEDY}"
-    if any(names_secret(unquote(parameter[1])) for parameter in _pattern(_PARAMETER).findall(value)):
-        return f"holds an address with what looks like a key among its parameters. {_REMEDY}"
-    if _pattern(_QUERY).fullmatch(value):
-        return f"holds an address with a query, parameters or a fragment, which may be secrets. {_REMEDY}"
-    literal = len(value) >= SHORTEST and not value.startswith(("$", "<", "?")) and not is_number(value)
-    if redact_code(value, secrets) != value or (literal and names_secret(last, False)):
+        return variable_rejection_reason(value)
+    if _pattern(_URL_USERINFO).search(value) or _pattern(_USERINFO_WITHOUT_SCHEME).fullmatch(value):
+        return f"holds a URL with a user name or password. {_REMEDY}"
+    if any(is_secret_name(unquote(parameter[1])) for parameter in _pattern(_URL_QUERY_PARAMETER).findall(value)):
+        return f"holds a URL with what looks like a key among its query parameters. {_REMEDY}"
+    if _pattern(_URL_WITH_QUERY).fullmatch(value):
+        return f"holds a URL with parameters, a query or a fragment, which may contain secrets. {_REMEDY}"
+    literal = len(value) >= MIN_SECRET_LENGTH and not value.startswith(("$", "<", "?")) and not is_number(value)
+    if redact_code(value, secrets) != value or (literal and is_secret_name(last, False)):
         return f"holds what looks like a key or password. {_REMEDY}"
     return None
 
 
-def variable_fault(name: str) -> str | None:
-    """Return why `name` is refused as the name of an environment variable with a key; None: it is accepted.
+def variable_rejection_reason(name: str) -> str | None:
+    """Return the reason why `name` is rejected as the name of an environment variable with a key; None if accepted.
 
-    The text never quotes `name`, which may be the key itself.
+    The reason never quotes `name`, which may be the key itself.
     """
     if name in os.environ and redact(name) == name:
         return None
-    letters = max(map(len, name.split("_")))
-    random = letters >= 12 and any(c.isdigit() for c in name)
-    if not _pattern(_VARIABLE).fullmatch(name):
-        wrong = "is no name of a variable"
-    elif redact(name) != name or letters >= 24 or random:
+    max_length = max(map(len, name.split("_")))
+    is_random = max_length >= 12 and any(c.isdigit() for c in name)
+    if not _pattern(_VARIABLE_NAME).fullmatch(name):
+        wrong = "is not a variable name"
+    elif redact(name) != name or max_length >= 24 or is_random:
         wrong = "looks like a key itself"
-    elif not _pattern(_CONVENTIONAL).fullmatch(name):
-        wrong = "is not set, and not spelled like a variable (capital letters, digits, underscores)"
+    elif not _pattern(_UPPER_SNAKE_CASE).fullmatch(name):
+        wrong = "is the name of an unset variable and not in capital letters, digits and underscores"
     else:
         return None
     return (
@@ -307,58 +326,69 @@ def variable_fault(name: str) -> str | None:
     )
 
 
-def names_secret(name: str, in_address: bool = True) -> bool:
-    """Return whether a name means a secret, e.g. `api_key`, `X-Auth-Token`; in an address also `key` and `sig`."""
+def is_secret_name(name: str, in_url: bool = True) -> bool:
+    """Return whether a name denotes a secret, e.g. `api_key` or `X-Auth-Token`.
+
+    With `in_url`, it is the name of a query parameter of a URL, where also `key` and `sig` denote secrets.
+    """
     spelled = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     words = [word for word in re.split(r"[^a-z0-9]+", spelled) if word]
-    if not words or "_".join(words[-2:]) in _NO_SECRET_TOKENS:
+    if not words or "_".join(words[-2:]) in _SPECIAL_TOKENS:
         return False
-    return "".join(words[-2:]).endswith(_WORDS) or (in_address and words[-1] in _IN_ADDRESS)
+    return "".join(words[-2:]).endswith(_SECRET_NAME_SUFFIXES) or (in_url and words[-1] in _SECRET_QUERY_NAMES)
 
 
-def _texts(value: Any, path: str, secrets: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Yield (path, name of the field, text) of all texts in plain data, and of keys of mappings that are secrets."""
+def _iter_strings(value: Any, path: str, secrets: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield (path, field name, string) for all strings in plain data and for keys of mappings that contain secrets."""
     if isinstance(value, str):
         yield path, re.sub(r"\[\d+\]", "", path), value
     elif isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(key, str) and redact(key, secrets) != key:
                 yield f"a key in {path or 'the config'}", "", key
-            yield from _texts(item, f"{path}.{key}" if path else str(key), secrets)
+            yield from _iter_strings(item, f"{path}.{key}" if path else str(key), secrets)
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
-            yield from _texts(item, f"{path}[{i}]", secrets)
+            yield from _iter_strings(item, f"{path}[{i}]", secrets)
 
 
-def _parameter(match: re.Match[str]) -> str:
-    return f"{match[1]}{match[2]}={MARK}" if names_secret(unquote(match[2])) else match[0]
+def _redact_query_parameter(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}={REDACTED}" if is_secret_name(unquote(match[2])) else match[0]
 
 
-def _bearer(match: re.Match[str]) -> str:
-    """Redact a token after `Bearer`, but not a plain word: tokens have other characters than letters."""
+def _redact_authorization(match: re.Match[str]) -> str:
+    """Redact a token after `Bearer` or `Authorization:`, but not an ordinary word of letters."""
     key = match[2].rstrip(".")
-    return f"{match[1]}{MARK}" if not key.isalpha() or not (key.islower() or key.istitle()) else match[0]
+    return f"{match[1]}{REDACTED}" if not key.isalpha() or not (key.islower() or key.istitle()) else match[0]
 
 
-def _sk(match: re.Match[str]) -> str:
+def _redact_sk_key(match: re.Match[str]) -> str:
     """Redact an `sk-` key, but not a name such as `sk-learn-baseline-v2`.
 
-    Keys have capitals or long parts with digits.
+    Keys contain capital letters or long parts with digits.
     """
     rest = match[1]
     is_random = any(len(part) >= 10 and any(c.isdigit() for c in part) for part in re.split("[-_]", rest))
-    return MARK if is_random or any(c.isupper() for c in rest) else match[0]
+    return REDACTED if is_random or any(c.isupper() for c in rest) else match[0]
 
 
 def _redact_assignment(match: re.Match[str]) -> str:
-    """Redact an assigned value unless it is the name of a variable, a reference or a number."""
+    """Redact an assigned value unless it is a variable name, a reference or a number."""
     name, value = match[1].rstrip("\"' =:"), match[2]
-    # `api_key_env` and `api_key_header: api-key` only say where a key is.
-    is_harmless = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_NO_SECRET_TOKENS))
-    is_harmless = is_harmless or value.startswith(("$", "[")) or is_number(value) or value.lower() in _EMPTY_VALUES
-    return match[0] if is_harmless else f"{match[1]}{MARK}"
+    # Fields such as `api_key_env` and `api_key_header` tell where a key is found and do not contain it.
+    is_harmless = name.endswith(("_env", "-env", "_header", "_query")) or name.endswith(tuple(_SPECIAL_TOKENS))
+    is_harmless = is_harmless or value.startswith(("$", "[")) or is_number(value) or value.lower() in _NON_SECRET_VALUES
+    return match[0] if is_harmless else f"{match[1]}{REDACTED}"
 
 
 def _is_existing_path(text: str) -> bool:
-    """Return whether `text` is an existing path on this machine that begins with `/` or `~`."""
-    return text[:1] in ("/", "~") and Path(text).expanduser().exists()
+    """Return whether `text` is an existing path that begins with `/` or `~`."""
+    return text[:1] in ("/", "~") and _exists(Path(text))
+
+
+def _exists(path: Path) -> bool:
+    """Return whether a path exists; False for an invalid path. No exception quotes the path, which may be a secret."""
+    try:
+        return path.expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # name too long or unreadable folder; unknown user; null character
+        return False

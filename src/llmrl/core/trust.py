@@ -80,7 +80,7 @@ class Trust:
         for module in self.modules:
             if not isinstance(module, str) or not _is_entry(module):
                 raise ConfigError(
-                    f"trusted_modules: {module!r} is no name of a module; give names such as my_package or "
+                    f"trusted_modules: {module!r} is not the name of a module; give names such as my_package or "
                     "my_package.parts, or a key and its host, such as MY_API_KEY@https://my.host"
                 )
 
@@ -116,12 +116,14 @@ class Trust:
             where: option that names the target, for messages, e.g. `agent._target_`.
 
         Raises:
-            ConfigError: the target or the module that defines it is not trusted, the target is no class or function,
+            ConfigError: the target or the module that defines it is not trusted, the target is not a class or function,
                 or it cannot be imported.
         """
         label = f"{where}={target}"
         if not isinstance(target, str) or not _is_dotted(target) or "." not in target:
-            raise ConfigError(f"{where}={target!r} is no dotted name of a class or function, like my_package.MyClass")
+            raise ConfigError(
+                f"{where}={target!r} is not the dotted name of a class or function, like my_package.MyClass"
+            )
         if target in NAMED:
             return getattr(importlib.import_module(target.rpartition(".")[0]), target.rpartition(".")[2])
         module, names = self._imported(target, label)
@@ -138,7 +140,7 @@ class Trust:
             self._check_definition(part, label)
         if self._is_ours(module.__name__) and (len(names) > 1 or not inspect.isclass(part) or names[0][0] == "_"):
             raise ConfigError(
-                f"{label} is no part of llmrl: a config may name classes of parts, and the functions that llmrl's own "
+                f"{label} is not part of llmrl: a config may name classes of parts, and the functions that llmrl's own "
                 "options name"
             )
         return part
@@ -164,7 +166,7 @@ class Trust:
     def _imported(self, target: str, label: str) -> tuple[ModuleType, list[str]]:
         """Return the longest importable module that a dotted name begins with, and the names after it."""
         parts = target.split(".")
-        fault: ImportError | None = None
+        import_error: ImportError | None = None
         for i in range(len(parts) - 1, 0, -1):
             module = ".".join(parts[:i])
             if not self.covers(module):
@@ -174,11 +176,11 @@ class Trust:
             except ModuleNotFoundError as error:
                 if error.name is None or not _matches_package(module, (error.name,)):
                     raise ConfigError(f"{label} cannot be imported: {error}") from error
-                fault = error
+                import_error = error
             except ImportError as error:
                 raise ConfigError(f"{label} cannot be imported: {error}") from error
-        if fault is not None:
-            raise ConfigError(f"{label} cannot be imported: {fault}") from fault
+        if import_error is not None:
+            raise ConfigError(f"{label} cannot be imported: {import_error}") from import_error
         raise ConfigError(f"{label} {self.refusal(target)}")
 
     def _check_definition(self, part: Any, label: str) -> None:
@@ -194,7 +196,7 @@ class Trust:
 
 
 def is_never_trusted(name: str) -> bool:
-    """Return whether a name can never be trusted: it belongs to llmrl or to Python, or is no name of a module."""
+    """Return whether a name can never be trusted: it belongs to llmrl or to Python, or is not the name of a module."""
     return (
         _matches_package(name, _OUR_PACKAGES) or not _is_dotted(name) or name.split(".")[0] in sys.stdlib_module_names
     )
@@ -204,7 +206,7 @@ def _kind(name: str) -> str:
     if _matches_package(name, _OUR_PACKAGES):
         return "this module of llmrl holds no parts that a config could name"
     if is_never_trusted(name):
-        return "it belongs to Python, or is no name of a module, so it is no part of an experiment"
+        return "it belongs to Python, or is not the name of a module, so it is not part of an experiment"
     return "it is not part of llmrl, and would run with your rights"
 
 
@@ -258,7 +260,7 @@ def _read_entries() -> tuple[str, ...]:
     """Return the entries of the user's file; none if there is no file.
 
     Raises:
-        ConfigError: the file cannot be read, other users may write it, or a line is no entry.
+        ConfigError: the file cannot be read, other users may write it, or a line is not an entry.
     """
     path = user_file()
     try:
@@ -279,7 +281,7 @@ def _read_entries() -> tuple[str, ...]:
     names = tuple(line.partition("#")[0].strip() for line in lines)
     if wrong := [name for name in names if name and not _is_entry(name)]:
         raise ConfigError(
-            f"{path}: {wrong[0]!r} is no name of a module; write one a line, such as my_package, or "
+            f"{path}: {wrong[0]!r} is not the name of a module; write one a line, such as my_package, or "
             "MY_API_KEY@https://my.host"
         )
     return tuple(name for name in names if name)

@@ -21,7 +21,7 @@ def typed(key: str, value: Any) -> str:
     ('seed=1', 'env.mechanism=null', 'env.observe=[grid]', "env.text='it\\'s'")
 
     Raises:
-        ConfigError: the value is no plain data.
+        ConfigError: the value is not plain data.
     """
     return f"{key}={override_value(value, key)}"
 
@@ -33,7 +33,7 @@ def typed_choices(key: str, values: Sequence[Any]) -> str:
     'principal=ucb,llm'
 
     Raises:
-        ConfigError: a value is no plain data.
+        ConfigError: a value is not plain data.
     """
     return f"{key}={','.join(override_value(value, key) for value in values)}"
 
@@ -45,7 +45,7 @@ def override_value(value: Any, key: str = "value") -> str:
     "{a:[1,2.5,null],b:'it\\'s, so'}"
 
     Raises:
-        ConfigError: the value is no plain data.
+        ConfigError: the value is not plain data.
     """
     if value is None:
         return "null"

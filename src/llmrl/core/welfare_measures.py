@@ -64,7 +64,7 @@ class Objective(WelfareMeasure):
         payoff: sentences that explain the payoff to a principal. `{n_agents}` and `{others}` (n_agents - 1, at least
             1) are placeholders for numbers; literal braces are doubled.
         step: function from the base rewards of a step [..., n_agents], an array or a tensor, to their contribution to
-            the objective [...]; None if the objective is no sum over the steps of an episode.
+            the objective [...]; None if the objective is not a sum over the steps of an episode.
     """
 
     payoff: str

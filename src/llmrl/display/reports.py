@@ -17,7 +17,7 @@ def create_report(
     settings: ReportSettings | None = None,
     out: Path | None = None,
     figures: bool = True,
-    tell: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
     parts: Sequence[Path] = (),
 ) -> tuple[Report, Path]:
     """Read the runs in a folder and write their report.
@@ -27,7 +27,7 @@ def create_report(
         settings: settings of the report; None: the defaults.
         out: folder of the report; None: `<folder>/report`.
         figures: whether to draw figures, which needs matplotlib.
-        tell: function that is called with progress messages.
+        report: function that is called with progress messages.
         parts: folders in `folder` to which the report is restricted; empty: all.
 
     Returns:
@@ -47,10 +47,10 @@ def create_report(
     if figures:
         check_installed()
     runs = list({run.folder: run for part in parts or [folder] for run in records(part)}.values())
-    numbers = summarize(folder, settings or ReportSettings(), runs, tell)
+    numbers = summarize(folder, settings or ReportSettings(), runs, report)
     for run in runs if figures else ():
         draw_probes(run.folder)
-    return numbers, write_report(numbers, out or folder / "report", figures, tell)
+    return numbers, write_report(numbers, out or folder / "report", figures, report)
 
 
 def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ def guarded(env: Env) -> Env:
     env_name = env.spec.name  # type: ignore[attr-defined]
     for name in ("reset", "step", "close"):
         setattr(env, name, _wrap(env_name, name, getattr(env, name)))
-    env.__deepcopy__ = functools.partial(_refuse_copy, env_name)  # type: ignore[attr-defined]
+    env.__deepcopy__ = functools.partial(_raise_copy_error, env_name)  # type: ignore[attr-defined]
     return env
 
 
@@ -36,7 +36,7 @@ def raised(env: str, where: str, error: BaseException) -> EngineError:
     return EngineError(f"the environment {env} raised in {where}: {short_error(error)}")
 
 
-def _refuse_copy(env: str, memo: dict[int, Any]) -> NoReturn:
+def _raise_copy_error(env: str, memo: dict[int, Any]) -> NoReturn:
     raise TypeError(
         f"the environment {env} cannot be copied with copy.deepcopy. For an independent environment in the same state, "
         "make another one with the same arguments and call its load_state_dict with state_dict() of this one; adapters "

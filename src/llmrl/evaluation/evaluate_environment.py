@@ -126,7 +126,7 @@ class PlannedEvaluation:
         context: index of the context; None without contexts.
         seeds: seed node of the episodes, the same for all players and mechanisms.
         out: folder of the results.
-        tell: function that shows the progress.
+        report: function that shows the progress.
     """
 
     settings: EvaluationSettings
@@ -136,7 +136,7 @@ class PlannedEvaluation:
     context: int | None
     seeds: Seeds
     out: Path
-    tell: Reporter
+    report: Reporter
 
     @property
     def is_comparison(self) -> bool:
@@ -163,7 +163,7 @@ class PlannedEvaluation:
         """
         videos = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
-            self._say("filming", mechanism)
+            self._report_activity("filming", mechanism)
             self._impose(mechanism, self.parts.env)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
@@ -209,7 +209,7 @@ class PlannedEvaluation:
     def _play_under(
         self, mechanism: EvaluatedMechanism, state: State, episodes: int, exactly: bool
     ) -> dict[Player, list[Episode]]:
-        self._say(f"{episodes} episodes", mechanism)
+        self._report_activity(f"{episodes} episodes", mechanism)
         players = [(name, mode) for name in self.players for mode in self.settings.modes]
         folder, player_episodes = self.folder(mechanism), dict[Player, list[Episode]]()
         for name, mode in players:
@@ -228,10 +228,10 @@ class PlannedEvaluation:
             )
         return player_episodes
 
-    def _say(self, activity: str, mechanism: EvaluatedMechanism) -> None:
+    def _report_activity(self, activity: str, mechanism: EvaluatedMechanism) -> None:
         """Show an activity, if several mechanisms are compared, because that takes long."""
         if self.is_comparison:
-            self.tell(f"{activity}: {mechanism.title}")
+            self.report(f"{activity}: {mechanism.title}")
 
     def _impose(self, mechanism: EvaluatedMechanism, env: VecEnv) -> None:
         if mechanism.vector is not None:

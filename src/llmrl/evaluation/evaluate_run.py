@@ -32,18 +32,18 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.usage import UNDERSTOOD, llm_summary
 from llmrl.results.mechanism_comparison import count_text
 from llmrl.run.artifacts import RUN_KEY
-from llmrl.run.files import inside, refuse_links
+from llmrl.run.files import check_no_links, inside
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import place_of, read_metrics
 
 
-def evaluate_run(run: Path, settings: EvaluationSettings, tell: Reporter) -> dict[str, Any]:
+def evaluate_run(run: Path, settings: EvaluationSettings, report: Reporter) -> dict[str, Any]:
     """Evaluate a run; return the saved results and, under `out`, their folder.
 
     Args:
         run: folder of the run.
         settings: settings of the evaluation.
-        tell: function that shows the progress.
+        report: function that shows the progress.
 
     Raises:
         ConfigError: the config names code that is not trusted, or the mechanism is out of bounds.
@@ -71,11 +71,11 @@ def evaluate_run(run: Path, settings: EvaluationSettings, tell: Reporter) -> dic
             check_same_players(settings.env, saved.agent["policy"], agent.state_dict()["policy"])
         plan = _check_adaptation(plan, settings, agent, mechanisms)
         players, seeds = build_players(names, full_config, parts), Seeds(settings.seed).child("evaluate")
-        evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, tell)
+        evaluation = PlannedEvaluation(settings, parts, players, mechanisms, context, seeds, out, report)
         asking = llm_players(names, config, llm)
         episodes = _episodes(settings, config, parts, bool(asking))
         if asking:
-            tell("Requests to the language model, at most", _describe_calls(evaluation, asking, episodes))
+            report("Requests to the language model, at most", _describe_calls(evaluation, asking, episodes))
         states: list[State] = [saved.agent] * len(mechanisms)
         if plan is not None:
             _announce_adaptation(evaluation, plan, full_config)
@@ -110,7 +110,7 @@ def _folder(run: Path, settings: EvaluationSettings, mechanism_names: Sequence[s
     out = settings.out or inside(run, folder_name([*settings.env, *comparison]))
     out.mkdir(parents=True, exist_ok=True)
     if settings.out is None:
-        refuse_links(out)
+        check_no_links(out)
     return out
 
 
@@ -163,10 +163,12 @@ def _announce_adaptation(evaluation: PlannedEvaluation, plan: AdaptationPlan, fu
     """Show how long the adaptation takes, and that a teacher may ask a language model in it."""
     llm, n = evaluation.parts.llm, len(evaluation.mechanisms)
     words = ", ".join(mechanism.title for mechanism in evaluation.mechanisms)
-    evaluation.tell(f"adapting for {count_text(plan.rounds, 'round')} of {count_text(plan.games, 'game')} to: {words}")
+    evaluation.report(
+        f"adapting for {count_text(plan.rounds, 'round')} of {count_text(plan.games, 'game')} to: {words}"
+    )
     if isinstance(llm, ChatClient) and llm_players(["teacher"], full_config, llm):
         rows = [("model", llm.label), ("episodes", f"{n * plan.rounds * plan.games:,} with a teacher")]
-        evaluation.tell(
+        evaluation.report(
             "Requests to the language model during adaptation",
             [*rows, ("LLM calls", "unknown; calls (--calls) limits them")],
         )

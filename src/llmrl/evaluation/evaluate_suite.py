@@ -30,14 +30,14 @@ from llmrl.evaluation.suite_results import summarize_test, write_suite
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
-from llmrl.run.files import inside, refuse_links
+from llmrl.run.files import check_no_links, inside
 from llmrl.statistics.estimators import proportion
 
 PLAYERS = (STUDENT, "random", "bot")
 
 
 def evaluate_suite(
-    runs: Sequence[Path], suite: str, settings: EvaluationSettings, tell: Reporter, changes: Sequence[str] = ()
+    runs: Sequence[Path], suite: str, settings: EvaluationSettings, report: Reporter, changes: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """Evaluate one or several runs in a suite; write and return the results.
 
@@ -46,7 +46,7 @@ def evaluate_suite(
         suite: name of the suite, or a `.yaml` file.
         settings: settings of the evaluation; several mechanisms, a context, both modes and videos do not apply to
             suites.
-        tell: function that shows the progress.
+        report: function that shows the progress.
         changes: `key=value` for keys of the suite.
 
     Returns:
@@ -64,7 +64,7 @@ def evaluate_suite(
     for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
         run_settings = settings
         if len(runs) > 1:
-            tell(f"Run {i + 1} of {len(runs)}: {run}")
+            report(f"Run {i + 1} of {len(runs)}: {run}")
             run_settings = replace(settings, out=settings.out / str(i) if settings.out else None)
         place = (
             inside(run, "evaluation", f"suite_{name}")
@@ -72,10 +72,10 @@ def evaluate_suite(
             else run_settings.out / f"suite_{name}"
         )
         if run_settings.out is None:
-            refuse_links(place)
+            check_no_links(place)
         # Players other than the agents play only with the first run.
         results.append(
-            _play_suite(saved_run, [STUDENT] if results else players, run_settings, name, content, place, tell)
+            _play_suite(saved_run, [STUDENT] if results else players, run_settings, name, content, place, report)
         )
     if len(results) > 1:
         merged = merge_suite_results(results, groups)
@@ -124,7 +124,7 @@ def _play_suite(
     name: str,
     content: Mapping[str, Any],
     out: Path,
-    tell: Reporter,
+    report: Reporter,
 ) -> dict[str, Any]:
     """Play a suite with one run's agent and other players; write the results into `out` and return them.
 
@@ -135,7 +135,7 @@ def _play_suite(
         name: name of the suite.
         content: content of the suite.
         out: folder of the results.
-        tell: function that shows the progress.
+        report: function that shows the progress.
 
     Raises:
         LlmrlError: the suite is invalid, or is for other runs.
@@ -164,10 +164,10 @@ def _play_suite(
         agent.load_state_dict(saved.state["agents"][0])
         if asking := llm_players(names, config, llm):
             n_episodes = suite.episodes * sum(max(len(test.kinds), 1) for test in suite.tests)
-            tell("What is asked, at most", describe_calls(asking, parts, n_episodes, 1, 0))
+            report("What is asked, at most", describe_calls(asking, parts, n_episodes, 1, 0))
         for i, test in enumerate(suite.tests):
             results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
-            tell(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
+            report(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
             write_suite(results, out, figure=False)
     except BudgetExhausted as error:
         raise budget_error(error) from error

@@ -108,7 +108,7 @@ def budget_error(error: BudgetExhausted) -> BudgetExhausted:
 def _sum(estimates: Sequence[CallEstimate]) -> CallEstimate:
     return CallEstimate(
         sum(estimate.calls for estimate in estimates),
-        sum(estimate.most_calls for estimate in estimates),
+        sum(estimate.max_calls for estimate in estimates),
         sum(estimate.prompt_tokens for estimate in estimates),
         sum(estimate.completion_tokens for estimate in estimates),
         sum(estimate.quoted for estimate in estimates),

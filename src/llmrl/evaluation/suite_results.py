@@ -141,7 +141,7 @@ def write_suite(results: Results, folder: Path, figure: bool = True) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"cannot write {folder}: {atomic_files.why(folder, error)}") from error
+        raise RunFolderError(f"cannot write {folder}: {atomic_files.describe_write_error(folder, error)}") from error
     table = suite_table(results)
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
     write_atomic(folder / "table.csv", table.csv())

@@ -19,7 +19,7 @@ from llmrl.config.suggestions import hint, removal_error
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
-from llmrl.core.secrets import redacted_folder, refuse, refuse_arguments
+from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments, redacted_folder
 from llmrl.core.threads import exclusive
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
 
     from llmrl.config.hydra_versions import BASE
 
-    refuse_arguments(overrides)
+    check_no_secrets_in_arguments(overrides)
     guard_hydra()
     hide_bases()
     for problem in offer_installed():
@@ -83,7 +83,7 @@ def job_environment() -> dict[str, str]:
     from hydra.core.hydra_config import HydraConfig
 
     environment = {str(name): str(value) for name, value in HydraConfig.get().job.env_set.items()}
-    refuse({"hydra": {"job": {"env_set": environment}}})
+    check_no_secrets({"hydra": {"job": {"env_set": environment}}})
     return environment
 
 
@@ -116,7 +116,7 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
         raise ConfigError(out)
     raw_config = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw_config, dict)
-    refuse(raw_config)
+    check_no_secrets(raw_config)
     try:
         _redact_folders(config)
         container = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
@@ -125,7 +125,7 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(describe(error, HydraConfig.get().overrides.task)) from error
     assert isinstance(container, dict)
-    refuse(container)
+    check_no_secrets(container)
     return {str(key): value for key, value in container.items()}
 
 

@@ -27,7 +27,7 @@ def build_loggers(config: Mapping[str, Any], builder: Builder | None = None) -> 
     for name, node in _nodes(config).items():
         sink = builder.build(node, f"loggers.{name}")
         if sink is not None and not isinstance(sink, Sink):
-            raise ConfigError(f"loggers.{name}._target_={node['_target_']} is no sink (llmrl.run.sink.Sink)")
+            raise ConfigError(f"loggers.{name}._target_={node['_target_']} is not a sink (llmrl.run.sink.Sink)")
         if sink is not None:
             sinks[name] = sink
     return sinks

@@ -47,7 +47,7 @@ def with_members(config: Config) -> dict[str, Any]:
     language model. The run of a member's initial weights (`init_from`) becomes that of the society.
 
     Raises:
-        ConfigError: a member is no such mapping, an option is unknown, or members have different `init_from`.
+        ConfigError: a member is not such a mapping, an option is unknown, or members have different `init_from`.
     """
     agent = config.get("agent") or {}
     if agent.get("_target_") != _MIXED:

@@ -284,8 +284,8 @@ def _cells(result: FamilyResult) -> dict[str, str]:
 
 def _notes(name: str, result: FamilyResult) -> str:
     quotes = "".join(
-        f"\n* {fault[:MAX_QUOTE_CHARACTERS]}\n\n  ```\n  {reply[:MAX_QUOTE_CHARACTERS]!r}\n  ```\n"
-        for reply, fault in result.quoted
+        f"\n* {reason[:MAX_QUOTE_CHARACTERS]}\n\n  ```\n  {reply[:MAX_QUOTE_CHARACTERS]!r}\n  ```\n"
+        for reply, reason in result.quoted
     )
     end_note = f"\n**Ended early**: {result.ended}\n" if result.ended else ""
     failure_note = f"\n{result.failed} calls brought no reply.\n" if result.failed else ""

@@ -364,7 +364,8 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind,
     for i, part in enumerate(observers):
         if not isinstance(part, Observer):
             raise ConfigError(
-                f"observers[{i}]: {type(part).__name__} is no observer; derive it from llmrl.core.observers.Observer"
+                f"observers[{i}]: {type(part).__name__} is not an observer; derive it from "
+                "llmrl.core.observers.Observer"
             )
     return observers
 
@@ -389,7 +390,7 @@ def spending_cost(config: Config, builder: Builder) -> float:
 
 
 def _check_init_from(config: Config) -> None:
-    """Raise ConfigError if `agent.init_from` names a folder that is no run folder."""
+    """Raise ConfigError if `agent.init_from` names a folder that is not a run folder."""
     init_from = config["agent"].get("init_from")
     if (
         not isinstance(init_from, str)

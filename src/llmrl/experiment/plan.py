@@ -109,14 +109,14 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     seconds = estimate_seconds(loop, seeds)
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
-    longest = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
+    condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
     asks = (
         isinstance(parts.llm, ChatClient)
         and bool(asking(config, builder=parts.resources.builder))
         and not _is_scripted(parts.llm)
     )
     waits = ", and the language model's replies" if asks else ""
-    return [("time", f"about {duration(seconds)} on this machine{longest}{waits}")]
+    return [("time", f"about {duration(seconds)} on this machine{condition}{waits}")]
 
 
 def _is_scripted(model: object) -> bool:
@@ -133,9 +133,9 @@ def _actions(spec: EnvSpec) -> str:
 
 def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     """Return rows on the calls, tokens and costs of a run with an empty cache: expected, and at most."""
-    n_repairs = estimate.most_calls - estimate.calls
+    n_repairs = estimate.max_calls - estimate.calls
     rows = [
-        ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.most_calls:,} with repairs" if n_repairs else "")),
+        ("LLM calls", f"{estimate.calls:,}" + (f", at most {estimate.max_calls:,} with repairs" if n_repairs else "")),
         ("  prompt tokens", f"about {estimate.prompt_tokens:,}"),
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
@@ -182,17 +182,17 @@ def _sum(costs: Sequence[float | None]) -> float | None:
 
 def _costs(estimate: CallEstimate, share: float, provider: Provider) -> tuple[float | None, float | None]:
     """Return `costs` of the share of calls that one model answers."""
-    longest = provider.longest_reply
+    max_reply = provider.max_reply_tokens
     prompts, replies = (round(share * n) for n in (estimate.prompt_tokens, estimate.completion_tokens))
     expected = provider.cost(prompts, replies, 0, 0)
-    if expected is None or longest is None:
+    if expected is None or max_reply is None:
         return expected, None
     # Worst case: every reply has full length and is repaired; each repair quotes the prompt and the reply again.
-    n_repairs, max_calls = estimate.most_calls - estimate.calls, estimate.most_calls
-    max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * longest) * max_calls // max(
+    n_repairs, max_calls = estimate.max_calls - estimate.calls, estimate.max_calls
+    max_prompt_tokens = (estimate.prompt_tokens + estimate.quoted * max_reply) * max_calls // max(
         estimate.calls, 1
-    ) + n_repairs * longest
-    return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * longest)) or 0.0
+    ) + n_repairs * max_reply
+    return expected, provider.cost(round(share * max_prompt_tokens), round(share * max_calls * max_reply)) or 0.0
 
 
 def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
@@ -200,8 +200,8 @@ def _teacher(parts: Parts, loop: Loop) -> list[tuple[str, str]]:
     teacher = parts.teacher
     if teacher is None:
         return [("teacher", "none")]
-    tell, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
-    words = type(teacher).__name__ if tell is None else ", ".join(f"{key}: {x}" for key, x in tell().items())
+    describe, count_lessons = getattr(teacher, "describe", None), getattr(teacher, "taught", None)
+    words = type(teacher).__name__ if describe is None else ", ".join(f"{key}: {x}" for key, x in describe().items())
     if count_lessons is None or not parts.agents[0].learns:
         return [("teacher", words)]
     if isinstance(loop, DesignLoop):

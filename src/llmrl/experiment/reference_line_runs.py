@@ -47,7 +47,7 @@ class ReferencePlan:
 
     Attributes:
         repetitions: measurements of each vector in each context; 0: nothing is measured.
-        vectors: number of measured vectors of the coarse scan, the first of which is no mechanism.
+        vectors: number of measured vectors of the coarse scan, the first of which is not a mechanism.
         untrained: whether untrained agents are measured.
         scan_size: number of vectors of the complete coarse scan.
         omitted_env_steps: environment steps of the measurements that are omitted because of their cost, with the same
@@ -88,7 +88,7 @@ def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_siz
 
 
 def absence(config: Config, parts: Parts) -> str | None:
-    """Return why the run of `config` has no reference lines; None if it has them, or is no design run."""
+    """Return why the run of `config` has no reference lines; None if it has them, or is not a design run."""
     if parts.kind != "design":
         return None
     if config["design"]["references"] == 0:

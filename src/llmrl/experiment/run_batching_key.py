@@ -74,10 +74,10 @@ _RUN_GB = 0.05
 def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str | None:
     """Return a text that is equal for two runs if they may be rows of one process; None for a run without such rows.
 
-    `why_alone` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment, agent and
-    loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ. Runs that
-    learn or search by themselves may differ in everything. Hardware and variables of the process must be equal in any
-    case.
+    `reason_to_run_alone` gives the reason for None. Under a principal that sets a mechanism, the shapes of environment,
+    agent and loop must be equal; principal, seed, language model, `LEARNING_NUMBERS` and initial weights may differ.
+    Runs that learn or search by themselves may differ in everything. Hardware and variables of the process must be
+    equal in any case.
 
     Args:
         config: resolved config as plain data, of `llmrl-train` or `llmrl-finetune`.
@@ -86,7 +86,7 @@ def row_key(config: Config, environment: Mapping[str, str] | None = None) -> str
     Raises:
         ConfigError: a part cannot be found.
     """
-    if why_alone(config) not in (None, Alone.OWN):
+    if reason_to_run_alone(config) not in (None, Alone.OWN):
         return None
     kind = loop_kind(config)
     loop_shape = _shape(config) if kind == "design" else {"loop": kind}
@@ -108,8 +108,8 @@ def _shape(config: Config) -> dict[str, Any]:
     return {**common, "agent": agent, "design": design}
 
 
-def why_alone(config: Config) -> Alone | None:
-    """Return why a run shares its process with no other, or would gain nothing by it (`Alone.OWN`); None if it may.
+def reason_to_run_alone(config: Config) -> Alone | None:
+    """Return the reason why a run does not share its process, or gains nothing by it (`Alone.OWN`); None if it may.
 
     Args:
         config: config as for `row_key`.

@@ -10,7 +10,7 @@ from typing import Any
 from llmrl.core.threads import exclusive
 from llmrl.experiment.experiment import Experiment, application_of
 from llmrl.loops.compute_requests import ExecutorSeat
-from llmrl.run.command_exit import EXIT_INTERRUPTED, ending, say
+from llmrl.run.command_exit import EXIT_INTERRUPTED, exit_on_error, print_message
 
 _VERBOSE_LIBRARIES = ("httpx", "httpcore", "LiteLLM", "transformers", "datasets")
 """Libraries that log every request or file; this package reports their failures itself."""
@@ -74,21 +74,21 @@ def reporting(name: str) -> Iterator[None]:
     from llmrl.core.processes import ProcessGroup, leaving_group
     from llmrl.run.signals import Stopped
 
-    def tell(name: str, text: object) -> None:
+    def report(name: str, text: object) -> None:
         if ProcessGroup.joined().is_main:
-            say(name, text)
+            print_message(name, text)
 
     print_records()
     for library in _VERBOSE_LIBRARIES:
         logging.getLogger(library).setLevel(logging.WARNING)
-    with leaving_group(), _expose_errors(), ending(name, tell):
+    with leaving_group(), _expose_errors(), exit_on_error(name, report):
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            tell(name, "stopped at once; the same command resumes the run from its last checkpoint")
+            report(name, "stopped at once; the same command resumes the run from its last checkpoint")
             raise SystemExit(EXIT_INTERRUPTED) from interrupt
         except Stopped as stopped:
-            tell(name, stopped)
+            report(name, stopped)
             raise SystemExit(stopped.exit_code) from stopped
 
 

@@ -54,7 +54,7 @@ def parse_reference(text: str) -> RunReference | None:
     kind, name, seed = match.groups()
     if not name or (kind == "run" and not _PREFIX.fullmatch(name)):
         raise ConfigError(
-            f"{text!r} is no reference to a run: use run:<hash>, with the first hexadecimal digits at the end of a "
+            f"{text!r} is not a reference to a run: use run:<hash>, with the first hexadecimal digits at the end of a "
             "folder <label>-<hash>, or latest:<name> or preset:<study>; /s<seed> may follow each"
         )
     return RunReference(kind, name, None if seed is None else int(seed))  # type: ignore[arg-type]

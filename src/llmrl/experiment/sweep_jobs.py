@@ -13,7 +13,7 @@ from llmrl.experiment.batched_runs import compute_rows
 from llmrl.experiment.composition import job_environment
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.resources import check_command_lines, game_processes
-from llmrl.experiment.run_batching_key import Alone, row_gb, row_key, why_alone
+from llmrl.experiment.run_batching_key import Alone, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.run_job import compute
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
 from llmrl.sweeps.jobs import differing_keys, naming_overrides
@@ -98,7 +98,7 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     hardware = experiment.resources.hardware
     cores = hardware.cores_for(game_processes(config))
     key = row_key(config, environment)
-    gains = why_alone(config) is not Alone.OWN
+    gains = reason_to_run_alone(config) is not Alone.OWN
     return Job(
         absolute,
         experiment.overrides,

@@ -17,7 +17,7 @@ from llmrl.experiment.parts import build_loop, build_parts, loop_kind
 from llmrl.experiment.plan import costs
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.resources import RunResources
-from llmrl.experiment.run_batching_key import why_alone
+from llmrl.experiment.run_batching_key import reason_to_run_alone
 from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
@@ -54,18 +54,18 @@ class _Numbers:
 
     Attributes:
         env_steps: maximum number of environment steps, summed over games.
-        calls, most_calls: calls of a language model, expected and with all repairs.
+        calls, max_calls: calls of a language model, expected and with all repairs.
         asks: whether the run uses a language model.
-        cost, most_cost: costs of the calls, US dollars.
+        cost, max_cost: costs of the calls, US dollars.
         before: runs that are computed once before it.
     """
 
     env_steps: int | None = None
     calls: int | None = None
-    most_calls: int | None = None
+    max_calls: int | None = None
     asks: bool = False
     cost: float | None = None
-    most_cost: float | None = None
+    max_cost: float | None = None
     before: list[PrerequisiteRun] = field(default_factory=list)
 
 
@@ -119,8 +119,8 @@ def _numbers(experiment: Experiment) -> _Numbers:
         numbers.asks = bool(asking(config, builder=resources.builder))
         estimate = loop.estimate()
         if isinstance(parts.llm, ChatClient) and estimate is not None:
-            numbers.calls, numbers.most_calls = estimate.calls, estimate.most_calls
-            numbers.cost, numbers.most_cost = costs(estimate, parts.llm)
+            numbers.calls, numbers.max_calls = estimate.calls, estimate.max_calls
+            numbers.cost, numbers.max_cost = costs(estimate, parts.llm)
         return numbers
     finally:
         parts.close()
@@ -137,7 +137,7 @@ def _prerequisites(jobs: Sequence[Job], numbers: Iterable[_Numbers]) -> list[Pre
 
 def _row(jobs: Sequence[Job], numbers: _Numbers) -> list[str]:
     """Return the row of runs that differ only in their seeds."""
-    n, reason = len(jobs), why_alone(jobs[0].config)
+    n, reason = len(jobs), reason_to_run_alone(jobs[0].config)
     calls, cost = _calls(numbers, n), _money(numbers, n)
     steps = "unknown" if numbers.env_steps is None else f"{n * numbers.env_steps:,}"
     name = title(split_overrides(jobs[0].naming)) or jobs[0].folder.parent.name
@@ -151,7 +151,7 @@ def _total_row(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequ
     total_steps = "unknown" if None in steps else f"{sum(step or 0 for step in steps):,}"
     llm_runs = [estimate for estimate in job_numbers if estimate.asks]
     total = _Numbers(asks=bool(llm_runs))
-    for name in ("calls", "most_calls", "cost", "most_cost"):
+    for name in ("calls", "max_calls", "cost", "max_cost"):
         values = [getattr(estimate, name) for estimate in llm_runs]
         setattr(total, name, None if None in values else sum(values))
     return ["in all", f"{len(jobs) + len(first):,}", total_steps, _calls(total, 1), _money(total, 1), ""]
@@ -160,9 +160,9 @@ def _total_row(jobs: Sequence[Job], numbers: Mapping[str, _Numbers], first: Sequ
 def _calls(numbers: _Numbers, n: int) -> str:
     if not numbers.asks:
         return "-"
-    if numbers.calls is None or numbers.most_calls is None:
+    if numbers.calls is None or numbers.max_calls is None:
         return "unknown"
-    limit_text = f", at most {n * numbers.most_calls:,}" if numbers.most_calls > numbers.calls else ""
+    limit_text = f", at most {n * numbers.max_calls:,}" if numbers.max_calls > numbers.calls else ""
     return f"{n * numbers.calls:,}{limit_text}"
 
 
@@ -171,9 +171,7 @@ def _money(numbers: _Numbers, n: int) -> str:
         return "-"
     if numbers.cost is None:
         return "unknown"
-    return f"${n * numbers.cost:,.4g}" + (
-        "" if numbers.most_cost is None else f", at most ${n * numbers.most_cost:,.4g}"
-    )
+    return f"${n * numbers.cost:,.4g}" + ("" if numbers.max_cost is None else f", at most ${n * numbers.max_cost:,.4g}")
 
 
 def _processes(packs: Sequence[Pack]) -> str:

@@ -227,7 +227,7 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
     nodes = {group: _part_node(task[group], group) for group in ("env", "agent")}
     if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "evaluator"):
         raise ConfigError(
-            f"{prefix}env={nodes['env']['_target_']} is no Gymnasium environment, whose episodes evaluate policies; "
+            f"{prefix}env={nodes['env']['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
             "use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
         )
     if agent_loop(nodes["agent"], builder) != "search":

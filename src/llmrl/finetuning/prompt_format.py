@@ -131,7 +131,7 @@ class PromptFormat:
 
     def write(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
-        numbers = [_shortest(value) for value in vector.tolist()]
+        numbers = [_format_number(value) for value in vector.tolist()]
         if self.proposer.form.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
@@ -166,10 +166,10 @@ class PromptFormat:
         text = self.write(middle, "A check of the format.")
         try:
             is_equal = np.allclose(self.read(text), middle)
-        except InvalidReply as fault:
+        except InvalidReply as error:
             raise ConfigError(
-                f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {fault}"
-            ) from fault
+                f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {error}"
+            ) from error
         if not is_equal:
             raise ConfigError(
                 f"replies in the form principal.reply={self.proposer.form.reply} are read as other numbers: {text}"
@@ -207,7 +207,7 @@ def _to_outcome(trial: ParameterTrial) -> Outcome:
     return Outcome(trial.vector, trial.value, trial.returns, standard_error_of_mean(trial.returns))
 
 
-def _shortest(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format a number as in the prompt's rows, or exactly if that would round it."""
     text = shown_number(value)
     return text if float(text) == value else repr(value)

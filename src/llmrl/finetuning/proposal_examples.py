@@ -74,8 +74,8 @@ def split(series: Sequence[Series], share: float, seeds: Seeds) -> tuple[list[Se
 def make_examples(
     series: Sequence[Series],
     n: int,
-    fewest: int,
-    most: int,
+    min_trials: int,
+    max_trials: int,
     target: Target,
     seeds: Seeds,
     which: str,
@@ -89,8 +89,8 @@ def make_examples(
     Args:
         series: series of trials, drawn with probability proportional to their length.
         n: number of examples.
-        fewest: lower bound of the uniformly drawn number of trials in a history.
-        most: upper bound of this number.
+        min_trials: lower bound of the uniformly drawn number of trials in a history.
+        max_trials: upper bound of this number.
         target: choice among all trials whose parameters have a higher mean value than the history's best trial:
             `better`: a random one; `nearest`: the nearest to that best trial, in units of each parameter's standard
             deviation; `best`: the best.
@@ -100,14 +100,14 @@ def make_examples(
             target.
 
     Raises:
-        ConfigError: no series has `most` trials.
+        ConfigError: no series has `max_trials` trials.
     """
-    usable = [source for source in series if len(source.trials) >= most]
+    usable = [source for source in series if len(source.trials) >= max_trials]
     if not usable:
-        longest = max((len(source.trials) for source in series), default=0)
+        max_length = max((len(source.trials) for source in series), default=0)
         raise ConfigError(
-            f"dataset.examples={most} trials per prompt are needed, but there are at most {longest} {which}; increase "
-            "dataset.trials, add dataset.runs, or decrease dataset.examples"
+            f"dataset.examples={max_trials} trials per prompt are needed, but there are at most {max_length} "
+            f"{which}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
         )
     sizes = np.array([len(source.trials) for source in usable], dtype=np.float64)
     candidates = _TargetCandidates([trial for source in series for trial in source.trials], target, proposable)
@@ -115,7 +115,7 @@ def make_examples(
     for i in range(n):
         rng = seeds.numpy(i)
         source = usable[int(rng.choice(len(usable), p=sizes / sizes.sum()))]
-        size = int(rng.integers(fewest, most + 1))
+        size = int(rng.integers(min_trials, max_trials + 1))
         end = int(rng.integers(size, len(source.trials) + 1)) if source.ordered else len(source.trials)
         indices = rng.choice(end, size=size, replace=False)
         history = tuple(source.trials[j] for j in (np.sort(indices) if source.ordered else indices))

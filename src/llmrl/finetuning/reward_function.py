@@ -74,8 +74,8 @@ class RewardFunction:
         """Return the numbers in a reply and ""; or None and what is wrong with the reply."""
         try:
             return read(ChatReply(reply), lambda chat_reply: self.questions.read(chat_reply.text)), ""
-        except InvalidReply as fault:
-            return None, str(fault)
+        except InvalidReply as error:
+            return None, str(error)
 
     def _attempts(
         self, questions: Sequence[ProposalPrompt], parsed_replies: Sequence[tuple[np.ndarray | None, str]], purpose: str
@@ -91,7 +91,7 @@ class RewardFunction:
             vectors = np.stack([np.frombuffer(key, dtype=np.float64) for key in vector_indices])
             returns = self.play(vectors, episode_seeds(self.seeds.child(purpose), self.rollouts))
         attempts = []
-        for question, (vector, fault), parameters in zip(questions, parsed_replies, usable_vectors, strict=True):
+        for question, (vector, error), parameters in zip(questions, parsed_replies, usable_vectors, strict=True):
             episode_returns = np.zeros(0) if parameters is None else returns[vector_indices[_key(parameters)]]
             attempts.append(
                 Attempt(
@@ -102,7 +102,7 @@ class RewardFunction:
                     history=np.array([trial.value for trial in question.shown]),
                     repeats=parameters is not None
                     and _key(parameters) in {_key(trial.vector) for trial in question.shown},
-                    fault=fault,
+                    error=error,
                 )
             )
         return attempts

@@ -21,7 +21,7 @@ class Attempt:
         returns: returns of the episodes played with them, [m]; empty if nothing was played or a return is not finite.
         history: values of the proposals shown in the prompt, [k], k >= 1.
         repeats: whether the vector is one of those proposals.
-        fault: what is wrong with the reply, "" if nothing is.
+        error: reason why the reply is invalid; "" if it is valid.
     """
 
     vector: np.ndarray | None
@@ -29,7 +29,7 @@ class Attempt:
     returns: np.ndarray
     history: np.ndarray
     repeats: bool = False
-    fault: str = ""
+    error: str = ""
 
     @property
     def value(self) -> float | None:

@@ -78,11 +78,11 @@ class SFT:
 
 def check_replies(chat: LocalChat, questions: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:
     """Raise ConfigError if a target reply has more tokens than `llm.max_tokens`."""
-    longest = chat.settings.max_tokens
+    max_tokens = chat.settings.max_tokens
     for question, reply in zip(questions, replies, strict=True):
-        if reply is not None and (tokens := len(chat.encode_reply(question.messages, reply))) > longest:
+        if reply is not None and (tokens := len(chat.encode_reply(question.messages, reply))) > max_tokens:
             raise ConfigError(
-                f"a target reply has {tokens} tokens of {chat.model}, more than llm.max_tokens={longest}; increase "
+                f"a target reply has {tokens} tokens of {chat.model}, more than llm.max_tokens={max_tokens}; increase "
                 "llm.max_tokens"
             )
 

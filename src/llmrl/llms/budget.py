@@ -181,7 +181,7 @@ class Budget:
         Raises:
             BudgetExhausted: the attempt could exceed a limit.
         """
-        prompt, reply = provider.count_tokens(request.messages), provider.longest_reply or 0
+        prompt, reply = provider.count_tokens(request.messages), provider.max_reply_tokens or 0
         reservation = Reservation(prompt + reply, provider.cost(prompt, reply))
         while True:
             with self._condition:

@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl.core.atomic_files import remove, why
+from llmrl.core.atomic_files import describe_write_error, remove
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import parse_record
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
-from llmrl.core.secrets import known, redact, redact_all
+from llmrl.core.secrets import known_secrets, redact, redact_nested
 from llmrl.llms.images import with_image_hashes
 
 logger = logging.getLogger(__name__)
@@ -118,9 +118,9 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
 
     Texts are lists of lines, for readability, and secrets are redacted.
     """
-    secrets = known()
-    redacted = redact_all({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
-    messages = redact_all(with_image_hashes(request.messages), secrets)
+    secrets = known_secrets()
+    redacted = redact_nested({"model": dict(identity), "purpose": request.purpose, "schema": request.schema}, secrets)
+    messages = redact_nested(with_image_hashes(request.messages), secrets)
     return {
         "hash": key,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -140,7 +140,7 @@ def _entry(key: str, identity: Mapping[str, Any], request: ChatRequest, reply: C
 
 
 def _cache_error(verb: str, path: Path, error: OSError) -> RunFolderError:
-    reason = why(path, error, "llm.cache_dir=<folder>")
+    reason = describe_write_error(path, error, "llm.cache_dir=<folder>")
     return RunFolderError(
         f"cannot {verb} the cache of replies {path}: {reason}. Choose another folder with llm.cache_dir=<folder>, or "
         "set llm.cache=off"

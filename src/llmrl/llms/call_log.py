@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.records import CHOSEN, REPLY_COUNTS, ChatReply, ChatRequest
-from llmrl.core.secrets import redact_all
+from llmrl.core.secrets import redact_nested
 from llmrl.llms.budget import Budget, Reservation, Usage
 from llmrl.llms.images import with_image_files
 from llmrl.llms.stored_values import LINE, ValueReader, ValueWriter
@@ -39,7 +39,7 @@ Fate = Literal["refused", "lost"]
 class Verdict(NamedTuple):
     """Result of parsing the reply of the call with this `hash` and `time`.
 
-    `fault` describes what is wrong, "" if nothing is; `understood` is the parsed value.
+    `fault` is the reason why the reply is invalid, "" if it is valid; `understood` is the parsed value.
     """
 
     hash: str
@@ -208,7 +208,7 @@ class CallLog:
         """Append lines with redacted secrets, after a line break if the previous write was incomplete."""
         if not lines:
             return
-        text = "".join(f"{json.dumps(redact_all(line), ensure_ascii=False)}\n" for line in lines)
+        text = "".join(f"{json.dumps(redact_nested(line), ensure_ascii=False)}\n" for line in lines)
         # A line that a full disk has truncated is ended first.
         start, self._is_complete = "" if self._is_complete else "\n", False
         try:
@@ -253,7 +253,7 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def as_record(line: str | bytes) -> dict[str, Any] | None:
-    """Parse a line of a log; return None if it is no JSON object."""
+    """Parse a line of a log; return None if it is not a JSON object."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -296,7 +296,7 @@ def _unknown_outcomes(path: Path) -> dict[str, str | None]:
 
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(f"cannot write the call log {path}: {why(path, error)}")
+    return RunFolderError(f"cannot write the call log {path}: {describe_write_error(path, error)}")
 
 
 def _append(path: Path, text: str, durably: bool = False) -> None:

@@ -306,14 +306,14 @@ class ChatClient:
         for call, result in zip(calls, results, strict=True):
             if call.request.read is None or isinstance(result, LLMError):
                 continue
-            parsed_reply, fault = None, ""
+            parsed_reply, reason = None, ""
             try:
                 parsed_reply = as_json(read(result, call.request.read))
             except InvalidReply as invalid:
-                fault = str(invalid)
+                reason = str(invalid)
             with self._lock:
-                self.validity.add(result.text, fault, result.cut)
-            verdicts += [] if call.line is None else [call.line._replace(fault=fault, understood=parsed_reply)]
+                self.validity.add(result.text, reason, result.cut)
+            verdicts += [] if call.line is None else [call.line._replace(fault=reason, understood=parsed_reply)]
         if self.ledger is not None:
             self.ledger.judge(verdicts)
 

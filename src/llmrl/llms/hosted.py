@@ -17,7 +17,7 @@ from llmrl.core.addresses import check_transport
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest
-from llmrl.core.secrets import fault, protect, redact, variable_fault
+from llmrl.core.secrets import redact, register_secret_variable, rejection_reason, variable_rejection_reason
 from llmrl.llms.provider import Provider
 from llmrl.llms.sampling import SamplingSettings
 
@@ -72,9 +72,9 @@ class HostedProvider(Provider):
             output_price=settings.output_price,
         )
         if settings.api_key_env is not None:
-            if (fault_text := variable_fault(settings.api_key_env)) is not None:
-                raise ConfigError(f"llm.api_key_env {fault_text}")
-            protect(settings.api_key_env)
+            if (reason := variable_rejection_reason(settings.api_key_env)) is not None:
+                raise ConfigError(f"llm.api_key_env {reason}")
+            register_secret_variable(settings.api_key_env)
         self.settings, self.include_reasoning = settings, settings.include_reasoning
 
     @property
@@ -210,8 +210,8 @@ def _function_call(function: Any) -> dict[str, Any]:
 
 def check_address(address: str, plain_http: bool, where: str) -> None:
     """Raise ConfigError for an address that may hold a secret, or of plain HTTP to another machine (`plain_http`)."""
-    if (fault_text := fault(where, address)) is not None:
-        raise ConfigError(f"{where} {fault_text}")
+    if (reason := rejection_reason(where, address)) is not None:
+        raise ConfigError(f"{where} {reason}")
     check_transport(address, plain_http, where)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder
 from llmrl.core.frames import enlarge
@@ -46,11 +46,11 @@ def encode_frame(frame: np.ndarray, side: int) -> str:
     """
     from PIL import Image
 
-    longest = max(frame.shape[:2])
-    if longest <= side:
-        image = Image.fromarray(enlarge(np.asarray(frame), frame.shape[0] * (side // longest)))
+    max_side = max(frame.shape[:2])
+    if max_side <= side:
+        image = Image.fromarray(enlarge(np.asarray(frame), frame.shape[0] * (side // max_side)))
     else:
-        height, width = (max(1, round(n * side / longest)) for n in enlarge(frame, 0).shape[:2])
+        height, width = (max(1, round(n * side / max_side)) for n in enlarge(frame, 0).shape[:2])
         image = Image.fromarray(frame).resize((width, height), Image.Resampling.BOX)
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
@@ -120,10 +120,10 @@ def with_image_files(messages: Sequence[Mapping[str, Any]], folder: Path) -> lis
             continue
         try:
             create_folder(path.parent, folder)
-            with replacing(path, folder) as file:  # threads may write the same image at the same time
+            with atomic_write(path, folder) as file:  # threads may write the same image at the same time
                 file.write(_bytes(url))
         except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+            raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
     return [
         {**message, IMAGES: [f"{FOLDER}/{name}.png" for name in message[IMAGES]]} if IMAGES in message else message
         for message in with_image_hashes(messages)

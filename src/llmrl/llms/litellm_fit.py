@@ -53,7 +53,7 @@ def completion_arguments(
         "top_p": sampling.top_p,
         "stop": None if sampling.stop is None else list(sampling.stop),
         "reasoning_effort": sampling.reasoning_effort,
-        "max_tokens": sampling.longest(max_tokens),
+        "max_tokens": sampling.max_tokens_with_thoughts(max_tokens),
     }
     settings: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     seed = {} if sampling.sampling_seed is None else {"seed": sampling.sampling_seed}
@@ -65,13 +65,13 @@ def completion_arguments(
             sampling.reasoning_effort,
             "it would be sent as another effort, or not at all; use another one or null",
         )
-    longest = settings.get("max_tokens")
-    if longest is not None and (budget := max(_thinking_budgets(request), default=0)) >= longest:
+    limit = settings.get("max_tokens")
+    if limit is not None and (budget := max(_thinking_budgets(request), default=0)) >= limit:
         raise _rejection(
             model,
             "reasoning_effort",
             sampling.reasoning_effort,
-            f"it means {budget} tokens of thought, which llm.max_tokens={longest} includes; increase llm.max_tokens",
+            f"it means {budget} tokens of thought, which llm.max_tokens={limit} includes; increase llm.max_tokens",
         )
     if sampling.thinking_budget is not None:
         settings |= _thinking_argument(litellm, model, provider, settings, sampling.thinking_budget)

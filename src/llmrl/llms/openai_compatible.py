@@ -98,7 +98,7 @@ class OpenAICompatibleChat(HostedProvider):
         self._warn_if_unlisted(response)
 
     def _warn_if_unlisted(self, response: httpx.Response) -> None:
-        """Warn if the server's list lacks the model. This is no error, since some servers load models on demand."""
+        """Warn if the server's list lacks the model. This is not an error, since some servers load models on demand."""
         try:
             names = [str(entry["id"]) for entry in response.json()["data"]]
         except (ValueError, KeyError, TypeError):
@@ -120,7 +120,7 @@ class OpenAICompatibleChat(HostedProvider):
             "stop": settings.stop,
             "reasoning_effort": settings.reasoning_effort,
             # OpenAI's protocol has no thinking budget, because servers count thoughts and answer in one limit.
-            "max_tokens": self.longest_reply,
+            "max_tokens": self.max_reply_tokens,
             "response_format": self._response_format(request),
         }
         body: dict[str, Any] = {

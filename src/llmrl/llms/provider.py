@@ -81,7 +81,7 @@ class Provider(ABC):
         self.cache_write_price, self.output_price = cache_write_price, output_price
 
     @property
-    def longest_reply(self) -> int | None:
+    def max_reply_tokens(self) -> int | None:
         """Maximum number of tokens of a reply, thoughts and answer together; None: no limit."""
         return None if self.max_tokens is None else self.max_tokens + (self.thinking_budget or 0)
 
@@ -122,7 +122,7 @@ class Provider(ABC):
         """Return whether `messages` and the longest reply fit into the context window; true if it is unknown."""
         if self.context_window is None:
             return True
-        return self.count_tokens(messages) + (self.longest_reply or 0) <= self.context_window
+        return self.count_tokens(messages) + (self.max_reply_tokens or 0) <= self.context_window
 
     def cost(
         self,

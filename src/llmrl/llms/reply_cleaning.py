@@ -78,16 +78,16 @@ class CleanedReply:
         text: the model's own first turn, without thoughts.
         after: position in `text` of what follows the last thought.
         thought: text of an unclosed thought, which is the rest of the reply; None: there is none.
-        cut: whether the reply was cut off because it grew too long.
+        truncated: whether the reply was cut off because it grew too long.
     """
 
     text: str
     after: int = 0
     thought: str | None = None
-    cut: bool = False
+    truncated: bool = False
 
 
-def clean_reply(reply: str, cut: bool = False) -> CleanedReply:
+def clean_reply(reply: str, truncated: bool = False) -> CleanedReply:
     """Split a reply into its parts, in time linear in its length.
 
     A closing tag without an opening tag also ends a thought, since chat templates put the opening tag into the prompt.
@@ -108,7 +108,7 @@ def clean_reply(reply: str, cut: bool = False) -> CleanedReply:
     prefix = "".join(parts)
     text = prefix if reasoning is not None else prefix + reply[start:]
     text, after = _first_turn(text, len(prefix))
-    return CleanedReply(text, after, reasoning, cut)
+    return CleanedReply(text, after, reasoning, truncated)
 
 
 def strip_control_characters(text: str) -> str:

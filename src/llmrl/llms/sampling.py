@@ -81,7 +81,7 @@ class SamplingSettings:
             "extra_body": self.extra_body,
         }
 
-    def longest(self, answer: int | None) -> int | None:
+    def max_tokens_with_thoughts(self, answer: int | None) -> int | None:
         """Return the limit on tokens of thoughts and answer together for an `answer` limit; None: no limit."""
         return None if answer is None else answer + (self.thinking_budget or 0)
 

@@ -127,8 +127,8 @@ class ScriptedChat(Provider):
 
     @property
     def identity(self) -> dict[str, Any]:
-        longest = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
-        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **longest}
+        limit = {} if self.max_tokens is None else {"max_tokens": self.max_tokens}
+        return {"model": "scripted", **{name: share for name, share in self._shares.items() if share}, **limit}
 
     @property
     def sees(self) -> bool:
@@ -167,15 +167,15 @@ class ScriptedChat(Provider):
                     request.messages, self._seed, lambda content: self._warn(f"llm=scripted, {subject}: {content}")
                 )
             except UnreadPromptError as part:
-                fault = f"llm=scripted cannot find a part of {subject} that its rules need: {part}"
+                problem = f"llm=scripted cannot find a part of {subject} that its rules need: {part}"
         else:
-            fault = (
+            problem = (
                 f"llm=scripted has no rule for this question (purpose {request.purpose!r}); it answers "
                 f"{', '.join(RULES)}, and questions whose reply has a schema"
             )
         if request.schema is None:
-            raise LLMError(f"{fault}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
-        self._warn(f"{fault}. Its replies are drawn at random from the requested schema.")
+            raise LLMError(f"{problem}. Choose a language model, e.g. llm=openai_compatible or llm=gpt4o.")
+        self._warn(f"{problem}. Its replies are drawn at random from the requested schema.")
         # Repeated requests get different replies, as from a model.
         content = "\0".join(message["content"] for message in request.messages)
         return schema_draw.reply(request.schema, f"{request.place}{request.repeat}\0{content}")

@@ -155,15 +155,15 @@ class StructuredQuery(StateFields, Generic[T]):
                 try:
                     values[i] = _value(reply, parsers[i])
                     self.asked[i].add(reply, valid=True)
-                except InvalidReply as fault:
+                except InvalidReply as error:
                     self.asked[i].add(reply, valid=False)
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
                     model = _model(questions[i])
                     hint = " (llm.max_tokens limits replies, thoughts included)" if reply.cut else ""
-                    logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), fault, hint)
+                    logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), error, hint)
                     previous_reply = _assistant(reply, self.llm.feeds_thoughts(model))
-                    pending[i] = [*messages, previous_reply, _user(self.repair(str(fault)).text)]
+                    pending[i] = [*messages, previous_reply, _user(self.repair(str(error)).text)]
                     if reply.error:
                         self.unreached.add(i)
                     # A failed call has no reply to correct, and after a long reply the context window may be full.
@@ -188,7 +188,7 @@ class StructuredQuery(StateFields, Generic[T]):
             LLMError: not even the prompt without any history fits.
         """
         render = functools.cache(render)  # rendering long histories is slow
-        n_records = largest_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
+        n_records = max_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
         if n_records == n:
             return render(n)
         self.counters["trimmed_prompts"] += 1
@@ -230,7 +230,7 @@ def run_conversation(conversing: Conversation[R], chat: Callable[[Sequence[ChatR
         return value
 
 
-def largest_fitting(fits: Callable[[int], bool], n: int) -> int:
+def max_fitting(fits: Callable[[int], bool], n: int) -> int:
     """Return the largest k in 0 to n with `fits(k)`, by bisection of the monotonic `fits`; -1 if there is none."""
     if fits(n):
         return n
@@ -259,9 +259,9 @@ def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
         return read(reply, parse)
-    except InvalidReply as fault:
+    except InvalidReply as error:
         if reply.cut:
-            raise InvalidReply(f"the reply was cut off because it grew too long; {fault}") from None
+            raise InvalidReply(f"the reply was cut off because it grew too long; {error}") from None
         raise
 
 

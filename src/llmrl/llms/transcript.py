@@ -163,11 +163,11 @@ def _code_block(text: str) -> str:
         note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
         text = f"{text[:half]}\n\n{note}\n\n{text[-half:]}"
     text = "\n".join(_wrap(line) for line in _encodable(text).splitlines())
-    longest = length = 0
+    max_run = length = 0
     for character in text:
         length = length + 1 if character == "`" else 0
-        longest = max(longest, length)
-    fence = "`" * max(3, longest + 1)
+        max_run = max(max_run, length)
+    fence = "`" * max(3, max_run + 1)
     return f"{fence}\n{text}\n{fence}"
 
 

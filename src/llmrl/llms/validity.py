@@ -46,21 +46,21 @@ class Validity(StateFields):
         self.judged, self.invalid, self.cut = 0, 0, 0
         self.last: list[str] = []  # quotations of invalid replies, oldest first
 
-    def add(self, text: str, fault: str, cut: bool = False) -> None:
+    def add(self, text: str, reason: str, cut: bool = False) -> None:
         """Count a reply.
 
         Args:
             text: reply.
-            fault: what is wrong with it; "": nothing.
+            reason: reason why it is invalid; "": it is valid.
             cut: whether it reached `llm.max_tokens`.
         """
         self.judged += 1
-        if fault:
+        if reason:
             self.invalid += 1
             self.cut += cut
             end = " ..." if len(text) > MAX_QUOTED_CHARACTERS else ""
             # Quoted with `repr`, so that control characters cannot affect a terminal.
-            quotation = f"{text[:MAX_QUOTED_CHARACTERS]!r}{end}: {fault[:MAX_QUOTED_CHARACTERS]!r}"
+            quotation = f"{text[:MAX_QUOTED_CHARACTERS]!r}{end}: {reason[:MAX_QUOTED_CHARACTERS]!r}"
             self.last = [*self.last, quotation][-N_QUOTED:]
 
     def add_all(self, state: State) -> None:

@@ -75,7 +75,7 @@ class BaselineLoop:
         if not isinstance(env, HasGymnasiumEnv) or not isinstance(env, SupportsEvaluator):
             raise Incompatible(
                 Misfit.ONE_GAME,
-                f"agent=sb3 cannot train on env={env.spec.name}, which is no environment of Gymnasium; choose env=gym",
+                f"agent=sb3 cannot train on env={env.spec.name}, which is not a Gymnasium environment; choose env=gym",
             )
         for name, is_set in {
             "episode_seeds": settings.episode_seeds != "fresh",
@@ -142,7 +142,7 @@ class BaselineLoop:
             progress.advance(1)
             if len(returns) == self.block:
                 self._log(ask, returns, lengths)
-                progress.tell(self.returns[-1])
+                progress.show_result(self.returns[-1])
                 ask(SafePoint(0, lambda: initial_state))
             return len(self.returns) < self.blocks
 

@@ -180,9 +180,9 @@ class DesignLoop:
         if self.measurement.meta_gradient is not None:
             progress.set_anchor(run)
         scores = yield from self.measurement.measure(run, progress.trial)
-        yield self._tell(scores, progress.trial)
+        yield self._tell_principal(scores, progress.trial)
         best = max((score.outcome for score in scores), key=lambda outcome: outcome.value)
-        display.tell(best.value, self.results.mechanism.in_words(best.vector))
+        display.show_result(best.value, self.results.mechanism.in_words(best.vector))
         progress.finish_step()
         yield progress.save_request()
 
@@ -199,7 +199,7 @@ class DesignLoop:
         run.summary = summary
         return result
 
-    def _tell(self, scores: Sequence[Score], trial: Trial) -> Log:
+    def _tell_principal(self, scores: Sequence[Score], trial: Trial) -> Log:
         """Tell the principal the outcomes; return the row to log."""
         history, step = self.results.history, self.progress.step + 1
         metrics = self.principal.tell([score.outcome for score in scores])

@@ -167,7 +167,7 @@ class LearnLoop:
         metrics |= {} if self.meter is None else self.meter.metrics()
         yield self._row("update", metrics)
         if rollout.episodes:
-            progress.tell(metrics["episode/return"])
+            progress.show_result(metrics["episode/return"])
 
     def _probe_and_evaluate(self) -> Requests[None]:
         """Measure the probes and evaluate the agents, if they are due."""

@@ -181,7 +181,7 @@ class SearchLoop:
         batch = yield self.evaluation_request(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, batch)
         self._count(batch)
-        metrics = self._tell(self.warmup_vectors, batch, [{}] * self.warmup)
+        metrics = self._tell_principal(self.warmup_vectors, batch, [{}] * self.warmup)
         self.warm = True
         yield self._row("proposal", metrics)
         progress.update(self.counters["episodes"])
@@ -196,7 +196,7 @@ class SearchLoop:
         if self.settings.extra_rollout:
             self._count((yield self.evaluation_request(vectors[-1:], self._seeds_of(f"extra {self.iteration}", 1))))
         self.iteration += 1
-        metrics = self._tell(vectors, batch, _notes(self.principal, len(vectors)))
+        metrics = self._tell_principal(vectors, batch, _notes(self.principal, len(vectors)))
         self.returns.append(float(batch.returns.mean()))
         best = self._best()
         self.agent.set_parameters(np.array(best.vector))
@@ -204,7 +204,7 @@ class SearchLoop:
         metrics["search/best_return"] = best.value
         yield self._row("proposal", metrics)
         means = batch.returns.mean(1)
-        progress.tell(float(means.max()), self.space.in_words(vectors[means.argmax()]))
+        progress.show_result(float(means.max()), self.space.in_words(vectors[means.argmax()]))
         if self.stop_level is not None and float(means.max()) >= self.stop_level:
             yield from self._confirm(vectors[means.argmax()], self.stop_level)
         if self.evaluations.due(self.iteration):
@@ -290,7 +290,9 @@ class SearchLoop:
         self.counters["episodes"] += batch.returns.size
         self.counters["env_steps"] += int(batch.lengths.sum())
 
-    def _tell(self, vectors: np.ndarray, batch: EvaluationBatch, notes: Sequence[dict[str, Any]]) -> dict[str, float]:
+    def _tell_principal(
+        self, vectors: np.ndarray, batch: EvaluationBatch, notes: Sequence[dict[str, Any]]
+    ) -> dict[str, float]:
         """Tell the principal, write the proposals with `notes`, and return the metrics of this iteration."""
         iteration = self.iteration if self.warm else 0
         outcomes = [outcome_of(vector, batch, i, self._draw(iteration)) for i, vector in enumerate(vectors)]

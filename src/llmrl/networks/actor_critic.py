@@ -328,7 +328,7 @@ def readable_channels(spec: EnvSpec, observation_channels: Sequence[str] | None)
     """Return the channels that a network reads as numbers: `observation_channels`, or (None) every numeric one.
 
     Raises:
-        ConfigError: one of `observation_channels` is no numeric channel, or no channel is left.
+        ConfigError: one of `observation_channels` is not a numeric channel, or no channel is left.
     """
     available = [name for name in spec.observation if name not in NON_NUMERIC]
     if not available:

@@ -32,7 +32,7 @@ class Arms(Protocol):
         """Return the values of an arm, [d]."""
 
     def arm(self, vector: np.ndarray) -> int:
-        """Return the index of `vector`; raise ValueError if it is no arm."""
+        """Return the index of `vector`; raise ValueError if it is not an arm."""
 
 
 class ListedArms:
@@ -74,7 +74,7 @@ class ActionGrid:
         if points < 2:
             raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
         if self.n_arms > MAX_ARMS:
-            max_points = largest_points(space.dim, MAX_ARMS)
+            max_points = max_points_per_axis(space.dim, MAX_ARMS)
             hint = f"set principal.points to {max_points} or less, or " if max_points >= 2 else ""
             raise ConfigError(
                 f"principal.points={points} results in {self.n_arms:,} arms for the {space.dim} numbers of "
@@ -122,7 +122,7 @@ def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
     if space.dim in published:
         return published[space.dim]
     arms = max(points**dim for dim, points in published.items())
-    return max(2, min(101, largest_points(space.dim, arms)))
+    return max(2, min(101, max_points_per_axis(space.dim, arms)))
 
 
 def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposals: int | None) -> int:
@@ -138,7 +138,7 @@ def fitting_points(space: ParameterSpace, published: Mapping[int, int], proposal
     max_points = default_points(space, published)
     if proposals is None or _all_integers(space):
         return max_points
-    return max(2, min(max_points, largest_points(space.dim, proposals // space.n_rows // PLAYS)))
+    return max(2, min(max_points, max_points_per_axis(space.dim, proposals // space.n_rows // PLAYS)))
 
 
 def fitting_arms(
@@ -213,7 +213,7 @@ def _all_integers(space: ParameterSpace) -> bool:
     return all(p.decimals == 0 for p in space.parameters) and bool((values == values[0]).all())
 
 
-def largest_points(dim: int, arms: int) -> int:
+def max_points_per_axis(dim: int, arms: int) -> int:
     """Return the largest n with n^dim <= arms."""
     n = int(arms ** (1.0 / dim)) + 1
     while n**dim > arms:

@@ -107,8 +107,8 @@ class LLMMechanismPrincipal(LLMPrincipal):
             ),
         )
 
-    def repair(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
+    def repair(self, reason: str) -> Prompt:
+        return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
     def _line(self, record: Record) -> Record:
         """Return a record in the form of the history template."""

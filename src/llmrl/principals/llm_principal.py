@@ -71,7 +71,7 @@ SAMPLE_SIZE = 16
 """Number of first proposals from which the tokens per record of the history are estimated."""
 MIN_ROWS = 16
 """Minimum number of records that a question shows, for any `history_tokens`."""
-MAX_FAULTS = 8
+MAX_REASONS = 8
 """Maximum count of numbers out of bounds that an error message lists."""
 
 
@@ -146,8 +146,8 @@ class LLMPrincipal(StateFields, ABC):
         """
 
     @abstractmethod
-    def repair(self, fault: str) -> Prompt:
-        """Return the prompt that follows on an invalid reply with this `fault`."""
+    def repair(self, reason: str) -> Prompt:
+        """Return the prompt that follows a reply that is invalid for this reason."""
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
@@ -355,7 +355,7 @@ class LLMPrincipal(StateFields, ABC):
             try:
                 self.space.check(answer.answer)
             except ConfigError as error:
-                raise InvalidReply(shorten_faults(str(error))) from None
+                raise InvalidReply(shorten_reasons(str(error))) from None
         vectors = self.space.rounded(answer.answer, clip=self.settings.out_of_range != "accept")
         if self.settings.duplicates == "reask":
             self._check_fresh(vectors)
@@ -391,8 +391,8 @@ def shown_text(question: Prompt | Query) -> str:
     return "\n".join(str(message["content"]) for message in question.messages)
 
 
-def shorten_faults(faults: str) -> str:
-    """Return the first `MAX_FAULTS` faults of a list separated by semicolons, and the number of further ones."""
-    parts = faults.split("; ")
-    more = f"; and {len(parts) - MAX_FAULTS} more" if len(parts) > MAX_FAULTS else ""
-    return "; ".join(parts[:MAX_FAULTS]) + more
+def shorten_reasons(reasons: str) -> str:
+    """Return the first `MAX_REASONS` reasons of a list separated by semicolons, and the number of further ones."""
+    parts = reasons.split("; ")
+    more = f"; and {len(parts) - MAX_REASONS} more" if len(parts) > MAX_REASONS else ""
+    return "; ".join(parts[:MAX_REASONS]) + more

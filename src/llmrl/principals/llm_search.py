@@ -266,8 +266,8 @@ class LLMSearch(LLMPrincipal):
             words=actions if choices else (),
         )
 
-    def repair(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, **self._constant_fields(self.in_reply))
+    def repair(self, reason: str) -> Prompt:
+        return self.prompts.render("_repair", fault=reason, **self._constant_fields(self.in_reply))
 
     def _constant_fields(self, n_proposals: int) -> dict[str, Any]:
         """Return the template fields that are the same in all questions."""

@@ -25,7 +25,7 @@ from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
 from llmrl.llms.reading.choice_parser import RECONSIDERATION, ChoiceParser
-from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated
+from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
@@ -287,12 +287,12 @@ class VotePrincipal(StateFields):
             return parse_approvals(reply.text, options, reply.cut)
         return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
 
-    def _repair_vote(self, options: Sequence[str], fault: str) -> Prompt:
+    def _repair_vote(self, options: Sequence[str], reason: str) -> Prompt:
         approval = self.settings.rule == "approval"
-        return self.prompts.render("_repair_vote", fault=fault, options=options, approval=approval)
+        return self.prompts.render("_repair_vote", fault=reason, options=options, approval=approval)
 
-    def _repair_nomination(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, parameters=self.space.parameters)
+    def _repair_nomination(self, reason: str) -> Prompt:
+        return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
 
 _APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
@@ -320,20 +320,20 @@ def vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
 class BallotParser(ChoiceParser):
     """Parser of one of the options of a ballot."""
 
-    wanted = "option"
+    answer_name = "option"
 
 
 class _Approvals(AnswerParser[list[int]]):
     """Parser of a list of options: under `choices`, as a bare list, as bullets, or in sentences of approval."""
 
-    wanted = "list of choices"
+    answer_name = "list of choices"
 
     def __init__(self, options: Sequence[str]) -> None:
         self._names = NameMatcher(options)
 
-    def of_value(self, value: Any) -> list[int] | None:
+    def parse_value(self, value: Any) -> list[int] | None:
         if isinstance(value, Mapping):
-            choices = next((x for key, x in value.items() if letters(str(key)) in _APPROVAL_KEYS), None)
+            choices = next((x for key, x in value.items() if normalize_name(str(key)) in _APPROVAL_KEYS), None)
         else:
             choices = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
         if isinstance(choices, Mapping) and len(choices) == 1:
@@ -346,15 +346,15 @@ class _Approvals(AnswerParser[list[int]]):
             raise InvalidReply(f"there is no option {str(unknown[0])[:40]!r}")
         return sorted({i for i in indices if i is not None})
 
-    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[list[int]]]:
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[list[int]]]:
         lines = [(match, self._names.exact(match[1])) for match in _BULLET.finditer(text)]
         matches = [(match, i) for match, i in lines if i is not None]
-        if not matches or cut or len(matches) < len(lines):
+        if not matches or truncated or len(matches) < len(lines):
             return []
         start, end = matches[0][0].start(), matches[-1][0].end()
         return [CandidateAnswer(start, end, sorted({i for _, i in matches}), form=1)]
 
-    def of_prose(self, text: str) -> list[int] | None:
+    def parse_prose(self, text: str) -> list[int] | None:
         if REFUSAL.search(text) or RECONSIDERATION.search(text):
             return None
         indices: set[int] = set()
@@ -373,13 +373,13 @@ class _Approvals(AnswerParser[list[int]]):
         return self._names.meant(entry) if isinstance(entry, str) else None
 
 
-def parse_approvals(text: str, options: Sequence[str], cut: bool) -> list[int]:
+def parse_approvals(text: str, options: Sequence[str], truncated: bool) -> list[int]:
     """Return the indices of the options that a reply approves of, possibly none.
 
     Raises:
         InvalidReply: the reply holds no such list, or names an option that does not exist.
     """
-    return parse_answer(text, _Approvals(options), cut).answer
+    return parse_answer(text, _Approvals(options), truncated).answer
 
 
 def count_votes(votes: Sequence[Sequence[int] | None], options: int) -> np.ndarray:

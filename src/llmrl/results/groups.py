@@ -180,7 +180,7 @@ def _merge_pretrainings(groups: Sequence[list[RunRecord]]) -> list[list[RunRecor
         initial_weights = [
             frozenset(name for run in runs for name in run.shared.get(PRETRAINING, ())) for runs in candidates
         ]
-        # Two groups with the same initial weights must differ in a setting that is no override.
+        # Two groups with the same initial weights must differ in a setting that is not an override.
         are_distinct = all(initial_weights) and sum(map(len, initial_weights)) == len(
             frozenset().union(*initial_weights)
         )

@@ -118,8 +118,8 @@ def _mechanism_text(entry: Entry) -> str:
 
 def decimals(numbers: Sequence[float | None]) -> int:
     """Return the number of digits after the decimal point for the numbers of one row."""
-    largest = max((abs(x) for x in numbers if x is not None), default=0.0)
-    return 0 if largest >= 1000 else 1 if largest >= 10 else 2
+    max_magnitude = max((abs(x) for x in numbers if x is not None), default=0.0)
+    return 0 if max_magnitude >= 1000 else 1 if max_magnitude >= 10 else 2
 
 
 def method_sentences(results: Mapping[str, Any]) -> list[str]:

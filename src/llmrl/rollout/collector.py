@@ -174,7 +174,7 @@ class Collector:
             observer.on_progress(steps)
 
     def _restart(self, step_observers: Sequence[StepObserver]) -> np.ndarray:
-        """Reset the games that have ended; return the mask [n_envs] of games that still wait: all False."""
+        """Reset the games whose episodes have ended; return the mask [n_envs] of games that still wait: all False."""
         waiting = self._ended
         if waiting.any():
             assert self._observation is not None

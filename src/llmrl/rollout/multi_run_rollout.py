@@ -166,43 +166,43 @@ class _Observers(Observer):
         self._has_step_observers = any(type(observer).on_step is not Observer.on_step for observer in watching)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
-        self._tell(lambda observer, span: observer.on_reset(games[span], _part(observation, span)))
+        self._notify(lambda observer, span: observer.on_reset(games[span], _part(observation, span)))
 
     def on_step(self, transition: Transition) -> None:
         if self._has_step_observers:
-            self._tell(lambda observer, span: observer.on_step(_Part(transition, span)))  # type: ignore[arg-type]
+            self._notify(lambda observer, span: observer.on_step(_Part(transition, span)))  # type: ignore[arg-type]
 
     def on_progress(self, steps: int) -> None:
-        self._tell(lambda observer, span: observer.on_progress(steps))
+        self._notify(lambda observer, span: observer.on_progress(steps))
 
     def finish(self, i: int, rollout: Rollout) -> Rollout | BaseException:
         """Pass the rollout to the observers of member `i`; return the rollout, or their exception."""
 
-        def tell() -> None:
+        def notify() -> None:
             for observer in self._members[i].collector.observers:
                 for episode in rollout.episodes:
                     observer.on_episode_end(episode)
                 observer.on_rollout(rollout)
 
-        self._call_guarded(i, tell)
+        self._call_guarded(i, notify)
         return rollout if (error := self.errors[i]) is None else error
 
-    def _tell(self, callback: Callable[[Observer, slice], None]) -> None:
+    def _notify(self, callback: Callable[[Observer, slice], None]) -> None:
         for i, member in enumerate(self._members):
             span = slice(i * self._games, (i + 1) * self._games)
 
-            def tell(observers: Sequence[Observer] = member.collector.observers, span: slice = span) -> None:
+            def notify(observers: Sequence[Observer] = member.collector.observers, span: slice = span) -> None:
                 for observer in observers:
                     callback(observer, span)
 
-            self._call_guarded(i, tell)
+            self._call_guarded(i, notify)
         if all(error is not None for error in self.errors):
             raise _NobodyLeft
 
-    def _call_guarded(self, i: int, tell: Callable[[], None]) -> None:
+    def _call_guarded(self, i: int, notify: Callable[[], None]) -> None:
         if self.errors[i] is None:
             try:
-                self._members[i].told(tell)
+                self._members[i].told(notify)
             except (KeyboardInterrupt, GivenUp):  # they concern the whole process
                 raise
             except BaseException as error:  # noqa: BLE001 (raised again where the member asked for the rollout)

@@ -60,7 +60,7 @@ class EpisodeProgress(Observer):
 
     def on_episode_end(self, episode: Episode) -> None:
         self.display.advance(1)
-        self.display.tell(float(episode.base_returns.mean()))
+        self.display.show_result(float(episode.base_returns.mean()))
 
 
 class GraceWatch(Observer):

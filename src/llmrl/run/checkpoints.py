@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import remove, replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error, remove
 from llmrl.core.errors import CheckpointError
 from llmrl.core.folder_files import create_folder, read_bytes
 from llmrl.core.records import State
@@ -77,13 +77,13 @@ class CheckpointStore:
         try:
             create_folder(self.folder, self.folder.parent)
             self.clean()
-            with replacing(path, self.folder.parent) as file:
+            with atomic_write(path, self.folder.parent) as file:
                 writer.file = file
                 torch.save(content, writer)  # type: ignore[arg-type]  # needs `write` and `flush` only
                 file.write(MAGIC + writer.digest())
         except (OSError, RuntimeError) as error:  # torch reports a failing write as RuntimeError
             failed = error if isinstance(error, OSError) else writer.error
-            reason = why(path, failed) if failed is not None else error
+            reason = describe_write_error(path, failed) if failed is not None else error
             raise CheckpointError(f"cannot write {path}: {reason}") from error
         self._prune(path)
         return path

@@ -16,12 +16,13 @@ EXIT_BUDGET = 3
 """Exit code: the budget for language models is used up. With a larger budget, the same command resumes the run."""
 EXIT_IN_USE = 4
 """Exit code: another live process owns the run folder."""
-_INTERRUPTED = "stopped by SIGINT"
-FULL_ERROR = "HYDRA_FULL_ERROR"
+_INTERRUPT_MESSAGE = "stopped by SIGINT"
+FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
 """Hydra's environment variable that enables tracebacks on the terminal."""
+_composing = False  # whether Hydra composes the config of the command
 
 
-def say(name: str, text: object) -> None:
+def print_message(name: str, text: object) -> None:
     """Write a message of the command `name` to standard error, with control characters made printable."""
     from llmrl.core.printable import printable
 
@@ -29,32 +30,32 @@ def say(name: str, text: object) -> None:
 
 
 @contextmanager
-def interruptible(name: str, composes: bool = False) -> Iterator[None]:
-    """Return a context for the command `name`, entered before its imports, in which Ctrl-C ends it with one line.
+def handle_interrupt(name: str, composes_config: bool = False) -> Iterator[None]:
+    """Return a context in which Ctrl-C ends the command `name` with one line. Enter it before the command's imports.
 
-    Ctrl-C ends the process at once while a module is imported, and until `begin_work` while Hydra composes the config:
-    extension modules and Hydra would turn an exception into other errors, and there is nothing to clean up yet.
-    Otherwise it raises `KeyboardInterrupt`. A run replaces this handler by one of its own (`StopFlag`).
+    Ctrl-C ends the process at once while a module is imported and while Hydra composes the config (up to
+    `end_composition`), because extension modules and Hydra would turn an exception into other errors. There is nothing
+    to clean up then. Later, Ctrl-C raises `KeyboardInterrupt`. A run replaces this handler by its own (`StopFlag`).
 
     Args:
         name: name of the command.
-        composes: whether Hydra composes the configuration of the command.
+        composes_config: whether Hydra composes the config of the command.
 
     Raises:
-        SystemExit: Ctrl-C ended the command; with the code `EXIT_INTERRUPTED`.
+        SystemExit: Ctrl-C ended the command. The exit code is `EXIT_INTERRUPTED`.
     """
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         if _composing or _is_importing(frame):
-            os.write(2, f"\n{name}: {_INTERRUPTED}\n".encode())
+            os.write(2, f"\n{name}: {_INTERRUPT_MESSAGE}\n".encode())
             os._exit(EXIT_INTERRUPTED)
         raise KeyboardInterrupt
 
     global _composing
-    _composing = composes
+    _composing = composes_config
 
-    # The handler is not installed where signals are ignored (nohup), nor twice: `python -m llmrl train` gets here
-    # twice.
+    # The handler is not installed where signals are ignored (nohup), and only once for `python -m llmrl train`, which
+    # enters this context twice.
     main = threading.current_thread() is threading.main_thread()
     installed = main and signal.getsignal(signal.SIGINT) == signal.default_int_handler
     if installed:
@@ -62,7 +63,7 @@ def interruptible(name: str, composes: bool = False) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        say(name, _INTERRUPTED)
+        print_message(name, _INTERRUPT_MESSAGE)
         raise SystemExit(EXIT_INTERRUPTED) from None
     finally:
         _composing = False
@@ -70,11 +71,8 @@ def interruptible(name: str, composes: bool = False) -> Iterator[None]:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_composing = False
-
-
-def begin_work() -> None:
-    """Mark the end of the composition of a command's configuration (`interruptible`)."""
+def end_composition() -> None:
+    """Record that Hydra has composed the config of the command (`handle_interrupt`)."""
     global _composing
     _composing = False
 
@@ -88,52 +86,56 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 @contextmanager
-def ending(name: str, tell: Callable[[str, object], None] = say) -> Iterator[None]:
-    """Return a context that turns any exception of the command `name` into one message (by `tell`) and an exit code.
+def exit_on_error(name: str, report: Callable[[str, object], None] = print_message) -> Iterator[None]:
+    """Return a context that turns any exception of the command `name` into one message and an exit code.
 
-    An unexpected error is shown without its traceback, which is in the run folder, if there is one. If
-    `HYDRA_FULL_ERROR` is set, such an error is raised as it is, and so are Hydra's own errors always.
+    An unexpected error is shown without its traceback, which is saved in the run folder if there is one. Unexpected
+    errors are raised unchanged if `HYDRA_FULL_ERROR` is set, and Hydra's own errors always are.
+
+    Args:
+        name: name of the command.
+        report: function that shows a message of a command.
 
     Raises:
-        SystemExit: the command failed; with the exit code.
+        SystemExit: the command failed or was interrupted.
     """
     from llmrl.core.errors import BudgetExhausted, LlmrlError, RunInUse
 
     try:
         yield
     except KeyboardInterrupt:
-        tell(name, _INTERRUPTED)
+        report(name, _INTERRUPT_MESSAGE)
         raise SystemExit(EXIT_INTERRUPTED) from None
     except LlmrlError as error:
         if _wants_traceback() and _is_internal(error):
             raise
-        tell(name, _with_traceback(str(error), error))
+        report(name, _append_traceback_path(str(error), error))
         code = EXIT_BUDGET if isinstance(error, BudgetExhausted) else EXIT_FAILED
         raise SystemExit(EXIT_IN_USE if isinstance(error, RunInUse) else code) from error
     except Exception as error:
         # Hydra itself explains errors in the typed overrides, in more than one line.
         if _wants_traceback() or type(error).__module__ == "hydra.errors":
             raise
-        tell(name, _unforeseen(error))
+        report(name, _format_unexpected_error(error))
         raise SystemExit(EXIT_FAILED) from error
 
 
 class _Terminated(KeyboardInterrupt):
-    """SIGTERM as an exception, for programs that it should end as Ctrl-C does."""
+    """SIGTERM as an exception, for commands that it ends in the same way as Ctrl-C."""
 
 
 @contextmanager
-def ending_at_once(name: str, kept: str) -> Iterator[None]:
-    """Return a context for a command that cannot be resumed: Ctrl-C and SIGTERM end it at once, but cleanly.
+def exit_on_signal(name: str, note: str) -> Iterator[None]:
+    """Return a context in which Ctrl-C and SIGTERM end a command that cannot be resumed at once, but cleanly.
 
     Pending requests to a language model are counted, and game processes end.
 
     Args:
         name: name of the command.
-        kept: description of the work that remains, for the message.
+        note: description of what has been written, for the message.
 
     Raises:
-        SystemExit: a signal ended the command; with the code 128 + its number.
+        SystemExit: a signal ended the command. The exit code is 128 plus the number of the signal.
     """
 
     def terminate(*_: object) -> None:
@@ -146,7 +148,7 @@ def ending_at_once(name: str, kept: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         number = signal.SIGTERM if isinstance(interrupt, _Terminated) else signal.SIGINT
-        say(name, f"stopped by {number.name}; {kept}")
+        print_message(name, f"stopped by {number.name}; {note}")
         raise SystemExit(128 + number) from interrupt
     finally:
         if previous is not None:
@@ -154,35 +156,37 @@ def ending_at_once(name: str, kept: str) -> Iterator[None]:
 
 
 def _wants_traceback() -> bool:
-    return os.environ.get(FULL_ERROR, "0") != "0"
+    return os.environ.get(FULL_ERROR_VARIABLE, "0") != "0"
 
 
 def _is_internal(error: BaseException) -> bool:
-    """Return whether a game raised the error itself; the traceback of such an error is worth showing."""
+    """Return whether the code of an environment raised the error, so that its traceback is informative."""
     from llmrl.core.errors import EngineError
 
     return isinstance(error, EngineError) and (error.__cause__ is not None or hasattr(error, "__notes__"))
 
 
-def _unforeseen(error: Exception) -> str:
+def _format_unexpected_error(error: Exception) -> str:
     from pathlib import Path
 
-    from llmrl.core.atomic_files import FULL, why
-    from llmrl.core.errors import kept_traceback, short_error
+    from llmrl.core.atomic_files import DISK_FULL_ERRNOS, describe_write_error
+    from llmrl.core.errors import saved_traceback_path, short_error
 
-    if isinstance(error, OSError) and error.errno in FULL:
-        place = Path(str(error.filename or kept_traceback(error) or "."))
-        return _with_traceback(f"cannot write {place}: {why(place, error)}", error)
+    if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+        place = Path(str(error.filename or saved_traceback_path(error) or "."))
+        return _append_traceback_path(f"cannot write {place}: {describe_write_error(place, error)}", error)
     if isinstance(error, MemoryError):
-        return _with_traceback(f"there is not enough memory: {short_error(error)}", error)
-    return _with_traceback(short_error(error), error, f"{FULL_ERROR}=1 before the command shows the full traceback")
+        return _append_traceback_path(f"there is not enough memory: {short_error(error)}", error)
+    return _append_traceback_path(
+        short_error(error), error, f"{FULL_ERROR_VARIABLE}=1 before the command shows the full traceback"
+    )
 
 
-def _with_traceback(text: str, error: BaseException, otherwise: str = "") -> str:
-    """Return `text` with the path of the full traceback, or with `otherwise` if the traceback was not saved."""
-    from llmrl.core.errors import LlmrlError, kept_traceback
+def _append_traceback_path(text: str, error: BaseException, alternative: str = "") -> str:
+    """Append the path of the full traceback to `text`, or `alternative` if the traceback was not saved."""
+    from llmrl.core.errors import LlmrlError, saved_traceback_path
 
     readable = isinstance(error, LlmrlError) and not _is_internal(error)
-    traceback_path = "" if readable else kept_traceback(error)
-    hint = f"The full traceback is in {traceback_path}" if traceback_path else otherwise
+    traceback_path = "" if readable else saved_traceback_path(error)
+    hint = f"The full traceback is in {traceback_path}" if traceback_path else alternative
     return f"{text}\n{hint}" if hint else text

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder, open_file, read_bytes
 from llmrl.core.frames import save_video
 from llmrl.core.records import State
-from llmrl.core.secrets import redact_all
+from llmrl.core.secrets import redact_nested
 from llmrl.run.files import read_lines
 
 EPISODES = "episodes.jsonl"
@@ -59,7 +59,7 @@ class EpisodeFiles:
         try:
             self._truncate_to({"list": _EMPTY, "open": [], "waiting": []} if state is None else state)
         except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
+            raise RunFolderError(f"cannot write {self._folder}: {describe_write_error(self._folder, error)}") from error
 
     def step(self, episode: int, line: Mapping[str, Any]) -> None:
         """Append one player's step of an episode."""
@@ -164,7 +164,9 @@ class EpisodeFiles:
     def _append(self, path: Path, line: Mapping[str, Any]) -> None:
         """Append a line in one write, so that a kill leaves at most one incomplete line."""
         create_folder(path.parent, self._folder.parent)
-        data = memoryview((json.dumps(redact_all(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace"))
+        data = memoryview(
+            (json.dumps(redact_nested(line), ensure_ascii=False) + "\n").encode("utf-8", errors="replace")
+        )
         self._hashes.setdefault(path, hashlib.sha256()).update(data)
         with open_file(path, "ab", self._folder.parent) as file:
             while data:

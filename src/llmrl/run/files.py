@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import find_link, read_bytes
-from llmrl.core.secrets import redact, redact_all
+from llmrl.core.secrets import redact, redact_nested
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -24,16 +24,16 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes, root: Path | None = None) -> None:
-    """Replace `path` by `content` atomically; `root` as in `replacing`.
+    """Replace `path` by `content` atomically; `root` as in `atomic_write`.
 
     Raises:
         RunFolderError: the folder cannot be written.
     """
     try:
-        with replacing(path, root) as file:
+        with atomic_write(path, root) as file:
             file.write(content)
     except OSError as error:
-        raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+        raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -41,7 +41,7 @@ def write_json(path: Path, content: Any) -> None:
 
     Numbers that are not finite become null, arrays become lists. Raises RunFolderError as `write_atomic`.
     """
-    write_atomic(path, json.dumps(redact_all(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomic(path, json.dumps(redact_nested(_plain(content)), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def write_script(path: Path, function: str, key: str, content: Any) -> None:
@@ -50,7 +50,7 @@ def write_script(path: Path, function: str, key: str, content: Any) -> None:
     A page opened from disk may load scripts, but no other files. The text is ASCII without `<`, so no content can end
     the script or a line of it.
     """
-    text = json.dumps([key, redact_all(_plain(content))], separators=(",", ":"), allow_nan=False)
+    text = json.dumps([key, redact_nested(_plain(content))], separators=(",", ":"), allow_nan=False)
     write_atomic(path, f"{function}(...{text});\n".replace("<", "\\u003c"))
 
 
@@ -98,7 +98,7 @@ def inside(folder: Path, *names: str) -> Path:
     return path
 
 
-def refuse_links(folder: Path, skipped: Sequence[str] = ()) -> None:
+def check_no_links(folder: Path, skipped: Sequence[str] = ()) -> None:
     """Raise RunFolderError if there is a symbolic link in `folder`, as in `find_link`."""
     if (link := find_link(folder, skipped)) is not None:
         raise RunFolderError(f"{link} is a symbolic link, which is not followed; replace it by a copy, or remove it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from llmrl.core.atomic_files import FULL, why
+from llmrl.core.atomic_files import DISK_FULL_ERRNOS, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.privacy import make_folder
 from llmrl.run.config_hash import is_excluded
@@ -90,5 +90,5 @@ def run_folder(root: Path, name: str, digest: str, overrides: Iterable[str], see
 
 def unwritable(folder: Path, error: OSError) -> RunFolderError:
     """Return the error for a folder of runs that cannot be created or written."""
-    place = "" if error.errno in FULL else " Choose a writable folder with output_root=<folder>."
-    return RunFolderError(f"cannot write {folder}: {why(folder, error)}.{place}")
+    place = "" if error.errno in DISK_FULL_ERRNOS else " Choose a writable folder with output_root=<folder>."
+    return RunFolderError(f"cannot write {folder}: {describe_write_error(folder, error)}.{place}")

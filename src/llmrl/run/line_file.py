@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypedDict
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact
@@ -68,7 +68,7 @@ class LineFile:
                 log.info("%s: dropping %d lines written after the checkpoint", path, len(complete) - lines)
             self._file.truncate(self._size)
         except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+            raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
         self._lines, self._path = lines, path
 
     def write(self, lines: Iterable[str]) -> None:
@@ -83,7 +83,7 @@ class LineFile:
             self._file.write(data)
             self._file.flush()
         except OSError as error:
-            raise RunFolderError(f"cannot write {self._path}: {why(self._path, error)}") from error
+            raise RunFolderError(f"cannot write {self._path}: {describe_write_error(self._path, error)}") from error
         self._lines += len(new_lines)
         self._size += len(data)
         self._hash.update(self._content(data))

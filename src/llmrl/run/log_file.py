@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.printable import printable
@@ -61,7 +61,7 @@ class LogFile:
         try:
             self._handler = _Handler(folder / FILE_NAME)
         except OSError as error:
-            raise RunFolderError(f"cannot write {folder / FILE_NAME}: {why(folder, error)}") from error
+            raise RunFolderError(f"cannot write {folder / FILE_NAME}: {describe_write_error(folder, error)}") from error
         self._handler.setFormatter(SafeFormatter(_FORMAT))
         self._handler.addFilter(self._is_current)
         self._waiting = _active_files.get()

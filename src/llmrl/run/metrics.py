@@ -62,7 +62,7 @@ class MetricLog:
         folder: run folder.
         position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied. The
             remaining rows are passed to the sinks, so that they, too, continue as if uninterrupted.
-        sinks: sinks by the names of their options. A failure of a sink is no failure of this log.
+        sinks: sinks by the names of their options. A failure of a sink is not a failure of this log.
         opening: description of the run for the sinks; None: one with the folder only.
 
     Attributes:
@@ -273,8 +273,8 @@ def metric_tables(path: Path) -> dict[Kind, MetricTable]:
     """Return the rows of a `metrics.jsonl` as one tidy table for each kind.
 
     Raises:
-        RunFolderError: a complete line is not a JSON object, has no valid `kind` or `x`, or has a metric that is no
-            number.
+        RunFolderError: a complete line is not a JSON object, has no valid `kind` or `x`, or has a metric that is not
+            a number.
     """
     rows: dict[Kind, list[dict[str, Any]]] = {}
     for number, row in enumerate(read_metrics(path), start=1):
@@ -296,7 +296,7 @@ def metric_tables(path: Path) -> dict[Kind, MetricTable]:
 
 
 def _check_numbers(row: Mapping[str, Any]) -> None:
-    """Raise ValueError if a counter or metric of a row that was read is no number."""
+    """Raise ValueError if a counter or metric of a row that was read is not a number."""
     for name, value in row.items():
         if name not in (KIND, X) and (not isinstance(value, int | float) or isinstance(value, bool)):
             raise ValueError(f"{name} is {repr(value)[:60]}, not a number")

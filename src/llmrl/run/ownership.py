@@ -193,10 +193,10 @@ class Ownership:
         log.warning("%s could not be read, and is moved aside", self._path)
 
 
-def wait_for_release(at_most_s: float) -> None:
-    """Wait until this process releases a folder, at most `at_most_s` seconds. Another process may release one, too."""
+def wait_for_release(timeout_s: float) -> None:
+    """Wait until this process releases a folder, at most `timeout_s` seconds. Another process may release one, too."""
     with _released:
-        _released.wait(at_most_s)
+        _released.wait(timeout_s)
 
 
 def in_use(folder: Path) -> bool:
@@ -271,8 +271,9 @@ def _parse(path: Path) -> Owner | None:
         return None
     except ValueError as error:
         raise RunFolderError(
-            f"{path} is no valid record of the process that uses this folder ({error}). If no process uses it, delete "
-            "that file and repeat the command, or start the run anew with rerun=true, which moves the old content aside"
+            f"{path} is not a valid record of the process that uses this folder ({error}). If no process uses it, "
+            "delete that file and repeat the command, or start the run anew with rerun=true, which moves the old "
+            "content aside"
         ) from error
 
 

@@ -128,12 +128,12 @@ class ProgressBar:
         """Add `units` to the number of finished units."""
         self.update(self.numbers.done + units)
 
-    def tell(self, value: float, proposed: str = "") -> None:
+    def show_result(self, value: float, proposed: str = "") -> None:
         """Set the last objective or return, and the proposal that reached it. Both are shown from then on."""
         self.numbers.value, self.numbers.proposed = value, shorten(proposed)
         self.update(self.numbers.done)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Show a line of text: above the bar on a terminal, below the cell in a notebook, else in the log."""
         if self._bar is not None:
             line = printable(text)

@@ -62,7 +62,7 @@ class RowsDisplay:
         """Show the progress of this thread, from now on, as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
-    def tell(self, name: str, numbers: Numbers, stage: str = "") -> None:
+    def update_row(self, name: str, numbers: Numbers, stage: str = "") -> None:
         """Store the progress of a run, and print a line about all runs if one is due.
 
         Args:
@@ -113,7 +113,7 @@ class DisplayRow:
         """Show the progress of the run; may be called in any thread and at every step."""
         bars = self._display._bars
         if bars is None:
-            self._display.tell(self._name, numbers, self.stage)
+            self._display.update_row(self._name, numbers, self.stage)
             return
         if self._task is None:
             self._task = bars.add_task(self._name, total=None, unit="", speed="", news="")

@@ -31,12 +31,12 @@ from llmrl.core.errors import (
     Interrupted,
     LLMError,
     RunFolderError,
-    keep_traceback,
+    save_traceback_path,
     short_error,
 )
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
-from llmrl.core.secrets import refuse, refuse_arguments
+from llmrl.core.secrets import check_no_secrets, check_no_secrets_in_arguments
 from llmrl.run import ownership, status
 from llmrl.run.artifacts import (
     CONFIG_NAME,
@@ -51,7 +51,7 @@ from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoint_timer import CheckpointTimer
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.config_hash import config_hash
-from llmrl.run.files import refuse_links, write_atomic, write_json
+from llmrl.run.files import check_no_links, write_atomic, write_json
 from llmrl.run.folder import find_folder, run_folder
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog
@@ -127,8 +127,8 @@ class Run:
         """
         run, options = cls(), options or RunOptions()
         overrides = list(overrides)
-        refuse(config)
-        refuse_arguments(overrides)
+        check_no_secrets(config)
+        check_no_secrets_in_arguments(overrides)
         run.seed, run.config, run.digest = seed, dict(config), options.digest or config_hash(config)
         private = config.get("private", True)
         folder = find_folder(root, name, run.digest, overrides, seed)
@@ -200,7 +200,7 @@ class Run:
         assert self._ownership is not None
         if fresh:
             move_to_backup(self.folder)
-        refuse_links(self.folder, _LINKS_ALLOWED)
+        check_no_links(self.folder, _LINKS_ALLOWED)
         self.status = status.Status(attempt=self._ownership.owner.attempt, overrides=overrides)
         self._log_file = LogFile(self.folder)
         self.checkpoints = CheckpointStore(self.folder / "checkpoints", config_hash=self.digest)
@@ -435,7 +435,7 @@ class Run:
         try:
             if self.status.state == "failed":
                 write_atomic(self.folder / TRACEBACK_NAME, "".join(lines))
-                keep_traceback(error, str(self.folder / TRACEBACK_NAME))
+                save_traceback_path(error, str(self.folder / TRACEBACK_NAME))
             self.status.write(self.folder)
         except RunFolderError as second:
             # A full disk must not hide the error that ended the run.

@@ -249,7 +249,7 @@ class StopFlag:
             if not self._saving:
                 raise KeyboardInterrupt
             self._interrupt_after_saving = True
-            self._say("stopping when the checkpoint is saved")
+            self._print_message("stopping when the checkpoint is saved")
 
     def _begin(self, number: int, since: float) -> None:
         self.signal, self._since = number, since
@@ -257,7 +257,7 @@ class StopFlag:
             follower._begin(number, since)
         if self._says and not self._has_reported:
             self._has_reported = True
-            self._say(self._says)
+            self._print_message(self._says)
 
     def _forward_signals(self, pipe: int) -> None:
         """Run the watching thread of a flag that forwards signals.
@@ -286,7 +286,7 @@ class StopFlag:
                 return
             if self.signal is None and self._says:
                 self._has_reported = True
-                self._say(self._says, number)
+                self._print_message(self._says, number)
             for after in (GIVE_UP_S, GIVE_UP_AGAIN_S):
                 if has_ended(after):
                     return
@@ -322,7 +322,7 @@ class StopFlag:
     def _is_any_saving(self) -> bool:
         return bool(self._saving) or any(follower._saving for follower in self._followers)
 
-    def _say(self, text: str, number: int | None = None) -> None:
+    def _print_message(self, text: str, number: int | None = None) -> None:
         # Not by logging or sys.stderr: the signal may have interrupted one of their writes.
         name = self.name if number is None else signal.Signals(number).name
         os.write(2, f"\n{name}: {text}\n".encode())

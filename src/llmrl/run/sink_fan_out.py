@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from llmrl.core.errors import short_error
-from llmrl.core.secrets import redact, redact_all
+from llmrl.core.secrets import redact, redact_nested
 from llmrl.core.threads import daemon_thread
 from llmrl.run.sink import Ending, Opening, Row, Sink
 
@@ -41,7 +41,7 @@ class FanOut:
 
     def __init__(self, sinks: Mapping[str, Sink], opening: Opening, history: Callable[[], list[Row]]) -> None:
         opening = replace(
-            opening, config=redact_all(opening.config), hyperparameters=redact_all(opening.hyperparameters)
+            opening, config=redact_nested(opening.config), hyperparameters=redact_nested(opening.hyperparameters)
         )
         self._guards = [
             (_Background if sink.background else _Guard)(f"loggers.{name}", sink, opening, history)
@@ -68,17 +68,17 @@ class FanOut:
         """Pass on a text that belongs to a row."""
         row, markdown = self._safe(row), redact(markdown)
         for guard in self._guards:
-            guard.tell(lambda sink: sink.text(row, tag, markdown))
+            guard.send(lambda sink: sink.text(row, tag, markdown))
 
     def picture(self, row: Row, tag: str, path: Path) -> None:
         """Pass on a picture or video that belongs to a row."""
         row = self._safe(row)
         for guard in self._guards:
-            guard.tell(lambda sink: sink.picture(row, tag, path))
+            guard.send(lambda sink: sink.picture(row, tag, path))
 
     def close(self, ending: Ending) -> None:
         """Close the sinks without a thread; the others begin to close. Further calls do nothing."""
-        ending = replace(ending, error=redact(ending.error), summary=redact_all(ending.summary))
+        ending = replace(ending, error=redact(ending.error), summary=redact_nested(ending.summary))
         for guard in self._guards:
             guard.close(ending)
 
@@ -121,7 +121,7 @@ class _Guard:
         self._opening, self._history = opening, history
         self.n_sent = self.n_rows = 0  # rows passed to the sink, and all rows so far
         self._next = 0  # number of the next row
-        self.fault = ""
+        self.error = ""
         self.closed = self.is_abandoned = False
 
     @property
@@ -137,7 +137,7 @@ class _Guard:
         self.n_rows = row.number + 1
         self._rows([row])
 
-    def tell(self, call: Call) -> None:
+    def send(self, call: Call) -> None:
         self._try(call)
 
     def close(self, ending: Ending) -> None:
@@ -147,17 +147,17 @@ class _Guard:
 
     def lacks(self) -> str | None:
         """Return a report on an incomplete sink; None if there is nothing to report."""
-        if not self.fault:
+        if not self.error:
             return None
         missing = self.n_rows - self.n_sent
         problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "was not closed properly"
-        return f"{problem}: {self.fault}"
+        return f"{problem}: {self.error}"
 
     def leave(self) -> None:
         """Abandon a sink that is not closed yet."""
         self.is_abandoned = True
         if self.busy:
-            self.fault = ""
+            self.error = ""
             self._try(lambda sink: sink.abandon())
 
     def _open(self, rows: Sequence[Row]) -> None:
@@ -175,7 +175,7 @@ class _Guard:
 
     def _try(self, call: Call) -> bool:
         """Call the sink unless it has failed; return whether the call succeeded."""
-        if self.fault:
+        if self.error:
             return False
         try:
             call(self.sink)
@@ -185,9 +185,9 @@ class _Guard:
         return True
 
     def _report_failure(self, error: BaseException) -> None:
-        self.fault = redact(short_error(error)) or type(error).__name__
+        self.error = redact(short_error(error)) or type(error).__name__
         if not self.is_abandoned:
-            log.warning("%s has failed: %s. The run continues%s", self.name, self.fault, self._consequence)
+            log.warning("%s has failed: %s. The run continues%s", self.name, self.error, self._consequence)
         log.debug("%s has failed", self.name, exc_info=error)
 
     _consequence = " without this sink"
@@ -212,24 +212,24 @@ class _Background(_Guard):
 
     def open(self, kept: Sequence[Row]) -> None:
         self.n_rows = len(kept)
-        self._put(lambda: self._open(kept))
+        self._enqueue(lambda: self._open(kept))
         self._thread.start()
 
     def row(self, row: Row) -> None:
         self.n_rows = row.number + 1
-        self._put(row)
+        self._enqueue(row)
 
-    def tell(self, call: Call) -> None:
+    def send(self, call: Call) -> None:
         def message() -> None:
             self._try(call)
 
-        self._put(message)
+        self._enqueue(message)
 
     def close(self, ending: Ending) -> None:
         if not self.closed:
             self.closed = True
-            self.tell(lambda sink: sink.close(ending))
-            self._put(None)
+            self.send(lambda sink: sink.close(ending))
+            self._enqueue(None)
 
     def lacks(self) -> str | None:
         if self.busy:
@@ -238,7 +238,7 @@ class _Background(_Guard):
             return f"{problem}: it did not answer in time"
         return super().lacks()
 
-    def _put(self, message: Row | Message | None) -> None:
+    def _enqueue(self, message: Row | Message | None) -> None:
         try:
             self._waiting.put_nowait(message)
         except queue.Full:
@@ -264,11 +264,11 @@ class _Background(_Guard):
 
     def _send_backlog(self) -> None:
         """Reopen a sink that failed a while ago, or that lacks rows because it could not keep up."""
-        if self._has_backlog and not self.fault:
+        if self._has_backlog and not self.error:
             self._has_backlog = False
             self._report_failure(RuntimeError(f"it is more than {MAX_QUEUED:,} rows, texts and pictures behind"))
-        if self.fault and time.monotonic() >= self._retry_time and not self.closed:
-            self.fault, self._next = "", 0
+        if self.error and time.monotonic() >= self._retry_time and not self.closed:
+            self.error, self._next = "", 0
             self._open(self._history())
 
     def _report_failure(self, error: BaseException) -> None:
@@ -277,4 +277,4 @@ class _Background(_Guard):
         if self._failures == 1:
             super()._report_failure(error)
         else:
-            self.fault = redact(short_error(error)) or type(error).__name__
+            self.error = redact(short_error(error)) or type(error).__name__

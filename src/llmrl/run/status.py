@@ -162,7 +162,7 @@ def read_status(folder: Path) -> Status | None:
     """Return the status of the run in `folder`; None if it has not been started.
 
     Raises:
-        RunFolderError: the file is no valid status, is of a newer llmrl, or says `finished` of an unfinished run.
+        RunFolderError: the file is not a valid status, is of a newer llmrl, or says `finished` of an unfinished run.
     """
     path = folder / FILE_NAME
     try:

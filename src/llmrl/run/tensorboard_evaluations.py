@@ -44,14 +44,14 @@ def write_evaluation(folder: Path, x: int, scalars: Mapping[str, float], gif: Pa
     events.close()
 
 
-def pictures(gif: Path, most: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int, int]]:
-    """Return the animation with at most `most` bytes, its first frame as PNG, and their (height, width)."""
+def pictures(gif: Path, max_bytes: int = GIF_BYTES) -> tuple[bytes, bytes, tuple[int, int]]:
+    """Return the animation with at most `max_bytes` bytes, its first frame as PNG, and their (height, width)."""
     import imageio.v3 as iio
 
     animation = gif.read_bytes()
     frames = iio.imread(gif, index=None)  # [frames, height, width, 3]
     duration = float(iio.immeta(gif).get("duration", 50))  # milliseconds of a frame
-    while len(animation) > most and frames.size > frames.shape[-1]:
+    while len(animation) > max_bytes and frames.size > frames.shape[-1]:
         if len(frames) > _FEW_FRAMES:
             frames, duration = frames[::2], 2 * duration
         else:

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import remove, why
+from llmrl.core.atomic_files import describe_write_error, remove
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
-from llmrl.core.secrets import redact, redact_all
+from llmrl.core.secrets import redact, redact_nested
 from llmrl.run.folder import split_overrides
 from llmrl.run.sink import HyperParameters
 
@@ -84,7 +84,7 @@ class EventFile:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
         # With an empty id the row has the run's name, so that runs with equal values are not merged.
-        self._summary(hparams_pb(redact_all(values), trial_id="", start_time_secs=self._started))
+        self._summary(hparams_pb(redact_nested(values), trial_id="", start_time_secs=self._started))
 
     def end(self, succeeded: bool) -> None:
         """Write the final status of the run for the HParams table."""
@@ -124,7 +124,9 @@ class EventFile:
         except OSError as error:
             if self._path.name == _UNPUBLISHED:
                 remove(self._path)
-            raise RunFolderError(f"cannot write the curves {self._path}: {why(self._path, error)}") from error
+            raise RunFolderError(
+                f"cannot write the curves {self._path}: {describe_write_error(self._path, error)}"
+            ) from error
 
 
 def hyperparameters_of(overrides: list[str], seed: int) -> HyperParameters:

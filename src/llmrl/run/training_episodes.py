@@ -113,7 +113,7 @@ def read_training_episodes(folder: Path) -> TrainingEpisodeTable | None:
         complete = rest[0][: rest[0].rfind("\n") + 1]
         begun = np.unique([0, *(int(step) for step in _MARK.findall(complete))])
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is no number
+            warnings.simplefilter("error", DeprecationWarning)  # NumPy issues it for text that is not a number
             numbers = np.fromstring(_MARK.sub("", complete), dtype=np.float64, sep=" ")
         table = numbers.reshape(-1, len(columns))
         places = {name: table[:, columns.index(name)].astype(np.int64) for name in PLACE}

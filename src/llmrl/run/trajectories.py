@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from llmrl.core.atomic_files import replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import create_folder
 from llmrl.core.records import State
@@ -111,7 +111,7 @@ class TrajectoryFiles:
                 if path.stem.isdecimal() and int(path.stem) not in self._file_numbers:
                     path.unlink()
         except OSError as error:
-            raise RunFolderError(f"cannot write {self._folder}: {why(self._folder, error)}") from error
+            raise RunFolderError(f"cannot write {self._folder}: {describe_write_error(self._folder, error)}") from error
         missing = [k for k in self._file_numbers if not self._path(k).is_file()]
         if missing:
             raise RunFolderError(
@@ -128,10 +128,10 @@ class TrajectoryFiles:
         number = max(self._file_numbers, default=-1) + 1 if number is None else number
         path = self._path(number)
         try:
-            with replacing(path, self._folder.parent) as file:
+            with atomic_write(path, self._folder.parent) as file:
                 np.savez_compressed(file, **_arrays(trajectories))
         except OSError as error:
-            raise RunFolderError(f"cannot write {path}: {why(path, error)}") from error
+            raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
         self._file_numbers.append(number)
         return path
 
@@ -221,7 +221,7 @@ def _read(path: Path) -> Trajectories:
         raise RunFolderError(f"{path} cannot be read as trajectories: {error}") from error
     names = [array_field.name for array_field in fields(Trajectories)]
     if lacking := [name for name in ("format", *names) if name not in arrays]:
-        raise RunFolderError(f"{path} is no file of trajectories: it has no array {lacking[0]!r}")
+        raise RunFolderError(f"{path} is not a file of trajectories: it has no array {lacking[0]!r}")
     if int(arrays["format"]) > FORMAT:
         raise RunFolderError(f"{path} is of a newer version ({int(arrays['format'])}) than this llmrl reads ({FORMAT})")
     lengths = {name: len(arrays[name]) for name in _columns()}

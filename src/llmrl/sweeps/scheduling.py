@@ -37,7 +37,7 @@ def scheduler_of(backend: str) -> Scheduler | None:
         return None
     backend_class = NOBODY.locate(backend, "queued.json: backend")
     if Backend not in getattr(backend_class, "__mro__", ()):
-        raise ConfigError(f"queued.json: backend={backend} is no backend")
+        raise ConfigError(f"queued.json: backend={backend} is not a backend")
     scheduler_class: type[Scheduler] | None = backend_class.scheduler
     return None if scheduler_class is None else scheduler_class()
 
@@ -122,7 +122,7 @@ def wait_for(submitted: Sequence[JobOutcome]) -> Iterator[JobOutcome]:
                 unseen[folder] = unseen[folder] + 1 if launch_record.job_id not in queue.states else 0
                 if unseen[folder] >= _MAX_ABSENT_POLLS:
                     outcome = outcome_of(jobs[folder], pending.pop(folder), queues)
-                    progress.say(describe(outcome))
+                    progress.print_line(describe(outcome))
                     progress.update(len(submitted) - len(pending))
                     yield outcome
             watch.look(list(pending))

@@ -87,7 +87,7 @@ class Domain(ABC):
         """Parse a plan of a plan table for the state `sentence`.
 
         Raises:
-            InvalidReply: the text is no valid plan.
+            InvalidReply: the text is not a valid plan.
         """
         return parse_text(text, self.skills, self.objects(sentence))
 

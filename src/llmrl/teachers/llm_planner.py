@@ -15,7 +15,7 @@ from llmrl.core.records import ChatReply, State
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.structured_query import StructuredQuery
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plan_tables import write_table
+from llmrl.teachers.plan_tables import save_plan_table
 from llmrl.teachers.planners import Distribution, distribution
 from llmrl.teachers.plans import Plan, parse_reply, plan_text, reply_schema
 
@@ -172,7 +172,7 @@ class LLMPlanner:
                 self.unknown.pop(sentence, None)
                 continue
             times = self.unknown.get(sentence, (0, 0))[0]
-            # A failed call is no evidence about the state and costs nothing, so it causes no pause.
+            # A failed call is not evidence about the state and costs nothing, so it causes no pause.
             is_reachable = self.asker.unreached.isdisjoint(indices)
             self.unknown[sentence] = (times + 1, min(2**times, MAX_PAUSE) - 1) if is_reachable else (times, 0)
             logger.warning(
@@ -184,7 +184,7 @@ class LLMPlanner:
         if self.folder is not None:
             samples = self.settings.samples
             caption = f"Plans of {self.label}, {samples} samples for each state; none of those without a valid one."
-            write_table(self.folder / TABLE, self.domain.name, caption, self.known)
+            save_plan_table(self.folder / TABLE, self.domain.name, caption, self.known)
 
     def _parser(self, sentence: str) -> Callable[[ChatReply], Plan]:
         skills, objects = self.domain.skills, self.domain.objects(sentence)
@@ -202,5 +202,5 @@ class LLMPlanner:
             horizon=self.horizon,
         )
 
-    def _repair(self, fault: str) -> Prompt:
-        return self.prompts.render("_repair", fault=fault, skills=self.domain.skills)
+    def _repair(self, reason: str) -> Prompt:
+        return self.prompts.render("_repair", fault=reason, skills=self.domain.skills)

@@ -12,7 +12,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domain import Domain
-from llmrl.teachers.plan_tables import PlanTable, read_table
+from llmrl.teachers.plan_tables import PlanTable, load_plan_table
 from llmrl.teachers.planners import Distribution, distribution
 from llmrl.teachers.plans import UnknownSkill
 
@@ -76,10 +76,10 @@ class OfflinePlanner(StateFields):
         examples = self._table.examples()
         for pattern, sentence in examples.items():
             if self._table.find(sentence) is None:
+                words = ", ".join(self._table.interchangeable_words)
                 raise ConfigError(
                     f"the plan table {self._name} has the row {pattern!r}, which matches no state: the interchangeable "
-                    f"words {', '.join(self._table.words)} must be written [1], [2], ... in the order of their "
-                    "appearance"
+                    f"words {words} must be written [1], [2], ... in the order of their appearance"
                 )
             self._known[sentence] = self._read(sentence)
         n_debates = sum(ANNOUNCED in pattern for pattern in examples)
@@ -100,29 +100,29 @@ class OfflinePlanner(StateFields):
                 raise ConfigError(f"{message}; add one, or set teacher.missing_state=fallback")
             logger.warning("%s; the plan is %s", message, ", ".join(map(str, self.domain.fallback)))
             return None
-        plans, faults = [], []
+        plans, reasons = [], []
         for text, probability in row:
             try:
                 plans.append((self.domain.read_plan(text, sentence), probability))
-            except UnknownSkill as fault:
+            except UnknownSkill as error:
                 if self._is_custom:  # the shipped tables are as published
                     raise ConfigError(
-                        f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {fault}"
-                    ) from fault
-                faults.append(str(fault))
-            except InvalidReply as fault:
-                faults.append(str(fault))
+                        f"the plan table {self._name} has no valid plan for {sentence!r} in {text!r}: {error}"
+                    ) from error
+                reasons.append(str(error))
+            except InvalidReply as error:
+                reasons.append(str(error))
         if not plans:
-            raise ConfigError(f"the plan table {self._name} has no valid plan for {sentence!r}: {'; '.join(faults)}")
+            raise ConfigError(f"the plan table {self._name} has no valid plan for {sentence!r}: {'; '.join(reasons)}")
         return distribution(plans)
 
 
 def _find(domain: Domain, table: str) -> PlanTable:
     if table not in (PUBLISHED, CORRECTED):
-        return read_table(Path(table).expanduser(), domain.name)
+        return load_plan_table(Path(table).expanduser(), domain.name)
     if domain.tables is None:
         raise ConfigError(
             f"no plan table is shipped for {domain.name}; give teacher.table=<plans.json of a run with teacher=llm>, "
             "or use teacher=llm or teacher=oracle"
         )
-    return read_table(Path(domain.tables), domain.name, corrected=table == CORRECTED)
+    return load_plan_table(Path(domain.tables), domain.name, corrected=table == CORRECTED)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
@@ -354,7 +354,7 @@ class Study:
             message = str(error.__cause__ or error).splitlines()[0]
             path, hint = self.folder / STUDY_NAME, "hydra.sweeper.folder=<folder>"
             if "is full" in message or "disk I/O" in message:
-                reason = why(path, OSError(errno.ENOSPC, message), hint)
+                reason = describe_write_error(path, OSError(errno.ENOSPC, message), hint)
                 raise RunFolderError(f"cannot write the study {path}: {reason}") from error
             raise RunFolderError(
                 f"{path} cannot be used as a study ({message}); move it away to start a new one, or choose another "

@@ -100,7 +100,7 @@ def test_missions_are_disjoint(level: str, sampling: str) -> None:
         objects = {f"{color} {noun}" for color, noun in re.findall(OBJECT, env.mission)}
         assert objects <= forbidden if level == TEST else not objects & forbidden
         assert (env.mission == "open the door") <= (level == TRAIN)
-        assert env.max_steps == (64 if env.kind in ("goto", "pickup") else 128) <= env.longest
+        assert env.max_steps == (64 if env.kind in ("goto", "pickup") else 128) <= env.max_episode_steps
     assert set(kinds) == set(KINDS)
     assert max(kinds.values()) < 2.5 * min(kinds.values()) or sampling == "rejection"
 

@@ -38,7 +38,7 @@ def fronts(layout: RoomLayout) -> list[tuple[int, int]]:
 @given(kind=st.sampled_from(sorted(ROOMS)), low=st.integers(4, 9), extra=st.integers(0, 5), seed=st.integers(0, 10**6))
 def test_rooms_follow_rules(kind: str, low: int, extra: int, seed: int) -> None:
     task: OneRoom = ROOMS[kind](low, low + extra)
-    layout = task.draw(np.random.default_rng(seed))
+    layout = task.sample_layout(np.random.default_rng(seed))
     cells, (w, h) = layout.cells, measure_size(layout)
     assert cells.shape == (low + extra, low + extra, 3)
     assert low <= w <= low + extra
@@ -78,7 +78,7 @@ def test_rooms_follow_rules(kind: str, low: int, extra: int, seed: int) -> None:
 
 def test_all_layouts_are_reachable() -> None:
     rng = np.random.default_rng(0)
-    layouts = [SimpleDoorKey().draw(rng) for _ in range(1500)]
+    layouts = [SimpleDoorKey().sample_layout(rng) for _ in range(1500)]
     assert {measure_size(layout) for layout in layouts} == {(w, h) for w in range(5, 11) for h in range(5, 11)}
     assert {layout.heading for layout in layouts} == {0, 1, 2, 3}
     assert {int(layout.cells[find_objects(layout, DOOR)[0]][1]) for layout in layouts} == set(range(6))
@@ -89,7 +89,7 @@ def test_all_layouts_are_reachable() -> None:
         == {find_objects(layout, KEY)[0] for layout in small}
         == set(np.ndindex(5, 5)) - {cell for cell in np.ndindex(5, 5) if 0 in cell or 4 in cell}
     )
-    doors = [find_objects(TwoDoor().draw(rng), DOOR) for _ in range(50)]
+    doors = [find_objects(TwoDoor().sample_layout(rng), DOOR) for _ in range(50)]
     assert {first_door[0] == 0 and last_door[0] == 19 for first_door, last_door in doors} == {True, False}
 
 
@@ -110,13 +110,13 @@ def test_all_layouts_are_reachable() -> None:
 )
 def test_layouts_are_solvable_within_horizon(task: RoomTask, layouts: int) -> None:
     for k in range(layouts):
-        plan = solve(world_of(task.draw(Seeds(3).numpy(k))), task)
+        plan = solve(world_of(task.sample_layout(Seeds(3).numpy(k))), task)
         assert plan is not None
         assert len(plan) < task.horizon
 
 
 def test_full_room_keys() -> None:
-    layout = ColoredDoorKey(5, 5, n_keys=8).draw(np.random.default_rng(0))
+    layout = ColoredDoorKey(5, 5, n_keys=8).sample_layout(np.random.default_rng(0))
     assert len(find_objects(layout, KEY)) == 8
     assert layout.position == fronts(layout)[0]
 

@@ -164,5 +164,5 @@ def test_arbitrary_reply_never_crashes(text):
     for reply in (text, f"params[0]: {text}", f"[{text}]", f'{{"params": [{text}]}}', f"<think>{text}"):
         try:
             assert np.isfinite(read_numbers(reply, 1, 2).answer).all()
-        except InvalidReply as fault:
-            assert str(fault)
+        except InvalidReply as error:
+            assert str(error)

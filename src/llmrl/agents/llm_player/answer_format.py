@@ -211,7 +211,7 @@ class ContinuousAnswer:
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
-        self.question = VectorParser(self.names, bounds=bounds, wanted="action")
+        self.question = VectorParser(self.names, bounds=bounds, answer_name="action")
         self.question.kept = PLAN
         self.whole, self.decimals = np.array(numbers.whole), decimals
         kinds = ["a whole number " if is_integer else "" for is_integer in numbers.whole]
@@ -291,8 +291,8 @@ def read_reply(
     try:
         answer = parse_answer(text, answers.question, cut)
         action = answers.action(answer.answer, legal)
-    except InvalidReply as fault:
-        raise InvalidReply(f"{fault}; {answers.accepted_answers(legal)}") from None
+    except InvalidReply as error:
+        raise InvalidReply(f"{error}; {answers.accepted_answers(legal)}") from None
     reflection = " ".join(answer.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")

@@ -13,7 +13,7 @@ from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import Conversation, Query, QueryStats, StructuredQuery, largest_fitting
+from llmrl.llms.structured_query import Conversation, Query, QueryStats, StructuredQuery, max_fitting
 
 LESSON_TURNS = 50
 """Maximum number of turns of an episode, the newest ones, from which a lesson is drawn."""
@@ -73,7 +73,7 @@ class Lessons:
             return prompt, (message("system", system.text), message("user", prompt.text))
 
         max_turns = min(len(seat.turns), LESSON_TURNS)
-        n_turns = largest_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
+        n_turns = max_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
         prompt, messages = render(max(n_turns, 0))
         return Query(messages, prompt.name, prompt.hash, place=place, model=model)
 

@@ -91,6 +91,6 @@ class PlayerPrompts:
             lessons=seat.lessons,
         )
 
-    def repair(self, fault: str) -> Prompt:
-        """Return the request for another reply, with the fault of the previous one."""
-        return self._files.render("_repair", fault=fault)
+    def repair(self, reason: str) -> Prompt:
+        """Return the request for another reply, with the reason why the previous one is invalid."""
+        return self._files.render("_repair", fault=reason)

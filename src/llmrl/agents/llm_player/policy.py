@@ -37,7 +37,7 @@ from llmrl.llms.structured_query import (
     Query,
     QueryStats,
     StructuredQuery,
-    largest_fitting,
+    max_fitting,
     run_conversation,
 )
 
@@ -334,7 +334,7 @@ class LLMPolicy:
     def _fitting_messages(self, seat: PlayerConversation, prompt: Prompt, model: str) -> tuple[Message, ...]:
         """Return the messages with as many earlier turns as the model's context window allows."""
         max_turns = seat.window(self.settings.history, self.settings.sliding_history)
-        n_turns = largest_fitting(lambda k: self.llm.fits(seat.messages(prompt.text, k), model), max_turns)
+        n_turns = max_fitting(lambda k: self.llm.fits(seat.messages(prompt.text, k), model), max_turns)
         if n_turns < 0:
             raise LLMError(
                 f"the prompt {prompt.name} and one observation exceed the context window of "

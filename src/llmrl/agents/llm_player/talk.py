@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.name_matcher import letters
+from llmrl.llms.reading.name_matcher import normalize_name
 from llmrl.llms.reading.object_parser import TextParser
 
 _MESSAGE = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
@@ -86,7 +86,11 @@ class Talk:
         if self.to != "one" or not utterance:
             return TalkMessage(utterance)
         candidates = [name for i, name in enumerate(self.names) if i != speaker]
-        recipients = [name for name in candidates if letters(answer.kept) in (letters(name), letters(name.split()[-1]))]
+        recipients = [
+            name
+            for name in candidates
+            if normalize_name(answer.kept) in (normalize_name(name), normalize_name(name.split()[-1]))
+        ]
         if len(recipients) != 1:
             raise InvalidReply(f'"to" must name one other player: {", ".join(candidates)}')
         return TalkMessage(utterance, recipients[0])

@@ -163,11 +163,11 @@ class LanguageActorCritic(nn.Module):
         groups: list[tuple[set[int], list[int]]] = []
         # Every process makes the same groups and computes one in `world`; the budget is such that each gets some.
         budget = min(self.piece_tokens, -(-sum(lengths) // world)) if world > 1 else self.piece_tokens
-        longest = 0
+        max_length = 0
         for members in sorted(members_by_prompts, key=lambda members: [(-lengths[i], i) for i in members]):
-            if not groups or len(groups[-1][0] | set(members)) * longest > budget:
+            if not groups or len(groups[-1][0] | set(members)) * max_length > budget:
                 groups.append((set(), []))
-                longest = lengths[members[0]]
+                max_length = lengths[members[0]]
             groups[-1][0].update(members)
             groups[-1][1].extend(members_by_prompts[members])
         local_groups = groups[self.processes.rank :: world]

@@ -104,7 +104,7 @@ class MixedPolicy:
                 self.widths[i] = act.state.shape[-1]
             acts.append(act)
         return PolicyOutput(
-            action=self._merge_required([act.action for act in acts]),
+            action=self._merge_tensors([act.action for act in acts]),
             log_prob=self._merge([act.log_prob for act in acts]),
             value=self._merge([act.value for act in acts]),
             features=self._merge([act.features for act in acts]),
@@ -119,7 +119,7 @@ class MixedPolicy:
         for i, part in enumerate(self.parts):
             part_state = None if state is None or i not in self.widths else state[:, part.seats, : self.widths[i]]
             part_values.append(part.policy.values(self._slice_observation(observation, part), part_state))
-        return self._merge_required(part_values)
+        return self._merge_tensors(part_values)
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         for part in self.parts:
@@ -134,7 +134,7 @@ class MixedPolicy:
     def _slice_observation(self, observation: dict[str, Any], part: SeatedPolicy) -> dict[str, Any]:
         return {name: observation[name][:, list(part.seats)] for name in part.policy.channels}
 
-    def _merge_required(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _merge_tensors(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         tensor = self._merge(tensors)
         assert tensor is not None
         return tensor

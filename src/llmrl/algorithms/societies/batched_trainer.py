@@ -15,7 +15,7 @@ from llmrl.algorithms.societies.stacked_networks import (
     StackedNetwork,
     count_cells,
     member_views,
-    stack_slices,
+    slices_to_stack,
     stackable,
 )
 from llmrl.core.errors import Diverged
@@ -106,7 +106,7 @@ class BatchedTrainer:
         steps = [updater for ppo in group_learners for updater in ppo.updaters]
 
         def updaters(samples: int) -> Iterator[tuple[slice, Updater]]:
-            for part in stack_slices(networks, samples, count_cells(networks[0], rollout.observation)):  # type: ignore[arg-type]
+            for part in slices_to_stack(networks, samples, count_cells(networks[0], rollout.observation)):  # type: ignore[arg-type]
                 stack = self._stack(tuple(group), part, networks[part])  # type: ignore[arg-type]
                 stack.read(steps[part])
                 yield part, stack

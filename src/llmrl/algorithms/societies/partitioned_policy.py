@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, stack_slices, stackable
+from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, slices_to_stack, stackable
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
 from llmrl.core.records import Observation, PolicyOutput
@@ -179,7 +179,7 @@ class StackedPolicies:
         members = [network for policy in policies for network, _ in policy.groups()]
         agents = policies[0].n_agents // self._groups
         self._samples = games * agents
-        self._parts = stack_slices(members, self._samples, count_cells(members[0], observation))
+        self._parts = slices_to_stack(members, self._samples, count_cells(members[0], observation))
         self._stacks = [StackedNetwork(members[part]) for part in self._parts]
 
     def read(self) -> None:

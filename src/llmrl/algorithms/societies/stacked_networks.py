@@ -153,7 +153,7 @@ def stackable(networks: Sequence[nn.Module]) -> bool:
     )
 
 
-def stack_slices(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
+def slices_to_stack(networks: Sequence[ActorCritic], samples: int, cells: int) -> list[slice]:
     """Return slices of networks to stack together, such that on a CPU intermediate results stay in its cache.
 
     Args:

@@ -76,7 +76,7 @@ def drop_repeats(calls: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 def conversations(calls: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     """Return the calls that belong together: a call, and its repairs after it.
 
-    A repair contains all messages of the call before it, then the invalid reply, then the fault.
+    A repair contains all messages of the call before it, then the invalid reply, then the reason why it is invalid.
     """
     talks: list[list[Mapping[str, Any]]] = []
     by_question: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}

@@ -11,11 +11,11 @@ from typing import Any
 from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
 from llmrl.analysis.explorer.frames import write_sheets
 from llmrl.analysis.explorer.timeline import CHUNK, chunks, timeline
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.artifacts import read_config
-from llmrl.run.files import inside, refuse_links, write_atomic, write_bytes, write_script
+from llmrl.run.files import check_no_links, inside, write_atomic, write_bytes, write_script
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ disk."""
 VENDORED = ("d3.min.js", "plot.umd.min.js", "NOTICE")
 
 
-def write_explorer(folder: Path, out: Path | None = None, tell: Callable[[str], None] = lambda text: None) -> Path:
+def write_explorer(folder: Path, out: Path | None = None, report: Callable[[str], None] = lambda text: None) -> Path:
     """Write the explorer of all runs in `folder`; return its page, which needs no server.
 
     Existing files are replaced one by one, the page last. Files of a run that cannot be read are left out, and its
@@ -36,7 +36,7 @@ def write_explorer(folder: Path, out: Path | None = None, tell: Callable[[str], 
     Args:
         folder: folder of runs.
         out: folder of the explorer; None: `<folder>/explorer`.
-        tell: function that is called with progress messages.
+        report: function that is called with progress messages.
 
     Raises:
         RunFolderError: there is no run, or the files cannot be written.
@@ -46,16 +46,16 @@ def write_explorer(folder: Path, out: Path | None = None, tell: Callable[[str], 
         raise RunFolderError(f"{folder} has no run; give a folder of runs, such as outputs or outputs/<name>")
     if out is None:
         out = inside(folder, FOLDER)
-        refuse_links(out)
+        check_no_links(out)
     web = files("llmrl.analysis.explorer") / "web"
     try:
         (out / "data").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunFolderError(f"cannot write the explorer {out}: {why(out, error, '--out')}") from error
+        raise RunFolderError(f"cannot write the explorer {out}: {describe_write_error(out, error, '--out')}") from error
     entries = []
     for i, record in enumerate(records):
-        tell(f"explorer, run {i + 1:,} of {len(records):,}")
-        entries.append(_write_run(f"r{i}", record, out / "data", tell))
+        report(f"explorer, run {i + 1:,} of {len(records):,}")
+        entries.append(_write_run(f"r{i}", record, out / "data", report))
     write_script(out / "data" / "index.js", FUNCTION, "index", {"folder": folder.name, "runs": entries})
     for name in VENDORED:
         write_bytes(out / name, (web / "vendor" / name).read_bytes())
@@ -66,7 +66,7 @@ def write_explorer(folder: Path, out: Path | None = None, tell: Callable[[str], 
     return out / PAGE
 
 
-def _write_run(key: str, record: RunRecord, data: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], None]) -> dict[str, Any]:
     """Write the files of a run; return its entry in the list of runs."""
     config = _config(record)
     entry: dict[str, Any] = {
@@ -88,7 +88,7 @@ def _write_run(key: str, record: RunRecord, data: Path, tell: Callable[[str], No
     content: dict[str, Any] = {"key": key, "episodes": [], "proposals": [], "welfare": {}, "behavior": {}}
     for content_name, write in (("episodes", _write_episodes), ("proposals", _write_timeline)):
         try:
-            content |= write(key, record.folder, place, tell)
+            content |= write(key, record.folder, place, report)
         except RunFolderError:
             raise
         except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -98,18 +98,18 @@ def _write_run(key: str, record: RunRecord, data: Path, tell: Callable[[str], No
     return entry | {"episodes": len(content["episodes"]), "proposals": len(content["proposals"])}
 
 
-def _write_episodes(key: str, folder: Path, place: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def _write_episodes(key: str, folder: Path, place: Path, report: Callable[[str], None]) -> dict[str, Any]:
     rows = episode_rows(folder)
     recorded_episodes = {row["episode"] for row in rows if row["recorded"]}
     for episode in read_episodes(folder, recorded_episodes):
-        tell(f"explorer, {folder.name}, episode {episode['episode']:,}")
+        report(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
         content = episode | {"frames": write_sheets(folder, k, place, f"e{k}")}
         write_script(place / f"e{k}.js", FUNCTION, f"{key}/e{k}", content)
     return {"episodes": rows}
 
 
-def _write_timeline(key: str, folder: Path, place: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def _write_timeline(key: str, folder: Path, place: Path, report: Callable[[str], None]) -> dict[str, Any]:
     proposals, talks = timeline(folder)
     for i, chunk in enumerate(chunks(talks)):
         write_script(place / f"t{i}.js", FUNCTION, f"{key}/t{i}", chunk)

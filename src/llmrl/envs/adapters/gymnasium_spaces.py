@@ -10,14 +10,14 @@ from gymnasium import spaces
 from llmrl.core.records import Observation, Step, on_host
 from llmrl.core.spaces import Channel, EnvSpec
 
-LONGEST_TEXT = 100_000
+MAX_TEXT_LENGTH = 100_000
 """Maximum number of characters of a text in an observation space."""
 
 
 class AnyText(spaces.Text):
     """Texts of any characters; samples are made of letters and digits."""
 
-    def __init__(self, max_length: int = LONGEST_TEXT) -> None:
+    def __init__(self, max_length: int = MAX_TEXT_LENGTH) -> None:
         super().__init__(max_length, min_length=0)
 
     def contains(self, x: Any) -> bool:

@@ -74,7 +74,7 @@ class LevelGames:
         self._codes: dict[tuple[int, int, int], np.uint32] = {}
         if self._fast:
             self._margin = self.size - 1
-            grids = [getattr(env, "largest", (env.width, env.height)) for env in self.envs]
+            grids = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
             width, height = (max(sides) for sides in zip(*grids, strict=True))
             for env in self.envs:
                 env.gen_obs = _empty_observation
@@ -86,7 +86,7 @@ class LevelGames:
         lengths = []
         for env in self.envs:
             if hasattr(env, "longest"):
-                lengths.append(int(env.longest))
+                lengths.append(int(env.max_episode_steps))
             elif self.babyai and not env.fixed_max_steps:
                 if not lengths:
                     lengths.append(_max_mission_steps(env))

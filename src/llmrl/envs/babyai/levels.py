@@ -99,12 +99,12 @@ class TextLevel(RoomGridLevel):
         return self.kinds if self._fixed_kind is None else (self._fixed_kind,)
 
     @property
-    def largest(self) -> tuple[int, int]:
+    def max_size(self) -> tuple[int, int]:
         """Width and height of the largest grid."""
         return (self.room_size - 1) * max(map(_rooms, self.possible)) + 1, self.height
 
     @property
-    def longest(self) -> int:
+    def max_episode_steps(self) -> int:
         """Maximum number of steps of an episode."""
         if self.fixed_max_steps:
             return int(self.max_steps)

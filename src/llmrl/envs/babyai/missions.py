@@ -37,9 +37,9 @@ def in_french(mission: str) -> str:
     """
     try:
         return _sequence(mission)
-    except _UnknownWordsError as fault:
+    except _UnknownWordsError as error:
         raise ConfigError(
-            f"the mission {mission!r} cannot be translated into French, because {fault} is not in the vocabulary; use "
+            f"the mission {mission!r} cannot be translated into French, because {error} is not in the vocabulary; use "
             "env.language=en, or a level of BabyAI"
         ) from None
 

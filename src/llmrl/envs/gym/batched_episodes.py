@@ -72,7 +72,7 @@ class EpisodeResults:
 
 
 class BatchedEpisodes:
-    """Plays episodes in n games in lock step; a game that ends starts the next episode.
+    """Plays episodes in n games in lock step; a game whose episode ends starts the next one.
 
     Args:
         rules: the game and the rules of its episodes.

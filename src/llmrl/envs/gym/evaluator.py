@@ -88,8 +88,8 @@ class GymEvaluator:
                 scores = self._lanes.play(controller, vectors, seeds, iter(range(total)))
             except LlmrlError:
                 raise
-            except Exception as fault:
-                raise raised(self._rules.env_factory.id, "an episode", fault) from fault
+            except Exception as error:
+                raise raised(self._rules.env_factory.id, "an episode", error) from error
         shape, order, success = (len(vectors), len(seeds)), np.argsort(scores.job), self._rules.success
         success_flags = (
             None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
@@ -109,8 +109,8 @@ class GymEvaluator:
             return tuple(self._tracer.trace(controller, vector, int(seeds[0]), steps) for vector in vectors)
         except LlmrlError:
             raise
-        except Exception as fault:
-            raise raised(self._rules.env_factory.id, "an episode", fault) from fault
+        except Exception as error:
+            raise raised(self._rules.env_factory.id, "an episode", error) from error
 
     def _width(self, total: int) -> int:
         """Return the number of games in lock step in a process.

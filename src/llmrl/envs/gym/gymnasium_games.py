@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.faults import CREATION_ERRORS, check_state, creation_error
+from llmrl.envs.gym.errors import CREATION_ERRORS, check_state, creation_error
 
 if TYPE_CHECKING:
     import gymnasium
@@ -136,27 +136,27 @@ def make(env_factory: EnvArguments, render: bool) -> gymnasium.Env[Any, Any]:
         if render:
             mode = {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
         return gymnasium.make(env_factory.id, disable_env_checker=True, **{**mode, **limit, **env_factory.kwargs})
-    except error.DependencyNotInstalled as fault:
-        extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(fault)), None)
-        remedy = f"pip install 'llmrl[{extra}]'" if extra else str(fault)
-        raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from fault
-    except error.Error as fault:
+    except error.DependencyNotInstalled as cause:
+        extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(cause)), None)
+        remedy = f"pip install 'llmrl[{extra}]'" if extra else str(cause)
+        raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from cause
+    except error.Error as cause:
         matches = difflib.get_close_matches(env_factory.id, list(gymnasium.registry), n=_MAX_MATCHES)
         suggestion = f"; similar ids: {', '.join(matches)}" if matches else ""
         raise ConfigError(
-            f"Gymnasium has no environment {env_factory.id!r} ({str(fault).rstrip('.')}){suggestion}. For an "
+            f"Gymnasium has no environment {env_factory.id!r} ({str(cause).rstrip('.')}){suggestion}. For an "
             "environment of your own package, use env.id=package.module:Id-v0"
-        ) from fault
-    except ModuleNotFoundError as fault:
+        ) from cause
+    except ModuleNotFoundError as cause:
         raise ConfigError(
-            f"{env_factory.id} needs the package {fault.name}, which is not installed; install it"
-        ) from fault
-    except TypeError as fault:
-        if "argument" not in str(fault):
+            f"{env_factory.id} needs the package {cause.name}, which is not installed; install it"
+        ) from cause
+    except TypeError as cause:
+        if "argument" not in str(cause):
             raise
-        raise creation_error(env_factory.id, env_factory.kwargs, fault) from fault
-    except CREATION_ERRORS as fault:
-        raise creation_error(env_factory.id, env_factory.kwargs, fault) from fault
+        raise creation_error(env_factory.id, env_factory.kwargs, cause) from cause
+    except CREATION_ERRORS as cause:
+        raise creation_error(env_factory.id, env_factory.kwargs, cause) from cause
 
 
 def _spec(env_factory: EnvArguments) -> EnvSpec | None:
@@ -246,11 +246,11 @@ def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
         os.environ["MUJOCO_GL"] = "egl"
     try:
         creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
-    except (ImportError, AttributeError, RuntimeError) as fault:
-        if not mujoco or isinstance(fault, ModuleNotFoundError):
+    except (ImportError, AttributeError, RuntimeError) as cause:
+        if not mujoco or isinstance(cause, ModuleNotFoundError):
             raise
         # PyOpenGL raises an AttributeError if it does not find a library.
-        raise ConfigError(_rendering_message(spec.id, fault)) from fault
+        raise ConfigError(_rendering_message(spec.id, cause)) from cause
     modes = getattr(creator, "metadata", {}).get("render_modes", [])
     if "rgb_array" not in modes:
         raise ConfigError(
@@ -270,14 +270,14 @@ def check_rendering(name: str, env: gymnasium.Env[Any, Any]) -> None:
     env.reset(seed=0)
     try:
         env.render()
-    except (mujoco.FatalError, ImportError, AttributeError, RuntimeError) as fault:
-        raise ConfigError(_rendering_message(name, fault)) from fault
+    except (mujoco.FatalError, ImportError, AttributeError, RuntimeError) as cause:
+        raise ConfigError(_rendering_message(name, cause)) from cause
 
 
-def _rendering_message(name: str, fault: BaseException) -> str:
+def _rendering_message(name: str, cause: BaseException) -> str:
     backend = os.environ.get("MUJOCO_GL", "")
     return (
-        f"{name} cannot be drawn with MUJOCO_GL={backend or '(unset)'}: {type(fault).__name__}: {fault}. Without a "
+        f"{name} cannot be drawn with MUJOCO_GL={backend or '(unset)'}: {type(cause).__name__}: {cause}. Without a "
         "screen set MUJOCO_GL=egl (a GPU's driver, or Debian's libegl1) or MUJOCO_GL=osmesa (libosmesa6); or make no "
         "videos (play.videos=0, env.render=false)"
     )

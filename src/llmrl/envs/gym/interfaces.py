@@ -24,7 +24,7 @@ class Games(Protocol):
     Attributes:
         n: number of games.
         observation_space, action_space: spaces of one game.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
         infos: the last `info` of each game; an empty mapping if there is none.
     """
 

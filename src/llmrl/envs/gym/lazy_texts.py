@@ -13,13 +13,13 @@ class LazyTextArray:
 
     Args:
         shape: (n, k).
-        tell: function from the index of a game and of an agent to the text. The data that it reads must not change.
+        describe: function from the index of a game and of an agent to the text. The data that it reads must not change.
     """
 
     dtype = np.dtype(object)
 
-    def __init__(self, shape: tuple[int, int], tell: Callable[[int, int], str]) -> None:
-        self.shape, self._tell = shape, tell
+    def __init__(self, shape: tuple[int, int], describe: Callable[[int, int], str]) -> None:
+        self.shape, self._describe = shape, describe
         self._texts: dict[tuple[int, int], str] = {}
 
     def __getitem__(self, index: Any) -> Any:
@@ -30,7 +30,7 @@ class LazyTextArray:
         if not (0 <= game < self.shape[0] and 0 <= agent < self.shape[1]):
             raise IndexError(f"no agent {agent} of game {game} among texts of shape {self.shape}")
         if index not in self._texts:
-            self._texts[index] = self._tell(game, agent)
+            self._texts[index] = self._describe(game, agent)
         return self._texts[index]
 
     def tolist(self) -> list[list[str]]:

@@ -178,9 +178,9 @@ class ReplayableEnv(ABC):
         self._start(self._episode_counts > 0)
         game_actions = [np.asarray(actions) for actions in state["acted"]]
         self._length = np.array([len(actions) for actions in game_actions])
-        longest = int(self._length.max(initial=0))
+        max_length = int(self._length.max(initial=0))
         # All replayed episodes end in the same step, so that later actions can be appended.
-        self._start_steps = longest - self._length
+        self._start_steps = max_length - self._length
         numbers = self.spec.continuous_actions
         game_shape = (self.spec.n_agents,) if numbers is None else (self.spec.n_agents, numbers.dim)
         self._action_history = self._align_records(
@@ -199,8 +199,8 @@ class ReplayableEnv(ABC):
 
         Before a game's first step, they are zeros.
         """
-        longest = int(self._length.max(initial=0))
-        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *game_shape), dtype=kind) for _ in range(longest)]
+        max_length = int(self._length.max(initial=0))
+        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *game_shape), dtype=kind) for _ in range(max_length)]
         for i, (start, episode) in enumerate(zip(self._start_steps.tolist(), episodes, strict=True)):
             for step, value in zip(steps[start:], episode, strict=True):
                 step[i] = value

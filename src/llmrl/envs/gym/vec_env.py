@@ -18,7 +18,7 @@ from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
 from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.faults import READING_ERRORS, check_rewards, first_observation_error
+from llmrl.envs.gym.errors import READING_ERRORS, check_rewards, first_observation_error
 from llmrl.envs.gym.gymnasium_games import GymnasiumGames
 from llmrl.envs.gym.interfaces import Describer, Engine
 from llmrl.envs.gym.lazy_texts import LazyTextArray
@@ -174,13 +174,13 @@ class GymnasiumEnv(ReplayableEnv):
             observation: Observation = {
                 name: encode(self._observations) for name, (_, encode) in self._channels.items()
             }
-        except READING_ERRORS as fault:
+        except READING_ERRORS as cause:
             error = first_observation_error(
                 self.spec.name, self._games.observation_space, self._observations, self._length
             )
             if error is None:
                 raise
-            raise error from fault
+            raise error from cause
         infos = self._games.infos
         if self._describer is not None:
             observation["text"] = _texts(self._describer, self._observations, infos)

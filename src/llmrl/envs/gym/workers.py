@@ -73,8 +73,8 @@ class WorkerPool:
         """
         try:
             message = pickle.dumps((controller, vectors, seeds, lanes))
-        except (pickle.PicklingError, AttributeError, TypeError) as fault:
-            raise ConfigError(f"the policy cannot be sent to worker processes ({fault}); use workers=1") from fault
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise ConfigError(f"the policy cannot be sent to worker processes ({error}); use workers=1") from error
         if type(controller).__module__ == "__main__":
             raise ConfigError(
                 f"{type(controller).__name__} is defined in the main script, from which worker processes cannot import "
@@ -129,8 +129,8 @@ class WorkerPool:
     def _send(self, worker: _Worker, message: bytes) -> None:
         try:
             worker.link.send_bytes(message)
-        except OSError as fault:
-            raise self._worker_error(worker) from fault
+        except OSError as error:
+            raise self._worker_error(worker) from error
 
     def _receive_results(self) -> Iterator[EpisodeResults]:
         waiting = {worker.link: worker for worker in self._workers}
@@ -139,8 +139,8 @@ class WorkerPool:
                 worker = waiting.pop(ready)  # type: ignore[call-overload]
                 try:
                     answer = worker.link.recv()
-                except (EOFError, OSError) as fault:
-                    raise self._worker_error(worker) from fault
+                except (EOFError, OSError) as error:
+                    raise self._worker_error(worker) from error
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
@@ -193,10 +193,10 @@ def _serve(link: Connection, jobs: int) -> None:
                     episodes.close()
                 episodes = BatchedEpisodes(rules, n)
             answer = episodes.play(controller, vectors, seeds, _job_numbers(jobs))
-        except (ConfigError, EngineError) as fault:
-            answer = fault
-        except Exception as fault:  # noqa: BLE001 (whatever a game of a third party raises is told to who waits)
-            answer = raised(rules.env_factory.id, "a worker process", fault)
+        except (ConfigError, EngineError) as error:
+            answer = error
+        except Exception as error:  # noqa: BLE001 (whatever a game of a third party raises is told to who waits)
+            answer = raised(rules.env_factory.id, "a worker process", error)
             answer.add_note(traceback.format_exc())
         link.send(answer)
 

@@ -356,7 +356,7 @@ END_INTERVAL, MAX_STEPS = 100, 5000
 
 
 class EpisodeClock:
-    """Counts the steps of a batch of games on the host. It determines which games end at their horizon or by chance.
+    """Counts the steps of a batch of games on the host. It determines which episodes end at their horizon or by chance.
 
     Args:
         n: number of games, which have not begun.
@@ -417,7 +417,7 @@ class EpisodeClock:
 
 
 def is_over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:
-    """Return whether each game ends after `steps` [n] of its episode, [n] bool.
+    """Return whether each game's episode ends after `steps` [n] of its episode, [n] bool.
 
     `keys` [n, 2] are the keys of the random numbers.
     """

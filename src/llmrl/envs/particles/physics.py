@@ -176,9 +176,9 @@ class _Contacts:
             [(p, 1.0 if pair[0] == i else -1.0) for p, pair in enumerate(pairs) if i in pair] for i in range(n_agents)
         ]
         agent_contacts = [contacts if moves[i] else [] for i, contacts in enumerate(agent_contacts)]
-        longest = max(map(len, agent_contacts), default=0)
-        padded = [contacts + [(len(pairs), 1.0)] * (longest - len(contacts)) for contacts in agent_contacts]
-        table = np.array(padded).reshape(n_agents, longest, 2)
+        max_contacts = max(map(len, agent_contacts), default=0)
+        padded = [contacts + [(len(pairs), 1.0)] * (max_contacts - len(contacts)) for contacts in agent_contacts]
+        table = np.array(padded).reshape(n_agents, max_contacts, 2)
         self._pair = table[:, :, 0].T.astype(np.int64)
         self._sign = table[:, :, 1].T[:, :, None, None]
 

@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Observation
 from llmrl.core.spaces import Channel, ContinuousActions
 from llmrl.envs.gym.channel_spaces import Encode, continuous_actions, observation_channels, to_actions
-from llmrl.envs.gym.faults import READING_ERRORS, observation_error
+from llmrl.envs.gym.errors import READING_ERRORS, observation_error
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -178,10 +178,10 @@ class SharedChannels:
         observations = [view.strip_mask(game.observations[agent]) for game in games]
         try:
             return np.asarray(encode(observations))[:, 0]
-        except READING_ERRORS as fault:
+        except READING_ERRORS as error:
             for observation, game in zip(observations, games, strict=True):
                 if not view.space.contains(observation):
-                    raise observation_error(f"{self._name} ({agent})", view.space, observation, game.steps) from fault
+                    raise observation_error(f"{self._name} ({agent})", view.space, observation, game.steps) from error
             raise
 
     def _masks(self, games: Sequence[Game]) -> np.ndarray:
@@ -233,8 +233,8 @@ def _widest_numbers(numbers: Sequence[ContinuousActions]) -> ContinuousActions |
     """Return the numbers of the longest action, with bounds that hold those of every agent."""
     if not numbers:
         return None
-    longest = max(numbers, key=lambda space: space.dim)
-    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(longest.dim))
-    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(longest.dim))
-    integral = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(longest.dim))
-    return ContinuousActions(longest.names, low, high, integral)
+    max_action = max(numbers, key=lambda space: space.dim)
+    low = tuple(min(space.low[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
+    high = tuple(max(space.high[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
+    integral = tuple(all(space.whole[i] for space in numbers if i < space.dim) for i in range(max_action.dim))
+    return ContinuousActions(max_action.names, low, high, integral)

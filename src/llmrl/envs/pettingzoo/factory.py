@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.gym.faults import CREATION_ERRORS, creation_error
+from llmrl.envs.gym.errors import CREATION_ERRORS, creation_error
 from llmrl.envs.pettingzoo.settings import Library
 from llmrl.envs.pettingzoo.texts import TEXT_KEY
 
@@ -92,14 +92,14 @@ class WorldFactory:
     def _call(self, function: Any, options: Mapping[str, Any]) -> Any:
         try:
             return function(**{**options, **self.kwargs})
-        except ModuleNotFoundError as fault:
-            raise self._missing(fault) from fault
-        except TypeError as fault:
-            if "argument" not in str(fault):
+        except ModuleNotFoundError as error:
+            raise self._missing(error) from error
+        except TypeError as error:
+            if "argument" not in str(error):
                 raise
-            raise creation_error(self.id, self.kwargs, fault) from fault
-        except CREATION_ERRORS as fault:
-            raise creation_error(self.id, self.kwargs, fault) from fault
+            raise creation_error(self.id, self.kwargs, error) from error
+        except CREATION_ERRORS as error:
+            raise creation_error(self.id, self.kwargs, error) from error
 
     def _function(self) -> Any:
         """Return the function that makes a world."""
@@ -131,15 +131,15 @@ class WorldFactory:
             return self.trust.load(name, f"env.id={self.id}")
         try:
             return importlib.import_module(name)
-        except ModuleNotFoundError as fault:
-            if fault.name is not None and name.startswith(fault.name):
-                raise ConfigError(f"env.id={self.id} is not a world of PettingZoo ({fault})") from fault
-            raise self._missing(fault) from fault
-        except ImportError as fault:
-            raise ConfigError(f"env.id={self.id} cannot be imported: {fault}") from fault
+        except ModuleNotFoundError as error:
+            if error.name is not None and name.startswith(error.name):
+                raise ConfigError(f"env.id={self.id} is not a world of PettingZoo ({error})") from error
+            raise self._missing(error) from error
+        except ImportError as error:
+            raise ConfigError(f"env.id={self.id} cannot be imported: {error}") from error
 
-    def _missing(self, fault: ModuleNotFoundError) -> ConfigError:
-        package = (fault.name or str(fault)).partition(".")[0]
+    def _missing(self, error: ModuleNotFoundError) -> ConfigError:
+        package = (error.name or str(error)).partition(".")[0]
         remedy = "pip install 'llmrl[worlds]'" if package in _WORLDS_EXTRA else f"install {package}"
         return ConfigError(f"{self.id} needs the package {package}, which is not installed: {remedy}")
 
@@ -162,10 +162,10 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
     try:
         import pyspiel
         from shimmy.openspiel_compatibility import OpenSpielCompatibilityV0
-    except ModuleNotFoundError as fault:
+    except ModuleNotFoundError as error:
         raise ConfigError(
-            f"env=openspiel needs the package {fault.name}, which is not installed: pip install 'llmrl[worlds]'"
-        ) from fault
+            f"env=openspiel needs the package {error.name}, which is not installed: pip install 'llmrl[worlds]'"
+        ) from error
 
     class OpenSpielGame(OpenSpielCompatibilityV0):  # type: ignore[misc]
         """A game whose infos contain the game's own text of its state."""
@@ -192,8 +192,8 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
     try:
         return OpenSpielGame(game_name=name, config=dict(parameters) or None)
     # Shimmy raises NotImplementedError for kinds of games that it does not wrap.
-    except (pyspiel.SpielError, NotImplementedError, ValueError) as fault:
-        raise ConfigError(f"{name} of OpenSpiel cannot be made with env.kwargs={dict(parameters)}: {fault}") from fault
+    except (pyspiel.SpielError, NotImplementedError, ValueError) as error:
+        raise ConfigError(f"{name} of OpenSpiel cannot be made with env.kwargs={dict(parameters)}: {error}") from error
 
 
 def _state_text(state: Any, kind: Any, player: int) -> str:

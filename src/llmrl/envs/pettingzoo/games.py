@@ -34,8 +34,8 @@ class Game(ABC):
         rewards: reward of the last step by agent; nothing of agents that were not in the game.
         present: agents that were in the game when the last step began.
         steps: steps of the episode.
-        terminated, truncated: how the game ended. It is truncated if all remaining agents were truncated together, or
-            after `horizon` steps.
+        terminated, truncated: how the episode ended. It is truncated if all remaining agents were truncated together,
+            or after `horizon` steps.
     """
 
     def __init__(self, name: str, world: Any, horizon: int | None) -> None:
@@ -160,7 +160,7 @@ class TurnGame(Game):
 
     def _look(self) -> None:
         live = tuple(agent for agent in self.world.agents if not self._ended(agent))
-        # When the game is over, the agents that were in it observe its end.
+        # When the episode is over, the agents that were in it observe its end.
         observers = live or tuple(self.world.agents)
         self.observations = {agent: self.world.observe(agent) for agent in observers}
         self.infos = {agent: dict(self.world.infos.get(agent, {})) for agent in observers}

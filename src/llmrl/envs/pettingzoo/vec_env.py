@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, ParameterSpace
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.gym.faults import check_rewards
+from llmrl.envs.gym.errors import check_rewards
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
@@ -47,8 +47,8 @@ class PettingZooEnv(ReplayableEnv):
 
     **Mechanism.** The world's own (`declarations.declared_mechanism`), or a tax on its rewards (`tax`).
 
-    **End.** A game ends when no agent is left: it is truncated if all remaining agents were truncated in the same step,
-    else terminated. It is also truncated after `horizon` steps.
+    **End.** An episode ends when no agent is left: it is truncated if all remaining agents were truncated in the same
+    step, else terminated. It is also truncated after `horizon` steps.
 
     After a resume, a game continues exactly: its episode is replayed from its seed, actions and mechanism. This
     requires a world whose episodes depend only on these. A world that begins differently from the same seed is detected

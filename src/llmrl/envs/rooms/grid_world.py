@@ -48,7 +48,7 @@ NOTHING = code(EMPTY)
 
 @dataclass(frozen=True)
 class RoomLayout:
-    """The initial state of a game.
+    """The initial state of an episode.
 
     Attributes:
         cells: kind, color and state of every cell, [W, H, 3] uint8; boxes are empty.
@@ -93,7 +93,7 @@ class GridWorld(StateFields):
         at: index of each agent's cell in `cells.ravel()`, [n].
         heading: heading of each agent, 0 to 3, [n].
         carrying: object that each agent carries, as a cell; `NOTHING` if none, 0 if the game has not begun; [n] uint32.
-        time: number of steps since each game began, [n].
+        time: number of steps of the episode of each game, [n].
     """
 
     _state_fields = ("cells", "at", "heading", "carrying", "time")

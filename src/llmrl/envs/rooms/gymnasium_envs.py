@@ -60,7 +60,7 @@ class RoomEnv(MiniGridEnv):
             self.observation_space = spaces.Dict({"image": image, "mission": missions})
 
     def _gen_grid(self, width: int, height: int) -> None:
-        layout = self._task.draw(self.np_random)
+        layout = self._task.sample_layout(self.np_random)
         self.grid = Grid(width, height)
         for x in range(width):
             for y in range(height):

@@ -31,7 +31,7 @@ class MiniGridTask(RoomTask):
     def make(self) -> MiniGridEnv:
         """Return MiniGrid's environment of the task."""
 
-    def draw(self, rng: np.random.Generator) -> RoomLayout:
+    def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
         if self._env is None:
             self._env = self.make()
             # MiniGrid's observation is not used, and takes longer to compute than the layout.

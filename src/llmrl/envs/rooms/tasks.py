@@ -1,7 +1,7 @@
-"""Tasks in rooms of the policy teacher (Zhou et al., 2023, arXiv 2311.13373): their layouts and success criteria.
+"""Room tasks of LLM4Teach (Zhou et al. 2023, arXiv 2311.13373): generation of layouts and success criteria.
 
-A task draws layouts and judges events, independently of games in lock step and of observations. The batched environment
-and the one built on MiniGrid therefore draw the same layouts from the same random numbers.
+Tasks do not depend on how an environment steps or observes. The batched environment and the one built on MiniGrid
+therefore generate the same layouts from the same random numbers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,27 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.envs.rooms.grid_world import BLUE, DOOR, EMPTY, GRAY, KEY, LAVA, LOCKED, RED, WALL, RoomEvents, RoomLayout
+from llmrl.envs.rooms.grid_world import (
+    BLUE,
+    DOOR,
+    EAST,
+    EMPTY,
+    GRAY,
+    KEY,
+    LAVA,
+    LOCKED,
+    NORTH,
+    RED,
+    SOUTH,
+    WALL,
+    WEST,
+    RoomEvents,
+    RoomLayout,
+)
 
 _N_COLORS = 6
-Cell = tuple[int, int]
+Position = tuple[int, int]
+"""Coordinates (x, y) of a cell."""
 
 
 class RoomTask(ABC):
@@ -27,8 +44,8 @@ class RoomTask(ABC):
         name: option name of the environment, e.g. `simple_doorkey`.
         mission: the task in words.
         width, height: size of the grid, cells.
-        horizon: default number of steps after which a game is truncated.
-        has_lava: whether a game can end in lava.
+        horizon: default number of steps after which an episode is truncated.
+        has_lava: whether an episode can end in lava.
     """
 
     name: str
@@ -39,11 +56,11 @@ class RoomTask(ABC):
     has_lava: bool = False
 
     @abstractmethod
-    def draw(self, rng: np.random.Generator) -> RoomLayout:
-        """Return a layout for a new game."""
+    def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
+        """Return a random layout for a new episode."""
 
     def success(self, events: RoomEvents) -> NDArray[np.bool_]:
-        """Return whether the step solved the task, [n] bool; by default, whether a door was opened."""
+        """Return whether each of n games is solved by the step, [n] bool; by default, whether a door was opened."""
         return events.opened
 
 
@@ -56,33 +73,35 @@ class OneRoom(RoomTask):
     Args:
         min_size, max_size: minimum and maximum width and height of the room, walls included, cells. `max_size` is also
             the width and height of the grid.
-        objects: number of keys and lava cells for which the smallest room must have space.
+        n_objects: number of keys and lava cells for which the room of minimum size must have space.
 
     Raises:
-        ConfigError: `max_size` is below `min_size`, or the smallest room has no space for the objects.
+        ConfigError: `max_size` is below `min_size`, or a room of minimum size has no space for the objects.
     """
 
     mission = "open the door"
 
-    def __init__(self, min_size: PositiveInt, max_size: PositiveInt, objects: int = 1) -> None:
+    def __init__(self, min_size: PositiveInt, max_size: PositiveInt, n_objects: int = 1) -> None:
         # Space for the objects and a free cell for the agent.
-        smallest = next(size for size in range(4, objects + 5) if (size - 2) ** 2 > objects)
-        if min_size < smallest:
-            raise ConfigError(f"{self.name}: min_size={min_size} has no space for the objects; use at least {smallest}")
+        required_size = next(size for size in range(4, n_objects + 5) if (size - 2) ** 2 > n_objects)
+        if min_size < required_size:
+            raise ConfigError(
+                f"{self.name}: min_size={min_size} has no space for the objects; use at least {required_size}"
+            )
         if max_size < min_size:
             raise ConfigError(f"{self.name}: max_size={max_size} must be at least min_size={min_size}")
         self._min_size, self._max_size = min_size, max_size
         self.width = self.height = max_size
 
-    def draw(self, rng: np.random.Generator) -> RoomLayout:
+    def sample_layout(self, rng: np.random.Generator) -> RoomLayout:
         width, height = (int(size) for size in rng.integers(self._min_size, self._max_size + 1, size=2))
-        room = Room(rng, (self.width, self.height), width, height)
+        room = RoomBuilder(rng, (self.width, self.height), width, height)
         self.place_objects(room)
-        return RoomLayout(room.cells, room.free_cell(), int(rng.integers(4)))
+        return RoomLayout(room.cells, room.sample_free_position(), int(rng.integers(4)))
 
     @abstractmethod
-    def place_objects(self, room: Room) -> None:
-        """Put doors, keys and lava into an empty room."""
+    def place_objects(self, room: RoomBuilder) -> None:
+        """Add doors, keys and lava to an empty room."""
 
 
 class SimpleDoorKey(OneRoom):
@@ -93,10 +112,10 @@ class SimpleDoorKey(OneRoom):
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
         super().__init__(min_size, max_size)
 
-    def place_objects(self, room: Room) -> None:
-        color = room.draw(_N_COLORS)
-        room.door(room.draw(4), color)
-        room.put(KEY, color)
+    def place_objects(self, room: RoomBuilder) -> None:
+        color = room.random_integer(_N_COLORS)
+        room.place_door(room.random_integer(4), color)
+        room.place_object(KEY, color)
 
 
 class LavaDoorKey(OneRoom):
@@ -106,14 +125,14 @@ class LavaDoorKey(OneRoom):
     has_lava = True
 
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10) -> None:
-        super().__init__(min_size, max_size, objects=2)
+        super().__init__(min_size, max_size, n_objects=2)
 
-    def place_objects(self, room: Room) -> None:
-        color = room.draw(_N_COLORS)
-        front = room.door(room.draw(4), color)
-        # Lava first, because its place is restricted; the key takes any cell that is left.
-        room.put(LAVA, RED, excluded=[front])
-        room.put(KEY, color)
+    def place_objects(self, room: RoomBuilder) -> None:
+        color = room.random_integer(_N_COLORS)
+        front = room.place_door(room.random_integer(4), color)
+        # Lava first, because its position is restricted; the key may lie on any other cell.
+        room.place_object(LAVA, RED, excluded=[front])
+        room.place_object(KEY, color)
 
 
 class ColoredDoorKey(OneRoom):
@@ -127,13 +146,13 @@ class ColoredDoorKey(OneRoom):
     name = "colored_doorkey"
 
     def __init__(self, min_size: PositiveInt = 5, max_size: PositiveInt = 10, n_keys: PositiveInt = 2) -> None:
-        super().__init__(min_size, max_size, objects=n_keys)
+        super().__init__(min_size, max_size, n_objects=n_keys)
         self._n_keys = n_keys
 
-    def place_objects(self, room: Room) -> None:
-        front = room.door(room.draw(4), BLUE)
+    def place_objects(self, room: RoomBuilder) -> None:
+        front = room.place_door(room.random_integer(4), BLUE)
         for color in [BLUE] + [RED] * (self._n_keys - 1):
-            room.put(KEY, color, excluded=[front])
+            room.place_object(KEY, color, excluded=[front])
 
 
 class TwoDoor(OneRoom):
@@ -147,17 +166,21 @@ class TwoDoor(OneRoom):
     def __init__(self, min_size: PositiveInt = 20, max_size: PositiveInt = 20) -> None:
         super().__init__(min_size, max_size)
 
-    def place_objects(self, room: Room) -> None:
-        color = room.draw(_N_COLORS)
-        side = room.draw(2)
-        room.door(side, color)
-        room.door(side + 2, color)
-        x, y = room.width // 2 - room.draw(2), room.height // 2 - room.draw(2)
+    def place_objects(self, room: RoomBuilder) -> None:
+        color = room.random_integer(_N_COLORS)
+        for side in ((EAST, WEST), (SOUTH, NORTH))[room.random_integer(2)]:
+            room.place_door(side, color)
+        x, y = room.width // 2 - room.random_integer(2), room.height // 2 - room.random_integer(2)
         room.cells[x, y] = (KEY, color, 0)
 
 
-class Room:
-    """A room whose layout is being drawn.
+class RoomBuilder:
+    """Random generation of the layout of one room, with walls and no objects at first.
+
+    Args:
+        rng: random number generator.
+        grid: width and height of the grid, cells.
+        width, height: width and height of the room, walls included, cells.
 
     Attributes:
         cells: kind, color and state of all cells of the grid, [W, H, 3] uint8.
@@ -170,34 +193,37 @@ class Room:
         self.cells[:width, :height] = (WALL, GRAY, 0)
         self.cells[1 : width - 1, 1 : height - 1] = (EMPTY, 0, 0)
 
-    def draw(self, n: int) -> int:
+    def random_integer(self, n: int) -> int:
         """Return a uniform random integer in 0 .. n - 1."""
         return int(self._rng.integers(n))
 
-    def free_cell(self, excluded: Iterable[Cell] = ()) -> Cell:
-        """Return a uniformly drawn empty cell of the room that is not in `excluded`."""
+    def sample_free_position(self, excluded: Iterable[Position] = ()) -> Position:
+        """Return the position of a uniformly random empty cell of the room that is not in `excluded`."""
         free = self.cells[: self.width, : self.height, 0] == EMPTY
-        for cell in excluded:
-            free[cell] = False
+        for position in excluded:
+            free[position] = False
         x, y = np.divmod(np.flatnonzero(free), self.height)
-        index = self.draw(len(x))
+        index = self.random_integer(len(x))
         return int(x[index]), int(y[index])
 
-    def put(self, kind: int, color: int, excluded: Iterable[Cell] = ()) -> None:
-        self.cells[self.free_cell(excluded)] = (kind, color, 0)
+    def place_object(self, kind: int, color: int, excluded: Iterable[Position] = ()) -> None:
+        """Place an object on a random empty cell that is not in `excluded`."""
+        self.cells[self.sample_free_position(excluded)] = (kind, color, 0)
 
-    def door(self, side: int, color: int) -> Cell:
-        """Put a locked door at a random place into a wall; return the cell in front of it.
+    def place_door(self, side: int, color: int) -> Position:
+        """Place a locked door at a random position in a wall and return the position in front of it.
 
-        `side` is the wall: 0 east, 1 south, 2 west, 3 north.
+        Args:
+            side: the wall, `EAST`, `SOUTH`, `WEST` or `NORTH`.
+            color: color of the door.
         """
-        offset = 1 + self.draw((self.height if side % 2 == 0 else self.width) - 2)
+        offset = 1 + self.random_integer((self.height if side in (EAST, WEST) else self.width) - 2)
         max_x, max_y = self.width - 1, self.height - 1
         door, front = {
-            0: ((max_x, offset), (max_x - 1, offset)),
-            1: ((offset, max_y), (offset, max_y - 1)),
-            2: ((0, offset), (1, offset)),
-            3: ((offset, 0), (offset, 1)),
+            EAST: ((max_x, offset), (max_x - 1, offset)),
+            SOUTH: ((offset, max_y), (offset, max_y - 1)),
+            WEST: ((0, offset), (1, offset)),
+            NORTH: ((offset, 0), (offset, 1)),
         }[side]
         self.cells[door] = (DOOR, color, LOCKED)
         return front

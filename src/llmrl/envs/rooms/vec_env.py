@@ -34,8 +34,8 @@ class RoomsEnv(ForkableFields):
 
     **Reward.** 1 - 0.9 * step / horizon in the step that solves the task, 0 in all others.
 
-    **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: current contents of all cells seen since the game began, and the
-    agent (`ExploredMap.image`). `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view of the cells in front of the agent
+    **Observation.** `grid` [n_envs, 1, W, H, 4] uint8: current contents of all cells seen in the episode, and the agent
+    (`ExploredMap.image`). `view` [n_envs, 1, v, v, 3] uint8: MiniGrid's view of the cells in front of the agent
     (`Viewer.view`). `direction` [n_envs, 1, 4] float32: heading, one-hot.
 
     **End.** Terminated when the task is solved or the agent steps into lava; truncated after `horizon` steps. As in
@@ -130,7 +130,7 @@ class RoomsEnv(ForkableFields):
             streams[game // games_per_root].child(self.place[0] + game % group_size).numpy(int(self._drawn[game]))
             for game in games
         ]
-        self._world.begin(games, [self._task.draw(rng) for rng in numbers])
+        self._world.begin(games, [self._task.sample_layout(rng) for rng in numbers])
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:

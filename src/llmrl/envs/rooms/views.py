@@ -16,7 +16,7 @@ from llmrl.core.state_fields import StateFields
 from llmrl.envs.rooms.grid_world import DOOR, OPEN, STEP_OFFSETS, WALL, GridWorld, as_bytes, code
 
 MAX_VIEW = 31
-_LARGEST_TABLE = 9  # 2 * 4**9 entries of two bytes: a megabyte
+_MAX_TABLE_WIDTH = 9  # 2 * 4**9 entries of two bytes: a megabyte
 _UNEXPLORED = code(0)
 
 Bits = NDArray[np.int64]
@@ -134,7 +134,7 @@ class ExploredMap(StateFields):
 
 def _spread(seed: Bits, clear: Bits, width: int) -> tuple[Bits, Bits]:
     """Return the cells of a row in sight, and the cells of the next row that they bring into sight, as bits."""
-    if width > _LARGEST_TABLE:
+    if width > _MAX_TABLE_WIDTH:
         return _spread_bits(seed, clear, width)
     in_sight, next_seed = _tables(width)
     entry = (seed << width) | clear

@@ -213,7 +213,7 @@ def find(substrate: SubstrateName, choice: str) -> GameMap:
     try:
         return parse(substrate, Path(choice).expanduser().read_text())
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise ConfigError(
             f"env.map={choice[:80]} cannot be read ({reason}); use auto, melting_pot, own, a text file or the map "
             "itself"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import remove, replacing, why
+from llmrl.core.atomic_files import atomic_write, describe_write_error, remove
 from llmrl.core.errors import RunFolderError
 
 FOLDER = "batches"
@@ -79,11 +79,11 @@ class Record:
         content = {name: value for name, value in asdict(self).items() if name != "path"}
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path) as file:
+            with atomic_write(self.path) as file:
                 file.write(json.dumps(content, indent=1).encode())
         except OSError as error:
             raise RunFolderError(
-                f"cannot write {self.path}: {why(self.path, error, 'llm.cache_dir=<folder>')}"
+                f"cannot write {self.path}: {describe_write_error(self.path, error, 'llm.cache_dir=<folder>')}"
             ) from error
 
     def discard(self, keys: Collection[str]) -> None:

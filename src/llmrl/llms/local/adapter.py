@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.atomic_files import sync_folder, why
+from llmrl.core.atomic_files import describe_write_error, sync_folder
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.llms.local.loading import folder_fingerprint
 
@@ -159,7 +159,7 @@ def save_adapter(
         temporary.replace(folder)
         sync_folder(folder.parent)
     except OSError as error:
-        raise RunFolderError(f"cannot write the adapter to {folder}: {why(folder, error)}") from error
+        raise RunFolderError(f"cannot write the adapter to {folder}: {describe_write_error(folder, error)}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -194,7 +194,7 @@ def load_adapter(module: torch.nn.Module, adapter: str, device: str) -> torch.nn
     The adapter is not merged into the weights, because half precision would round part of it away.
 
     Raises:
-        LLMError: the adapter is missing or damaged, is no weight adapter, or belongs to another architecture.
+        LLMError: the adapter is missing or damaged, is not a weight adapter, or belongs to another architecture.
     """
     check_adapter(adapter)
     import torch

@@ -320,11 +320,11 @@ class LocalScorer(ABC):
         query_indices = [distinct[pair] for pair in pairs]
         limit = self._max_length()
         for (prompt, _), query in zip(distinct, queries, strict=True):
-            if limit is not None and len(query.prompt) + query.tree.longest > limit:
+            if limit is not None and len(query.prompt) + query.tree.max_length > limit:
                 raise ConfigError(
-                    f"a prompt has {len(query.prompt)} tokens and its longest candidate {query.tree.longest}, but "
+                    f"a prompt has {len(query.prompt)} tokens and its longest candidate {query.tree.max_length}, but "
                     f"{self.label} reads {limit}; {_SHORTEN_PROMPTS}, choose a model that reads more, or set "
-                    f"llm.max_prompt_tokens={max(limit - query.tree.longest, 1)} and {_TRUNCATION_OPTION}. "
+                    f"llm.max_prompt_tokens={max(limit - query.tree.max_length, 1)} and {_TRUNCATION_OPTION}. "
                     f"The prompt: {_shorten(prompt)}"
                 )
         return queries, query_indices

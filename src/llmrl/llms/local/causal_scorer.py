@@ -70,30 +70,30 @@ class CausalScorer(LocalScorer):
 
     def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
         module = self._module
-        longest = max(len(prompt) for prompt in prompts)
+        prompt_length = max(len(prompt) for prompt in prompts)
         # Left padding aligns the ends of prompts, so that all nodes start at the same position.
-        pads = [longest - len(prompt) for prompt in prompts]
+        pads = [prompt_length - len(prompt) for prompt in prompts]
         ids = torch.tensor([[*[0] * pad, *prompt] for pad, prompt in zip(pads, prompts, strict=True)]).to(module.device)
         pad = torch.tensor(pads).to(module.device)
         nodes = trees.token[:, 1:].expand(len(prompts), -1)  # the root is the last token of the prompt
-        positions = torch.arange(longest, device=module.device) - pad[:, None]
-        positions = torch.cat([positions, longest - 1 - pad[:, None] + trees.depth[:, 1:]], dim=1)
+        positions = torch.arange(prompt_length, device=module.device) - pad[:, None]
+        positions = torch.cat([positions, prompt_length - 1 - pad[:, None] + trees.depth[:, 1:]], dim=1)
         with last_hidden_states(module) as hidden:
             logits = module(
                 input_ids=torch.cat([ids, nodes], dim=1),
-                attention_mask=self._mask(longest, pad, trees),
+                attention_mask=self._mask(prompt_length, pad, trees),
                 position_ids=positions.clamp(min=0),
                 logits_to_keep=trees.n_nodes,
                 use_cache=False,
             ).logits
-        return ForwardPass(logits, hidden[0][:, longest - 1], len(prompts) * (longest + trees.n_nodes - 1))
+        return ForwardPass(logits, hidden[0][:, prompt_length - 1], len(prompts) * (prompt_length + trees.n_nodes - 1))
 
-    def _mask(self, longest: int, pad: torch.Tensor, trees: TreeBatch) -> torch.Tensor:
+    def _mask(self, prompt_length: int, pad: torch.Tensor, trees: TreeBatch) -> torch.Tensor:
         """Return the additive attention mask, [batch, 1, n_positions, n_positions]."""
-        size = longest + trees.n_nodes - 1
+        size = prompt_length + trees.n_nodes - 1
         mask = torch.ones(len(pad), size, size, dtype=torch.bool, device=pad.device).tril()
-        mask[:, longest:, longest:] = trees.ancestors[:, 1:, 1:]
-        mask[:, :, :longest] &= (torch.arange(longest, device=pad.device) >= pad[:, None])[:, None]
+        mask[:, prompt_length:, prompt_length:] = trees.ancestors[:, 1:, 1:]
+        mask[:, :, :prompt_length] &= (torch.arange(prompt_length, device=pad.device) >= pad[:, None])[:, None]
         # Padding attends to itself, because a position without any allowed position would give NaN.
         mask |= torch.eye(size, dtype=torch.bool, device=pad.device)
         return additive_mask(mask, self._module.dtype)[:, None]

@@ -342,7 +342,7 @@ class LocalChat(Provider):
                 tokenizer.chat_template = self._template
             if tokenizer.chat_template is None:
                 raise LLMError(
-                    f"{self.model}: its tokenizer has no chat template, so it is no chat model. Choose one that was "
+                    f"{self.model}: its tokenizer has no chat template, so it is not a chat model. Choose one that was "
                     "trained to follow instructions, or give the template in a file: llm.chat_template=<file.jinja>"
                 )
             self._set_window(load_config(self.model, self.settings.revision).get_text_config())

@@ -39,7 +39,7 @@ def check_model(model: str) -> None:
     """Check that `model` can be loaded. Only the listing of its folder is read.
 
     Raises:
-        LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is no
+        LLMError: transformers is not installed, the folder does not exist or holds no model, or the name is not a
             hub name.
     """
     check_installed(model)
@@ -96,7 +96,7 @@ def empty_model(model: str, revision: str | None) -> torch.nn.Module:
         with torch.device("meta"):
             module: torch.nn.Module = auto.from_config(config, trust_remote_code=False)
     except ValueError as error:
-        raise LLMError(f"{model} is no causal language model: {_join_lines(error)}") from error
+        raise LLMError(f"{model} is not a causal language model: {_join_lines(error)}") from error
     return module
 
 
@@ -345,9 +345,9 @@ def check_gradients(module: torch.nn.Module) -> None:
             else _relative_error(layer, x.detach(), y.detach(), output_gradient, gradient)
         )
         if not error <= MAX_ERROR:
-            fault = "no gradient" if gradient is None else f"outputs or gradients that are wrong by {error:.0%}"
+            problem = "no gradient" if gradient is None else f"outputs or gradients that are wrong by {error:.0%}"
             raise LLMError(
-                f"four-bit weights give {fault} on {layer.weight.device} (layer {name}), so an adapter cannot be "
+                f"four-bit weights give {problem} on {layer.weight.device} (layer {name}), so an adapter cannot be "
                 "trained. Use llm.four_bit=false, with llm.dtype=bfloat16 to save half of the memory, or the version "
                 "of bitsandbytes in constraints.txt"
             )

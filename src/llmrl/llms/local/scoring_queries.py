@@ -50,9 +50,9 @@ def length_batches(queries: Sequence[ScoringQuery], budget: int) -> list[list[in
     batches: list[list[int]] = []
     for i in sorted(range(len(queries)), key=lambda i: queries[i].tokens):
         batch = [*batches[-1], i] if batches else []
-        longest = max((len(queries[j].prompt) for j in batch), default=0)
+        max_length = max((len(queries[j].prompt) for j in batch), default=0)
         nodes = max((queries[j].tree.n_nodes for j in batch), default=0)
-        if batch and len(batch) * (longest + nodes) <= budget:
+        if batch and len(batch) * (max_length + nodes) <= budget:
             batches[-1] = batch
         else:
             batches.append([i])

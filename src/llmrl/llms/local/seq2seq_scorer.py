@@ -47,10 +47,10 @@ class Seq2SeqScorer(LocalScorer):
 
     def _pass(self, prompts: Sequence[TokenIds], trees: TreeBatch) -> ForwardPass:
         module = self._module
-        longest = max(len(prompt) for prompt in prompts)
-        ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts])
+        prompt_length = max(len(prompt) for prompt in prompts)
+        ids = torch.tensor([[*prompt, *[0] * (prompt_length - len(prompt))] for prompt in prompts])
         lengths = torch.tensor([len(prompt) for prompt in prompts])
-        mask = torch.arange(longest) < lengths[:, None]
+        mask = torch.arange(prompt_length) < lengths[:, None]
         nodes = trees.token.clone()
         nodes[:, 0] = module.config.decoder_start_token_id
         with last_hidden_states(module) as hidden:

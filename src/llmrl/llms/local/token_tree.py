@@ -29,8 +29,8 @@ class TokenTree:
         token: token read at each node, [n_nodes] int64; 0 at the root, which the model's class fills in.
         depth: distance from the root, [n_nodes] int64.
         ancestors: [n_nodes, n_nodes] bool; [i, j]: j is i, or lies on the way from the root to i.
-        parent: node that predicts each token of each candidate, [n_candidates, longest] int64, 0 beyond the end.
-        target: those tokens, [n_candidates, longest] int64, 0 beyond the end.
+        parent: node that predicts each token of each candidate, [n_candidates, max_length] int64, 0 beyond the end.
+        target: those tokens, [n_candidates, max_length] int64, 0 beyond the end.
         length: tokens of each candidate, [n_candidates] int64, at least 1.
     """
 
@@ -47,7 +47,7 @@ class TokenTree:
         return len(self.token)
 
     @property
-    def longest(self) -> int:
+    def max_length(self) -> int:
         """Number of tokens of the longest candidate; 0 if there are no candidates."""
         return int(self.length.max(initial=0))
 
@@ -55,9 +55,9 @@ class TokenTree:
 @lru_cache(maxsize=1024)
 def token_tree(candidates: tuple[TokenIds, ...]) -> TokenTree:
     """Return the token tree of `candidates`, each at least one token long. Equal arguments return the same object."""
-    longest = max((len(ids) for ids in candidates), default=0)
-    parent = np.zeros((len(candidates), longest), np.int64)
-    target = np.zeros((len(candidates), longest), np.int64)
+    max_length = max((len(ids) for ids in candidates), default=0)
+    parent = np.zeros((len(candidates), max_length), np.int64)
+    target = np.zeros((len(candidates), max_length), np.int64)
     nodes: dict[TokenIds, int] = {(): 0}  # prefix -> node
     for i, ids in enumerate(candidates):
         for k, token in enumerate(ids):
@@ -101,7 +101,7 @@ class TreeBatch:
         """Pad `trees` to their largest size and to `n_candidates`."""
         trees = trees[:1] if all(tree is trees[0] for tree in trees) else trees
         n_nodes = max(tree.n_nodes for tree in trees)
-        longest = max(tree.longest for tree in trees)
+        max_length = max(tree.max_length for tree in trees)
 
         def pad(arrays: Sequence[np.ndarray], *shape: int) -> np.ndarray:
             out = np.zeros((len(trees), *shape), arrays[0].dtype)
@@ -114,8 +114,8 @@ class TreeBatch:
             pad([tree.token for tree in trees], n_nodes),
             pad([tree.depth for tree in trees], n_nodes),
             ancestors,
-            pad([tree.parent for tree in trees], n_candidates, longest),
-            pad([tree.target for tree in trees], n_candidates, longest),
+            pad([tree.parent for tree in trees], n_candidates, max_length),
+            pad([tree.target for tree in trees], n_candidates, max_length),
             pad([tree.length for tree in trees], n_candidates),
         )
         return TreeBatch(*(torch.from_numpy(array).to(device) for array in arrays))

@@ -95,7 +95,7 @@ class CandidateAnswer(Generic[T]):
         weak: whether its reasons are a placeholder, as in the example of the prompt.
         announced: whether the reply says that this answers the present question.
         kept: text under one of the question's names for notes to keep; "" if there is none.
-        fault: why the answer cannot be used; "" if it can.
+        error: reason why the answer cannot be used; "" if it can.
     """
 
     start: int
@@ -106,7 +106,7 @@ class CandidateAnswer(Generic[T]):
     requested: bool = False
     weak: bool = False
     announced: bool = False
-    fault: str = ""
+    error: str = ""
     kept: str = ""
 
 
@@ -123,13 +123,13 @@ class AnswerParser(ABC, Generic[T]):
     """Base of parsers, one for each kind of question, that `parse_answer` uses to find the answer in a reply.
 
     Attributes:
-        wanted: name of the answer in error messages.
+        answer_name: name of the answer in error messages.
         reasons: names of fields with reasons.
         kept: names of fields with notes to keep for later questions.
         turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
     """
 
-    wanted: str
+    answer_name: str
     reasons: tuple[str, ...] = (
         "reasoning",
         "reflection",
@@ -144,33 +144,33 @@ class AnswerParser(ABC, Generic[T]):
     turn: re.Pattern[str] | None = None
 
     @abstractmethod
-    def of_value(self, value: Any) -> T | None:
-        """Return the answer that a JSON-like value means; None if it is no answer at all.
+    def parse_value(self, value: Any) -> T | None:
+        """Return the answer in a JSON-like value; None if the value is not an answer.
 
         Raises:
             InvalidReply: the value is an answer, but an unusable one.
         """
 
-    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[T]]:
-        """Return the answers that stand in a text under a label or in another textual form."""
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[T]]:
+        """Return the answers in a text, under a label or in another form that is not JSON-like."""
         return []
 
-    def of_prose(self, text: str) -> T | None:
-        """Return the answer that prose gives; None if there is none."""
+    def parse_prose(self, text: str) -> T | None:
+        """Return the answer in prose; None if there is none."""
         return None
 
-    def of_option(self, text: str) -> T | None:
-        """Return the answer in the text of an option that the reply itself lists and decides for; None: none."""
-        candidates = _candidates(text, self, False, faults := _Faults())
-        decision = _decide(text, candidates, self, faults)
-        return decision.answer if decision is not None else self.of_prose(to_ascii(strip_tags(text)))
+    def parse_option(self, text: str) -> T | None:
+        """Return the answer in the text of an option that the reply lists and chooses; None if there is none."""
+        candidates = _candidates(text, self, False, errors := _Errors())
+        decision = _decide(text, candidates, self, errors)
+        return decision.answer if decision is not None else self.parse_prose(to_ascii(strip_tags(text)))
 
     def is_ambiguous_label(self, label: str, answer: T) -> bool:
         """Return whether a bare number chosen by the reply may be the question's own number for another answer."""
         return False
 
     def hint(self, text: str) -> str:
-        """Return what a reply without an answer lacks, in words; "" if nothing specific."""
+        """Return a hint on what a reply without an answer lacks; "" if there is none."""
         return ""
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[T]) -> bool | None:
@@ -185,14 +185,14 @@ class AnswerParser(ABC, Generic[T]):
 
 
 @dataclass
-class _Faults:
-    """Faults of unusable answers with their positions, and whether candidates were left out, e.g. examples."""
+class _Errors:
+    """Reasons why answers are unusable, with positions, and whether candidates were excluded, e.g. examples."""
 
     messages: list[tuple[int, str]] = field(default_factory=list)
     has_exclusions: bool = False
 
 
-def parse_answer(text: str, question: AnswerParser[T], cut: bool = False) -> ParsedAnswer[T]:
+def parse_answer(text: str, question: AnswerParser[T], truncated: bool = False) -> ParsedAnswer[T]:
     """Return the answer in a reply, in time linear in its length.
 
     Answers after the last thought take precedence. Of two different answers the later one counts if words between them
@@ -201,18 +201,18 @@ def parse_answer(text: str, question: AnswerParser[T], cut: bool = False) -> Par
     Args:
         text: the reply, as the provider gave it.
         question: parser of the answers to the question.
-        cut: whether the reply was cut off because it grew too long.
+        truncated: whether the reply was cut off because it grew too long.
 
     Raises:
         InvalidReply: the reply holds no usable answer, or different ones without a decision.
     """
-    reply = clean_reply(text, cut)
+    reply = clean_reply(text, truncated)
     if not reply.text.strip() and reply.thought is None:
-        raise InvalidReply(f"the reply is empty: there is no {question.wanted} in it")
+        raise InvalidReply(f"the reply is empty: there is no {question.answer_name} in it")
     if reply.thought is None:
         return _read(reply, question)
-    if cut:
-        raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
+    if truncated:
+        raise InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
     try:
         return _read(reply, question, prose=False)
     except InvalidReply:
@@ -222,17 +222,17 @@ def parse_answer(text: str, question: AnswerParser[T], cut: bool = False) -> Par
 
 def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T]:
     """Return the answer that ends an unclosed thought; raise InvalidReply unless it is a complete one."""
-    faults = _Faults()
-    complete = [candidate for candidate in _candidates(reasoning, question, False, faults) if candidate.form == 2]
+    errors = _Errors()
+    complete = [candidate for candidate in _candidates(reasoning, question, False, errors) if candidate.form == 2]
     rest = reasoning[complete[-1].end :].strip("`~ \n") if complete else ""
     context = reasoning[max(0, complete[-1].start - _CONTEXT_CHARACTERS) : complete[-1].start] if complete else ""
     if not complete or len(rest) > 100 or "\n" in rest or _TENTATIVE.search(context):
-        raise InvalidReply(f"the reply ends inside a thought: there is no {question.wanted} after it")
+        raise InvalidReply(f"the reply ends inside a thought: there is no {question.answer_name} after it")
     return ParsedAnswer(complete[-1].answer, complete[-1].reasons, complete[-1].kept)
 
 
 def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
-    options = find_options(reply.text[reply.after :]) if prose and not reply.cut else None
+    options = find_options(reply.text[reply.after :]) if prose and not reply.truncated else None
     if options is None:
         return _read_plainly(reply, question, prose)
     text = reply.text[reply.after :]
@@ -249,51 +249,51 @@ def _read_option(text: str, options: Options, question: AnswerParser[T]) -> Pars
     """
     assert options.chosen is not None and options.decision_span is not None
     rest = blank_spans(text, [*options.spans, options.decision_span, *options.mentions])
-    candidates = _candidates(rest, question, False, faults := _Faults())
-    decision = _decide(rest, [candidate for candidate in candidates if candidate.form == 2], question, faults)
+    candidates = _candidates(rest, question, False, errors := _Errors())
+    decision = _decide(rest, [candidate for candidate in candidates if candidate.form == 2], question, errors)
     if decision is not None and decision.start >= options.end:
         return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.kept)
-    answer = question.of_option(options.texts[options.chosen])
+    answer = question.parse_option(options.texts[options.chosen])
     if answer is None:
-        raise InvalidReply(f"the option that the reply decides for is no {question.wanted}")
+        raise InvalidReply(f"the option that the reply decides for is no {question.answer_name}")
     contradicts = decision is not None and not question.same(decision.answer, answer)
     if contradicts or (
         options.has_number_labels
         and not options.is_explicit
         and question.is_ambiguous_label(options.labels[options.chosen], answer)
     ):
-        raise InvalidReply(f"it is not clear which {question.wanted} is meant")
+        raise InvalidReply(f"it is not clear which {question.answer_name} is meant")
     return ParsedAnswer(answer, " ".join(text.split())[:REASONS])
 
 
 def _read_plainly(reply: CleanedReply, question: AnswerParser[T], prose: bool) -> ParsedAnswer[T]:
     text = reply.text
-    faults = _Faults()
-    candidates = _candidates(text, question, reply.cut, faults)
+    errors = _Errors()
+    candidates = _candidates(text, question, reply.truncated, errors)
     late = [candidate for candidate in candidates if candidate.end > reply.after]
-    decision = _decide(text, late or candidates, question, faults)
+    decision = _decide(text, late or candidates, question, errors)
     if decision is not None:
         return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.kept)
-    if prose and not faults.messages and not faults.has_exclusions and not reply.cut:
+    if prose and not errors.messages and not errors.has_exclusions and not reply.truncated:
         sentences = text[reply.after :] if text[reply.after :].strip() else text
-        answer = question.of_prose(to_ascii(strip_tags(sentences)))
+        answer = question.parse_prose(to_ascii(strip_tags(sentences)))
         if answer is not None:
             return ParsedAnswer(answer, " ".join(sentences.split())[:REASONS])
-    raise InvalidReply(_complaint(text, question, faults))
+    raise InvalidReply(_complaint(text, question, errors))
 
 
-def _candidates(text: str, question: AnswerParser[T], truncated: bool, faults: _Faults) -> list[CandidateAnswer[T]]:
+def _candidates(text: str, question: AnswerParser[T], truncated: bool, errors: _Errors) -> list[CandidateAnswer[T]]:
     """Return all possible answers in order, without quoted ones and examples."""
     values = find_outermost_values(blank_brace_escapes(text), truncated)
-    fault_spans: list[tuple[int, int]] = []
+    error_spans: list[tuple[int, int]] = []
     candidates: list[CandidateAnswer[T]] = []
     for span in values:
         try:
-            answer = question.of_value(span.value)
-        except InvalidReply as fault:
+            answer = question.parse_value(span.value)
+        except InvalidReply as error:
             if not is_quoted(text, span.start, span.end):
-                faults.messages.append((span.start, str(fault)))
-            fault_spans.append((span.start, span.end))
+                errors.messages.append((span.start, str(error)))
+            error_spans.append((span.start, span.end))
             continue
         if answer is not None:
             bare = not isinstance(span.value, dict)
@@ -302,17 +302,17 @@ def _candidates(text: str, question: AnswerParser[T], truncated: bool, faults: _
             candidate.kept = (question.kept and reasons_of(span.value, question.kept)) or ""
             candidate.weak = reasons is not None and bool(_HOLLOW.match(reasons)) and reasons != ""
             candidates.append(candidate)
-    used_spans = [(span.start, span.end) for span in candidates] + fault_spans
-    for text_candidate in question.of_text(text, truncated):
+    used_spans = [(span.start, span.end) for span in candidates] + error_spans
+    for text_candidate in question.find_in_text(text, truncated):
         if not any(start <= text_candidate.start and text_candidate.end <= end for start, end in used_spans):
-            if text_candidate.fault:
-                faults.messages.append((text_candidate.start, text_candidate.fault))
+            if text_candidate.error:
+                errors.messages.append((text_candidate.start, text_candidate.error))
             else:
                 candidates.append(text_candidate)
     candidates.sort(key=lambda span: (span.end, span.start))
     unquoted = [span for span in candidates if not is_quoted(text, span.start, span.end)]
     answers = _exclude_examples(text, unquoted, sorted(span.end for span in values), question, truncated)
-    faults.has_exclusions = len(answers) < len(candidates)
+    errors.has_exclusions = len(answers) < len(candidates)
     return answers
 
 
@@ -353,7 +353,7 @@ def _exclude_examples(
 
 
 def _decide(
-    text: str, candidates: list[CandidateAnswer[T]], question: AnswerParser[T], faults: _Faults
+    text: str, candidates: list[CandidateAnswer[T]], question: AnswerParser[T], errors: _Errors
 ) -> CandidateAnswer[T] | None:
     """Return the candidate that counts; None if there are no candidates.
 
@@ -376,18 +376,18 @@ def _decide(
             current, clash = candidate, False
         else:
             clash = True
-    if faults.messages:
-        start, fault = faults.messages[-1]
+    if errors.messages:
+        start, error = errors.messages[-1]
         gap = to_ascii(text[max(current.end, start - 300) : start])
         if _DECISIVE.search(gap) and not (question.turn is not None and question.turn.search(gap)):
-            raise InvalidReply(fault)  # an unusable answer replaced this one
+            raise InvalidReply(error)  # an unusable answer replaced this one
     if clash:
         raise InvalidReply(
             f"there are several different answers in the reply, and nothing says which counts; give one "
-            f"{question.wanted}"
+            f"{question.answer_name}"
         )
     if _RETRACTED.search(to_ascii(text[current.end : current.end + _AFTER])):
-        raise InvalidReply(f"the reply takes its answer back; give one {question.wanted}")
+        raise InvalidReply(f"the reply takes its answer back; give one {question.answer_name}")
     return current
 
 
@@ -414,11 +414,11 @@ def _surrounding_text(text: str, answer: CandidateAnswer[Any]) -> str:
     return rest.strip(" \n*;")[:REASONS]
 
 
-def _complaint(text: str, question: AnswerParser[Any], faults: _Faults) -> str:
+def _complaint(text: str, question: AnswerParser[Any], errors: _Errors) -> str:
     """Return what is wrong with a reply without an answer, and the position of its first JSON error."""
     start = text.find("{")
-    missing = f"there is no {question.wanted} in the reply"
-    message = faults.messages[-1][1] if faults.messages else question.hint(text) or missing
+    missing = f"there is no {question.answer_name} in the reply"
+    message = errors.messages[-1][1] if errors.messages else question.hint(text) or missing
     if start < 0:
         return f"{message}, and no JSON object" if message == missing else message
     try:

@@ -9,7 +9,7 @@ from typing import Any
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.latex import strip_latex
-from llmrl.llms.reading.name_matcher import NameMatcher, letters, negated, words
+from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
 from llmrl.llms.reading.non_answer_text import is_example
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
 from llmrl.llms.reading.options import ROW_LABEL
@@ -120,7 +120,7 @@ class ChoiceParser(AnswerParser[int]):
         numbered: whether replies name actions by their number.
     """
 
-    wanted = "action"
+    answer_name = "action"
     turn = re.compile(
         r"^[ \t*]*(?:next |new |then )?(?:observation|state)\b[^:\n]{0,20}:"
         r"|\{\s*\"(?:observation|since_your_last_action)\"",
@@ -140,18 +140,18 @@ class ChoiceParser(AnswerParser[int]):
         """
         index = self._parse_action(answer, 0)
         if index is None:
-            raise InvalidReply(f"the {self.wanted} {repr(answer)[:60]} does not exist")
+            raise InvalidReply(f"the {self.answer_name} {repr(answer)[:60]} does not exist")
         return index
 
-    def of_value(self, value: Any, depth: int = 0) -> int | None:
+    def parse_value(self, value: Any, depth: int = 0) -> int | None:
         if depth > 5:
             return None
         if isinstance(value, list):
-            choices = [self.of_value(item, depth + 1) for item in value if isinstance(item, dict | list)]
+            choices = [self.parse_value(item, depth + 1) for item in value if isinstance(item, dict | list)]
             return _single_choice(choices)
         if not isinstance(value, dict) or "properties" in value or ("observation" in value and "action" not in value):
             return None
-        fields = {letters(key): inner for key, inner in value.items()}
+        fields = {normalize_name(key): inner for key, inner in value.items()}
         fields = {key: inner for key, inner in fields.items() if not key.startswith(_NON_CHOICE_PREFIXES)}
         keys = (
             [key for key in ("action",) if key in fields]
@@ -177,20 +177,21 @@ class ChoiceParser(AnswerParser[int]):
         if len(true_actions) == 1 and sum(flags.values()) == 1:
             return true_actions[0]
         for key in wrapped:
-            if isinstance(fields[key], dict | list) and (choice := self.of_value(fields[key], depth + 1)) is not None:
+            inner = fields[key]
+            if isinstance(inner, dict | list) and (choice := self.parse_value(inner, depth + 1)) is not None:
                 return choice
         if wrapped and isinstance(fields.get("name"), str):
             return self.names.exact(fields["name"])
         nested_choices = [
             choice
             for inner in value.values()
-            if isinstance(inner, dict | list) and (choice := self.of_value(inner, depth + 1)) is not None
+            if isinstance(inner, dict | list) and (choice := self.parse_value(inner, depth + 1)) is not None
         ]
         return _single_choice(nested_choices)
 
     def parse_choice_field(self, value: Any, depth: int = 0) -> int:
         if isinstance(value, dict):
-            index = self.of_value(value, depth + 1)
+            index = self.parse_value(value, depth + 1)
             if index is None:
                 index = _single_choice(
                     [
@@ -217,7 +218,7 @@ class ChoiceParser(AnswerParser[int]):
             return indices.pop() if len(indices) == 1 and len(answer) < 4 else None
         return None
 
-    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[int]]:
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[int]]:
         text = strip_latex(to_ascii(text))
         stripped = re.sub(r"^(?:```|~~~)\w*\n?|\n?(?:```|~~~)$", "", text.strip()).strip()
         if (
@@ -225,7 +226,7 @@ class ChoiceParser(AnswerParser[int]):
             and not {"\n", "?"} & set(stripped)
             and (sole_index := self._parse_short_reply(stripped)) is not None
         ):
-            return [] if cut else [CandidateAnswer(0, len(text), sole_index, form=1)]
+            return [] if truncated else [CandidateAnswer(0, len(text), sole_index, form=1)]
         candidates = []
         for match in _LATEX_BOX.finditer(text):
             phrase = _PREFIX.sub("", re.split(r"->|=>", " ".join(match[1].split()))[0])
@@ -237,7 +238,7 @@ class ChoiceParser(AnswerParser[int]):
                 candidates.append(CandidateAnswer(match.start(), match.end(), index, form=1))
         for match in _LABEL.finditer(text):
             phrase = _LATEX_BOX.sub(lambda box: f" {box[1]} ", match["value"]).replace("$", " ")
-            if cut and match.end("value") == len(text.rstrip()):
+            if truncated and match.end("value") == len(text.rstrip()):
                 continue
             if (index := self._parse_label(phrase)) is not None:
                 sentence = re.search(r"[.!?;](?=\s)|\Z", match["value"])
@@ -245,7 +246,7 @@ class ChoiceParser(AnswerParser[int]):
                 candidates.append(CandidateAnswer(match.start(), match.end() + sentence.start(), index))
         return candidates
 
-    def of_prose(self, text: str) -> int | None:
+    def parse_prose(self, text: str) -> int | None:
         # A number that the parser does not understand may contradict the name next to it.
         if REFUSAL.search(text) or (_NUMBER_MENTION.search(text) and not self._has_digits):
             return None
@@ -254,7 +255,7 @@ class ChoiceParser(AnswerParser[int]):
             marker.end() for marker in markers if self.names.exact(marker[0].strip(",.!")) is None
         ]  # not an action `wait`
         if ends:  # only the text after the last marker counts, even if it contains no decision
-            return self.of_prose(text[ends[-1] :])
+            return self.parse_prose(text[ends[-1] :])
         decisions: list[int] = []
         for sentence in re.split(r"(?<=[.!?\u3002])\s+|\n+|\u3002", text)[:200]:
             is_open = is_example(sentence)
@@ -337,7 +338,7 @@ class ChoiceParser(AnswerParser[int]):
         numbers = [parse_number(amount[0]) for amount in _AMOUNT.finditer(re.sub(r"\([^()]*\)", "", to_ascii(text)))]
         return self.amounts.get(numbers[0]) if len(numbers) == 1 and numbers[0] is not None else None
 
-    def of_option(self, text: str) -> int | None:
+    def parse_option(self, text: str) -> int | None:
         """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
         for table in tables(text):
             column = table.column(("action", "move", "choice", "decision", "option"))
@@ -359,7 +360,7 @@ class ChoiceParser(AnswerParser[int]):
         actions = {i for _, _, i in self.names.mentions(clause)} or {i for _, _, i in self.names.mentions(first)}
         if actions:
             return actions.pop() if len(actions) == 1 else None
-        return super().of_option(text)
+        return super().parse_option(text)
 
     def is_ambiguous_label(self, label: str, answer: int) -> bool:
         return self.names.numbered and self.names.number(float(label)) != answer
@@ -374,7 +375,7 @@ def _amounts(names: Sequence[str]) -> dict[float, int]:
     parts = [re.fullmatch(r"(.*?)_?(\d+)", name) for name in names]
     if len(names) < 3 or not all(parts) or len({part[1] for part in parts if part}) != 1:
         return {}
-    if letters(parts[0][1] if parts[0] else "") in ("", "option", "action", "choice"):
+    if normalize_name(parts[0][1] if parts[0] else "") in ("", "option", "action", "choice"):
         return {}
     return {float(part[2]): i for i, part in enumerate(parts) if part}
 

@@ -30,7 +30,7 @@ MAX_TOTAL_REPAIR_LENGTH = 16_000
 MAX_BRACKETS = 400
 """Maximum number of brackets of a broken value that is repaired."""
 TRUNCATION_MARKER = "\x00cut"
-"""Last element of a list that the end of the reply cut off."""
+"""Last element of a list that is incomplete because the reply was truncated."""
 
 _GAP = r"(?:\s|\\n)*"
 # A bracket, or the start of JSON inside a string.
@@ -82,18 +82,18 @@ class DuplicateKey:
     """Marker for a key that occurs twice in an object with different values."""
 
 
-def find_outermost_values(text: str, cut: bool = False) -> list[FoundValue]:
+def find_outermost_values(text: str, truncated: bool = False) -> list[FoundValue]:
     """Return all outermost values in `text`, in order.
 
-    If the text is `cut`, a list that its end cuts off ends with `TRUNCATION_MARKER`.
+    If the text is truncated, a list that is incomplete at its end has `TRUNCATION_MARKER` as last element.
     """
     calls = list(_find_calls(text))
     values = [
         *calls,
-        *_find_json(blank_spans(text, ((span.start, span.end) for span in calls)), cut),
+        *_find_json(blank_spans(text, ((span.start, span.end) for span in calls)), truncated),
         *_find_elements(text),
     ]
-    values = [replace(span, value=_parse_nested_json(span.value, cut)) for span in values or _find_yaml(text)]
+    values = [replace(span, value=_parse_nested_json(span.value, truncated)) for span in values or _find_yaml(text)]
     return sorted(values, key=lambda span: (span.end, -span.start))
 
 
@@ -169,7 +169,7 @@ def _find_json(text: str, truncated: bool) -> Iterator[FoundValue]:
             position = end
 
 
-def repair_json(piece: str, cut: bool = False) -> Any:
+def repair_json(piece: str, truncated: bool = False) -> Any:
     """Return the value of broken JSON; None if it cannot be repaired.
 
     The repair library drops tokens it does not know (an ellipsis, a sum, a percent sign), so they become strings first.
@@ -178,7 +178,7 @@ def repair_json(piece: str, cut: bool = False) -> Any:
     piece = re.sub(r"\\([_*\[\]<>$&#%~])", r"\1", piece)
     piece = _REPEATED.sub(_expand_repetition, piece)
     piece = _CONCATENATION.sub(r",\1\2", piece) if "] +" in piece or "]+" in piece else piece
-    if cut:
+    if truncated:
         piece = _close_brackets(piece)
     tidy = _TRAILING.sub(lambda m: m[0] if m[0].startswith('"') else "", piece)
     closing = "".join("}" if bracket == "{" else "]" for bracket in reversed(_unclosed_brackets(tidy)))

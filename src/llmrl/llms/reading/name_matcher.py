@@ -36,10 +36,10 @@ Mention = tuple[int, int, int]
 """Start and end of a mention of a name, and the name's index."""
 
 
-def letters(text: str) -> str:
+def normalize_name(text: str) -> str:
     """Normalize `text` for comparisons of names: only letters and digits, in one case, and number words as digits.
 
-    >>> letters("Turn-Left") == letters("turn_left") == letters("turn left")
+    >>> normalize_name("Turn-Left") == normalize_name("turn_left") == normalize_name("turn left")
     True
     """
     return "".join(word for word, _, _ in words(text))
@@ -73,10 +73,10 @@ class NameMatcher:
         self._digits = any(any(c.isdigit() for c in name) for name in names)
         exact: dict[str, set[int]] = defaultdict(set)
         for i, name in enumerate(names):
-            exact[letters(name)].add(i)
+            exact[normalize_name(name)].add(i)
         synonyms: dict[str, set[int]] = defaultdict(set)
         for i, text in enumerate(descriptions):
-            synonyms[letters(re.split(r"[,;:(]", text)[0])].add(i)
+            synonyms[normalize_name(re.split(r"[,;:(]", text)[0])].add(i)
         for phrases, linking in _rows():
             owners = {i for phrase in linking for i in exact.get(phrase, ())}
             if not owners:
@@ -86,12 +86,12 @@ class NameMatcher:
                     synonyms[phrase] |= owners
         self._exact = _certain(exact)
         self._other = {key: i for key, i in _certain(synonyms).items() if key not in exact}
-        self._longest = max((len(key) for key in (*self._exact, *self._other)), default=0)
+        self._max_length = max((len(key) for key in (*self._exact, *self._other)), default=0)
         self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in words(text)}
 
     def exact(self, text: str) -> int | None:
         """Return the index of the name that `text` spells in some way or is a synonym of; None if there is none."""
-        key = letters(text)
+        key = normalize_name(text)
         index = self._exact.get(key, self._other.get(key))
         if index is not None:
             return index
@@ -123,7 +123,7 @@ class NameMatcher:
             key, best = "", None
             for j in range(i, min(i + 8, len(spans))):
                 key += spans[j][0]
-                if len(key) > self._longest:
+                if len(key) > self._max_length:
                     break
                 index = self._exact.get(key, self._other.get(key))
                 if index is not None:
@@ -216,7 +216,7 @@ class NameMatcher:
         """Return mentions inside a run of characters of a script without spaces."""
         mentions, i = [], 0
         while i < len(run):
-            for length in range(min(self._longest, len(run) - i), 0, -1):
+            for length in range(min(self._max_length, len(run) - i), 0, -1):
                 key = run[i : i + length]
                 index = self._exact.get(key, self._other.get(key))
                 if index is not None:
@@ -234,7 +234,7 @@ def _rows() -> list[tuple[list[str], list[str]]]:
     split = [re.split("[|;]", row) for row in rows]
     link_phrases = [row.split(";")[0].split("|") for row in rows]
     return [
-        ([letters(x) for x in all_], [letters(x) for x in links])
+        ([normalize_name(x) for x in all_], [normalize_name(x) for x in links])
         for all_, links in zip(split, link_phrases, strict=True)
     ]
 

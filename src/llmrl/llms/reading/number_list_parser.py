@@ -12,7 +12,7 @@ import numpy as np
 from llmrl.llms.reading.answer_parser import CandidateAnswer
 from llmrl.llms.reading.assignments import Assignments, spelling_pattern
 from llmrl.llms.reading.latex import strip_latex
-from llmrl.llms.reading.name_matcher import NameMatcher, letters, words
+from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, parse_number
 from llmrl.llms.reading.tables import Table, tables
 from llmrl.llms.reading.word_lists import load_word_list
@@ -80,7 +80,7 @@ class NumberListFinder:
     ) -> None:
         self.names, self.n, self.d, self.shares, self.words = list(names), n, len(names), list(shares), words
         self.turn = turn
-        self.position_by_name = {letters(name): i for i, name in enumerate(names)}
+        self.position_by_name = {normalize_name(name): i for i, name in enumerate(names)}
         self.indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
         self._order = sorted(range(self.d), key=lambda i: len(names[i]), reverse=True)
         self._assignments = Assignments(names, number=self.parse_value)
@@ -107,7 +107,7 @@ class NumberListFinder:
 
         A word for its kind is ignored: `thigh_torque` means `thigh`.
         """
-        i = self.position_by_name.get(letters(re.sub(r"\([^()]*\)", "", key)))
+        i = self.position_by_name.get(normalize_name(re.sub(r"\([^()]*\)", "", key)))
         if i is None and not self.indexed:
             i = self.position_by_name.get("".join(word for word, _, _ in words(key) if word not in _KINDS))
         return i
@@ -124,7 +124,7 @@ class NumberListFinder:
             number_map = {i: number for i, number, _, _ in pairs}
             return [number_map[i] for i in range(self.d)] if len(pairs) == len(number_map) == self.d else None
         label, _, text = re.sub(r"\\[, ;!]|[\\$]", " ", to_ascii(text)).strip().rpartition("=")
-        if label and not any(key in letters(label) for key in (*self.position_by_name, *LISTS)):
+        if label and not any(key in normalize_name(label) for key in (*self.position_by_name, *LISTS)):
             return None
         text = text.strip("[](){} \n")
         for separator in (r"\s*[;\n|]\s*", r"\s*,\s+", r"\s*,\s*", r"\s+"):
@@ -133,17 +133,17 @@ class NumberListFinder:
                 return numbers
         return None
 
-    def find_lists(self, text: str, cut: bool) -> Lists:
+    def find_lists(self, text: str, truncated: bool) -> Lists:
         """Return all lists in a text."""
         text = strip_latex(text)
         table_lists = find_table_lists(text, self) if self.n == 1 else []
         text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
-        lists = [*table_lists, *self._named_lists(text, cut)]
+        lists = [*table_lists, *self._named_lists(text, truncated)]
         if self.n > 1:
             return lists or self._bracketed_lists(text)
         if lists:
             return [*lists, *self._delimited_lists(text)]
-        return [*self._delimited_lists(text), *self._bracketed_lists(text), *self._line_lists(text, cut)]
+        return [*self._delimited_lists(text), *self._bracketed_lists(text), *self._line_lists(text, truncated)]
 
     def describe_incomplete(self, text: str) -> str:
         """Describe the numbers that a text with some named numbers lacks; "" if it has none or all."""

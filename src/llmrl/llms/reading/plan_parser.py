@@ -9,13 +9,13 @@ from typing import Any
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER
-from llmrl.llms.reading.name_matcher import NameMatcher, letters, words
+from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name, words
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reading.written_steps import SPLIT, PlanFinder, Step
 from llmrl.llms.reply_cleaning import to_ascii
 
-_LONGEST_STEP = 300
-NO_OBJECT = frozenset(letters(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
+_MAX_STEP_LENGTH = 300
+NO_OBJECT = frozenset(normalize_name(word) for word in ("", "none", "nothing", "null", "no object", "n/a", "nil"))
 
 _PLANS, _SKILLS, _OBJECTS = load_word_list("plans"), load_word_list("skills"), load_word_list("objects")
 _CALL_KEYS = ("arguments", "parameters", "input", "function", "functioncall")
@@ -46,7 +46,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         state: sentence that describes the state in the question; any other such sentence starts another turn.
     """
 
-    wanted = "plan"
+    answer_name = "plan"
 
     def __init__(
         self, skills: Sequence[tuple[str, bool]], objects: Sequence[str], max_steps: int, state: str = ""
@@ -54,15 +54,15 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         self.skills, self.objects, self.max_steps = list(skills), list(objects), max_steps
         self.names = NameMatcher([name for name, _ in skills])
         self.object_matcher = NameMatcher(objects) if objects else None
-        self.state = letters(state)
+        self.state = normalize_name(state)
         agent_match = _SELF.search(state)
         self.finder = PlanFinder(self, agent_match[1] if agent_match else "")
         self.turn = re.compile(r"^[ \t*]*(?:(?:next |new )?state|agent sees)\b", re.MULTILINE | re.IGNORECASE)
 
-    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
-        return self.finder.find_plans(text, cut)
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
+        return self.finder.find_plans(text, truncated)
 
-    def of_prose(self, text: str) -> tuple[Step, ...] | None:
+    def parse_prose(self, text: str) -> tuple[Step, ...] | None:
         return self.finder.parse_sentences(text)
 
     def answers_this_question(self, text: str, candidate: CandidateAnswer[tuple[Step, ...]]) -> bool | None:
@@ -72,7 +72,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         states = list(_STATE.finditer(to_ascii(text[max(candidate.start - 3000, 0) : candidate.start])))
         if not states:
             return None
-        sentence = letters(states[-1]["line"] or states[-1]["quoted"])
+        sentence = normalize_name(states[-1]["line"] or states[-1]["quoted"])
         return sentence == self.state if states[-1]["line"] or sentence != self.state else None
 
     def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]:
@@ -86,27 +86,27 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         if any(raw_step == TRUNCATION_MARKER for raw_step in steps):
             raise InvalidReply("the plan was cut off")
         valid_steps: list[Step] = []
-        fault = ""
+        error = ""
         for raw_step in steps[: self.max_steps]:
             step = self.step(raw_step, valid_steps[-1][1] if valid_steps else "")
             if isinstance(step, str):
-                fault = fault or step
+                error = error or step
                 if isinstance(step, _AbsentObject):
                     continue
                 break
             valid_steps.append(step)
         if not valid_steps:
-            raise InvalidReply(fault)
+            raise InvalidReply(error)
         return tuple(valid_steps)
 
-    def of_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
+    def parse_value(self, value: Any, depth: int = 0) -> tuple[Step, ...] | None:
         if depth > 6:
             return None
         if isinstance(value, list):
-            return self._of_list(value, depth)
+            return self._parse_sequence(value, depth)
         if not isinstance(value, dict) or "properties" in value:
             return None
-        fields = {letters(str(key)): inner for key, inner in value.items()}
+        fields = {normalize_name(str(key)): inner for key, inner in value.items()}
         for key in _PLANS:
             inner = fields.get(key)
             if inner is None or (
@@ -116,7 +116,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             if isinstance(inner, str):
                 return self.of_string(inner)
             if isinstance(inner, list):
-                return self.plan(inner) if key != "answer" or _steplike(inner) else self.of_value(inner, depth + 1)
+                return self.plan(inner) if key != "answer" or _steplike(inner) else self.parse_value(inner, depth + 1)
             if isinstance(inner, dict) and (plan := self._of_steps(inner, depth)) is not None:
                 return plan
         if self._is_step(value) and "skill" in fields:
@@ -128,7 +128,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             return self.plan([value])
         if value and all(str(k).strip().lower().removeprefix("step").strip(" _").isdigit() for k in value):
             return self.plan(list(value.values()))
-        if (plan := self.of_value(value, depth + 1)) is not None:
+        if (plan := self.parse_value(value, depth + 1)) is not None:
             return plan
         only = next(iter(value.values())) if len(value) == 1 else None
         return self.plan(only if isinstance(only, list) else [only]) if isinstance(only, dict | list) else None
@@ -136,14 +136,16 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
     def _nested_plan(self, values: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
         """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""
         nested = [inner for inner in values if isinstance(inner, dict | list)]
-        plans = {plan for inner in nested if (plan := self.of_value(inner, depth + 1))}
+        plans = {plan for inner in nested if (plan := self.parse_value(inner, depth + 1))}
         if len(plans) > 1:
             raise InvalidReply("there are several different plans in the reply; give one")
         return plans.pop() if plans else None
 
-    def _of_list(self, value: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
+    def _parse_sequence(self, value: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
         calls = [
-            item for item in value if isinstance(item, dict) and any(letters(str(key)) in _CALL_KEYS for key in item)
+            item
+            for item in value
+            if isinstance(item, dict) and any(normalize_name(str(key)) in _CALL_KEYS for key in item)
         ]
         if (
             not calls
@@ -176,7 +178,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
 
     def _is_step(self, value: Any) -> bool:
         return isinstance(value, dict) and any(
-            letters(str(key)) in _SKILLS and isinstance(inner, str) for key, inner in value.items()
+            normalize_name(str(key)) in _SKILLS and isinstance(inner, str) for key, inner in value.items()
         )
 
     def step(self, raw_step: Any, previous_object: str = "") -> Step | str:
@@ -186,7 +188,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         """
         skill, target = "", ""
         if isinstance(raw_step, dict):
-            fields = {letters(str(key)): inner for key, inner in raw_step.items()}
+            fields = {normalize_name(str(key)): inner for key, inner in raw_step.items()}
             skill = next((str(fields[key]) for key in _SKILLS if isinstance(fields.get(key), str)), "")
             argument = next((fields[key] for key in _OBJECTS if fields.get(key) is not None), "")
             if isinstance(argument, dict):
@@ -207,7 +209,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         return self._parse_step(f"{skill} <{target}>" if target else skill, skill, previous_object)
 
     def _parse_step(self, text: str, skill: str, antecedent: str) -> Step | str:
-        text = text[:_LONGEST_STEP]
+        text = text[:_MAX_STEP_LENGTH]
         text = (
             to_ascii(re.sub(r"\((?![^()]*\d\))[^()]*\)", " ", text))
             if "(" in text and not re.search(r"\w\(", text)
@@ -253,10 +255,11 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
         if target is None:
             object_text = " ".join(re.sub(r"[<>\"'`*_()]", " ", rest).split())[:60]
             objects = ", ".join(self.objects) or "none"
-            fault = (
+            error = (
                 f"the skill {name!r} needs an object of this state, and {object_text!r} is none; there are: {objects}"
             )
-            return fault if letters(object_text) in NO_OBJECT or self._is_ambiguous(rest) else _AbsentObject(fault)
+            is_invalid = normalize_name(object_text) in NO_OBJECT or self._is_ambiguous(rest)
+            return error if is_invalid else _AbsentObject(error)
         return name, target
 
     def _find_object(self, text: str) -> str | None:

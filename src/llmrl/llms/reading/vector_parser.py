@@ -13,7 +13,7 @@ import numpy as np
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, find_outermost_values, strip_tags
-from llmrl.llms.reading.name_matcher import NameMatcher, letters
+from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name
 from llmrl.llms.reading.number_list_parser import LISTS, MEASUREMENT, NumberListFinder
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
 from llmrl.llms.reply_cleaning import to_ascii
@@ -63,7 +63,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         bounds: (low, high) of each number; percentages are divided by 100 for numbers with bounds within [-1, 1].
         question: place and content of the question; None: unknown.
         words: words that stand for the numbers 0, 1, 2, ...
-        wanted: name of the answer in error messages.
+        answer_name: name of the answer in error messages.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class VectorParser(AnswerParser[np.ndarray]):
         bounds: Sequence[tuple[float, float]] = (),
         question: VectorQuestion | None = None,
         words: Sequence[str] = (),
-        wanted: str = "",
+        answer_name: str = "",
     ) -> None:
         self.names, self.n, self.d = list(names), n, len(names)
-        self.wanted = wanted or (f"list of {self.d} numbers" if n == 1 else f"{n} lists of {self.d} numbers")
+        self.answer_name = answer_name or (f"list of {self.d} numbers" if n == 1 else f"{n} lists of {self.d} numbers")
         self.question = question or VectorQuestion()
         turn = self.question.turn
-        self.contexts = {letters(name) for name in self.question.contexts}
+        self.contexts = {normalize_name(name) for name in self.question.contexts}
         self.tried = {tuple(float(x) for x in row) for row in self.question.tried}
         shares = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
         self.finder = NumberListFinder(names, n, shares, NameMatcher(words, numbered=True) if words else None, turn)
@@ -88,15 +88,15 @@ class VectorParser(AnswerParser[np.ndarray]):
             rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{lookahead}\d+", re.IGNORECASE | re.MULTILINE
         )
 
-    def of_value(self, value: Any) -> np.ndarray | None:
+    def parse_value(self, value: Any) -> np.ndarray | None:
         rows = self._parse_list(value, 0) if self.n == 1 else self._parse_lists(value, 0)
         return None if rows is None else np.array([rows] if self.n == 1 else rows[: self.n], dtype=np.float64)
 
-    def of_text(self, text: str, cut: bool) -> list[CandidateAnswer[np.ndarray]]:
-        lists = self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), cut)
-        return lists if self.n == 1 else self._combine_objects(text, cut) or lists
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[np.ndarray]]:
+        lists = self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), truncated)
+        return lists if self.n == 1 else self._combine_objects(text, truncated) or lists
 
-    def of_prose(self, text: str) -> np.ndarray | None:
+    def parse_prose(self, text: str) -> np.ndarray | None:
         if self.n > 1 or REFUSAL.search(text) or _UNDECIDED.search(text):
             return None
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
@@ -131,55 +131,55 @@ class VectorParser(AnswerParser[np.ndarray]):
         if depth > 6 or isinstance(value, bool) or value is None:
             return None
         if isinstance(value, dict):
-            return self._of_object(value, depth)
+            return self._parse_object(value, depth)
         if isinstance(value, list):
-            return self._of_list(value, depth)
+            return self._parse_sequence(value, depth)
         return self.finder.parse_numbers(value) if isinstance(value, str) else None
 
-    def _of_object(self, value: Mapping[str, Any], depth: int) -> list[float] | None:
+    def _parse_object(self, value: Mapping[str, Any], depth: int) -> list[float] | None:
         if "properties" in value or "observation" in value:
             return None
         if self.question.context is not None:
             for key, inner in value.items():
-                if letters(key) == letters(self.question.context) and isinstance(inner, dict):
-                    return self._of_object(inner, depth + 1)
+                if normalize_name(key) == normalize_name(self.question.context) and isinstance(inner, dict):
+                    return self._parse_object(inner, depth + 1)
         numbers: dict[int, float] = {}
         self._collect(value, numbers, 0)
         if len(numbers) == self.d:
             return [numbers[i] for i in range(self.d)]
         if self.finder.indexed and sorted(value) == sorted(str(i) for i in range(self.d)):
-            return self._of_list([value[str(i)] for i in range(self.d)], depth)
-        fitting, faults = self._lists_in(value, depth)
+            return self._parse_sequence([value[str(i)] for i in range(self.d)], depth)
+        fitting, errors = self._lists_in(value, depth)
         if len(fitting) > 1:
             raise InvalidReply("there are several different lists of numbers in one object")
         if fitting:
             return fitting[0]
-        if numbers or faults:
-            raise InvalidReply(self.finder.describe_missing(numbers) if numbers else faults[-1])
+        if numbers or errors:
+            raise InvalidReply(self.finder.describe_missing(numbers) if numbers else errors[-1])
         return None
 
     def _lists_in(self, value: Mapping[str, Any], depth: int) -> tuple[list[list[float]], list[str]]:
         """Return the different lists under the names of lists in an object, and what is wrong with others."""
         fitting: list[list[float]] = []
-        faults: list[str] = []
-        parameter_keys = [key for key in value if letters(key) in ("params", "parameters")]
+        errors: list[str] = []
+        parameter_keys = [key for key in value if normalize_name(key) in ("params", "parameters")]
         for key, inner in [(key, value[key]) for key in parameter_keys or value]:
-            name = letters(key)
+            name = normalize_name(key)
             if name in _HIDDEN or name in self.contexts or (not isinstance(inner, dict | list) and name not in LISTS):
                 continue
             is_flat = isinstance(inner, list) and not any(isinstance(x, bool | dict | list | None) for x in inner)
             if is_flat and name in LISTS and len(inner) != self.d:
-                faults.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
+                errors.append(f"{key} holds {len(inner)} number{'s' * (len(inner) != 1)}, {self.d} are needed")
             try:
                 numbers = self._parse_list(inner, depth + 1)
                 if self.d == 1 and name in LISTS and (number := self.finder.parse_value(inner)) is not None:
                     numbers = [number]
-            except InvalidReply as fault:
-                faults.append(str(fault))
+            except InvalidReply as error:
+                errors.append(str(error))
                 continue
             if numbers is not None and numbers not in fitting:
                 fitting.append(numbers)
-        return fitting, faults
+        return fitting, errors
 
     def _collect(self, value: Any, numbers: dict[int, float], depth: int) -> None:
         """Add the numbers under their names, nested up to four levels deep, to `numbers`."""
@@ -192,14 +192,14 @@ class VectorParser(AnswerParser[np.ndarray]):
             return
         if not isinstance(value, dict):
             return
-        fields = {letters(str(key)): inner for key, inner in value.items()}
+        fields = {normalize_name(str(key)): inner for key, inner in value.items()}
         if (
             isinstance(fields.get("name"), str)
-            and (i := self.finder.position_by_name.get(letters(fields["name"]))) is not None
+            and (i := self.finder.position_by_name.get(normalize_name(fields["name"]))) is not None
         ):
             self._add_number(i, fields.get("value"), numbers)
         for key, inner in value.items():
-            name = letters(str(key))
+            name = normalize_name(str(key))
             if name in _HIDDEN or name in self.contexts:
                 continue
             i = self.finder.name_index(str(key))
@@ -218,7 +218,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         if numbers.setdefault(i, number) != number:
             raise InvalidReply(f"{self.names[i]} is given twice, with different values")
 
-    def _of_list(self, value: Sequence[Any], depth: int) -> list[float] | None:
+    def _parse_sequence(self, value: Sequence[Any], depth: int) -> list[float] | None:
         if TRUNCATION_MARKER in value:
             raise InvalidReply("a list of numbers was cut off")
         if (
@@ -266,7 +266,7 @@ class VectorParser(AnswerParser[np.ndarray]):
             rows = [
                 self._parse_list(inner, depth + 1)
                 for key, inner in value.items()
-                if letters(key) not in _HIDDEN and isinstance(inner, dict | list)
+                if normalize_name(key) not in _HIDDEN and isinstance(inner, dict | list)
             ]
             if len(rows) >= self.n and all(row is not None for row in rows):
                 return [row for row in rows if row is not None]

@@ -13,8 +13,8 @@ def load_word_list(name: str) -> tuple[str, ...]:
 
     `same` has rows of synonymous phrases. A row belongs to a name of a question if one of its phrases is that name or
     its description. Its other phrases then mean that name, too, unless several names share the row. Phrases after a
-    semicolon cannot themselves link a row to a name. The other lists are names of keys, as `letters` writes them, words
-    without information (`noise`) and HTML tags.
+    semicolon cannot themselves link a row to a name. The other lists are names of keys in the form of
+    `normalize_name`, words without information (`noise`) and HTML tags.
     """
     phrases = json.loads(Path(__file__).with_name("words.json").read_text(encoding="utf-8"))[name]
     return tuple(phrases if isinstance(phrases, list) else phrases.split("|"))

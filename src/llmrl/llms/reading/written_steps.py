@@ -108,17 +108,17 @@ class PlanFinder:
         self.step_parser = step_parser
         self._cue = _cues(agent_name)
 
-    def find_plans(self, text: str, cut: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
+    def find_plans(self, text: str, truncated: bool) -> list[CandidateAnswer[tuple[Step, ...]]]:
         """Return all plans in a text."""
         text = strip_latex(to_ascii(strip_tags(text)))
         candidates = []
         for match in _LATEX_BOX.finditer(text):
             candidates += self._candidate(match.start(), match.end(), _PREFIX.sub("", match[1]).strip(" {}"))
         for match in _LABEL.finditer(text):
-            candidates += self._labeled_plans(text, match.start(), match.end(), cut)
-        if not cut:
+            candidates += self._labeled_plans(text, match.start(), match.end(), truncated)
+        if not truncated:
             candidates += self._table_plans(text)
-        if candidates or cut:
+        if candidates or truncated:
             return candidates
         text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
         return self._list_plans(text) or self._call_plans(text) or self._bare_plan(text)
@@ -161,8 +161,8 @@ class PlanFinder:
             return []
         try:
             plan = self.step_parser.of_string(text)
-        except InvalidReply as fault:
-            return [CandidateAnswer(start, end, (), fault=str(fault))]
+        except InvalidReply as error:
+            return [CandidateAnswer(start, end, (), error=str(error))]
         return [CandidateAnswer(start, end, plan)] if plan else []
 
     def _labeled_plans(
@@ -199,7 +199,7 @@ class PlanFinder:
         if not line.strip() or (truncated and content_start + len(line) >= len(text.rstrip())):
             return []
         candidates = self._candidate(start, content_start + len(line), line.strip(" *`"))
-        return [candidate for candidate in candidates if not candidate.fault]
+        return [candidate for candidate in candidates if not candidate.error]
 
     def _plan(
         self, start: int, end: int, items: Sequence[str], form: int = 2

@@ -121,7 +121,7 @@ class PackPool:
                         is_stopping = True
                         n_waiting = sum(len(pending.pack.jobs) for pending in self.waiting)
                         n_running = sum(len(process.pack.jobs) for process in self.running)
-                        progress.say(
+                        progress.print_line(
                             f"{n_running} runs save and stop within {PROMISED_S} s (at once on a second Ctrl-C); "
                             f"{n_waiting} waiting runs are canceled"
                         )
@@ -134,10 +134,10 @@ class PackPool:
                     process_outcomes, retry_jobs = process.outcomes(stop.signal)
                     for outcome in process_outcomes:
                         self.outcomes.append(self._with_deaths(outcome))
-                        progress.say(describe(self.outcomes[-1]))
+                        progress.print_line(describe(self.outcomes[-1]))
                     if retry_jobs:
                         n = len(process.pack.jobs)
-                        progress.say(f"a process of {n} runs {process.died}; {len(retry_jobs)} are queued again")
+                        progress.print_line(f"a process of {n} runs {process.died}; {len(retry_jobs)} are queued again")
                         self._requeue(retry_jobs, process.attempts)
                     progress.update(len(self.outcomes))
 

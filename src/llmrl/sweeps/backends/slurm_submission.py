@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from llmrl.core.atomic_files import why
+from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.run.ownership import JOB_ID
@@ -217,7 +217,9 @@ class Slurm(Backend):
         except (FailedSubmissionError, FailedJobError, subprocess.CalledProcessError) as error:
             raise SchedulerError(self._submission_error(error)) from error
         except OSError as error:
-            raise SchedulerError(f"cannot write the job's files to {folder}: {why(folder, error)}") from error
+            raise SchedulerError(
+                f"cannot write the job's files to {folder}: {describe_write_error(folder, error)}"
+            ) from error
 
     def _parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
         """Return the parameters for submitit."""

@@ -47,7 +47,7 @@ class ClusterWork:
             try:
                 requeue(signal.SIGUSR2, None)
             except Exception as refused:
-                self._tell(f"{type(refused).__name__}: {refused}")
+                self._record_reason(f"{type(refused).__name__}: {refused}")
                 raise
         raise SystemExit(min(codes))
 
@@ -57,7 +57,7 @@ class ClusterWork:
 
         return DelayedSubmission(self)
 
-    def _tell(self, text: str) -> None:
+    def _record_reason(self, text: str) -> None:
         """Record in the status of unfinished runs why they are not continued."""
         for work in self.works.works:
             try:

@@ -84,8 +84,10 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self._listeners = self.agents[1:]
-        tell = [Skill(f"tell {name}", True, f"tells {name} a color; for the speaker only") for name in self._listeners]
-        self.skills = (*tell, _GO, _STAY)
+        tell_skills = [
+            Skill(f"tell {name}", True, f"tells {name} a color; for the speaker only") for name in self._listeners
+        ]
+        self.skills = (*tell_skills, _GO, _STAY)
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
         """Return the scene in channel `vector` [width]."""
@@ -106,7 +108,7 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
 
     def action(self, scene: Scene, plan: Plan) -> int:
         """Return the speaker's words as one action, or a listener's move."""
-        return scene.say(plan) if isinstance(scene, _Speaker) else super().action(scene, plan)
+        return scene.speech_action(plan) if isinstance(scene, _Speaker) else super().action(scene, plan)
 
     def best_plan(self, sentence: str) -> Plan:
         """Return the plan to tell every listener its goal, or to go to the goal that was heard."""
@@ -145,9 +147,9 @@ class _Speaker:
 
     def act(self, step: PlanStep) -> int | None:
         """Return the action that tells one listener a word; None for moves."""
-        return self.say((step,)) if step.skill in self._indices else None
+        return self.speech_action((step,)) if step.skill in self._indices else None
 
-    def say(self, plan: Plan) -> int:
+    def speech_action(self, plan: Plan) -> int:
         """Return the action that says all words of a plan."""
         words = [0] * len(self._indices)
         for step in reversed(plan):

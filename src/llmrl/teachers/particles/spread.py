@@ -57,7 +57,7 @@ class SimpleSpreadDomain(ParticleDomain):
         name_match = _SELF.match(sentence)
         nearest = {int(landmark): self._number[name] for landmark, name in _NEAREST.findall(sentence)}
         if name_match is None or not nearest:
-            raise ValueError(f"this is no state of simple_spread: {sentence!r}")
+            raise ValueError(f"this is not a state of simple_spread: {sentence!r}")
         assignment = self._assign(tuple(nearest[landmark] for landmark in sorted(nearest)))
         return (PlanStep("go to", f"landmark {assignment[self._number[name_match.group(1)]]}"),)
 

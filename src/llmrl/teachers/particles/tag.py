@@ -78,7 +78,7 @@ class SimpleTagDomain(ParticleDomain):
         """
         name_match = _SELF.match(sentence)
         if name_match is None:
-            raise ValueError(f"this is no state of simple_tag: {sentence!r}")
+            raise ValueError(f"this is not a state of simple_tag: {sentence!r}")
         if name_match.group(1) in self._prey:
             return (PlanStep("keep away"),)
         own_prey = [prey for prey, hunter in _NEAREST_HUNTER.findall(sentence) if hunter == name_match.group(1)]

@@ -73,7 +73,7 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     Args:
         id: Gymnasium's id.
         kwargs: arguments of the environment; they go before those that Gymnasium has registered.
-        horizon: steps after which a game is truncated; None: the number that Gymnasium has registered.
+        horizon: steps after which an episode is truncated; None: the number that Gymnasium has registered.
         n: games.
 
     Raises:
@@ -84,7 +84,7 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     import gymnasium
 
     from llmrl.envs.gym import tasks
-    from llmrl.envs.gym.faults import CREATION_ERRORS, creation_error
+    from llmrl.envs.gym.errors import CREATION_ERRORS, creation_error
 
     tasks.register()
     # Other versions of Gymnasium have other environments, so the id may be unknown.
@@ -93,9 +93,9 @@ def batched(id: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> 
     spec = gymnasium.spec(id)
     try:
         return BATCHED[id]({**spec.kwargs, **kwargs}, horizon or spec.max_episode_steps, n)
-    except TypeError as fault:
-        if "argument" not in str(fault):
+    except TypeError as error:
+        if "argument" not in str(error):
             raise
-        raise creation_error(id, kwargs, fault) from fault
-    except CREATION_ERRORS as fault:
-        raise creation_error(id, kwargs, fault) from fault
+        raise creation_error(id, kwargs, error) from error
+    except CREATION_ERRORS as error:
+        raise creation_error(id, kwargs, error) from error

@@ -25,7 +25,7 @@ class ArrayGames(ABC):
         n: number of games.
         observation_space: observation space of one game.
         action_space: action space of one game.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
     """
 
     def __init__(self, n: int, observation_space: Space[Any], action_space: Space[Any], horizon: int | None) -> None:
@@ -40,7 +40,7 @@ class ArrayGames(ABC):
 
     @property
     def time(self) -> NDArray[np.int64]:
-        """Number of steps of each game since it began, [n]."""
+        """Number of steps of each game's episode so far, [n]."""
         return self._tick - self._began
 
     @abstractmethod

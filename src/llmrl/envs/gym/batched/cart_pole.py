@@ -25,7 +25,7 @@ class CartPoleGames(ArrayGames):
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
         sutton_barto_reward: -1 when the pole falls and 0 else, instead of 1 for each step.
     """
 
@@ -103,7 +103,7 @@ class _Work:
         self.cart_outside, self.pole_fallen = self.out_of_bounds
 
     def step(self, action: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Apply the forces of `action` [n]; return whether each game is over, [n]."""
+        """Apply the forces of `action` [n]; return whether each episode is over, [n]."""
         mul, add, sub, div = np.multiply, np.add, np.subtract, np.divide
         sin, cos, push, pair, term, product = self.sin, self.cos, self.push, self.pair, self.term, self.product
         np.sin(self.angle, sin)

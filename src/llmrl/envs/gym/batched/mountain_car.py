@@ -21,7 +21,7 @@ class MountainCarGames(ArrayGames):
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
         goal_velocity: least speed at which the goal counts.
     """
 
@@ -76,7 +76,7 @@ class MountainCarContinuousGames(ArrayGames):
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
         goal_velocity: least speed at which the goal counts.
     """
 

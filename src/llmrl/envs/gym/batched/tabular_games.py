@@ -21,7 +21,7 @@ class TabularGames(ArrayGames):
         table: rules of the games.
         picture: function `picture(state, action)` that renders a game in `state`, reached by `action` (None: at the
             start).
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
         masks: legal actions in each state, [n_states, n_actions], for `info["action_mask"]`; None: no masks.
     """
 
@@ -38,7 +38,7 @@ class TabularGames(ArrayGames):
         super().__init__(n, spaces.Discrete(table.n_states), spaces.Discrete(table.n_actions), horizon)
         self.table = table
         self.timeless = True
-        """Whether the rules do not depend on the number of steps of a game."""
+        """Whether the rules do not depend on the number of steps of an episode."""
         self._picture, self._masks = picture, masks
         self._draws = BufferedRandom(n, 1) if len(table.sums) else None
         self._state = np.zeros(n, dtype=np.int64)

@@ -12,7 +12,7 @@ from llmrl.envs.gym.batched.arrays import choices
 from llmrl.envs.gym.batched.generators import generators
 
 Outcome = tuple[float, int, float, bool]
-"""Probability, next state, reward, and whether the game terminates."""
+"""Probability, next state, reward, and whether the episode terminates."""
 Rules = Mapping[int, Mapping[int, Sequence[Outcome]]]
 """State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
 
@@ -36,7 +36,7 @@ class TransitionTable:
         sums: boundaries between classes, [c - 1], ascending.
         state: next state, [n_states * n_actions, c].
         reward: reward, [n_states * n_actions, c].
-        terminated: whether the game terminates, [n_states * n_actions, c].
+        terminated: whether the episode terminates, [n_states * n_actions, c].
         start: cumulative probabilities of the start states, [n_states].
     """
 

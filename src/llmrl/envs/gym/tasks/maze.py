@@ -43,7 +43,7 @@ _CELL = 100
 
 
 def rules() -> Rules:
-    """Return the rules: from cell 0 to cell 8; -0.1/9 per step, 1 for the step into the goal, which ends the game.
+    """Return the rules: from cell 0 to cell 8; -0.1/9 per step, 1 for the step into the goal, which ends the episode.
 
     Walls stop a move.
     """
@@ -63,8 +63,8 @@ class MazeGames(TabularGames):
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
-        parity: the goal does not end a game any more from step 200 on, as published.
+        horizon: steps after which an episode is truncated; None: never.
+        parity: the goal does not end an episode any more from step 200 on, as published.
     """
 
     def __init__(self, n: int, horizon: int | None = None, parity: bool = False) -> None:

@@ -45,7 +45,7 @@ ACTIONS = {
 _OUTER = ((0.0, 0.0), (0.0, 20.0), (20.0, 20.0), (20.0, 8.5), (11.5, 8.5), (11.5, 0.0))
 _INNER = ((3.0, 3.0), (3.0, 17.0), (17.0, 17.0), (17.0, 11.5), (8.5, 11.5), (8.5, 3.0))
 _MIDDLE = ((1.5, 1.5), (1.5, 18.5), (18.5, 18.5), (18.5, 10.0), (10.0, 10.0), (10.0, 1.5))
-"""Corners of the center line of the corridor, on which a game starts."""
+"""Corners of the center line of the corridor, on which an episode starts."""
 _SCALE, _MARGIN = 18, 20
 """Pixels per meter, and pixels of the margin around the track."""
 
@@ -82,7 +82,7 @@ class NavigationGames(ArrayGames):
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
     """
 
     def __init__(self, n: int, horizon: int | None = None) -> None:

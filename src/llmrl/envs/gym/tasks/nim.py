@@ -65,7 +65,7 @@ def nim_games(n: int, horizon: int | None = None, takes: Sequence[int] = TAKES) 
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
         takes: sticks that each of the three actions takes.
 
     Raises:

@@ -53,7 +53,7 @@ class PongGames(ArrayGames):
 
     Args:
         n: games.
-        horizon: steps after which a game is truncated; None: never.
+        horizon: steps after which an episode is truncated; None: never.
     """
 
     def __init__(self, n: int, horizon: int | None = None) -> None:

@@ -14,7 +14,7 @@ class _Entry:
 
 _ENTRIES = {
     "llmrl/Maze-v0": _Entry("MazeEnv", steps=200, threshold=0.96),
-    # Each legal move takes at least one of ten sticks; an illegal one ends the game.
+    # Each legal move takes at least one of ten sticks; an illegal one ends the episode.
     "llmrl/Nim-v0": _Entry("NimEnv", steps=10, threshold=1.0),
     "llmrl/Navigation-v0": _Entry("NavigationEnv", steps=1000, threshold=None),
     "llmrl/Pong-v0": _Entry("PongEnv", steps=1000, threshold=3.0),

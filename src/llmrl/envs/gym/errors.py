@@ -1,4 +1,4 @@
-"""Errors about faulty Gymnasium environments, with the place of the fault for their authors."""
+"""Errors of Gymnasium environments that violate their interface, with the place of the mistake for their authors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ READING_ERRORS = (KeyError, IndexError, ValueError, TypeError)
 """Errors that are raised when an observation is read that is not in its space."""
 
 
-def creation_error(id: str, kwargs: Mapping[str, Any], fault: BaseException) -> ConfigError:
+def creation_error(id: str, kwargs: Mapping[str, Any], error: BaseException) -> ConfigError:
     """Return the error for an environment that cannot be made with `kwargs`."""
     # The text of a KeyError is only its key.
-    message = f"{type(fault).__name__} {fault}" if isinstance(fault, KeyError) else str(fault) or type(fault).__name__
+    message = f"{type(error).__name__} {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
     cause = f" with env.kwargs={dict(kwargs)}" if kwargs else ""
-    if isinstance(fault, TypeError):
+    if isinstance(error, TypeError):
         return ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {message}")
     return ConfigError(f"{id} cannot be made{cause}: {message}")
 
