@@ -52,6 +52,7 @@ def test_table_lists_subpackages():
         "llmrl.run.sinks",
         "llmrl.llms.batches",
         "llmrl.finetuning",
+        "llmrl.chat_learning",
     } == set(TABLE)
 
 

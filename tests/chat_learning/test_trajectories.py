@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, greedy_log_probs, request
-from llmrl.chat_learning.trajectories import TrajectoryBuffer, Turn, merge_turns, token_sequences
+from llmrl.chat_learning.trajectories import TrajectoryBuffer, merge_turns, token_sequences
 from llmrl.core.records import TokenSample
 
 
@@ -14,8 +14,8 @@ def sample(prompt, tokens):
     return TokenSample(tuple(prompt), tuple(tokens), np.zeros(len(tokens), np.float32))
 
 
-def turn(reward=0.0, is_valid=True):
-    return Turn(sample([1, 2], [3]), "x", is_valid, reward=reward)
+def add(buffer, game):
+    buffer.add_reply(game, 0, sample([1, 2], [3]), "x", True, 0)
 
 
 @pytest.fixture
@@ -94,22 +94,22 @@ def test_merged_sequences_contain_each_reply_once(turns):
 def test_buffer():
     buffer = TrajectoryBuffer(2, 1)
     buffer.add_reward(0, 0, 5.0)  # before any reply
-    buffer.add_turn(1, 0, turn())
-    buffer.add_turn(0, 0, turn())
+    add(buffer, 1)
+    add(buffer, 0)
     buffer.add_reward(0, 0, 1.0)
-    buffer.add_turn(0, 0, turn())
+    add(buffer, 0)
     buffer.add_reward(0, 0, 2.0)
     buffer.end(1)
     assert [t.game for t in buffer.take()] == [1]
     buffer.end(0)
     restored = TrajectoryBuffer(2, 1)
-    restored.add_turn(1, 0, turn())
+    add(restored, 1)
     restored.load_state_dict(buffer.state_dict())
     for each in (buffer, restored):
         [trajectory] = each.take()
         assert [t.reward for t in trajectory.turns] == [1.0, 2.0]
         assert not each.take()
-    buffer.add_turn(0, 0, turn())
+    add(buffer, 0)
     buffer.begin([0])
     buffer.end(0)
     assert not buffer.take()

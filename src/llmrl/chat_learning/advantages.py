@@ -114,9 +114,7 @@ def scale_advantages(advantage: Floats, group: Ints, scale: str, eps: float = 1e
     """
     if scale == "none" or not len(advantage):
         return advantage
-    if scale == "batch":
-        return advantage / (advantage.std() + eps)
-    _, member = np.unique(group, return_inverse=True)
+    member = np.zeros(len(group), dtype=np.int64) if scale == "batch" else np.unique(group, return_inverse=True)[1]
     counts = np.bincount(member)
     mean = np.bincount(member, advantage) / counts
     variance = np.bincount(member, (advantage - mean[member]) ** 2) / counts

@@ -14,7 +14,7 @@ import torch
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record
 from llmrl.chat_learning import advantages, losses
 from llmrl.chat_learning.token_network import Precision, TokenNetwork
-from llmrl.chat_learning.trajectories import TokenSequence, Trajectory, Turn, token_sequences
+from llmrl.chat_learning.trajectories import TokenSequence, Trajectory, TrajectoryBuffer, Turn, token_sequences
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
@@ -113,6 +113,10 @@ class ChatGRPO:
         self._step: OptimizerStep | None = None
         self._reference: TokenNetwork | None = None
         self._initial: dict[str, torch.Tensor] = {}
+
+    def recorder(self, n_envs: int, n_agents: int) -> TrajectoryBuffer:
+        """Return an empty buffer of trajectories for `update`."""
+        return TrajectoryBuffer(n_envs, n_agents)
 
     def update(self, trajectories: Sequence[Trajectory], generator: torch.Generator) -> dict[str, float]:
         """Train on complete trajectories; minibatches are drawn with `generator`.

@@ -65,7 +65,7 @@ class TokenNetwork(nn.Module):
         ids, mask = ids.to(device), mask.to(device)
         row = torch.cat([torch.full((len(s.positions),), i) for i, s in enumerate(sequences)]).to(device)
         column = torch.cat([torch.from_numpy(s.positions) for s in sequences]).to(device) - 1
-        kept, index = torch.unique(column, return_inverse=True)  # type: ignore[no-untyped-call]
+        kept, index = torch.unique(column, return_inverse=True)
         model: Any = self.language
         model.train(self.recompute and torch.is_grad_enabled())  # layers recompute in training mode only
         with self._autocast():

@@ -82,10 +82,12 @@ class TrajectoryBuffer:
             for agent in range(self._shape[1]):
                 self._open[game, agent] = Trajectory([], game, agent)
 
-    def add_turn(self, game: int, agent: int, turn: Turn) -> None:
-        """Append a reply to a player's trajectory."""
+    def add_reply(
+        self, game: int, agent: int, sample: TokenSample, observation: str, is_valid: bool, step: int
+    ) -> None:
+        """Append a reply to a player's trajectory (`Turn`)."""
         if not self._is_paused:
-            self._open[game, agent].turns.append(turn)
+            self._open[game, agent].turns.append(Turn(sample, observation, is_valid, step))
 
     def add_reward(self, game: int, agent: int, reward: float) -> None:
         """Add a reward to a player's newest reply; rewards before its first reply are not due to any reply."""

@@ -12,7 +12,6 @@ from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, play
 from llmrl.agents.llm_player.lessons import LESSON_TURNS
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
-from llmrl.chat_learning.trajectories import TrajectoryBuffer
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.protocols import AgentLoop
@@ -21,6 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import image_tokens
+from llmrl.llms.local.chat_learner import ReplyRecorder
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class LLMPlayer:
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
         content = PlayerContent(prompt_folder, models, examples, personas)
         self._learner = llm.learner if isinstance(llm, ChatClient) else None
-        self.learns, trajectories = self._learner is not None, None
+        self.learns = self._learner is not None
+        self._recorder: ReplyRecorder | None = None
         self.group_size: int | None = None
         self.n_continuations, self.gamma = 0, 1.0
         if self._learner is not None:
@@ -127,25 +128,24 @@ class LLMPlayer:
                     f"env.n_envs={spec.n_envs} must be a multiple of llm.learn.group_size={self.group_size}, the "
                     "number of episodes that start equally"
                 )
-            trajectories = TrajectoryBuffer(spec.n_envs, spec.n_agents)
-        self._trajectories = trajectories
-        self.policy = LLMPolicy(spec, llm, settings, content, trajectories)
+            self._recorder = self._learner.recorder(spec.n_envs, spec.n_agents)
+        self.policy = LLMPolicy(spec, llm, settings, content, self._recorder)
         self.carried = self.policy.carried
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """Return the context of continuations, whose replies are not learned from."""
-        return nullcontext() if self._trajectories is None else self._trajectories.paused()
+        return nullcontext() if self._recorder is None else self._recorder.paused()
 
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
-        if self._trajectories is not None:
-            self._trajectories.set_values(values)
+        if self._recorder is not None:
+            self._recorder.set_values(values)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics (`learn/...`)."""
-        if self._learner is None or self._trajectories is None:
+        if self._learner is None or self._recorder is None:
             return {}
-        return self._learner.update(self._trajectories.take(), generator) | self.metrics()
+        return self._learner.update(self._recorder.take(), generator) | self.metrics()
 
     def reset(self) -> None:
         """Restore the weights that the model had before training."""
@@ -237,15 +237,15 @@ class LLMPlayer:
 
     def state_dict(self) -> State:
         state = self.policy.state_dict()
-        if self._learner is None or self._trajectories is None:
+        if self._learner is None or self._recorder is None:
             return state
-        return state | {"learner": self._learner.state_dict(), "trajectories": self._trajectories.state_dict()}
+        return state | {"learner": self._learner.state_dict(), "trajectories": self._recorder.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state)
-        if self._learner is not None and self._trajectories is not None:
+        if self._learner is not None and self._recorder is not None:
             self._learner.load_state_dict(state["learner"])
-            self._trajectories.load_state_dict(state["trajectories"])
+            self._recorder.load_state_dict(state["trajectories"])
 
 
 def read_personas(path: Path) -> tuple[str, ...]:

@@ -23,7 +23,6 @@ from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
-from llmrl.chat_learning.trajectories import TrajectoryBuffer, Turn
 from llmrl.core.errors import Incompatible, LLMError, Misfit
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
@@ -31,6 +30,7 @@ from llmrl.core.protocols import Camera
 from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
+from llmrl.llms.local.chat_learner import ReplyRecorder
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured_query import (
     Conversation,
@@ -67,7 +67,7 @@ class LLMPolicy:
         llm: the model.
         settings: options of the players.
         content: models, examples, personas and user's prompts; None: none of them.
-        trajectories: buffer of sampled replies and their rewards for a learner; None: nothing is recorded.
+        recorder: recorder of sampled replies and their rewards for a learner; None: nothing is recorded.
 
     Raises:
         ConfigError: the environment has no description in words, or a prompt is wrong.
@@ -82,7 +82,7 @@ class LLMPolicy:
         llm: ChatModel,
         settings: PlayerSettings,
         content: PlayerContent | None = None,
-        trajectories: TrajectoryBuffer | None = None,
+        recorder: ReplyRecorder | None = None,
     ) -> None:
         if spec.text is None or "text" not in spec.observation:
             raise Incompatible(
@@ -90,7 +90,7 @@ class LLMPolicy:
                 f"a language player needs observations in words, but env={spec.name} has none; set env.text (an "
                 "included text, a file, own, auto), or env.observe=[text] if the environment has that option",
             )
-        self.spec, self.text, self.llm, self._trajectories = spec, spec.text, llm, trajectories
+        self.spec, self.text, self.llm, self._recorder = spec, spec.text, llm, recorder
         self.camera: Camera | None = None
         self.channels: tuple[str, ...] = (
             "text",
@@ -133,10 +133,10 @@ class LLMPolicy:
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
-        if self._trajectories is not None:
+        if self._recorder is not None:
             if games.all():  # episodes of an evaluation are not learned from
-                self._trajectories.clear()
-            self._trajectories.begin(np.flatnonzero(games).tolist())
+                self._recorder.clear()
+            self._recorder.begin(np.flatnonzero(games).tolist())
         for game in np.flatnonzero(games):
             for seat in self.seats[game]:
                 seat.begin()
@@ -148,12 +148,12 @@ class LLMPolicy:
         for game in np.flatnonzero(self.playing):
             for agent, seat in enumerate(self.seats[game]):
                 seat.add_reward(float(reward[game, agent]))
-                if self._trajectories is not None:
-                    self._trajectories.add_reward(int(game), agent, float(reward[game, agent]))
+                if self._recorder is not None:
+                    self._recorder.add_reward(int(game), agent, float(reward[game, agent]))
                 if done[game]:
                     seat.end(bool(terminated[game]), self.settings.lessons > 0)
-            if self._trajectories is not None and done[game]:
-                self._trajectories.end(int(game))
+            if self._recorder is not None and done[game]:
+                self._recorder.end(int(game))
         self.playing &= ~done
 
     def act(
@@ -380,10 +380,10 @@ class LLMPolicy:
 
     def _record(self, game: int, agent: int, observation: str, stats: QueryStats) -> None:
         """Add the replies to a question to the player's trajectory."""
-        if self._trajectories is not None:
+        if self._recorder is not None:
             step = self.seats[game][agent].steps
             for sample, is_valid in stats.samples:
-                self._trajectories.add_turn(game, agent, Turn(sample, observation, is_valid, step))
+                self._recorder.add_reply(game, agent, sample, observation, is_valid, step)
 
     def _talking(
         self, observers: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
