@@ -71,6 +71,9 @@ def agent_learns(config: Mapping[str, Any], builder: Builder) -> bool | None:
     if (plays_if := getattr(agent, "plays_if", None)) is not None:
         option, value = plays_if
         group, _, name = option.rpartition(".")
-        return bool((config.get(group or "agent") or {}).get(name) != value)
+        chosen = (config.get(group or "agent") or {}).get(name)
+        if isinstance(chosen, Mapping):
+            chosen = chosen.get("_target_")
+        return bool(chosen != value)
     learns = getattr(agent, "learns", None)
     return learns if isinstance(learns, bool) else None

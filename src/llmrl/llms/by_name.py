@@ -77,4 +77,6 @@ def build_model(option: str, *, seed: int = 0, **settings: Any) -> Any:
     if missing := [key for key, value in node.items() if value == "???"]:
         raise ConfigError(f"llm={option} needs a value of {missing[0]}; set {missing[0]}=...")
     node |= {key: value for key, value in services.items() if key in parameters and key not in node}
+    absent_parts = [key for key, value in node.items() if isinstance(value, dict) and value == {"_target_": None}]
+    node |= dict.fromkeys(absent_parts)
     return kind(**signature.arguments(node))
