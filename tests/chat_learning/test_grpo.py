@@ -6,36 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from learning_chats import QUESTIONS, greedy_log_probs, request
-from llmrl.chat_learning.grpo import GRPO
+from learning_chats import greedy_log_probs, sampled_trajectories, settings
 from llmrl.chat_learning.token_network import TokenNetwork
-from llmrl.chat_learning.trajectories import Trajectory, Turn, token_sequences
+from llmrl.chat_learning.trajectories import token_sequences
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import option
 from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.lora import Lora
-
-
-def settings(**options):
-    defaults = option("llm/learn", "grpo")
-    lora = {name: value for name, value in defaults.pop("lora").items() if name != "_target_"}
-    del defaults["_target_"]
-    return GRPO(**defaults | {"lora": Lora(**lora)} | options)
-
-
-def sampled_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
-    """Return `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
-    trajectories = [Trajectory([], game, 0) for game in range(n)]
-    contents = [[] for _ in range(n)]
-    for step in range(2):
-        for turns in contents:
-            turns.append(QUESTIONS[step])
-        replies = chat.complete([request(*contents[game], repeat=1000 * seed + game) for game in range(n)])
-        for game, reply in enumerate(replies):
-            contents[game].append(reply.text)
-            turn = Turn(reply.sample, QUESTIONS[step], True, step, reward(game, step, reply))
-            trajectories[game].turns.append(turn)
-    return trajectories
 
 
 def weights(chat):

@@ -2,7 +2,11 @@
 
 import numpy as np
 
+from llmrl.chat_learning.grpo import GRPO
+from llmrl.chat_learning.trajectories import Trajectory, Turn
+from llmrl.core.option_files import option
 from llmrl.core.records import ChatRequest
+from llmrl.llms.local.lora import Lora
 
 SYSTEM = "Choose left or right.\nReply with JSON, for example the following:\n" + "".join(
     f"Rule {i}.\n" for i in range(12)
@@ -34,3 +38,26 @@ def greedy_log_probs(chat, sequences):
             log_probs = chat.module(input_ids=ids).logits[0].log_softmax(-1).numpy()
         result.append(log_probs[sequence.positions - 1, np.array(sequence.tokens)[sequence.positions]])
     return result
+
+
+def settings(**options):
+    """Return the settings of llm/learn=grpo with some options changed."""
+    defaults = option("llm/learn", "grpo")
+    lora = {name: value for name, value in defaults.pop("lora").items() if name != "_target_"}
+    del defaults["_target_"]
+    return GRPO(**defaults | {"lora": Lora(**lora)} | options)
+
+
+def sampled_trajectories(chat, n=8, seed=0, reward=lambda game, step, reply: 0.0):
+    """Return `n` trajectories of two turns each, with rewards from a function of game, step and reply."""
+    trajectories = [Trajectory([], game, 0) for game in range(n)]
+    contents = [[] for _ in range(n)]
+    for step in range(2):
+        for turns in contents:
+            turns.append(QUESTIONS[step])
+        replies = chat.complete([request(*contents[game], repeat=1000 * seed + game) for game in range(n)])
+        for game, reply in enumerate(replies):
+            contents[game].append(reply.text)
+            turn = Turn(reply.sample, QUESTIONS[step], True, step, reward(game, step, reply))
+            trajectories[game].turns.append(turn)
+    return trajectories

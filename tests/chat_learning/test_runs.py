@@ -1,0 +1,99 @@
+"""Runs in which a chat model learns: metrics, checkpoints, adapters, and refused options."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+
+from experiments import comparable_metrics, only_run_folder, silent_run
+from llmrl.core.errors import LlmrlError
+from llmrl.experiment.experiment import Experiment
+from llmrl.experiment.model_export import export_model
+from llmrl.llms.local.loading import load_model, load_tokenizer
+from llmrl.run.artifacts import saved_state
+
+PLAYER = ("agent=llm_player", "agent.history=0", "agent.reflection=false", "agent.repair_turns=0", "agent.show=[]")
+MODEL = (
+    *("llm=small_chat", "llm/learn=grpo", "llm.make.format_steps=40", "llm.make.width=32", "llm.make.layers=2"),
+    *("llm.make.heads=2", "llm.make.vocabulary=400", "llm.max_tokens=16", "llm.max_invalid=null"),
+)
+BLACKJACK = ("env=blackjack", "env.n_envs=8", "learn.env_steps=24", "learn.evaluate_episodes=8", *PLAYER, *MODEL)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Return an output folder in which the small models of all tests are created once."""
+    return tmp_path_factory.mktemp("outputs")
+
+
+def run(root, name, *overrides):
+    silent_run(*overrides, f"output_root={root}", f"name={name}")
+    return only_run_folder(root / name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["turn", "replay"])
+def test_run_learns_from_complete_episodes(models, advantage):
+    folder = run(models, advantage, *BLACKJACK, f"llm.learn.advantage={advantage}", "llm.learn.continuations=1")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    updates = [row for row in rows if "learn/reward" in row]
+    assert updates and all(row["learn/log_prob_error"] < 1e-4 for row in updates[:1])
+    names = {"learn/kl", "learn/entropy", "learn/clip_fraction", "learn/reply_tokens", "learn/invalid", "learn/tokens"}
+    assert names <= updates[0].keys()
+    assert updates[-1]["env_steps"] >= 24
+    # With continuations, fewer updates use the same number of steps.
+    assert updates[0]["env_steps"] >= 8 * (1 + (advantage == "replay"))
+    assert not (folder / "adapter").exists()
+    weights = saved_state(folder)[1]["agents"][0]["learner"]["weights"]
+    merged = export_model(folder, None, merge=True)
+    module = load_model("causal", str(merged), None, "cpu", "float32")
+    assert all((parameter == weights[name]).all() for name, parameter in module.named_parameters())
+    assert load_tokenizer(str(merged), None).chat_template
+
+
+@pytest.mark.slow
+def test_adapter_of_run_is_used_by_name(models):
+    folder = run(models, "tuned", *BLACKJACK, "llm.learn.tune=lora")
+    assert export_model(folder, None, merge=False) == folder / "adapter"
+    assert any("lora_B" in name for name in load_file(folder / "adapter" / "adapter_model.safetensors"))
+    player = run(
+        models, "user", *BLACKJACK, "llm/learn=none", "llm.adapter=latest:tuned", "play.episodes=4", "llm.temperature=0"
+    )
+    assert "adapter" in json.loads((player / "status.json").read_text())["llm"]
+
+
+@pytest.mark.slow
+def test_finished_run_can_be_continued_after_a_stop(models):
+    """A run that is composed again in the middle of training ends with the same metrics."""
+    from llmrl.run.run import Run
+
+    whole = run(models, "whole", *BLACKJACK, "learn.env_steps=40", "checkpoint_seconds=0")
+    overrides = (*BLACKJACK, "learn.env_steps=40", "checkpoint_seconds=0", f"output_root={models}", "name=stopped")
+    original, n_points = Run.safe_point, []
+
+    def stop_at_second(self, *arguments, **options):
+        original(self, *arguments, **options)
+        n_points.append(None)
+        if len(n_points) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Run, "safe_point", stop_at_second)
+        silent_run(*overrides)
+    silent_run(*overrides)
+    stopped = only_run_folder(models / "stopped")
+    assert comparable_metrics(stopped) == comparable_metrics(whole)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("env.n_envs=12",), "group_size"),
+        (("llm.learn.group_size=1",), "group_size"),
+        (("env=fishery", "principal=random", "env.n_envs=8"), "principal"),
+        (("llm.temperature=0",), "temperature"),
+    ],
+)
+def test_options_that_do_not_fit(models, overrides, message):
+    with pytest.raises(LlmrlError, match=message):
+        Experiment.compose(*BLACKJACK, *overrides, f"output_root={models}").check()
