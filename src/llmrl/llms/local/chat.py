@@ -28,6 +28,7 @@ from llmrl.llms.local.loading import (
 from llmrl.llms.local.prefix_cache import PrefixCache
 from llmrl.llms.local.small import SmallModelFactory
 from llmrl.llms.local.small_chat import SmallChat
+from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan, request_stream
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
@@ -241,7 +242,7 @@ class LocalChat(Provider):
         """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
         if self.settings.temperature == 0:
             return None
-        streams = [_request_stream(self._seeds, request_key({}, request)) for request in requests]
+        streams = [request_stream(self._seeds, request_key({}, request)) for request in requests]
         return GumbelNoise(streams, self._learner is not None)
 
     def _processors(self, noise: GumbelNoise | None) -> Any:
@@ -428,56 +429,3 @@ def _read_template(file: str) -> str:
         return Path(file).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"llm.chat_template={file} cannot be read: {error}") from error
-
-
-def _request_stream(seeds: Seeds, key: str) -> np.random.Generator:
-    """Return the random generator of a request, seeded by all bits of the request's hexadecimal key."""
-    *words, last = (int(key[max(0, end - 8) : end], 16) for end in range(len(key), 0, -8))
-    for word in words:
-        seeds = seeds.child(word)
-    return seeds.numpy(last)
-
-
-class GumbelNoise:
-    """Logits processor for `generate` that makes the greedy choice of sequence i a sample from stream i.
-
-    argmax(log p + G) with independent Gumbel(0, 1) noise G is a sample of p (the Gumbel-max trick; Gumbel 1954). In
-    contrast to inversion of the distribution function, a tiny change of log p changes the choice only if the two best
-    candidates are about equally good, so that replies hardly depend on rounding.
-
-    Args:
-        streams: one generator for each sequence of the batch; each step draws one number per token of the vocabulary.
-        record: whether the log-probabilities of the choices are recorded.
-
-    Attributes:
-        log_probs: log p of the choices of each step, [batch] float32, if they are recorded.
-    """
-
-    def __init__(self, streams: Sequence[np.random.Generator], record: bool = False) -> None:
-        self._streams, self._record = list(streams), record
-        self.log_probs: list[torch.Tensor] = []
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return scores plus noise, [batch, vocabulary]."""
-        import torch
-
-        # Drawn on the CPU, so that devices get the same numbers, and in float64, where zero practically never occurs.
-        draws = np.stack([stream.standard_exponential(scores.shape[1]) for stream in self._streams])
-        noise = -torch.from_numpy(draws).log_()
-        noisy = scores + noise.to(scores.device, scores.dtype)
-        if self._record:
-            chosen = noisy.argmax(-1, keepdim=True)
-            self.log_probs.append(scores.float().log_softmax(-1).gather(-1, chosen).squeeze(-1))
-        return noisy
-
-
-class RefuseNan:
-    """Logits processor that raises LLMError if scores are NaN; otherwise the greedy choice would be arbitrary."""
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        if bool(scores.isnan().any()):
-            raise LLMError(
-                "the model's scores are NaN, probably because a model trained in bfloat16 overflows in float16. Set "
-                "llm.dtype=bfloat16 or llm.dtype=float32"
-            )
-        return scores
