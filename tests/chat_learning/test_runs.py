@@ -63,6 +63,23 @@ def test_adapter_of_run_is_used_by_name(models):
 
 
 @pytest.mark.slow
+def test_members_of_a_mixed_society_learn(models):
+    """A chat model and a PPO agent learn side by side; episodes end in the middle of rollouts."""
+    members = (
+        "[{count: 1, agent: llm_player, name: chat, history: 0, reflection: false, show: []}, {count: 3, agent: ppo}]"
+    )
+    folder = run(
+        models,
+        "mixed",
+        *("env=fishery", "env.n_agents=4", "env.n_envs=8", "env.horizon=3", "agent=mixed", f"agent.members={members}"),
+        *("learn.rollout_steps=4", "learn.env_steps=128", "learn.evaluate_episodes=8", *MODEL),
+    )
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    updates = [row for row in rows if "chat/learn/reward" in row]
+    assert len(updates) >= 3 and any("loss" in name for name in updates[0])
+
+
+@pytest.mark.slow
 def test_finished_run_can_be_continued_after_a_stop(models):
     """A run that is composed again in the middle of training ends with the same metrics."""
     from llmrl.run.run import Run

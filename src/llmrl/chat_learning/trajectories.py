@@ -78,7 +78,7 @@ class TrajectoryBuffer:
 
     def begin(self, games: Iterable[int]) -> None:
         """Discard the trajectories of unfinished episodes of `games`, which begin new ones."""
-        for game in games:
+        for game in () if self._is_paused else games:
             for agent in range(self._shape[1]):
                 self._open[game, agent] = Trajectory([], game, agent)
 

@@ -270,7 +270,16 @@ class NeedsSteps(Protocol):
 
 
 @runtime_checkable
-class ComparesEpisodes(Protocol):
+class RecordsEpisodes(Protocol):
+    """An agent that records the episodes that it learns from."""
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return the context of episodes that are not learned from, such as evaluations."""
+        ...
+
+
+@runtime_checkable
+class ComparesEpisodes(RecordsEpisodes, Protocol):
     """An agent that learns from complete episodes in groups that start equally.
 
     Attributes:
@@ -283,10 +292,6 @@ class ComparesEpisodes(Protocol):
     group_size: int | None
     n_continuations: int
     gamma: float
-
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """Return the context of continuations, whose replies are not learned from."""
-        ...
 
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""

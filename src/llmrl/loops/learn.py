@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from llmrl.core.protocols import ComparesEpisodes, TrainsAdapter
+from llmrl.core.protocols import ComparesEpisodes, RecordsEpisodes, TrainsAdapter
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -188,9 +188,11 @@ class LearnLoop:
         """Play without learning in freshly seeded games; training then starts new episodes."""
         seeds = self.seeds.child("evaluation").child(self.iteration)
         training = None if self.mechanism_sampler is None else self.mechanism_sampler.evaluate(seeds.child("mechanism"))
-        episodes: list[Episode] = yield Evaluate(
-            collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds, watched=False
-        )
+        recording = self.agent.unrecorded() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
+        with recording:
+            episodes: list[Episode] = yield Evaluate(
+                collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds, watched=False
+            )
         if self.mechanism_sampler is not None and training is not None:
             self.mechanism_sampler.resume(training)
         yield Begin(self.collector, seeds.integer("after"))

@@ -133,7 +133,7 @@ class LLMPlayer:
         self.carried = self.policy.carried
 
     def unrecorded(self) -> AbstractContextManager[None]:
-        """Return the context of continuations, whose replies are not learned from."""
+        """Return the context of episodes whose replies are not learned from, such as evaluations."""
         return nullcontext() if self._recorder is None else self._recorder.paused()
 
     def set_values(self, values: np.ndarray) -> None:

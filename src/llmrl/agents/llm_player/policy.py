@@ -134,8 +134,6 @@ class LLMPolicy:
         """Start new episodes in `games`; games without an episode are inactive."""
         self.playing |= games
         if self._recorder is not None:
-            if games.all():  # episodes of an evaluation are not learned from
-                self._recorder.clear()
             self._recorder.begin(np.flatnonzero(games).tolist())
         for game in np.flatnonzero(games):
             for seat in self.seats[game]:
@@ -213,7 +211,10 @@ class LLMPolicy:
             notes[game][agent] |= self._apply_decision(
                 self.seats[game][agent], decision, mask, stats, self.models[agent]
             )
-        return PolicyOutput(self._actions(), notes=notes)
+        actions = self._actions()
+        # Rollouts of learners hold these; the learner of a chat model uses the log-probabilities of tokens instead.
+        zeros = None if self._recorder is None else torch.zeros(actions.shape[:2])
+        return PolicyOutput(actions, log_prob=zeros, value=zeros, notes=notes)
 
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
         """Return zeros, because the policy estimates no values."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ import torch
 from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy, slice_rollout
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.part_factory import PartFactory
-from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, NeedsSteps, Teacher
+from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, NeedsSteps, RecordsEpisodes, Teacher
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout
@@ -122,6 +123,15 @@ class MixedAgent:
         return max(
             (agent.min_rollout_steps(games) for agent in self.agents if isinstance(agent, NeedsSteps)), default=1
         )
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Return the context of episodes that no kind learns from, such as evaluations."""
+        with ExitStack() as stack:
+            for agent in self.agents:
+                if isinstance(agent, RecordsEpisodes):
+                    stack.enter_context(agent.unrecorded())
+            yield
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update every kind that learns, one after the other; return their metrics as `<kind>/<metric>`."""

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
 class ReplyRecorder(Protocol):
     """Recorder of the sampled replies of all players of all games, with their rewards."""
 
-    def clear(self) -> None:
-        """Discard all records."""
-        ...
-
     def begin(self, games: Iterable[int]) -> None:
         """Discard the records of unfinished episodes of `games`, which begin new ones."""
         ...
