@@ -7,7 +7,6 @@ from safetensors.torch import load_file
 
 from experiments import comparable_metrics, only_run_folder, silent_run
 from llmrl.core.errors import LlmrlError
-from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
 from llmrl.run.artifacts import saved_state
@@ -113,4 +112,4 @@ def test_finished_run_can_be_continued_after_a_stop(models):
 )
 def test_options_that_do_not_fit(models, overrides, message):
     with pytest.raises(LlmrlError, match=message):
-        Experiment.compose(*BLACKJACK, *overrides, f"output_root={models}").check()
+        silent_run(*BLACKJACK, *overrides, f"output_root={models}", "name=refused")

@@ -39,18 +39,16 @@ class PrefixCache:
 
         length = common_length(prompts)
         tokens = tuple(prompts[0][:length])
-        if length < MIN_LENGTH or (len(prompts) == 1 and tokens[: len(self._tokens)] != self._tokens):
-            return 0, None
-        if self._cache is not None and len(self._tokens) >= MIN_LENGTH and tokens[: len(self._tokens)] == self._tokens:
+        if self._cache is not None and tokens[: len(self._tokens)] == self._tokens:
             # A shorter cached beginning is kept, because the next batch probably shares only that.
             length = len(self._tokens)
+        elif length < MIN_LENGTH or len(prompts) == 1:
+            return 0, None
         else:
             with torch.no_grad():
                 ids = torch.tensor([tokens], device=next(model.parameters()).device)
-                self._tokens, self._cache = (
-                    tokens,
-                    model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values,
-                )
+                self._cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+            self._tokens = tokens
         if not _is_complete(self._cache):
             return 0, None
         cache = copy.deepcopy(self._cache)
