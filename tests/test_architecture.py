@@ -53,7 +53,7 @@ HEAVY = {
     "pandas",
     "pyarrow",
 }
-TORCH_LAYERS = {"networks", "algorithms", "rollout", "agents", "teachers"}
+TORCH_LAYERS = {"networks", "algorithms", "chat_learning", "rollout", "agents", "teachers"}
 # Folders of other layers that are torch programs: they are imported when one of their environments is built.
 TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.

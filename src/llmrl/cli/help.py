@@ -126,12 +126,12 @@ def list_options(group: str, width: int) -> str:
         ConfigError: there is no such group.
     """
     from llmrl.config.option_docs import header
-    from llmrl.core.option_files import root
+    from llmrl.core.option_files import root, subgroups
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
         option_names = [f"{family}/{name}" for family, studies in families().items() for name in studies]
-    elif group in groups():
+    elif group in groups() or any(group in subgroups(name) for name in GROUPS):
         option_names = options(group)
     elif group.startswith("experiment/") and family in families():
         group, option_names = "experiment", [f"{family}/{name}" for name in families()[family]]

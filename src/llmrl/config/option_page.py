@@ -8,7 +8,7 @@ from typing import Any
 
 from llmrl.config.option_docs import Key, document_keys, entries, header, value_text
 from llmrl.config.option_schema import arguments, build, groups, kind_of
-from llmrl.core.option_files import chain, choosable, content, is_global, root
+from llmrl.core.option_files import chain, choosable, content, is_global, root, subgroups
 
 _INTRODUCTION = """# Options
 
@@ -40,7 +40,7 @@ def page() -> str:
         paragraphs += _section(
             title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())], schema, argument_schemas
         )
-    for group in sorted([*groups(), "regime"]):
+    for group in sorted(place for name in (*groups(), "regime") for place in (name, *subgroups(name))):
         paragraphs.append(f"## {group}\n")
         files = sorted((root() / group).glob("*.yaml"), key=lambda path: (choosable(path.stem), path.stem))
         for path in files:

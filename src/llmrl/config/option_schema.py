@@ -21,7 +21,7 @@ from typing import Any
 
 from llmrl.config.run_options import HINTS
 from llmrl.core.atomic_files import atomic_write
-from llmrl.core.option_files import chain, choosable, content, merge, names, option, root
+from llmrl.core.option_files import chain, choosable, content, merge, names, option, root, subgroups
 from llmrl.core.option_tables import TABLES
 from llmrl.core.services import SERVICES
 from llmrl.run.provenance import code_digest
@@ -84,7 +84,8 @@ def build() -> Schema:
             properties[key] = _add_description(_type(HINTS[key]), meanings.get(key))
     for group in groups():
         nodes = [option(group, name) for name in names(group)]
-        group_meanings = meanings | _meanings([file for name in names(group) for file in chain(group, name)])
+        places = [(place, name) for place in (group, *subgroups(group)) for name in names(place)]
+        group_meanings = meanings | _meanings([file for place, name in places for file in chain(place, name)])
         if group == "llm":
             nodes.append(base["llm"])
         if group == "transfer":
@@ -133,6 +134,9 @@ def _node(
     properties: Schema = {"_target_": {"type": ["string", "null"]}, "defaults": {"type": "array"}}
     for key in dict.fromkeys(key for node in nodes for key in node if key != "_target_"):
         values = [(node.get("_target_"), node[key]) for node in nodes if key in node]
+        group = f"{prefix}{key}".replace(".", "/")  # whose options the key selects, if there is such a group
+        if group.count("/") == 1 and (root() / group).is_dir():
+            values += [(None, option(group, name)) for name in names(group)]
         child_nodes = [
             value for _, value in values if isinstance(value, Mapping) and ("_target_" in value or _plain_node(value))
         ]

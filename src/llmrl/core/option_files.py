@@ -36,6 +36,12 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (root() / group).glob("*.yaml") if choosable(path.stem))
 
 
+def subgroups(group: str) -> list[str]:
+    """Return the groups inside a group, e.g. `llm/learn`, each of which selects a part of its options."""
+    folders = (path for path in (root() / group).glob("*") if path.is_dir() and choosable(path.name))
+    return sorted(f"{group}/{path.name}" for path in folders if names(f"{group}/{path.name}"))
+
+
 def options(group: str) -> dict[str, dict[str, Any]]:
     """Return every option of a group by name, as `option` returns it."""
     return {name: option(group, name) for name in names(group)}
@@ -61,8 +67,9 @@ def _option(group: str, name: str) -> dict[str, Any]:
         for part in reversed(package):
             fields = {part: fields}
         merge(full_options, fields)
-    group_options: dict[str, Any] = full_options.get(group, {})
-    return group_options
+    for key in group.split("/"):
+        full_options = full_options.get(key, {})
+    return full_options
 
 
 def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
@@ -74,7 +81,7 @@ def chain(group: str, name: str) -> list[tuple[Path, tuple[str, ...]]]:
         FileNotFoundError: there is no such option.
     """
     path = root() / group / f"{name}.yaml"
-    return _chain(path, () if is_global(path) else (group,))
+    return _chain(path, () if is_global(path) else tuple(group.split("/")))
 
 
 def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, ...]]]:

@@ -1,4 +1,4 @@
-"""Groups of episodes with equal starts, and values of their states from independent continuations."""
+"""Starts of games, groups of episodes with equal starts, and values of states from independent continuations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,27 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.loops.compute_requests import Begin, PlaySteps, Requests
-from llmrl.loops.independent_games import begin_games
+from llmrl.loops.independent_games import PerGameSeeding, separable
 from llmrl.rollout.collector import Collector
+
+
+def begin_games(
+    collector: Collector, seeds: Sequence[int], seed: int, games: np.ndarray | None = None
+) -> Requests[None]:
+    """Request new episodes in which each game starts from a seed of its own, if the environment takes one per game.
+
+    Args:
+        collector: games of the run.
+        seeds: seed of each game, [n_envs].
+        seed: seed of the games where the environment takes only one for all.
+        games: games that begin, [n_envs] bool; None: all.
+    """
+    starts: int | Sequence[int] = seed
+    if isinstance(collector.env, PerGameSeeding):
+        collector.env.seed_games(np.array(seeds, dtype=np.int64))
+    elif separable(collector.env):
+        starts = list(seeds)
+    yield Begin(collector, starts, games)
 
 
 class EpisodeGroups:

@@ -20,7 +20,6 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import generators
 from llmrl.llms.async_requests import Mailbox
 from llmrl.llms.client import ChatClient, FetchedReplies
-from llmrl.loops.compute_requests import Begin, Requests
 from llmrl.rollout.collector import Collector, camera
 
 
@@ -63,25 +62,6 @@ def separable(env: object) -> bool:
     the game in which they are played sets `separable` to False.
     """
     return "one_game" in vars(type(env)) and isinstance(env, Separable) and getattr(env, "separable", True)
-
-
-def begin_games(
-    collector: Collector, seeds: Sequence[int], seed: int, games: np.ndarray | None = None
-) -> Requests[None]:
-    """Request new episodes in which each game starts from a seed of its own, if the environment takes one per game.
-
-    Args:
-        collector: games of the run.
-        seeds: seed of each game, [n_envs].
-        seed: seed of the games where the environment takes only one for all.
-        games: games that begin, [n_envs] bool; None: all.
-    """
-    starts: int | Sequence[int] = seed
-    if isinstance(collector.env, PerGameSeeding):
-        collector.env.seed_games(np.array(seeds, dtype=np.int64))
-    elif separable(collector.env):
-        starts = list(seeds)
-    yield Begin(collector, starts, games)
 
 
 @runtime_checkable

@@ -16,7 +16,8 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.run_context import RunContext
 from llmrl.loops.compute_requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
-from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames, begin_games
+from llmrl.loops.continuations import begin_games
+from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings

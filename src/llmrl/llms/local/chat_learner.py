@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from llmrl.llms.local.chat import LocalChat
-
 
 class ReplyRecorder(Protocol):
     """Recorder of the sampled replies of all players of all games, with their rewards."""
@@ -103,6 +101,6 @@ class ChatLearner(Protocol):
 class LearnerFactory(Protocol):
     """Settings of a learner, an option of `llm/learn`."""
 
-    def learner(self, chat: LocalChat, seeds: Seeds) -> ChatLearner:
-        """Return a learner of the weights of `chat`."""
+    def learner(self, chat: Any, seeds: Seeds) -> ChatLearner:
+        """Return a learner of the weights of `chat`, a `LocalChat`."""
         ...
