@@ -302,7 +302,7 @@ PAIRS = list(itertools.product(range(2), repeat=2))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["mean", "sum", "minimum"])
+@pytest.mark.parametrize("objective", some(["minimum"], ["mean", "sum", "minimum"]))
 @pytest.mark.parametrize("games", some([2], [1, 2]))
 def test_estimator_has_no_bias(objective, games):
     """Check that the exact expectation equals the derivative of the expected objective."""

@@ -21,9 +21,12 @@ def train(tmp_path, *overrides, steps=15_000):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         ("agent.squash_actions=true", "agent.initial_std=0.5"),
-        ("agent.state_dependent_std=true", "agent.critic=separate", "agent.activation=tanh"),
+        pytest.param(
+            ("agent.state_dependent_std=true", "agent.critic=separate", "agent.activation=tanh"),
+            marks=pytest.mark.long,
+        ),
         ("agent.normalize_observations=true", "agent.ppo.scale_rewards=true", "agent.ppo.normalize_values=true"),
     ],
     ids=["parameters", "squashed", "state-dependent", "normalized"],

@@ -17,6 +17,7 @@ from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install, substrate_rules
 from llmrl.envs.substrate.env_spec import SubstrateSettings
+from some import some
 
 pytestmark = pytest.mark.meltingpot
 FORWARD, MOVE_LEFT, MOVE_RIGHT, ZAP = 1, 3, 4, 7
@@ -63,8 +64,15 @@ def wait_for(condition, seconds=20):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("substrate", "mechanism"), [("cleanup", Incentives()), ("harvest", BracketedTax())])
-@pytest.mark.parametrize("variant", ["upstream", "legislative"])
+@pytest.mark.parametrize(
+    ("substrate", "mechanism", "variant"),
+    [
+        ("cleanup", Incentives(), "upstream"),
+        pytest.param("cleanup", Incentives(), "legislative", marks=pytest.mark.long),
+        pytest.param("harvest", BracketedTax(), "upstream", marks=pytest.mark.long),
+        ("harvest", BracketedTax(), "legislative"),
+    ],
+)
 def test_outputs_match_spec(make, substrate, mechanism, variant):
     env = make(substrate, 2, mechanism=mechanism, rules=variant, observe=["vector", "pixels"], render=True)
     assert isinstance(env, VecEnv)
@@ -306,7 +314,7 @@ def test_legislative_harvest_has_no_zap():
 
 @pytest.mark.slow
 def test_upstream_moves_are_in_random_order(make, monkeypatch):
-    """Repeat the contest without the fixed order: both win sometimes (a run of sixteen has probability 1 in 32,768)."""
+    """Repeat the contest without the fixed order until both have won (a run of sixteen has probability 1 in 32,768)."""
     changes = tuple(change for change in substrate_rules.CHANGES if change.name != "fixed_move_order")
     program = (
         "import llmrl.envs.substrate.substrate_rules as r;"
@@ -320,11 +328,16 @@ def test_upstream_moves_are_in_random_order(make, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", ignore_order)
     env = make("harvest", rules="legislative", render=True, observe=["vector"])
-    assert {contested(env) for _ in range(16)} == {1, 5}
+    winners = set()
+    for _ in range(16):
+        winners.add(contested(env))
+        if len(winners) == 2:
+            break
+    assert winners == {1, 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "game"])
+@pytest.mark.parametrize("victim", some(["game"], ["worker", "game"]))
 def test_reports_killed_process(make, victim):
     env = make("harvest", 2)
     env.reset()
@@ -424,12 +437,12 @@ def test_rejects_impossible_environments(make, options, message):
         make("harvest", **options)
 
 
-@pytest.mark.parametrize("action", [[[0] * 6], [[0] * 6 + [8]], [[0] * 6 + [-1]]])
-def test_rejects_impossible_actions(make, action):
+def test_rejects_impossible_actions(make):
     env = make("harvest", observe=["vector"])
     env.reset()
-    with pytest.raises(ValueError, match="actions of harvest"):
-        env.step(np.array(action))
+    for action in ([[0] * 6], [[0] * 6 + [8]], [[0] * 6 + [-1]]):
+        with pytest.raises(ValueError, match="actions of harvest"):
+            env.step(np.array(action))
 
 
 # First 1000 steps of the official engine under uniformly random actions: mean and standard deviation over 500 and 600

@@ -151,6 +151,7 @@ def test_batched_runs_match_single_runs(tmp_path, capsys):
     assert capsys.readouterr().out.count("evaluation env steps") == 2 * len(rows)
 
 
+@pytest.mark.long
 def test_late_replies_keep_metrics(tmp_path):
     """Combine two rows with a slow server, one with a script, and a bandit."""
     late = random.Random(0)

@@ -22,6 +22,7 @@ from llmrl.principals import scripted_mechanism
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
 from models import Echo, chat_client
+from some import some
 
 HANGS_S = 45.0
 PRINCIPAL = (
@@ -164,7 +165,7 @@ def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", some([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_process_with_hanging_requests_exits(tmp_path, number):
     """As it is started by a user, with nothing made faster: threads that wait for a server must not hold it."""
     with FakeOpenAIServer(hang=100.0) as server:

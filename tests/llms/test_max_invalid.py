@@ -138,7 +138,7 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("overrides", "n_calls"),
         [
-            (ROOMS, 16),
+            pytest.param(ROOMS, 16, marks=pytest.mark.long),
             ((*GAME, "principal=llm", "design.steps=9"), 10),
             ((*SEARCH, "principal=llm", "search.iterations=9"), 10),
             (("env=taxi", "env.n_envs=3", "env.horizon=9", "agent=llm_player", "play.episodes=3"), 12),

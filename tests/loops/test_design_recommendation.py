@@ -148,9 +148,7 @@ def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
     assert rows[-1]["recommendation/objective"] == summary["recommendation"]
 
 
-@pytest.mark.parametrize(
-    "moment", some(["confirmation", "evaluation"], ["proposal", "confirmation", "evaluation", "between"])
-)
+@pytest.mark.parametrize("moment", some(["confirmation"], ["proposal", "confirmation", "evaluation", "between"]))
 def test_interruption_keeps_results(tmp_path, monkeypatch, confirmed_run, moment):
     safe_point, stopped = Run.safe_point, []
     places = {"proposal": 9 * 4 + 2, "confirmation": 25 * 4 + 2, "evaluation": 31 * 4 + 2, "between": 30 * 4}[moment]

@@ -54,11 +54,11 @@ FREE = ("agent.bias=false", "agent.bound=30")
     [
         ("cartpole", "cmaes", (25, 24, 3), 475.0),
         # In seed 1 it ends on a lesser hill, of about 400.
-        ("cartpole", "cem", (15, 64, 4), 425.0),
+        pytest.param("cartpole", "cem", (15, 64, 4), 425.0, marks=pytest.mark.long),
         # With a bias and weights in ±6, as published, few places are near the top; the rest of the way takes longer.
-        ("mountain_car_continuous", "cmaes", (15, 32, 2), 75.0),
+        pytest.param("mountain_car_continuous", "cmaes", (15, 32, 2), 75.0, marks=pytest.mark.long),
         # Without a bias and with larger weights the hill to the flag is found at once.
-        ("mountain_car_continuous", "cmaes", (12, 16, 3, *FREE), 90.0),
+        pytest.param("mountain_car_continuous", "cmaes", (12, 16, 3, *FREE), 90.0, marks=pytest.mark.long),
         ("mountain_car_continuous", "cem", (12, 16, 3, *FREE), 90.0),
     ],
 )
@@ -156,7 +156,10 @@ def test_rules_run_all_tasks(tmp_path, name):
     assert '"llm": "scripted rule (not a language model)"' in (folder / "status.json").read_text()
 
 
-@pytest.mark.parametrize(("name", "optimum", "budget"), [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (40, 20))])
+@pytest.mark.parametrize(
+    ("name", "optimum", "budget"),
+    [pytest.param("maze", 1 - 3 * 0.1 / 9, (80, 1), marks=pytest.mark.long), ("nim", 1.0, (40, 20))],
+)
 def test_rules_find_best_table(tmp_path, name, optimum, budget):
     """A hill climber that reads only prompts with numbers finds the best table.
 

@@ -96,9 +96,9 @@ def test_contexts_are_distinguished():
     "value",
     [
         lambda vector, i: 3.0,
-        lambda vector, i: 1e6 * vector.sum(),
+        pytest.param(lambda vector, i: 1e6 * vector.sum(), marks=pytest.mark.long),
         lambda vector, i: 1e-9 * vector.sum(),
-        lambda vector, i: 1e8 + vector.sum(),
+        pytest.param(lambda vector, i: 1e8 + vector.sum(), marks=pytest.mark.long),
         lambda vector, i: -1e9 if i == 5 else vector.sum(),
         lambda vector, i: float(vector[0] > 1),
     ],

@@ -58,7 +58,6 @@ STALLS = {
 
 ESSENTIAL = (
     "learn, one step of a game",
-    "learn, an update",
     "design, an update that waits",
     "design, the fit of a Gaussian process",
     "search, episodes",

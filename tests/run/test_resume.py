@@ -15,7 +15,7 @@ from llmrl.run.artifacts import saved_state
 from some import some
 from sweeping import wait_for
 
-KILLS = 10
+KILLS = 6
 DESIGN = (
     "env=escape_room",
     "env.n_envs=8",
@@ -161,6 +161,7 @@ def impatient_run(*overrides: str) -> None:
     silent_run(*overrides)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_distant_safe_point_is_abandoned(context, tmp_path):
     """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""

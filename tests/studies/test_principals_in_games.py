@@ -56,7 +56,7 @@ def numbers(row, names):
 
 
 @pytest.mark.parametrize("env", some(["harvest"], ["harvest", "cleanup"]))
-@pytest.mark.parametrize("principal", some(["llm", "metagrad"], PRINCIPALS))
+@pytest.mark.parametrize("principal", some(["llm"], PRINCIPALS))
 def test_run_stops_then_resumes(tmp_path, monkeypatch, principal, env):
     command = (
         f"experiment=legislative/{env}_small",

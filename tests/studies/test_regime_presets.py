@@ -56,8 +56,14 @@ def test_games_follow_candidates(societies):
     ("overrides", "row"),
     [
         (("env=escape_room", "principal=random"), "escape_room (untrained agents, 100 adaptation rounds)"),
-        (("env=escape_room", "principal=random", "regime=none"), "none (untrained agents, 2 adaptation rounds)"),
-        (("env=simple_doorkey",), "rooms (untrained agents, 200,000 environment steps)"),
+        pytest.param(
+            ("env=escape_room", "principal=random", "regime=none"),
+            "none (untrained agents, 2 adaptation rounds)",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("env=simple_doorkey",), "rooms (untrained agents, 200,000 environment steps)", marks=pytest.mark.long
+        ),
         (("env=taxi", "agent=random"), "none (agents that do not learn)"),
     ],
 )

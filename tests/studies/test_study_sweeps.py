@@ -106,6 +106,7 @@ def test_landscape_ends_with_map(tmp_path):
     assert "The best of 6 settings" in done.stdout and "landscape_escape_room_study.png" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tax_planners_are_in_comparison(tmp_path):
     small = (

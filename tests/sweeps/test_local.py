@@ -195,6 +195,7 @@ def test_invalid_run_prevents_sweep(tmp_path):
     assert not (tmp_path / "outputs" / "escape_room").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_full_disk_fails_affected_runs(tmp_path):
     """A small file system fills up in the middle of a sweep; with room again the same command finishes it."""

@@ -150,6 +150,7 @@ def test_search_sigkill_repeats_no_trial(tmp_path, options_folder, launcher):
     assert code == 0 and trials(reference) == trials(killed_search)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", some(["llmrl"], ["basic", "llmrl"]))
 def test_failing_trials_end_search(tmp_path, options_folder, launcher):

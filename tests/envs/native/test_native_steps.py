@@ -96,10 +96,10 @@ def test_replay_detects_differences(substrate, changes):
 @pytest.mark.parametrize(
     ("substrate", "change"),
     [
-        ("harvest", {"zap_cooldown": 3}),
+        pytest.param("harvest", {"zap_cooldown": 3}, marks=pytest.mark.long),
         ("harvest", {"removal_steps": 5}),
         ("cleanup", {"clean_cooldown": 1}),
-        ("cleanup", {"zap_cooldown": 9}),
+        pytest.param("cleanup", {"zap_cooldown": 9}, marks=pytest.mark.long),
     ],
 )
 def test_replay_detects_different_rules(substrate, change):
