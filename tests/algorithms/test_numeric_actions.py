@@ -27,7 +27,10 @@ def train(tmp_path, *overrides, steps=15_000):
             ("agent.state_dependent_std=true", "agent.critic=separate", "agent.activation=tanh"),
             marks=pytest.mark.long,
         ),
-        ("agent.normalize_observations=true", "agent.ppo.scale_rewards=true", "agent.ppo.normalize_values=true"),
+        pytest.param(
+            ("agent.normalize_observations=true", "agent.ppo.scale_rewards=true", "agent.ppo.normalize_values=true"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["parameters", "squashed", "state-dependent", "normalized"],
 )

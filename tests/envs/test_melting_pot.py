@@ -245,6 +245,7 @@ def test_masked_reset_keeps_unselected_game(make):
     assert not np.array_equal(after[0], pixels[0])
 
 
+@pytest.mark.long
 def test_engine_ends_episode_with_no_horizon(make):
     env = make("harvest", n_agents=1, horizon=None, observe=["vector"])
     env.reset()
@@ -266,6 +267,7 @@ def world(env):
     return picture.reshape(rows, 8, columns, 8, 3).swapaxes(1, 2)
 
 
+@pytest.mark.long
 def test_legislative_starts_match_publication(make):
     env = make("harvest", rules="legislative", render=True)
     starts = []
@@ -298,6 +300,7 @@ def contested(env):
     return 1 if np.array_equal(after[12, 13], initial[12, 13]) else 5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_legislative_moves_favor_highest_player(make):
     env = make("harvest", rules="legislative", render=True, observe=["vector"])
@@ -312,6 +315,7 @@ def test_legislative_harvest_has_no_zap():
     assert substrate_rules.action_names("cleanup", "upstream") == substrate_rules.action_names("cleanup", "legislative")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_upstream_moves_are_in_random_order(make, monkeypatch):
     """Repeat the contest without the fixed order until both have won (a run of sixteen has probability 1 in 32,768)."""
@@ -374,6 +378,7 @@ def test_workers_exit_with_learner():
     wait_for(lambda: all(has_exited(pid) for pid in workers + games))
 
 
+@pytest.mark.long
 def test_close_is_repeatable(make):
     env = make("harvest")
     env.close()

@@ -132,7 +132,7 @@ def test_no_request_follows_stop(tmp_path, fast_polling):
     assert len(model.asked) == client.endpoints[CHOSEN].limits.concurrency == client.budget.spent.unsettled
 
 
-@pytest.mark.parametrize("waiter", WAITING)
+@pytest.mark.parametrize("waiter", some(["a principal", "players"], WAITING))
 def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
     overrides = (*WAITING[waiter], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
     overrides += ("llm.max_invalid=null", f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")

@@ -21,12 +21,10 @@ CASES = [
     ("env=cartpole", "agent=linear", "principal=llm"),
 ]
 SHORT_CASES = [
-    ("env=taxi", "agent=llm_player"),
     ("env=cleanup", "agent=llm_player"),
     ("env=tax_economy", "agent=llm_player", "principal=vote"),
     ("env=escape_room", "agent=llm_player", "principal=llm"),
     ("env=harvest", "principal=llm"),
-    ("env=pasture", "principal=vote"),
     CASES[-1],
 ]
 

@@ -122,7 +122,7 @@ def read_batches(root):
         ("openai", signal.SIGKILL),
         pytest.param("openai", signal.SIGINT, marks=pytest.mark.long),
         pytest.param("anthropic", signal.SIGKILL, marks=pytest.mark.long),
-        ("anthropic", signal.SIGINT),
+        pytest.param("anthropic", signal.SIGINT, marks=pytest.mark.long),
     ],
 )
 def test_stopped_run_continues_pending_batch(tmp_path, provider, stop_signal):

@@ -162,7 +162,7 @@ RUNS = {
     ),
 }  # fmt: skip
 
-SHORT_RUNS = ("learn, a mechanism imposed", "design, confirmation of bandit arms", "design, a gradient", "search")
+SHORT_RUNS = ("learn, a mechanism imposed", "design, a gradient", "search")
 COMPARABLE_FILES = ("summary.json", "results.json", "proposals.jsonl", "*.tsv", "*.npz")
 """What a run writes beside its rows of metrics and its checkpoints, as far as it says nothing of time and machine."""
 

@@ -152,6 +152,7 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
     assert list(dict.fromkeys(trajectories.read(independent).episode)) == list(range(10))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("n_envs", some([3], [1, 3]))
 def test_episode_ignores_game_count(tmp_path, n_envs):
     with FakeOpenAIServer(reply=moves) as server:

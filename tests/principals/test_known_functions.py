@@ -45,7 +45,7 @@ def late_regret(principal, function, seed, evaluations):
 @pytest.mark.parametrize(
     ("principal", "function"),
     [
-        pytest.param(p, f, marks=[pytest.mark.long] * (f != "contextual" or p == "dual_rl"))
+        pytest.param(p, f, marks=[pytest.mark.long] * (f != "contextual" or p not in ("cem", "metagrad")))
         for p in PRINCIPALS
         for f in FUNCTIONS
         if p not in ("random", "gp")

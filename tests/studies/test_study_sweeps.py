@@ -90,6 +90,7 @@ def test_sweep_ends_with_study_report(tmp_path):
     assert "Planned comparisons" in page
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_landscape_ends_with_map(tmp_path):
     small = ("env.n_envs=12", "design.adapt_rounds=1", "design.validate_episodes=2", "design.candidates=6", "seed=0,1")

@@ -90,6 +90,7 @@ def test_rows_resume_after_process_death(tmp_path):
         assert record["deaths"] == 2 and "beside" not in record
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stop_saves_all_rows(tmp_path):
     overrides = (*ROOM, "hardware.parallel=1", "design.steps=80", "seed=0,1")

@@ -219,7 +219,7 @@ def test_student_learns_from_debate(tmp_path) -> None:
         "teacher=llm",
         "llm=scripted",
         "teacher.debate_rounds=1",
-        "learn.env_steps=800",
+        "learn.env_steps=400",
         f"output_root={tmp_path}",
     )
     folder = only_run_folder(tmp_path)

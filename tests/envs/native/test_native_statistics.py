@@ -226,6 +226,7 @@ def test_all_conditions_match_engine_statistics():
     assert np.mean([abs(value) > 2 for value in scores.values()]) <= 0.05, worst
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_comparison_detects_different_rates():
     """Detect Harvest with half the regrowth rate."""
