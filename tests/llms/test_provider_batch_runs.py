@@ -165,6 +165,7 @@ def test_kill_during_batch_submission(tmp_path):
     assert server.sizes == [2, 2, 2] and last_call(only_run_folder(tmp_path))["usage/llm_unsettled_calls"] == 0
 
 
+@pytest.mark.long
 def test_budget_stop_can_continue(tmp_path):
     with proposing() as server:
         with pytest.raises(BudgetExhausted, match="calls=3"):

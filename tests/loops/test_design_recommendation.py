@@ -113,6 +113,7 @@ def test_trial_counts_match_plan(confirmed_run):
     assert planned(*WIDE)["environment steps"] == f"{36 * TRIAL:,}"
 
 
+@pytest.mark.long
 def test_evaluations_keep_step_measurements(tmp_path, confirmed_run):
     folder, summary = design(tmp_path, *WIDE, "design.evaluations=0", "design.confirm_steps=6")
     assert summary["history"] == confirmed_run[1]["history"]

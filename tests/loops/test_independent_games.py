@@ -214,6 +214,7 @@ def test_larger_budget_continues(tmp_path, game):
     assert steps(parts) == steps(reference)
 
 
+@pytest.mark.long
 def test_unrestorable_games_restart_episode(tmp_path):
     """Records of the unfinished episode are removed and those of finished episodes remain; no lesson is drawn twice."""
     game = ("trusted_modules=[unsaved_game]", "agent.lessons=2", "env=frozen_lake", "play.trajectories=true")
@@ -237,6 +238,7 @@ def test_unrestorable_games_restart_episode(tmp_path):
     assert steps(parts) == steps(reference)
 
 
+@pytest.mark.long
 def test_run_continues_in_original_mode(tmp_path, monkeypatch):
     """In waves, or each game by itself; so it is no matter of a run's hash, nor of who watches."""
     observers = "observers=[{_target_: unsaved_game.Watcher}]"

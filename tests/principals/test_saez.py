@@ -93,6 +93,7 @@ def test_equal_weights_give_zero_rates():
     assert not principal.ask()[0].any()
 
 
+@pytest.mark.long
 def test_concave_utility_redistributes():
     env = economy(welfare="utilitarian", eta=1.0, n_agents=60)
     principal = SaezPrincipal(env.spec)

@@ -98,6 +98,7 @@ def test_search_returns_best_command(tmp_path, options_folder):
     assert code == 1 and "agent.pause_s was not given and is 1" in output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pruned_trial_skips_remaining_seeds(tmp_path, options_folder):
     arguments = (

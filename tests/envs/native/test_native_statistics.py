@@ -124,6 +124,7 @@ def test_respawn_cell_and_heading_are_uniform(substrate):
         assert even(observed_counts)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_dirt_appears_from_step_51():
     engine, state, draws = started("cleanup", 4000)
