@@ -84,6 +84,7 @@ def test_page_digit_changes_are_detected(root, seed):
         assert sum(f"{page}\n" in problem for problem in problems) == 1, page
 
 
+@pytest.mark.long
 def test_readme_digit_change_exits_with_1(root, capsys, monkeypatch):
     monkeypatch.setattr(results, "computed_tables", lambda data: iter(()))  # the test above computes them
     page = root / "README.md"

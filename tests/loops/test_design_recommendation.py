@@ -126,6 +126,7 @@ def test_evaluations_keep_step_measurements(tmp_path, confirmed_run):
         assert all((x == b["policy"][name]).all() for name, x in a["policy"].items())
 
 
+@pytest.mark.long
 def test_principals_with_equal_recommendations_have_equal_results(tmp_path):
     """The seeds of the evaluation are the same for all principals."""
     fixed = design(tmp_path / "fixed", *ROOM, "env.fixed_context=0", "principal=fixed", "principal.values=[5,0,0,0,0]")

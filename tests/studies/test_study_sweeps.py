@@ -127,6 +127,7 @@ def test_tax_planners_are_in_comparison(tmp_path):
     assert re.search(r"saez +│ us_federal │ +\+", done.stdout), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_incomplete_study_is_not_reported(tmp_path):
     small = ("env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "principal=random,llm", "seed=0")

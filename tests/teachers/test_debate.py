@@ -220,6 +220,8 @@ def test_student_learns_from_debate(tmp_path) -> None:
         "llm=scripted",
         "teacher.debate_rounds=1",
         "learn.env_steps=400",
+        "learn.evaluation_interval=0",
+        "learn.evaluate_episodes=4",
         f"output_root={tmp_path}",
     )
     folder = only_run_folder(tmp_path)

@@ -140,6 +140,7 @@ def test_search_resumes_exactly(tmp_path, sampler, stops):
     assert search(tmp_path / "other", sampler=sampler, sampler_seed=1)[0].overrides != reference[0].overrides
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_partial_trial_is_discarded(tmp_path):
     reference = search(tmp_path / "whole")
