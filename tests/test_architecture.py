@@ -1,6 +1,7 @@
 """Imports are those that the table of docs/architecture.md allows."""
 
 import ast
+import functools
 import graphlib
 import re
 from pathlib import Path
@@ -104,6 +105,7 @@ def _package(name: str) -> str:
     return rest.partition(".")[0] if first == "llmrl" else first
 
 
+@functools.cache
 def import_graph() -> dict[str, set[str]]:
     """Return the modules of ours that each module imports anywhere.
 

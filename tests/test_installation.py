@@ -78,6 +78,7 @@ def test_wheel_works_in_fresh_environment(wheel, tmp_path):
             assert json.loads(record.read_text())["attempts"][0]["code"] is None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_editable_install_coexists_with_clone(tmp_path):
     """`git clone <repository> llmrl`: in the folder of that command, `llmrl` is also the name of a folder."""

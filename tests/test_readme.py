@@ -12,6 +12,7 @@ import pytest
 
 import commands
 from fake_openai_server import FakeOpenAIServer
+from some import some
 
 ROOT = Path(__file__).parents[1]
 BIN = Path(sys.executable).parent
@@ -51,10 +52,9 @@ BUDGET += [
 ]
 
 
-def page_lines() -> list[str]:
-    """Return the lines of the bash blocks of both pages, comments dropped."""
-    pages = "".join(page.read_text() for page in (ROOT / "README.md", ROOT / "docs" / "how_to" / "commands.md"))
-    blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
+def page_lines(page: str) -> list[str]:
+    """Return the lines of the bash blocks of a page, comments dropped."""
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line]
 
@@ -122,11 +122,12 @@ def test_readme_range_matches_tutorial():
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-def test_commands(tmp_path):
+@pytest.mark.parametrize("page", some(["README.md"], ["README.md", "docs/how_to/commands.md"]))
+def test_commands(tmp_path, page):
     ran = []
     server = FakeOpenAIServer(reply=lambda messages: '{"reasoning": "as told", "eat": 1, "clean": 2, "other": 0}')
     with server:
-        for line in page_lines():
+        for line in page_lines(page):
             if line.startswith(("git ", "make ", "podman ")):  # tests/test_containers.py has those of the container
                 continue
             if line.startswith("eval "):

@@ -234,7 +234,11 @@ def test_resume_between_minibatches_is_identical(data, tmp_path):
 
 @pytest.mark.parametrize(
     ("owner", "method", "at"),
-    [(BehavioralCloning, "update", 3), (BehavioralCloning, "measure", 0), (Corridor, "step", 5)],
+    [
+        (BehavioralCloning, "update", 3),
+        pytest.param(BehavioralCloning, "measure", 0, marks=pytest.mark.long),
+        pytest.param(Corridor, "step", 5, marks=pytest.mark.long),
+    ],
 )
 def test_stop_signal_ends_stalled_run(data, tmp_path, monkeypatch, owner, method, at):
     lessons = data(record(steps=20))

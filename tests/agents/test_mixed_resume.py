@@ -13,6 +13,7 @@ MIXED_OPTIONS = ("env=escape_room", "agent=mixed", "env.n_envs=4")
 KINDS = "agent.members=[{count:3,agent:ppo},{count:1,agent:llm_player},{count:1,agent:random}]"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_mixed_society_with_principal_resumes(tmp_path):
     """Compare learners and readers bit for bit."""

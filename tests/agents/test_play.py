@@ -157,7 +157,7 @@ def test_learned_agent_plays(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", some(READING[::2], READING))
+@pytest.mark.parametrize("env", some(READING[::4], READING))
 def test_scripted_model_plays_all_environments(tmp_path, env):
     """Use the prompts and the parser of a real model."""
     if env in MUJOCO:
@@ -171,7 +171,7 @@ def test_scripted_model_plays_all_environments(tmp_path, env):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("env", ["cleanup", "harvest"])
+@pytest.mark.parametrize("env", some(["cleanup"], ["cleanup", "harvest"]))
 def test_scripted_model_plays_societies(tmp_path, env):
     overrides = (f"env={env}_pixels", "env.n_envs=1", "env.n_agents=3", "env.horizon=6", "env.observe=[text]")
     _, folder = play(tmp_path, *overrides, "env.mechanism=null", "agent=llm_player", "play.episodes=1")

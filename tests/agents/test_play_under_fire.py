@@ -77,6 +77,7 @@ class TestUnreliableServer:
 class TestResuming:
     OPTIONS = (*TAXI, "agent=llm_player", "agent.lessons=1", "llm.malformed=0.3", "play.videos=1")
 
+    @pytest.mark.long
     def test_exhausted_budget(self, tmp_path):
         """Compare files, metrics and videos with those of an uninterrupted run."""
         _, reference = play(tmp_path / "whole", *self.OPTIONS)

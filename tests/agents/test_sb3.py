@@ -102,6 +102,7 @@ def test_nested_observations_are_flattened(tmp_path, game):
     assert "incumbent_return" in json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
 
 
+@pytest.mark.long
 def test_ars_learns_objective(tmp_path):
     """Evaluate the weights themselves, not the perturbed weights of the current step."""
     _, rows = train(tmp_path, "env=cartpole", "agent.algorithm=ars", "search.iterations=30", "env.horizon=200")

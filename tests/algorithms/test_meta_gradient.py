@@ -28,7 +28,7 @@ from llmrl.rollout.episode_summaries import episode_welfare
 from ppo_settings import PLAIN
 from shipped import settings_of
 from societies import spec, toy
-from some import some
+from some import one_in, some
 
 TAU = np.array([1.2, 0.4, 0.7])
 PPO_SETTINGS = replace(
@@ -129,7 +129,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", one_in(3, CASES))
 def test_gradient_matches_finite_difference(case):
     """Compare with updates by torch's Adam under slightly different values and the same rollouts."""
     options = dict(CASES[case])
@@ -302,7 +302,7 @@ PAIRS = list(itertools.product(range(2), repeat=2))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["mean", "sum", "minimum"])
+@pytest.mark.parametrize("objective", some(["minimum"], ["mean", "sum", "minimum"]))
 @pytest.mark.parametrize("games", some([2], [1, 2]))
 def test_estimator_has_no_bias(objective, games):
     """Check that the exact expectation equals the derivative of the expected objective."""

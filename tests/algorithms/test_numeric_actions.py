@@ -21,10 +21,16 @@ def train(tmp_path, *overrides, steps=15_000):
 @pytest.mark.parametrize(
     "algorithm",
     [
-        (),
+        pytest.param((), marks=pytest.mark.long),
         ("agent.squash_actions=true", "agent.initial_std=0.5"),
-        ("agent.state_dependent_std=true", "agent.critic=separate", "agent.activation=tanh"),
-        ("agent.normalize_observations=true", "agent.ppo.scale_rewards=true", "agent.ppo.normalize_values=true"),
+        pytest.param(
+            ("agent.state_dependent_std=true", "agent.critic=separate", "agent.activation=tanh"),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("agent.normalize_observations=true", "agent.ppo.scale_rewards=true", "agent.ppo.normalize_values=true"),
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["parameters", "squashed", "state-dependent", "normalized"],
 )

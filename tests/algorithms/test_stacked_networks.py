@@ -150,7 +150,7 @@ CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "share", "societies"), one_in(3, itertools.product(KINDS, [True, False], [1, 3])))
+@pytest.mark.parametrize(("kind", "share", "societies"), one_in(5, itertools.product(KINDS, [True, False], [1, 3])))
 def test_stacked_updates_match_separate_updates(kind, share, societies):
     agents = [make_agent(kind, seed, share) for seed in range(societies)]
     initial_agents = copy.deepcopy(agents)
@@ -281,7 +281,7 @@ def test_weights_update_outside_rollouts():
         torch.testing.assert_close(partitioned.values(inputs)[GAMES:], expected)
 
 
-@pytest.mark.parametrize(("kind", "share"), one_in(3, itertools.product(KINDS, [True, False])))
+@pytest.mark.parametrize(("kind", "share"), one_in(5, itertools.product(KINDS, [True, False])))
 def test_stack_keeps_society(kind, share):
     """Compare bit for bit: alone, in a stack of five and in a stack of four."""
     everyone = [make_agent(kind, seed, share) for seed in range(5)]

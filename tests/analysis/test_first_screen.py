@@ -97,6 +97,7 @@ def test_link_selects_means(bands: bool) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium on the path (apt-get install chromium)")
 def test_tensorboard_opens_link(sweep: Path) -> None:

@@ -252,6 +252,7 @@ def test_curves_over_proposals_and_time(tmp_path: Path) -> None:
     assert curve.over == "seconds" and curve.lines[0].places[-1] < 60 and curve.lines[0].band.estimate[-1] == 3
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_large_number_of_groups(tmp_path: Path) -> None:
     for group in range(13):

@@ -108,7 +108,7 @@ def test_failed_run_raises_and_is_recorded(workdir):
 @pytest.mark.slow
 def test_interrupt_keeps_resumable_run(workdir):
     """Send the signal of Ctrl-C or a notebook's stop button during the run."""
-    arguments = {**TINY, "design.steps": 150, "name": "long"}
+    arguments = {**TINY, "design.steps": 60, "name": "long"}
 
     def interrupt():
         while not any('"proposal"' in path.read_text() for path in workdir.rglob("metrics.jsonl")):
@@ -124,7 +124,7 @@ def test_interrupt_keeps_resumable_run(workdir):
     assert results.runs.state.tolist() == ["stopped"]
     done = len(results.proposals)
     run = llmrl.train("env=escape_room", "principal=ucb", **arguments)
-    assert run.state == "finished" and 0 < done < 150 == len(run.load().proposals)
+    assert run.state == "finished" and 0 < done < 60 == len(run.load().proposals)
     assert run.load().runs.attempts.tolist() == [2]
 
 

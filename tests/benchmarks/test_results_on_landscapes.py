@@ -53,7 +53,7 @@ def check_results(names: tuple[str, ...], runs: int) -> None:
 
 
 def test_results_match_true_ranking():
-    check_results(FAST, 40)
+    check_results(FAST, 20)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from in_process import call
 from llmrl.cli.train import main
 from llmrl.core.option_files import options
 from llmrl.llms.call_log import read_calls
+from some import some
 from tiny_models import make_tiny_causal
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"
@@ -133,24 +134,24 @@ def test_dry_run_writes_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_sweep_of_principals_and_seeds(tmp_path):
-    """Run the command of the README.
+    """Run a command like that of the README.
 
-    It gives nine folders with readable names in TensorBoard, and a second call does nothing.
+    It gives four folders with readable names in TensorBoard, and a second call does nothing.
     """
-    command = ("--multirun", "principal=ucb,thompson,llm", "seed=0,1,2", *TINY)
+    command = ("--multirun", "principal=ucb,llm", "seed=0,1", *TINY)
     done = train(*command, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     folders = sorted(path.parent for path in (tmp_path / "outputs").rglob("summary.json"))
-    assert len(folders) == 9
+    assert len(folders) == 4
     names = {re.search("principal_([a-z]+)", folder.parent.name)[1] for folder in folders}
-    assert names == {"ucb", "thompson", "llm"} and {f.name for f in folders} == {"s0", "s1", "s2"}
+    assert names == {"ucb", "llm"} and {f.name for f in folders} == {"s0", "s1"}
     for folder in folders:
         status = json.loads((folder / "status.json").read_text())
         assert status["state"] == "finished" and list(folder.glob("events.out.tfevents*"))
         assert ("llm_scripted" in folder.parent.name) == ("principal_llm" in folder.parent.name)
         assert (status["llm"] == "scripted rule (not a language model)") == ("principal_llm" in folder.parent.name)
     second_call = train(*command, cwd=tmp_path)
-    assert second_call.returncode == 0 and second_call.stdout.count("nothing to do") == 9
+    assert second_call.returncode == 0 and second_call.stdout.count("nothing to do") == 4
 
 
 @pytest.mark.slow
@@ -209,12 +210,13 @@ def test_generic_prompt_supports_third_party_environment(tmp_path):
 
 
 @pytest.mark.slow
-def test_options_build_or_report_missing_parts(tmp_path):
+@pytest.mark.parametrize("first", some([0], range(5)))
+def test_options_build_or_report_missing_parts(tmp_path, first):
     """Compose each option of each group; build those that need no engine, key or server in other tests."""
     from experiments import compose
 
     for group in ("env", "agent", "principal", "teacher", "llm", "hardware"):
-        for name in options(group):
+        for name in sorted(options(group))[first::5]:
             unset = [key for key, value in options(group)[name].items() if value == "???"]
             config = compose(f"{group}={name}", *(f"{group}.{key}=given" for key in unset))
             assert set(config[group]) == set(yaml.safe_load(yaml.safe_dump(config[group])))

@@ -22,8 +22,13 @@ FILES = sorted(
 
 
 @pytest.fixture(scope="module")
-def validators():
-    contents = {name: json.loads(text) for name, text in option_schema.generated().items()}
+def generated():
+    return option_schema.generated()
+
+
+@pytest.fixture(scope="module")
+def validators(generated):
+    contents = {name: json.loads(text) for name, text in generated.items()}
     registry = Registry().with_resources([(name, Resource.from_contents(schema)) for name, schema in contents.items()])
     return {name: Draft202012Validator(schema, registry=registry) for name, schema in contents.items()}
 
@@ -92,13 +97,13 @@ def test_custom_option_uses_group_schema(validators):
 
 
 @pytest.mark.slow
-def test_editor_comment_names_built_file(capsys, monkeypatch):
+def test_editor_comment_names_built_file(capsys, monkeypatch, generated):
     monkeypatch.setattr("sys.argv", ["option_schema", "agent"])
     option_schema.main()
     path = FOLDER / "agent.schema.json"
     assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"
     assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{FILE}#/$defs/agent"
-    assert option_schema.load() == json.loads(option_schema.generated()[FILE])
+    assert option_schema.load() == json.loads(generated[FILE])
 
 
 @pytest.mark.slow

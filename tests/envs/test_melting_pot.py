@@ -17,6 +17,7 @@ from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
 from llmrl.envs.substrate import install, substrate_rules
 from llmrl.envs.substrate.env_spec import SubstrateSettings
+from some import some
 
 pytestmark = pytest.mark.meltingpot
 FORWARD, MOVE_LEFT, MOVE_RIGHT, ZAP = 1, 3, 4, 7
@@ -63,8 +64,15 @@ def wait_for(condition, seconds=20):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("substrate", "mechanism"), [("cleanup", Incentives()), ("harvest", BracketedTax())])
-@pytest.mark.parametrize("variant", ["upstream", "legislative"])
+@pytest.mark.parametrize(
+    ("substrate", "mechanism", "variant"),
+    [
+        ("cleanup", Incentives(), "upstream"),
+        pytest.param("cleanup", Incentives(), "legislative", marks=pytest.mark.long),
+        pytest.param("harvest", BracketedTax(), "upstream", marks=pytest.mark.long),
+        ("harvest", BracketedTax(), "legislative"),
+    ],
+)
 def test_outputs_match_spec(make, substrate, mechanism, variant):
     env = make(substrate, 2, mechanism=mechanism, rules=variant, observe=["vector", "pixels"], render=True)
     assert isinstance(env, VecEnv)
@@ -237,6 +245,7 @@ def test_masked_reset_keeps_unselected_game(make):
     assert not np.array_equal(after[0], pixels[0])
 
 
+@pytest.mark.long
 def test_engine_ends_episode_with_no_horizon(make):
     env = make("harvest", n_agents=1, horizon=None, observe=["vector"])
     env.reset()
@@ -258,6 +267,7 @@ def world(env):
     return picture.reshape(rows, 8, columns, 8, 3).swapaxes(1, 2)
 
 
+@pytest.mark.long
 def test_legislative_starts_match_publication(make):
     env = make("harvest", rules="legislative", render=True)
     starts = []
@@ -290,6 +300,7 @@ def contested(env):
     return 1 if np.array_equal(after[12, 13], initial[12, 13]) else 5
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_legislative_moves_favor_highest_player(make):
     env = make("harvest", rules="legislative", render=True, observe=["vector"])
@@ -304,9 +315,10 @@ def test_legislative_harvest_has_no_zap():
     assert substrate_rules.action_names("cleanup", "upstream") == substrate_rules.action_names("cleanup", "legislative")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_upstream_moves_are_in_random_order(make, monkeypatch):
-    """Repeat the contest without the fixed order: both win sometimes (a run of sixteen has probability 1 in 32,768)."""
+    """Repeat the contest without the fixed order until both have won (a run of sixteen has probability 1 in 32,768)."""
     changes = tuple(change for change in substrate_rules.CHANGES if change.name != "fixed_move_order")
     program = (
         "import llmrl.envs.substrate.substrate_rules as r;"
@@ -320,11 +332,16 @@ def test_upstream_moves_are_in_random_order(make, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", ignore_order)
     env = make("harvest", rules="legislative", render=True, observe=["vector"])
-    assert {contested(env) for _ in range(16)} == {1, 5}
+    winners = set()
+    for _ in range(16):
+        winners.add(contested(env))
+        if len(winners) == 2:
+            break
+    assert winners == {1, 5}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["worker", "game"])
+@pytest.mark.parametrize("victim", some(["game"], ["worker", "game"]))
 def test_reports_killed_process(make, victim):
     env = make("harvest", 2)
     env.reset()
@@ -361,6 +378,7 @@ def test_workers_exit_with_learner():
     wait_for(lambda: all(has_exited(pid) for pid in workers + games))
 
 
+@pytest.mark.long
 def test_close_is_repeatable(make):
     env = make("harvest")
     env.close()
@@ -424,12 +442,12 @@ def test_rejects_impossible_environments(make, options, message):
         make("harvest", **options)
 
 
-@pytest.mark.parametrize("action", [[[0] * 6], [[0] * 6 + [8]], [[0] * 6 + [-1]]])
-def test_rejects_impossible_actions(make, action):
+def test_rejects_impossible_actions(make):
     env = make("harvest", observe=["vector"])
     env.reset()
-    with pytest.raises(ValueError, match="actions of harvest"):
-        env.step(np.array(action))
+    for action in ([[0] * 6], [[0] * 6 + [8]], [[0] * 6 + [-1]]):
+        with pytest.raises(ValueError, match="actions of harvest"):
+            env.step(np.array(action))
 
 
 # First 1000 steps of the official engine under uniformly random actions: mean and standard deviation over 500 and 600

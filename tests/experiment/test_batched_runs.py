@@ -101,7 +101,10 @@ CARTS += ("env.horizon=20", "hardware.cores=1")
 @pytest.mark.parametrize(
     "runs",
     [
-        [(*ROOM, "seed=0"), (*ROOM, "seed=1", "agent.memory=4"), (*DOOR, "learn.evaluate_episodes=2")],
+        pytest.param(
+            [(*ROOM, "seed=0"), (*ROOM, "seed=1", "agent.memory=4"), (*DOOR, "learn.evaluate_episodes=2")],
+            marks=pytest.mark.long,
+        ),
         [(*CARTS, "principal=cem"), (*CARTS, "principal=llm", "llm=scripted"), (*CARTS, "principal=random", "seed=1")],
     ],
     ids=["learn", "search"],
@@ -151,6 +154,7 @@ def test_batched_runs_match_single_runs(tmp_path, capsys):
     assert capsys.readouterr().out.count("evaluation env steps") == 2 * len(rows)
 
 
+@pytest.mark.long
 def test_late_replies_keep_metrics(tmp_path):
     """Combine two rows with a slow server, one with a script, and a bandit."""
     late = random.Random(0)
@@ -232,7 +236,9 @@ def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
     assert_runs_equal(rows, single)
 
 
-@pytest.mark.parametrize(("number", "state"), [(signal.SIGTERM, "preempted"), (signal.SIGINT, "stopped")])
+@pytest.mark.parametrize(
+    ("number", "state"), [(signal.SIGTERM, "preempted"), pytest.param(signal.SIGINT, "stopped", marks=pytest.mark.long)]
+)
 def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
     """Stop after a grace period for SIGTERM, and at once after a second Ctrl-C."""
     impatient(monkeypatch, 0.05 if number == signal.SIGTERM else 1e3)

@@ -60,6 +60,7 @@ def test_model_families_are_parsed(page):
     assert "| invalid | " in text and "$" in text
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_trial_is_reproducible_with_no_key(page, tmp_path, monkeypatch):
     folder, url, _ = page

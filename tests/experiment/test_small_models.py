@@ -41,6 +41,7 @@ def test_model_is_reproducible(tmp_path):
     assert all((x == initial_weights[name]).all() for name, x in weights(second_model).items())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_seeds_share_vocabulary(tmp_path):
     read = ("llm.make.reads=stories", "llm.make.stories=50", "llm.make.pretraining_steps=2")

@@ -98,6 +98,7 @@ def test_nested_adapter_training_raises(proposer, tmp_path):
         run_experiment(configured(tmp_path, proposer, f"llm.adapter='{proposer}'"), [])
 
 
+@pytest.mark.long
 def test_help_has_light_imports(tmp_path):
     """Help, config and a mistyped field need none of the heavy packages."""
     code = (

@@ -41,7 +41,7 @@ def context():
     return context
 
 
-@pytest.fixture(scope="module", params=some(["grpo"], OPTIONS))
+@pytest.fixture(scope="module", params=some(["sft"], OPTIONS))
 def method(request):
     return request.param
 

@@ -14,6 +14,7 @@ from installed import skip_without
 from llmrl.core.errors import ConfigError
 from llmrl.finetuning.summary import adapter_command
 from llmrl.llms.call_log import read_calls
+from some import some
 from tuned import COMMON, QUICK, assert_equal_runs, configured, finetune, lines, only_folder
 
 skip_without("trl", "peft", "datasets")
@@ -25,6 +26,7 @@ def train_summary(folder, name):
     return [line[name] for line in lines(folder) if name in line]
 
 
+@pytest.mark.long
 def test_grpo_learns_rewarding_replies(grpo):
     """Replies with higher returns become likelier for the same prompts: the mean return rises."""
     returns = train_summary(grpo, "train/return")
@@ -50,6 +52,7 @@ def test_sft_learns_dataset_replies(sft):
             assert -abs(x - 2) - abs(y + 3) > row["best"] - 0.01  # better, but for the noise
 
 
+@pytest.mark.long
 def test_run_folder_documents_run(grpo, proposer):
     names = {path.name for path in grpo.iterdir()}
     assert {
@@ -109,7 +112,7 @@ def test_suggested_command_matches_search_prompts():
     assert search["search"]["iterations"] == 7 and search["search"]["episodes"] == 3 and search["seed"] == 0
 
 
-@pytest.mark.parametrize("method", ["grpo", "sft"])
+@pytest.mark.parametrize("method", some(["sft"], ["grpo", "sft"]))
 def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     """The tuned model is asked by llmrl-train, with the prompts it was trained on."""
     from experiments import run
@@ -157,6 +160,7 @@ def test_constant_trials_have_finite_scale(proposer, tmp_path):
                     parts.loop._evaluated_task(task, data, parts.loop.rewards)
 
 
+@pytest.mark.long
 def test_seed_changes_training(proposer, sft, tmp_path):
     from llmrl.llms.local.adapter import adapter_fingerprint
 
@@ -165,6 +169,7 @@ def test_seed_changes_training(proposer, sft, tmp_path):
     assert adapter_fingerprint(str(second / "adapter")) != adapter_fingerprint(str(sft / "adapter"))
 
 
+@pytest.mark.long
 def test_sweeps_and_searches_use_launcher(proposer, sft, tmp_path):
     """As a cluster's jobs are made: composed first, each computed in a process of its own, with the same numbers."""
     import yaml

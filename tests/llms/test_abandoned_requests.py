@@ -22,6 +22,7 @@ from llmrl.principals import scripted_mechanism
 from llmrl.run.signals import Stopped
 from llmrl.run.status import read_status
 from models import Echo, chat_client
+from some import some
 
 HANGS_S = 45.0
 PRINCIPAL = (
@@ -131,7 +132,7 @@ def test_no_request_follows_stop(tmp_path, fast_polling):
     assert len(model.asked) == client.endpoints[CHOSEN].limits.concurrency == client.budget.spent.unsettled
 
 
-@pytest.mark.parametrize("waiter", WAITING)
+@pytest.mark.parametrize("waiter", some(["a principal", "players"], WAITING))
 def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
     overrides = (*WAITING[waiter], "llm=openai_compatible", "llm.model=fake-model", "design.references=0")
     overrides += ("llm.max_invalid=null", f"llm.cache_dir={tmp_path / 'cache'}", f"output_root={tmp_path / 'outputs'}")
@@ -164,7 +165,7 @@ def test_run_waiting_for_model_can_stop(tmp_path, fast_polling, capfd, waiter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", some([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
 def test_process_with_hanging_requests_exits(tmp_path, number):
     """As it is started by a user, with nothing made faster: threads that wait for a server must not hold it."""
     with FakeOpenAIServer(hang=100.0) as server:

@@ -49,6 +49,7 @@ PROVIDERS = [
         litellm, marks=pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is optional")
     ),
 ]
+SOME_PROVIDERS = [openai_compatible, pytest.param(litellm, marks=[*PROVIDERS[1].marks, pytest.mark.long])]
 
 
 def reply(messages):
@@ -99,7 +100,7 @@ def test_leak_detection(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", SOME_PROVIDERS)
 def test_rejected_key_is_hidden(tmp_path, provider):
     with FakeOpenAIServer(reply, key="another") as server:
         code, out, err = train(tmp_path, *provider(server.url))
@@ -122,6 +123,7 @@ def test_leaked_key_reaches_no_file(tmp_path, provider):
     assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("traceback.txt"))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is optional")
 def test_batches_write_no_key(tmp_path):
@@ -140,7 +142,7 @@ def test_batches_write_no_key(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", SOME_PROVIDERS)
 def test_the_check_command_quotes_no_key(tmp_path, provider):
     with FakeOpenAIServer(key=KEY) as server:
         server.faults += ["500-echo", "echo"]

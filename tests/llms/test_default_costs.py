@@ -6,6 +6,7 @@ from llmrl.core.option_files import content, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.sweep_jobs import PlannedRun
 from llmrl.experiment.sweep_plan import sweep_plan
+from some import some
 
 ENVS = sorted(content(root() / "agent" / "numbers" / "none" / "llm_player.yaml")["per_env"])
 GAMES_WITH_MECHANISM = ("cleanup", "harvest", "escape_room", "fishery", "pasture", "pollution", "tax_economy")
@@ -19,6 +20,13 @@ CASES = [
     *((f"env={env}", f"principal={principal}") for env in GAMES_WITH_MECHANISM for principal in ("llm", "vote")),
     ("env=cartpole", "agent=linear", "principal=llm"),
 ]
+SHORT_CASES = [
+    ("env=cleanup", "agent=llm_player"),
+    ("env=tax_economy", "agent=llm_player", "principal=vote"),
+    ("env=escape_room", "agent=llm_player", "principal=llm"),
+    ("env=harvest", "principal=llm"),
+    CASES[-1],
+]
 
 
 def estimate_cost(tmp_path, *overrides):
@@ -30,7 +38,7 @@ def estimate_cost(tmp_path, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+@pytest.mark.parametrize("overrides", some(SHORT_CASES, CASES), ids=" ".join)
 def test_defaults_cost_less_than_three_dollars(tmp_path, monkeypatch, overrides):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     assert 0 < estimate_cost(tmp_path, *overrides) <= 3

@@ -19,6 +19,7 @@ from llmrl.llms.call_log import CallLog, read_calls
 from llmrl.principals import scripted_mechanism
 
 STEPS, KILL_AT = 220, 200
+FEW_STEPS, FEW_CALLS = 90, 40
 """Principal steps, replies paid before the kill."""
 TOKENS, COST = 18, 25e-6
 """What the server counts for a call: 11 and 7 tokens, at one and two dollars per million."""
@@ -125,9 +126,12 @@ def kill_between_calls(process, server, root, calls):
 @pytest.fixture(scope="module")
 def reference_folder(tmp_path_factory):
     """Return the metrics of a run that nothing happened to."""
-    root = tmp_path_factory.mktemp("whole")
+    return reference_metrics(tmp_path_factory.mktemp("whole"), STEPS)
+
+
+def reference_metrics(root, steps):
     with FakeOpenAIServer(reply) as server:
-        run(*overrides(server, root, STEPS))
+        run(*overrides(server, root, steps))
         folder = only_run_folder(root)
         check_single_charges(folder, server)
     rows = metrics(folder)
@@ -167,19 +171,19 @@ def test_kill_9_after_200_calls(tmp_path, reference_folder):
 
 
 @pytest.mark.slow
-def test_larger_budget_finishes_run(tmp_path, reference_folder):
+def test_larger_budget_finishes_run(tmp_path, tmp_path_factory):
     with faulty_server() as server:
-        process = llmrl_train(overrides(server, tmp_path, STEPS, "llm.budget.calls=100"))
+        process = llmrl_train(overrides(server, tmp_path, FEW_STEPS, f"llm.budget.calls={FEW_CALLS}"))
         assert process.wait() == 3
         folder = only_run_folder(tmp_path)
         totals = CallLog(folder / "llm_calls.jsonl").spent_before
-        assert totals.calls == server.delivered.total() and totals.calls + totals.unsettled == 100
+        assert totals.calls == server.delivered.total() and totals.calls + totals.unsettled == FEW_CALLS
         assert json.loads((folder / "status.json").read_text())["state"] == "budget_exhausted"
         assert any((folder / "checkpoints").iterdir())
-        run(*overrides(server, tmp_path, STEPS, "llm.budget.calls=1000"))
+        run(*overrides(server, tmp_path, FEW_STEPS, "llm.budget.calls=1000"))
         check_single_charges(folder, server)
     assert json.loads((folder / "status.json").read_text())["state"] == "finished"
-    assert metrics(folder) == reference_folder
+    assert metrics(folder) == reference_metrics(tmp_path_factory.mktemp("whole"), FEW_STEPS)
     assert not any(call.get("cached") for call in read_calls(folder / "llm_calls.jsonl")), "it resumed where it stopped"
 
 

@@ -138,10 +138,14 @@ class TestRuns:
     @pytest.mark.parametrize(
         ("overrides", "n_calls"),
         [
-            (ROOMS, 16),
+            pytest.param(ROOMS, 16, marks=pytest.mark.long),
             ((*GAME, "principal=llm", "design.steps=9"), 10),
             ((*SEARCH, "principal=llm", "search.iterations=9"), 10),
-            (("env=taxi", "env.n_envs=3", "env.horizon=9", "agent=llm_player", "play.episodes=3"), 12),
+            pytest.param(
+                ("env=taxi", "env.n_envs=3", "env.horizon=9", "agent=llm_player", "play.episodes=3"),
+                12,
+                marks=pytest.mark.long,
+            ),
         ],
         ids=["teacher", "principal", "search", "player"],
     )

@@ -25,6 +25,7 @@ from llmrl.principals import scripted_mechanism
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.work import JobWork
+from some import some
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,7 +69,7 @@ def last_call(folder):
     return comparable_metrics(folder, "proposal")[-1]
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
+@pytest.mark.parametrize("provider", some(["openai"], PROVIDERS))
 def test_batch_results_match_at_half_price(tmp_path, provider):
     """All candidates of a step are one batch."""
     with proposing(provider) as server:
@@ -84,6 +85,7 @@ def test_batch_results_match_at_half_price(tmp_path, provider):
         assert last_call(batch)[name] == pytest.approx(last_call(single)[name] / 2)
 
 
+@pytest.mark.long
 def test_runs_in_process_share_batches(tmp_path):
     with proposing() as server:
         works = []
@@ -114,8 +116,15 @@ def read_batches(root):
     return [json.loads(path.read_text())["batches"] for path in root.rglob("llm_cache/batches/*.json")]
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-@pytest.mark.parametrize("stop_signal", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("provider", "stop_signal"),
+    [
+        ("openai", signal.SIGKILL),
+        pytest.param("openai", signal.SIGINT, marks=pytest.mark.long),
+        pytest.param("anthropic", signal.SIGKILL, marks=pytest.mark.long),
+        pytest.param("anthropic", signal.SIGINT, marks=pytest.mark.long),
+    ],
+)
 def test_stopped_run_continues_pending_batch(tmp_path, provider, stop_signal):
     with proposing(provider) as server:
         server.hold.set()
@@ -138,6 +147,7 @@ def test_stopped_run_continues_pending_batch(tmp_path, provider, stop_signal):
     assert not read_batches(tmp_path)
 
 
+@pytest.mark.long
 def test_kill_during_batch_submission(tmp_path):
     """The request that makes it is done, and its answer reaches nobody."""
     with proposing() as server:
@@ -155,6 +165,7 @@ def test_kill_during_batch_submission(tmp_path):
     assert server.sizes == [2, 2, 2] and last_call(only_run_folder(tmp_path))["usage/llm_unsettled_calls"] == 0
 
 
+@pytest.mark.long
 def test_budget_stop_can_continue(tmp_path):
     with proposing() as server:
         with pytest.raises(BudgetExhausted, match="calls=3"):
@@ -177,6 +188,7 @@ def test_plan_table_sends_single_batch_per_update(tmp_path):
     assert len(server.sizes) < len(calls) / 2 and sum(server.sizes) == len(calls) and max(server.sizes) >= 6
 
 
+@pytest.mark.long
 def test_suite_games_share_batches(tmp_path):
     """Each goes on by itself, and what they ask at about the same time is one batch."""
 
@@ -192,6 +204,7 @@ def test_suite_games_share_batches(tmp_path):
     assert max(server.sizes[n_batches:]) == 4
 
 
+@pytest.mark.long
 def test_players_with_two_batch_models(tmp_path):
     """A society of which each model has its own batch in each step."""
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from full_disk import no_file_larger_than
@@ -67,6 +67,7 @@ def test_full_disk_leaves_no_dangling_reference(tmp_path):
     assert records[-1]["messages"][0]["content"] == RULES
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=30))
 )

@@ -74,6 +74,7 @@ def test_missing_key_stops_run_early(tmp_path, monkeypatch):
         run(*RUN, "llm=gpt4o", f"output_root={tmp_path}")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_signal_ends_wait_for_unreachable_server(tmp_path):
     """As schedulers send it, with less patience than an outage takes: everything is saved, the same command goes on."""

@@ -27,6 +27,7 @@ from llmrl.llms.retry import Retry
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
 from models import chat_client, litellm_model, openai_model
+from some import some
 
 OPEN_FILES = Path("/proc/self/fd")
 REQUESTS, CALLERS = 500, 16
@@ -71,7 +72,7 @@ def test_unclosed_client_is_detected(tmp_path):
     open_client.close()
 
 
-@pytest.mark.parametrize("callers", ["threads", "one batch"])
+@pytest.mark.parametrize("callers", some(["threads"], ["threads", "one batch"]))
 def test_requests_end_in_reply_or_fallback(tmp_path, callers):
     requests = [ask(i) for i in range(REQUESTS)]
     with no_resources_open():
@@ -111,6 +112,7 @@ def test_requests_end_in_reply_or_fallback(tmp_path, callers):
     assert calls[-1]["spent"]["attempts"] == sum(reply.attempts for reply in replies)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is an optional package")
 def test_litellm_propagates_faults(monkeypatch):

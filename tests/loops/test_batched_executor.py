@@ -165,7 +165,7 @@ def single_thread():
     torch.set_num_threads(n_threads)
 
 
-@pytest.mark.parametrize("game", some(["escape room", "harvest, pieces, confirmation", "cleanup, convolutions"], GAMES))
+@pytest.mark.parametrize("game", some(["harvest, pieces, confirmation"], GAMES))
 def test_batched_runs_match_single_runs(game):
     kinds = KINDS[:3] if game != "escape room" else KINDS
     configs = [compose(*GAMES[game], kind, f"seed={i % 2}") for i, kind in enumerate(kinds)]
@@ -176,7 +176,7 @@ def test_batched_runs_match_single_runs(game):
     assert run_batched(configs[::-1][:3]) == single_results[::-1][:3]
 
 
-@pytest.mark.parametrize("seed", some([0, 1], range(4)))
+@pytest.mark.parametrize("seed", some([0], range(4)))
 def test_join_order_keeps_metrics(seed):
     configs = [compose(*ROOM, kind, f"seed={i // 2}") for i, kind in enumerate(KINDS)]
     sample = random.Random(seed).sample(configs, 4)
@@ -197,13 +197,13 @@ class Breaks(Observer):
             raise ConfigError("enough")
 
 
-def test_failing_run_ends_independently():
+@pytest.mark.parametrize("steps", some([15], [5, 15, 35]))
+def test_failing_run_ends_independently(steps):
     configs = [compose(*HARVEST, "principal=ucb", f"seed={i}") for i in range(3)]
     single_results = [compute(config) for config in configs]
-    for steps in (5, 15, 35):
-        first, broken, last = run_batched(configs, watch={1: Breaks(steps)})
-        assert [first, last] == [single_results[0], single_results[2]]
-        assert isinstance(broken, ConfigError) and str(broken) == "enough"
+    first, broken, last = run_batched(configs, watch={1: Breaks(steps)})
+    assert [first, last] == [single_results[0], single_results[2]]
+    assert isinstance(broken, ConfigError) and str(broken) == "enough"
 
 
 def test_batched_calls_are_counted(monkeypatch):

@@ -22,6 +22,7 @@ from llmrl.run.artifacts import saved_state
 from llmrl.run.attempt_options import RunOptions
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
+from some import some
 
 FOLDER = Path(llmrl.loops.__file__).parent
 CLOSED = {
@@ -161,6 +162,7 @@ RUNS = {
     ),
 }  # fmt: skip
 
+SHORT_RUNS = ("learn, a mechanism imposed", "design, a gradient", "search")
 COMPARABLE_FILES = ("summary.json", "results.json", "proposals.jsonl", "*.tsv", "*.npz")
 """What a run writes beside its rows of metrics and its checkpoints, as far as it says nothing of time and machine."""
 
@@ -210,7 +212,7 @@ def serve_run(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", some(SHORT_RUNS, RUNS))
 def test_rebuilt_loop_matches_uninterrupted_loop(tmp_path, name):
     stops: Counter[int] = Counter()
     (result, reference), (rebuilt, parted) = (

@@ -50,6 +50,7 @@ def test_societies_match_consecutive_seeds(tmp_path, share):
         assert row["standard_error"] == pytest.approx(standard_error_of_mean(np.array(row["societies"])))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sweep_societies_are_distinct(tmp_path):
     """Three seeds of three societies are nine societies: none starts from the weights of another or fares like it."""
@@ -67,6 +68,7 @@ def test_sweep_societies_are_distinct(tmp_path):
         assert all(not torch.allclose(weight, earlier, atol=1e-3) for earlier in weights[:i])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_first_society_matches_single_run(tmp_path):
     shared = ("principal=fixed", "principal.values=[3,1,0,2,0]", "env.fixed_context=0", "seed=4")

@@ -23,6 +23,7 @@ from llmrl.run.files import read_lines
 from llmrl.run.run import Run
 from models import openai_model
 from players import llm_player
+from some import some
 
 PLAY = (
     "agent=llm_player",
@@ -95,7 +96,7 @@ def in_waves(monkeypatch):
     monkeypatch.setattr(IndependentGames, "fit", staticmethod(lambda env, policy: False))
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", some(["lessons", "harvest"], GAMES))
 def test_results_ignore_delays(tmp_path, game):
     """Replies are drawn anew whenever somebody asks, so another run that asked for anything else would differ."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
@@ -111,7 +112,7 @@ def test_results_ignore_delays(tmp_path, game):
     assert [row["episodes"] for row in first[1] if "episodes" in row] == [4, 8, 10]
 
 
-@pytest.mark.parametrize("game", ["frozen_lake", "cleanup"])
+@pytest.mark.parametrize("game", some(["frozen_lake"], ["frozen_lake", "cleanup"]))
 def test_fast_games_do_not_wait(tmp_path, game):
     """The first reply comes when all other games have been asked for several episodes more."""
     with FakeOpenAIServer(reply=moves) as server:
@@ -131,7 +132,7 @@ def test_fast_games_do_not_wait(tmp_path, game):
         assert waits[0] >= 18
 
 
-@pytest.mark.parametrize("game", ["taxi", "babyai", "cleanup", "harvest"])
+@pytest.mark.parametrize("game", some(["babyai"], ["taxi", "babyai", "cleanup", "harvest"]))
 def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
     """They ask for nothing else, which replies drawn anew would give away, and write down the same steps."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
@@ -151,7 +152,8 @@ def test_waves_have_equal_episodes(tmp_path, monkeypatch, game):
     assert list(dict.fromkeys(trajectories.read(independent).episode)) == list(range(10))
 
 
-@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.long
+@pytest.mark.parametrize("n_envs", some([3], [1, 3]))
 def test_episode_ignores_game_count(tmp_path, n_envs):
     with FakeOpenAIServer(reply=moves) as server:
         shared = f"llm.cache_dir={tmp_path / 'cache'}"
@@ -193,7 +195,7 @@ def test_evaluation_matches_waves(tmp_path):
     assert np.unique(evaluations[0][2][1]["episode"]).tolist() == list(range(7))
 
 
-@pytest.mark.parametrize("game", ["taxi", "harvest"])
+@pytest.mark.parametrize("game", some(["harvest"], ["taxi", "harvest"]))
 def test_larger_budget_continues(tmp_path, game):
     """Each reply is paid for once, whichever game was running."""
     with FakeOpenAIServer(reply=moves, delay=hurry) as server:
@@ -212,6 +214,7 @@ def test_larger_budget_continues(tmp_path, game):
     assert steps(parts) == steps(reference)
 
 
+@pytest.mark.long
 def test_unrestorable_games_restart_episode(tmp_path):
     """Records of the unfinished episode are removed and those of finished episodes remain; no lesson is drawn twice."""
     game = ("trusted_modules=[unsaved_game]", "agent.lessons=2", "env=frozen_lake", "play.trajectories=true")
@@ -235,6 +238,7 @@ def test_unrestorable_games_restart_episode(tmp_path):
     assert steps(parts) == steps(reference)
 
 
+@pytest.mark.long
 def test_run_continues_in_original_mode(tmp_path, monkeypatch):
     """In waves, or each game by itself; so it is no matter of a run's hash, nor of who watches."""
     observers = "observers=[{_target_: unsaved_game.Watcher}]"
@@ -283,6 +287,7 @@ def test_step_recording_start(tmp_path):
         assert steps.step[steps.episode == k].tolist() == list(range(rows[k]["length"]))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.meltingpot
 def test_melting_pot_engine(tmp_path):
@@ -301,6 +306,7 @@ def test_melting_pot_engine(tmp_path):
         assert [(line["step"], line["agent"]) for line in lines] == [(t, a) for t in range(5) for a in range(2)]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kills(tmp_path):
     """With SIGKILL, in the midst of replies; only those under way then are asked for again."""

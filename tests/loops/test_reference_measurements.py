@@ -357,6 +357,7 @@ def test_plan_lists_references(has_principal, tmp_path, capsys):
     assert "lever_0_works: untrained agents -" in done
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stop_during_references_resumes(has_principal, tmp_path, monkeypatch):
     command, safe_point = (*BANDIT, f"output_root={tmp_path}"), Run.safe_point

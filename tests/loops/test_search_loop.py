@@ -378,6 +378,7 @@ class TestResume:
         assert [p | {} for p in read_proposals(resumed_folder)] == proposals
         assert _comparable(resumed_folder) == _comparable(reference)
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_sigkill_resumes_with_equal_numbers(self, tmp_path):
         context = commands.children()

@@ -11,6 +11,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.search import SearchLoop
 from llmrl.run.proposals import read_proposals
+from some import one_in
 
 pytestmark = pytest.mark.slow
 
@@ -54,11 +55,11 @@ FREE = ("agent.bias=false", "agent.bound=30")
     [
         ("cartpole", "cmaes", (25, 24, 3), 475.0),
         # In seed 1 it ends on a lesser hill, of about 400.
-        ("cartpole", "cem", (15, 64, 4), 425.0),
+        pytest.param("cartpole", "cem", (15, 64, 4), 425.0, marks=pytest.mark.long),
         # With a bias and weights in ±6, as published, few places are near the top; the rest of the way takes longer.
-        ("mountain_car_continuous", "cmaes", (15, 32, 2), 75.0),
+        pytest.param("mountain_car_continuous", "cmaes", (15, 32, 2), 75.0, marks=pytest.mark.long),
         # Without a bias and with larger weights the hill to the flag is found at once.
-        ("mountain_car_continuous", "cmaes", (12, 16, 3, *FREE), 90.0),
+        pytest.param("mountain_car_continuous", "cmaes", (12, 16, 3, *FREE), 90.0, marks=pytest.mark.long),
         ("mountain_car_continuous", "cem", (12, 16, 3, *FREE), 90.0),
     ],
 )
@@ -136,7 +137,7 @@ def test_paper_settings(name, kind):
         assert agent["clip_actions"] is (name not in (*MUJOCO, "mountain_car_continuous"))
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("name", one_in(4, NUMBERS))
 def test_rules_run_all_tasks(tmp_path, name):
     """End to end, as published, in little: numbers only in odd tasks and with the game in words in even ones."""
     task(name)
@@ -156,7 +157,10 @@ def test_rules_run_all_tasks(tmp_path, name):
     assert '"llm": "scripted rule (not a language model)"' in (folder / "status.json").read_text()
 
 
-@pytest.mark.parametrize(("name", "optimum", "budget"), [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (40, 20))])
+@pytest.mark.parametrize(
+    ("name", "optimum", "budget"),
+    [pytest.param("maze", 1 - 3 * 0.1 / 9, (80, 1), marks=pytest.mark.long), ("nim", 1.0, (40, 20))],
+)
 def test_rules_find_best_table(tmp_path, name, optimum, budget):
     """A hill climber that reads only prompts with numbers finds the best table.
 

@@ -101,6 +101,7 @@ class TestCMAES:
         sizes = np.diff(np.flatnonzero(np.diff(restarts)))
         assert sizes.max() >= 8 and set(sizes) <= {4 * 2**i for i in range(10)} and (np.diff(sizes) >= 0).all()
 
+    @pytest.mark.long
     @pytest.mark.slow
     def test_restarts_find_better_hills(self):
         n_solved = {}

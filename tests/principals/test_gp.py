@@ -45,8 +45,9 @@ def test_initial_points_fill_the_space():
         assert all((halves == corner).all(1).sum() == count // 4 for corner in np.ndindex(2, 2))
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", some([0], range(4)))
+@pytest.mark.parametrize("seed", range(4))
 def test_smooth_function_is_optimized_in_30_evaluations(seed):
     principal = GaussianProcessPrincipal(SMOOTH.spec.proposals, Seeds(seed))
     assert best_value(SMOOTH, optimize(SMOOTH, principal, seed, 30)) < 0.01
@@ -96,9 +97,9 @@ def test_contexts_are_distinguished():
     "value",
     [
         lambda vector, i: 3.0,
-        lambda vector, i: 1e6 * vector.sum(),
+        pytest.param(lambda vector, i: 1e6 * vector.sum(), marks=pytest.mark.long),
         lambda vector, i: 1e-9 * vector.sum(),
-        lambda vector, i: 1e8 + vector.sum(),
+        pytest.param(lambda vector, i: 1e8 + vector.sum(), marks=pytest.mark.long),
         lambda vector, i: -1e9 if i == 5 else vector.sum(),
         lambda vector, i: float(vector[0] > 1),
     ],

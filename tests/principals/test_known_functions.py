@@ -10,7 +10,6 @@ pytestmark = pytest.mark.slow
 
 STEPS = {"dual_rl": 600, "metagrad": 300}
 """Evaluations where 150 are not enough."""
-CHANCE_FUNCTIONS = ("contextual", "noisy")
 """Functions that `make test` tries; dual_rl takes twice as long in contexts, which test_dual_rl.py gives it."""
 
 
@@ -46,7 +45,7 @@ def late_regret(principal, function, seed, evaluations):
 @pytest.mark.parametrize(
     ("principal", "function"),
     [
-        pytest.param(p, f, marks=[pytest.mark.long] * (f != CHANCE_FUNCTIONS[p == "dual_rl"]))
+        pytest.param(p, f, marks=[pytest.mark.long] * (f != "contextual" or p not in ("cem", "metagrad")))
         for p in PRINCIPALS
         for f in FUNCTIONS
         if p not in ("random", "gp")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments import make_env
@@ -32,6 +32,7 @@ from societies import (
     spec,
     toy,
 )
+from some import some
 
 GOLDEN = Path(__file__).parent / "golden"
 WELFARE = {"equality": 0.25, "sustainability": 12.5, "spending": 3.00004, "peace": 7.0}
@@ -150,6 +151,7 @@ def test_payoffs_keep_fractions():
 
 
 @pytest.mark.slow
+@settings(max_examples=20)
 @given(st.floats(0.01, 10), st.sampled_from([-1, 1]))
 def test_small_payoffs_keep_precision(size, sign):
     """Payoffs of Clean Up are of the order of 0.01 to 10: shown to half a thousandth of their size."""
@@ -645,7 +647,7 @@ def test_refusals():
 
 class TestRules:
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", SOCIETIES)
+    @pytest.mark.parametrize("name", some(["cleanup", "escape_room_lenient", "tax_economy"], SOCIETIES))
     def test_reads_bounds_from_prompt(self, name):
         society = SOCIETIES[name]
         principal = llm_principal(society, scripted())
@@ -723,7 +725,7 @@ def test_agent_pretraining_is_described(pretraining, words):
 
 
 class TestBoundedHistory:
-    @pytest.mark.parametrize("society", [CLEANUP, ESCAPE_ROOM], ids=["cleanup", "escape_room"])
+    @pytest.mark.parametrize("society", some([ESCAPE_ROOM], [CLEANUP, ESCAPE_ROOM]), ids=["cleanup", "escape_room"])
     def test_question_length_is_bounded(self, society):
         principal = llm_principal(society, scripted(), history_tokens=4000)
         rng = np.random.default_rng(0)

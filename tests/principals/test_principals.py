@@ -73,7 +73,7 @@ def file_round_trip(value):
 
 @pytest.mark.parametrize("contexts", CONTEXTS)
 @pytest.mark.parametrize("name", MAKE)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 10**6), n_initial=st.integers(0, 15), after=st.integers(1, 6))
 def test_resume_matches_uninterrupted_principal(name, contexts, seed, n_initial, after):
     society = toy(contexts=CONTEXTS[contexts])
@@ -98,7 +98,9 @@ def test_learning_beats_chance(name, contexts):
         rows = play(principal, society, np.random.default_rng(seed), 150)
         return np.mean([payoff for _, payoff, _ in rows[-50:]])
 
-    payoffs, chance = (np.array([late_payoff(n, seed) for seed in range(4)]) for n in (name, "random"))
+    payoffs, chance = (
+        np.array([late_payoff(n, seed) for seed in range(2 if name == "llm" else 4)]) for n in (name, "random")
+    )
     # The best payoff is 10: at least half of what chance leaves on the table is won.
     assert payoffs.mean() > (10 + chance.mean()) / 2 and payoffs.min() > chance.max()
 

@@ -154,7 +154,11 @@ def late(proposer, society, seed):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "mirrored"),
-    [((0, 1, 2), (False, False, False)), ((0, 1, 2), (False, False, True)), ((1, 2, 0), (True, False, True))],
+    [
+        pytest.param((0, 1, 2), (False, False, False), marks=pytest.mark.long),
+        pytest.param((0, 1, 2), (False, False, True), marks=pytest.mark.long),
+        ((1, 2, 0), (True, False, True)),
+    ],
     ids=["as it is", "mirrored", "renamed and mirrored"],
 )
 def test_search_is_invariant_to_names(order, mirrored):

@@ -1,5 +1,6 @@
 """Measures of welfare: what they are, that runs log them, and that they are what a principal is judged on."""
 
+import itertools
 import json
 
 import numpy as np
@@ -19,6 +20,7 @@ from llmrl.loops.proposal_outcomes import score
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import episode_welfare, judged, measures, summarize_welfare
 from societies import spec
+from some import one_in, some
 
 incomes = st.lists(st.integers(0, 800).map(lambda x: x / 8), min_size=2, max_size=9)
 returns = st.lists(st.integers(-800, 800).map(lambda x: x / 8), min_size=1, max_size=9)
@@ -203,8 +205,7 @@ FIXED_MECHANISM = ("env=escape_room", "principal=fixed", "principal.contexts=[[5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("cost", [0.0, 0.1])
+@pytest.mark.parametrize(("objective", "cost"), one_in(5, itertools.product(OBJECTIVES, [0.0, 0.1])))
 def test_principal_objective_follows_option(tmp_path, objective, cost):
     """Recomputed from other numbers that the run logs: the same games are played whatever they are judged by."""
     objective_options = (f"design.objective={objective}", f"design.spending_cost={cost}")
@@ -255,7 +256,7 @@ def test_learn_mode_reports_statistics(tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
+@pytest.mark.parametrize("substrate", some(["harvest"], ["cleanup", "harvest"]))
 def test_zaps_lower_peace(substrate):
     """Players who are zapped leave the game for a while; who cannot be zapped stays."""
     from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
@@ -264,7 +265,7 @@ def test_zaps_lower_peace(substrate):
     for rules, zap in [("upstream", 7), ("legislative", None)]:
         if substrate == "cleanup" and zap is None:
             continue  # zapping is part of its legislative rules
-        env = MeltingPotEnv(SubstrateSettings(substrate, 1, horizon=200, rules=rules, observe=["vector"]), Seeds(0))
+        env = MeltingPotEnv(SubstrateSettings(substrate, 1, horizon=100, rules=rules, observe=["vector"]), Seeds(0))
         try:
             policy = Idle(env.spec, idle_action=zap or 0, change_probability=0.5)
             episodes = play(env, policy)

@@ -149,6 +149,7 @@ def test_signal_is_forwarded_to_main_rank(tmp_path):
     assert status.state == "preempted" and "everything is saved" not in status.error
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_torchrun_matches_single_process(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

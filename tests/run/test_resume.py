@@ -63,7 +63,7 @@ def unpaid_metrics(folder) -> list[dict]:
     return [{k: v for k, v in row.items() if not k.startswith("usage/")} for row in comparable_metrics(folder)]
 
 
-def check(context, tmp_path, overrides, duration):
+def check(context, tmp_path, overrides, duration, kills=KILLS):
     """`duration` is about how long the run takes at most, seconds: kills fall evenly over a fifth of it."""
     reference, killed_run = tmp_path / "whole", tmp_path / "killed"
     process = context.Process(target=silent_run, args=(*overrides, f"output_root={reference}"))
@@ -75,14 +75,14 @@ def check(context, tmp_path, overrides, duration):
     duration = min(duration, 0.6 * (time.monotonic() - start))
     rng = random.Random(0)
     attempts = 0
-    for _ in range(KILLS):
+    for _ in range(kills):
         process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
         process.start()
         process.join(timeout=0.3 + rng.random() * duration / 5)
         attempts += process.is_alive()
         process.kill()
         process.join()
-    assert attempts > KILLS / 2, "most kills came after the end: the run is too short to test anything"
+    assert attempts > kills / 2, "most kills came after the end: the run is too short to test anything"
     process = context.Process(target=silent_run, args=(*overrides, f"output_root={killed_run}"))
     process.start()
     process.join()
@@ -95,7 +95,7 @@ def check(context, tmp_path, overrides, duration):
 @pytest.mark.slow
 @pytest.mark.parametrize("principal", some(("llm",), PRINCIPALS))
 def test_design_run_survives_kills(context, tmp_path, principal):
-    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0)
+    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0, kills=5)
 
 
 @pytest.mark.long
@@ -161,6 +161,7 @@ def impatient_run(*overrides: str) -> None:
     silent_run(*overrides)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_distant_safe_point_is_abandoned(context, tmp_path):
     """Validation takes seconds; told to stop in the middle, the run is gone at once, and loses nothing but that way."""

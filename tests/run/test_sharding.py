@@ -18,6 +18,7 @@ from llmrl.core.processes import VARIABLES, ProcessGroup
 WORKER = Path(__file__).parents[1] / "support" / "sharding_worker.py"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_sharded_model_matches_full_model(tmp_path):
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -19,6 +19,7 @@ def the_run(root: Path, name: str) -> Path:
     return status.parent
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_incentives_matter_in_cleanup(tmp_path):
     """Incentives raise the objective in Clean Up.

@@ -42,6 +42,7 @@ def models(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_treatments_have_presets():
     placeholders = ("agent.data=there", "llm.model=there")
@@ -74,7 +75,7 @@ def test_paper_variants_match_settings(treatment):
 @pytest.mark.parametrize(
     ("study", "treatment"),
     one_in(
-        2,
+        7,
         [
             *(("mixed", name) for name in PAPER_VARIANTS),
             *((world, name) for world in SMALL for name in sorted(SMALL_MODELS)),

@@ -75,7 +75,7 @@ def test_paper_treatments_build(game, treatment):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize(("principal", "game"), one_in(2, itertools.product(PRINCIPALS, GAMES)))
+@pytest.mark.parametrize(("principal", "game"), one_in(5, itertools.product(PRINCIPALS, GAMES)))
 def test_small_principals_build(game, principal):
     config = compose(f"experiment=legislative/{game}_small", f"principal={principal}")
     loop, parts = build_study(config)

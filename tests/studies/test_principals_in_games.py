@@ -13,7 +13,6 @@ from llmrl.core.option_files import options
 from llmrl.run.artifacts import saved_state
 from llmrl.run.metrics import MetricLog, read_metrics
 from llmrl.run.signals import Stopped
-from some import some
 
 pytestmark = [pytest.mark.slow, pytest.mark.meltingpot]
 # `listed` proposes what it is given, which is no method to compare; `saez` sets taxes on incomes, in another game.
@@ -55,8 +54,9 @@ def numbers(row, names):
     return [row[f"principal/{name}"] for name in names]
 
 
-@pytest.mark.parametrize("env", some(["harvest"], ["harvest", "cleanup"]))
-@pytest.mark.parametrize("principal", some(["llm", "metagrad"], PRINCIPALS))
+@pytest.mark.long
+@pytest.mark.parametrize("env", ["harvest", "cleanup"])
+@pytest.mark.parametrize("principal", PRINCIPALS)
 def test_run_stops_then_resumes(tmp_path, monkeypatch, principal, env):
     command = (
         f"experiment=legislative/{env}_small",

@@ -90,6 +90,7 @@ def test_sweep_ends_with_study_report(tmp_path):
     assert "Planned comparisons" in page
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_landscape_ends_with_map(tmp_path):
     small = ("env.n_envs=12", "design.adapt_rounds=1", "design.validate_episodes=2", "design.candidates=6", "seed=0,1")
@@ -106,6 +107,7 @@ def test_landscape_ends_with_map(tmp_path):
     assert "The best of 6 settings" in done.stdout and "landscape_escape_room_study.png" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tax_planners_are_in_comparison(tmp_path):
     small = (
@@ -125,6 +127,7 @@ def test_tax_planners_are_in_comparison(tmp_path):
     assert re.search(r"saez +│ us_federal │ +\+", done.stdout), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_incomplete_study_is_not_reported(tmp_path):
     small = ("env.n_envs=4", "design.steps=2", "design.adapt_rounds=1", "principal=random,llm", "seed=0")

@@ -62,7 +62,7 @@ def words(treatment, *extra):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", some(RUNS[::3], RUNS), ids=" ".join)
+@pytest.mark.parametrize("case", some(RUNS[::6], RUNS), ids=" ".join)
 def test_treatment_builds(case):
     treatment, *extra = case
     config = compose(*words(*case))
@@ -111,7 +111,10 @@ def test_treatment_changes_only_documented_keys():
         assert {name for name in student if student[name] != config[name]} == group
 
 
-@pytest.mark.parametrize("treatment", ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"])
+@pytest.mark.parametrize(
+    "treatment",
+    some(["alone", "taught"], ["alone", "taught", "taught_flawed", "taught_constant", "taught_exponential"]),
+)
 def test_noise_does_not_dominate_sparse_teacher(treatment):
     normalized = {room: compose(*words(treatment, f"env={room}")) for room in ROOMS}
     normalized = {room: config["agent"]["ppo"]["normalize_advantage"] for room, config in normalized.items()}
@@ -154,7 +157,9 @@ def test_custom_schedule_on_command_line():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", ["policy_teacher", "rooms", "particle_worlds", "agents", "extending"])
+@pytest.mark.parametrize(
+    "page", some(["rooms", "particle_worlds"], ["policy_teacher", "rooms", "particle_worlds", "agents", "extending"])
+)
 def test_commands_in_the_documentation_compose(page):
     """Those of training runs that need neither another run nor somebody's own package."""
     n_commands = 0
@@ -180,16 +185,21 @@ def test_commands_in_the_documentation_compose(page):
     ("run_", "logged"),
     [
         (("taught",), {"teacher/weight", "teacher/cross_entropy", "teacher/fallbacks"}),
-        (("llm4teach", "env=lava_doorkey", "agent.ppo.minibatch_size=32"), {"teacher/weight", "teacher/agreement"}),
+        pytest.param(
+            ("llm4teach", "env=lava_doorkey", "agent.ppo.minibatch_size=32"),
+            {"teacher/weight", "teacher/agreement"},
+            marks=pytest.mark.long,
+        ),
         (("taught", "env=two_door", "agent=student_lstm"), {"teacher/weight", "teacher/queries"}),
         pytest.param(("alone", "env=colored_doorkey"), set(), marks=pytest.mark.long),
         (("taught", "teacher=llm", "teacher.samples=1"), {"teacher/requested_states", "llm/calls"}),
         pytest.param(("taught_exponential",), {"teacher/weight"}, marks=pytest.mark.long),
         (("teacher_plays", "env=lava_doorkey"), set()),
         (TEAM_STUDENT, {"teacher/weight", "teacher/states"}),
-        (
+        pytest.param(
             (*TEAM_STUDENT, "teacher=llm", "teacher.debate_rounds=1"),
             {"teacher/weight", "teacher/requested_states", "teacher/debate_changes"},
+            marks=pytest.mark.long,
         ),
         pytest.param(("team", "env=simple_tag"), set(), marks=pytest.mark.long),
     ],

@@ -195,6 +195,7 @@ def test_invalid_run_prevents_sweep(tmp_path):
     assert not (tmp_path / "outputs" / "escape_room").exists()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_full_disk_fails_affected_runs(tmp_path):
     """A small file system fills up in the middle of a sweep; with room again the same command finishes it."""
@@ -224,6 +225,7 @@ def test_full_disk_fails_affected_runs(tmp_path):
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_damaged_folders_are_preserved(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none", "agent.until=ok", "seed=0,1,2")
@@ -244,6 +246,7 @@ def test_damaged_folders_are_preserved(tmp_path):
     assert sweep(*overrides, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_clean_preserves_running_run(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none,raise", "agent.until=ok", "seed=0")
@@ -270,6 +273,7 @@ def test_command_errors(tmp_path):
     assert done.returncode == 1 and "has no run in it" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_thousand_runs_load_quickly(tmp_path):
     """Not timed here; that every folder is read once, and only its end, is what makes it quick."""

@@ -59,6 +59,7 @@ def test_rows_match_single_runs(tmp_path):
     assert queued is not None and len(queued.beside) == 6 / len(processes) - 1
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_rows_resume_after_process_death(tmp_path):
     """Together after its first death, each by itself after the second; and what is told of them."""
@@ -89,6 +90,7 @@ def test_rows_resume_after_process_death(tmp_path):
         assert record["deaths"] == 2 and "beside" not in record
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_stop_saves_all_rows(tmp_path):
     overrides = (*ROOM, "hardware.parallel=1", "design.steps=80", "seed=0,1")

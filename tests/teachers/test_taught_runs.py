@@ -46,7 +46,7 @@ class Dying:
 
 
 class TestModelFailure:
-    STEPS = ("learn.env_steps=800",)
+    STEPS = ("learn.env_steps=320",)
 
     @pytest.mark.slow
     def test_failure_stops_run_resumably(self, tmp_path):
@@ -62,7 +62,7 @@ class TestModelFailure:
             folder = only_run_folder(tmp_path / "died")
             assert json.loads((folder / "status.json").read_text())["state"] == "failed"
             iteration = saved_state(folder)[0]
-            assert 0 < iteration < 40, "it should have died on the way"
+            assert 0 < iteration < 16, "it should have died on the way"
             server.faults.clear()
             server.reply = lambda messages: PLAN
             n_answers = len([e for e in server.exchanges if e.fault is None])
@@ -115,7 +115,7 @@ class TestEvaluation:
             "--mode",
             "both",
             "--episodes",
-            "40",
+            "16",
             "--out",
             str(out),
         )
@@ -125,7 +125,7 @@ class TestEvaluation:
         assert table["teacher", "stochastic"]["mean"] > 0.5
         assert all(row["low"] <= row["mean"] <= row["high"] for row in table.values())
         rows = list(csv.DictReader((out / "episodes.csv").open()))
-        assert len(rows) == 8 * 40 and {row["policy"] for row in rows} == {"student", "teacher", "oracle", "random"}
+        assert len(rows) == 8 * 16 and {row["policy"] for row in rows} == {"student", "teacher", "oracle", "random"}
 
     @pytest.mark.slow
     def test_default_is_hundred_episodes(self, student_run, tmp_path):

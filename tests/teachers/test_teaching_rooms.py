@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 ROOMS = ("simple_doorkey", "lava_doorkey", "colored_doorkey", "two_door")
 
 
-@pytest.mark.parametrize("task", ROOMS)
+@pytest.mark.parametrize("task", some(["simple_doorkey", "two_door"], ROOMS))
 def test_tables_cover_reachable_states(task):
     """200 episodes of random actions in which walking, picking up and dropping are frequent."""
     layout, view = TASKS[task]
@@ -41,7 +41,7 @@ def test_tables_cover_reachable_states(task):
 
 
 @pytest.mark.parametrize("mode", ["hard", "soft"])
-@pytest.mark.parametrize("task", some(["lava_doorkey", "two_door"], ROOMS))
+@pytest.mark.parametrize("task", some(["lava_doorkey"], ROOMS))
 def test_paper_teachers_match_measurements(task, mode):
     """Within four standard errors of both measurements together."""
     n, n_reference = (250, 300) if task == "two_door" else (500, 600 if task == "colored_doorkey" else 1000)
@@ -58,7 +58,7 @@ def test_paper_teachers_match_measurements(task, mode):
         pytest.param("simple_doorkey", "corrected", 1.0, 0.87, marks=pytest.mark.long),
         ("lava_doorkey", "corrected", 1.0, 0.87),
         ("colored_doorkey", "corrected", 1.0, 0.84),
-        ("two_door", "corrected", 0.6, 0.17),
+        pytest.param("two_door", "corrected", 0.6, 0.17, marks=pytest.mark.long),
         pytest.param("simple_doorkey", "oracle", 1.0, 0.875, marks=pytest.mark.long),
         pytest.param("lava_doorkey", "oracle", 1.0, 0.87, marks=pytest.mark.long),
         ("colored_doorkey", "oracle", 1.0, 0.85),

@@ -98,6 +98,7 @@ def test_search_returns_best_command(tmp_path, options_folder):
     assert code == 1 and "agent.pause_s was not given and is 1" in output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_pruned_trial_skips_remaining_seeds(tmp_path, options_folder):
     arguments = (
@@ -150,6 +151,7 @@ def test_search_sigkill_repeats_no_trial(tmp_path, options_folder, launcher):
     assert code == 0 and trials(reference) == trials(killed_search)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", some(["llmrl"], ["basic", "llmrl"]))
 def test_failing_trials_end_search(tmp_path, options_folder, launcher):

@@ -17,6 +17,7 @@ from full_disk import no_file_larger_than
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.tuning.space import CategoricalChoice, NumericRange
 from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Study, TuningSettings
+from some import some
 
 SPACE = {
     "agent.rate": NumericRange(1e-5, 1e-1, log=True),
@@ -74,8 +75,8 @@ def search(folder, stop_after=None, **changes):
 @pytest.mark.slow
 def test_sampler_seeds_differ(tmp_path):
     """NumPy divides 2**32 + 7 into the words 7 and 1."""
-    small = search(tmp_path / "small", sampler="random", sampler_seed=7)
-    large = search(tmp_path / "large", sampler="random", sampler_seed=2**32 + 7)
+    small = search(tmp_path / "small", sampler="random", sampler_seed=7, trials=4)
+    large = search(tmp_path / "large", sampler="random", sampler_seed=2**32 + 7, trials=4)
     assert not {trial.overrides[0] for trial in small} & {trial.overrides[0] for trial in large}
 
 
@@ -112,25 +113,34 @@ def test_trials_below_median_are_pruned(tmp_path):
         assert [trial.state for trial in study.ranking()] == ["finished"] * len(completed_trials)
 
 
-def test_pruned_search_resumes_exactly(tmp_path):
+@pytest.mark.parametrize("stops", some([(2, 15)], [(2, 15), (1, 8)]))
+def test_pruned_search_resumes_exactly(tmp_path, stops):
     reference = search_with_pruning(tmp_path / "whole")
-    for stop_after in (1, 2, 8, 15):
+    for stop_after in stops:
         folder = tmp_path / str(stop_after)
         assert search_with_pruning(folder, stop_after) is None
         assert search_with_pruning(folder) == reference
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_search_resumes_exactly(tmp_path, sampler):
+@pytest.mark.parametrize(
+    ("sampler", "stops"),
+    [
+        ("tpe", (2, 6)),
+        pytest.param("tpe", (1, 15), marks=pytest.mark.long),
+        pytest.param("random", (1, 2, 6, 15), marks=pytest.mark.long),
+    ],
+)
+def test_search_resumes_exactly(tmp_path, sampler, stops):
     reference = search(tmp_path / "whole", sampler=sampler)
     assert len(reference) == 12 and len({tuple(trial.overrides) for trial in reference}) == 12
-    for stop_after in (1, 2, 6, 15):
+    for stop_after in stops:
         folder = tmp_path / str(stop_after)
         assert search(folder, stop_after, sampler=sampler) is None
         assert search(folder, sampler=sampler) == reference
     assert search(tmp_path / "other", sampler=sampler, sampler_seed=1)[0].overrides != reference[0].overrides
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_partial_trial_is_discarded(tmp_path):
     reference = search(tmp_path / "whole")
@@ -140,6 +150,7 @@ def test_partial_trial_is_discarded(tmp_path):
     assert [trial.overrides for trial in search(tmp_path / "torn")] == [trial.overrides for trial in reference]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_tpe_beats_random_search(tmp_path):
     late = {}
@@ -234,10 +245,14 @@ def test_importances_identify_relevant_parameters(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": ("0", "1", "2")}, "the objective was maximize the mean over seeds 0, 1 and is maximize the mean"),
-        ({"direction": "minimize"}, "is minimize the mean over seeds 0, 1"),
+        pytest.param(
+            {"seeds": ("0", "1", "2")},
+            "the objective was maximize the mean over seeds 0, 1 and is maximize the mean",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"direction": "minimize"}, "is minimize the mean over seeds 0, 1", marks=pytest.mark.long),
         ({"aggregate": "iqm"}, "is maximize the iqm"),
-        ({"fixed": ["env=cleanup"]}, "env was escape_room and is cleanup"),
+        pytest.param({"fixed": ["env=cleanup"]}, "env was escape_room and is cleanup", marks=pytest.mark.long),
         ({"fixed": [*FIXED, "env.n_envs=9"]}, "env.n_envs was not given and is 9"),
         (
             {"space": {**SPACE, "agent.epochs": NumericRange(1, 9, integer=True)}},

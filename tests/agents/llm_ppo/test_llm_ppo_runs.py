@@ -85,6 +85,7 @@ def test_resume_within_update_reproduces_metrics(context, tmp_path, model, tune)
     assert all(torch.equal(x, second[name]) for name, x in first.items())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_non_finite_rewards_end_run(monkeypatch, tmp_path, model):
     from llmrl.envs.babyai.vec_env import BabyAIEnv

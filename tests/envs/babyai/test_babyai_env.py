@@ -333,9 +333,9 @@ def test_error_names_invalid_options(options: dict[str, Any], message: str) -> N
 @pytest.mark.parametrize("level", some(["BabyAI-MixedTestLocal-v0"], [TRAIN, "BabyAI-MixedTestLocal-v0"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_bot_completes_all_missions(level: str, kind: str) -> None:
-    env = games(level, kind=kind, n_envs=200)
+    env = games(level, kind=kind, n_envs=60)
     env.provide(["expert"])
-    observation, successes = env.reset(seed=1), np.zeros(200)
+    observation, successes = env.reset(seed=1), np.zeros(60)
     for _ in range(128):
         step = env.step(np.maximum(observation["expert"], 0))
         successes, observation = successes + step.info["success"], step.observation

@@ -18,6 +18,7 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 from llmrl.envs.gym.success import SuccessCriterion
+from some import some
 from worker_policies import Careful, Deadly, Dizzy, Faulty, Weighted
 
 
@@ -214,7 +215,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", some([signal.SIGKILL], [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]))
 def test_killed_evaluation_leaves_no_workers(number):
     script = SCRIPT.format(tests=str(Path(__file__).parents[2] / "support"))
     with commands.Popen(

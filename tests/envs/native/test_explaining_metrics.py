@@ -21,6 +21,7 @@ from llmrl.envs.substrate.grid_text import CONTENTS
 from llmrl.rollout import rollout_buffer
 from llmrl.rollout.collector import Collector
 from native_games import flat, native
+from some import some
 
 HORIZON = 120
 # A nearly flat orchard that is soon clean, and a field.
@@ -91,7 +92,7 @@ def play(env: VecEnv, players: Wanderers, steps: int = HORIZON) -> list[Episode]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
+@pytest.mark.parametrize("substrate", some(["cleanup"], ["cleanup", "harvest"]))
 @pytest.mark.parametrize("n_envs", [rollout_buffer.MAX_CELLS, 121 * 2 * 3 * 7])
 def test_metrics_match_definitions(engine: str, substrate: str, n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_buffer, "MAX_CELLS", n_envs)

@@ -44,6 +44,7 @@ def _choices(word: str) -> list[str]:
     return [f"{name}={value}" for value in values.split(",")]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_training_commands_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

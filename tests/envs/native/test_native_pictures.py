@@ -20,6 +20,7 @@ from llmrl.envs.substrate import install, maps, sprites
 from llmrl.envs.substrate.grid_text import BEAMS
 from llmrl.envs.substrate.maps import OWN_MAPS
 from llmrl.envs.substrate.memory_layout import PIXELS, MemoryLayout
+from some import some
 
 CELLS, PLAYER_CELL = (11, 11), (9, 5)
 HEADINGS = "NESW"
@@ -74,7 +75,12 @@ class Reader:
 @pytest.mark.slow
 @pytest.mark.meltingpot
 @pytest.mark.parametrize(
-    "substrate, rules", [("cleanup", "legislative"), ("cleanup", "upstream"), ("harvest", "upstream")]
+    "substrate, rules",
+    [
+        ("cleanup", "legislative"),
+        pytest.param("cleanup", "upstream", marks=pytest.mark.long),
+        pytest.param("harvest", "upstream", marks=pytest.mark.long),
+    ],
 )
 def test_player_view_matches_engine(substrate, rules):
     n_agents = 7
@@ -151,7 +157,7 @@ def test_player_view_matches_engine(substrate, rules):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
+@pytest.mark.parametrize("substrate", some(["harvest"], ["cleanup", "harvest"]))
 def test_world_view_matches_engine(substrate):
     rig = Rig(substrate)
     game_map = maps.parse(substrate, rig.map)

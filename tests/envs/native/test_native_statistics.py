@@ -124,6 +124,7 @@ def test_respawn_cell_and_heading_are_uniform(substrate):
         assert even(observed_counts)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_dirt_appears_from_step_51():
     engine, state, draws = started("cleanup", 4000)
@@ -226,6 +227,7 @@ def test_all_conditions_match_engine_statistics():
     assert np.mean([abs(value) > 2 for value in scores.values()]) <= 0.05, worst
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_comparison_detects_different_rates():
     """Detect Harvest with half the regrowth rate."""

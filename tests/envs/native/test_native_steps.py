@@ -69,7 +69,11 @@ def test_episodes_match_step_by_step(name):
     ("substrate", "changes"),
     [
         ("harvest", ("x", "alive", "heading", "reward", "zapped", "zap_wait", "apple", "waits", "dry")),
-        ("cleanup", ("x", "alive", "heading", "reward", "cleaned", "others_cleaned", "clean_wait", "dirt", "water")),
+        pytest.param(
+            "cleanup",
+            ("x", "alive", "heading", "reward", "cleaned", "others_cleaned", "clean_wait", "dirt", "water"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_replay_detects_differences(substrate, changes):
@@ -96,10 +100,10 @@ def test_replay_detects_differences(substrate, changes):
 @pytest.mark.parametrize(
     ("substrate", "change"),
     [
-        ("harvest", {"zap_cooldown": 3}),
-        ("harvest", {"removal_steps": 5}),
+        pytest.param("harvest", {"zap_cooldown": 3}, marks=pytest.mark.long),
+        pytest.param("harvest", {"removal_steps": 5}, marks=pytest.mark.long),
         ("cleanup", {"clean_cooldown": 1}),
-        ("cleanup", {"zap_cooldown": 9}),
+        pytest.param("cleanup", {"zap_cooldown": 9}, marks=pytest.mark.long),
     ],
 )
 def test_replay_detects_different_rules(substrate, change):

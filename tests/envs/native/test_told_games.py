@@ -14,6 +14,7 @@ from llmrl.envs.substrate import maps
 from models import scripted
 from native_games import flat, native
 from shipped import llm_principal
+from some import some
 
 SMALL = {
     "cleanup": "WWWWWWW\nWFFFHHW\nWP P PW\nWBBBB W\nWWWWWWW\n",
@@ -41,7 +42,7 @@ def count_events(env: VecEnv) -> dict[str, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("rules", ["upstream", "legislative"])
+@pytest.mark.parametrize("rules", some(["legislative"], ["upstream", "legislative"]))
 @pytest.mark.parametrize("substrate", ["cleanup", "harvest"])
 def test_facts_match_game(engine: str, substrate: str, rules: str) -> None:
     env = game(engine, substrate, rules=rules, map="melting_pot" if engine == "native" else "auto")

@@ -122,6 +122,7 @@ def test_token_counts_are_exact(llama):
     assert model.cost(reply.prompt_tokens, reply.completion_tokens) == 0.0
 
 
+@pytest.mark.long
 def test_finish_reason_marks_truncation(llama):
     model = chat(llama, max_tokens=380)
     replies = model.complete([ask(question, repeat) for question in QUESTIONS for repeat in range(4)])

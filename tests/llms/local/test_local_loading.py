@@ -65,6 +65,7 @@ def test_missing_package(monkeypatch, t5_folder):
         seq2seq_scorer(t5_folder).check()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_uncached_hub_name(tmp_path):
     """Offline, in a process of its own: the library reads these variables when it is imported."""

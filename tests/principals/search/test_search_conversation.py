@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_llm_searcher import check_snapshot, with_history
 
@@ -58,6 +58,7 @@ def test_turn_limit_restarts_with_table():
     assert "Tried so far: 6." in questions[6][0]["content"]
 
 
+@settings(max_examples=30)
 @given(turns=st.integers(1, 6), steps=st.integers(1, 12), seed=st.integers(0, 5))
 def test_rows_appear_exactly_for_all_lengths(turns, steps, seed):
     """Each row appears once in the first question's table and the turns after it, with the scripted searcher."""
