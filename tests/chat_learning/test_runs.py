@@ -1,11 +1,13 @@
 """Runs in which a chat model learns: metrics, checkpoints, adapters, and refused options."""
 
 import json
+import re
 
 import pytest
 from safetensors.torch import load_file
 
 from experiments import comparable_metrics, only_run_folder, silent_run
+from llmrl.config import suggestions
 from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
@@ -113,3 +115,16 @@ def test_finished_run_can_be_continued_after_a_stop(models):
 def test_options_that_do_not_fit(models, overrides, message):
     with pytest.raises(LlmrlError, match=message):
         silent_run(*BLACKJACK, *overrides, f"output_root={models}", "name=refused")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["llm=scripted", "llm/learn=grpo"], r"llm/learn=grpo.*llm=local_chat, small_chat"),
+        (["llm/learn=grpo"], r"llm/learn=grpo.*llm=local_chat"),
+        (["llm=small_chat", "llm/learn=grp"], "grpo"),
+    ],
+)
+def test_hint_names_models_that_learn(arguments, message):
+    hint = suggestions.hint(["agent=llm_player", *arguments], "train")
+    assert hint is not None and re.search(message, hint)

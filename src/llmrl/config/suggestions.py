@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from llmrl.core.option_files import choosable, root
+from llmrl.core.option_files import choosable, options, root, subgroups
 
 _IN_FOLDERS = ("experiment", "treatment")
 """Groups whose options are in subfolders, `experiment=<family>/<study>`."""
@@ -49,7 +49,8 @@ def hint(arguments: Sequence[str], primary: str) -> str | None:
     """
     if is_ungrammatical(arguments):
         return None
-    return removal_error(arguments) or missing_option(arguments) or missing_field(arguments, primary)
+    errors = (removal_error(arguments), missing_option(arguments), misplaced_subgroup(arguments))
+    return next((error for error in errors if error), None) or missing_field(arguments, primary)
 
 
 def missing_option(arguments: Sequence[str]) -> str | None:
@@ -80,6 +81,18 @@ def missing_option(arguments: Sequence[str]) -> str | None:
                     name for name in option_names if choosable(name) and (group in _IN_FOLDERS or "/" not in name)
                 }
                 return _no_option(group, option, within)
+    return None
+
+
+def misplaced_subgroup(arguments: Sequence[str]) -> str | None:
+    """Return a message about the first argument `group/part=option` for a chosen option of `group` without that part."""
+    chosen = dict(argument.partition("=")[::2] for argument in arguments if "=" in argument)
+    for key in chosen:
+        group, slash, part = key.partition("/")
+        if slash and key in subgroups(group):
+            with_part = [name for name, node in options(group).items() if part in node]
+            if chosen.get(group) not in with_part:
+                return f"{key}={chosen[key]} works only with {group}={', '.join(with_part)}; choose one of them"
     return None
 
 
