@@ -85,7 +85,7 @@ def missing_option(arguments: Sequence[str]) -> str | None:
 
 
 def misplaced_subgroup(arguments: Sequence[str]) -> str | None:
-    """Return a message about the first argument `group/part=option` for a chosen option of `group` without that part."""
+    """Return a message about the first `group/part=option` for which the chosen option of `group` has no such part."""
     chosen = dict(argument.partition("=")[::2] for argument in arguments if "=" in argument)
     for key in chosen:
         group, slash, part = key.partition("/")
