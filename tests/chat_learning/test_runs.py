@@ -53,6 +53,21 @@ def test_run_learns_from_complete_episodes(models, advantage):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["turn", "replay"])
+def test_long_episodes_are_truncated(models, advantage):
+    """No episode of FrozenLake ends within two steps on the way back and forth, and replies are learned from anyway."""
+    overrides = ("env=frozen_lake", "env.n_envs=8", "learn.rollout_steps=2", "learn.env_steps=32", *PLAYER, *MODEL)
+    options = (f"llm.learn.advantage={advantage}", "llm.learn.continuations=1", "learn.evaluate_episodes=8")
+    folder = run(models, f"truncated_{advantage}", *overrides, *options, "env.horizon=5")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    updates = [row for row in rows if "learn/tokens" in row]
+    steps = [row["env_steps"] for row in updates]
+    # 8 games x 2 steps, and with replay the same again from the first state and half of it from the second.
+    assert steps[0] == (16 if advantage == "turn" else 40)
+    assert len(steps) == (2 if advantage == "turn" else 1)
+
+
+@pytest.mark.slow
 def test_adapter_of_run_is_used_by_name(models):
     folder = run(models, "tuned", *BLACKJACK, "llm.learn.tune=lora")
     assert export_model(folder, None, merge=False) == folder / "adapter"

@@ -293,6 +293,10 @@ class ComparesEpisodes(RecordsEpisodes, Protocol):
     n_continuations: int
     gamma: float
 
+    def end_episodes(self) -> None:
+        """Truncate the recorded episodes that are still in progress."""
+        ...
+
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
         ...

@@ -42,7 +42,7 @@ class EpisodeGroups:
     Args:
         collector: games of the run.
         agent: agent that learns from groups of episodes.
-        max_steps: maximum number of steps of an episode; episodes that take longer are not learned from.
+        max_steps: number of steps after which an episode is truncated.
 
     Raises:
         ConfigError: the agent needs values of states, and the environment cannot be forked.
@@ -76,7 +76,8 @@ class EpisodeGroups:
         yield from begin_games(self.collector, starts, seeds.integer("start"))
         if self._env is None:
             rollout = yield self._steps(self.max_steps, seeds.integer("actions"))
-            return rollout, sum(episode.length for episode in rollout.episodes)
+            self._compares.end_episodes()
+            return rollout, _played_steps(rollout, n)
         states: list[State] = []
         rollouts: list[Rollout] = []
         while len(rollouts) < self.max_steps:
@@ -87,9 +88,11 @@ class EpisodeGroups:
             states.append(state)
             rollouts.append(rollout.copy())
         episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+        self._compares.end_episodes()
         values, n_steps = yield from self._values(states, seeds.child("continuations"))
         self._compares.set_values(values)
-        return replace(rollouts[-1], episodes=episodes), n_steps + sum(episode.length for episode in episodes)
+        n_steps += sum(episode.length for episode in episodes) + (n - len(episodes)) * len(rollouts)
+        return replace(rollouts[-1], episodes=episodes), n_steps
 
     def _values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
         """Return mean returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
@@ -105,9 +108,15 @@ class EpisodeGroups:
                     rollout = yield self._steps(self.max_steps - t, seeds.child(t).child("actions").integer(k))
                     reward = rollout.reward.cpu().numpy()
                     returns.append(np.tensordot(self._compares.gamma ** np.arange(len(reward)), reward, 1))
-                    n_steps += sum(episode.length - t for episode in rollout.episodes)
+                    n_steps += _played_steps(rollout, int((~state["games"]["ended"]).sum()), t)
                 values.append(np.mean(returns, axis=0))
         return np.array(values), n_steps
 
     def _steps(self, steps: int, seed: int) -> PlaySteps:
         return PlaySteps(collector=self.collector, steps=steps, actions=[seed], learn=False, restart=False)
+
+
+def _played_steps(rollout: Rollout, n_games: int, start: int = 0) -> int:
+    """Return the number of steps that `n_games` games played which were all at step `start` of their episodes."""
+    n_unfinished = n_games - len(rollout.episodes)
+    return sum(episode.length - start for episode in rollout.episodes) + n_unfinished * len(rollout.reward)

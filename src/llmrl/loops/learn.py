@@ -155,6 +155,7 @@ class LearnLoop:
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
         with self._saved(run):
             if self.groups is not None:
+                self.episodes.begin_anew(self.env_steps // self.env.spec.n_envs)
                 rollout, n_steps = yield from self.groups.play(seeds)
             else:
                 rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)

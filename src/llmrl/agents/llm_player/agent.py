@@ -136,6 +136,12 @@ class LLMPlayer:
         """Return the context of episodes whose replies are not learned from, such as evaluations."""
         return nullcontext() if self._recorder is None else self._recorder.paused()
 
+    def end_episodes(self) -> None:
+        """Truncate the recorded episodes that are still in progress."""
+        if self._recorder is not None:
+            for game in range(self.policy.spec.n_envs):
+                self._recorder.end(game)
+
     def set_values(self, values: np.ndarray) -> None:
         """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
         if self._recorder is not None:
