@@ -48,6 +48,7 @@ SMALL: Settings = {
     "learn.rollout_steps": STEPS,
     "learn.evaluation_interval": 0,
     "learn.evaluate_episodes": 1,
+    "llm.make.format_steps": 2,
     "play.episodes": 2,
     "clone.epochs": 1,
     "clone.evaluation_interval": 0,
@@ -250,9 +251,10 @@ class Pairs:
             found["env.welfare"] = "utilitarian"
         if chosen.get("principal") == "listed":
             found["principal.vectors"] = self._corners(chosen)
-        if ("make" in llm and llm["make"] is None) or "chat_template" in llm:
+        loads = llm.get("make") is None
+        if loads and ("make" in llm or "chat_template" in llm):
             found |= {"llm.model": str(self._model(llm["_target_"])), "llm.max_tokens": 4}
-        if "chat_template" in llm:
+        if loads and "chat_template" in llm:
             found["llm.chat_template"] = str(self._model("") / "chat.jinja")
         if "calls" in llm:
             found["llm.calls"] = str(self._tried({**chosen, "llm": "scripted"})[1])

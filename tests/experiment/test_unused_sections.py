@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from experiments import only_run_folder
-from llmrl.config.loop_sections import LOOPS, section
+from llmrl.config.loop_sections import LOOPS, agent_learns, section
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts, loop_kind
-from llmrl.experiment.unused_sections import JUDGED, agent_learns, only_read
+from llmrl.experiment.unused_sections import JUDGED, only_read
 
 SECTIONS = {section(kind) for kind in LOOPS}
 SHORT = {

@@ -59,12 +59,13 @@ def agent_loop(agent: Mapping[str, Any], builder: Builder) -> AgentLoop:
     return loop
 
 
-def agent_learns(config: Mapping[str, Any], builder: Builder) -> bool | None:
+def agent_learns(config: Mapping[str, Any], builder: Builder | None = None) -> bool | None:
     """Return whether the agent of a config learns; None if its class does not declare it.
 
     A class declares it by `learns`, or by `plays_if`: an option of the agent, or of the model (`llm.<name>`), and the
     value with which the agent only plays.
     """
+    builder = builder or Builder(trusted=config["trusted_modules"])
     agent = builder.locate(config["agent"]["_target_"], "agent")
     if isinstance(agent, type) and issubclass(agent, NonLearningAgent):
         return False

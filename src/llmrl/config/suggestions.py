@@ -89,7 +89,7 @@ def misplaced_subgroup(arguments: Sequence[str]) -> str | None:
     chosen = dict(argument.partition("=")[::2] for argument in arguments if "=" in argument)
     for key in chosen:
         group, slash, part = key.partition("/")
-        if slash and key in subgroups(group):
+        if slash and group != "hydra" and key in subgroups(group):
             with_part = [name for name, node in options(group).items() if part in node]
             if chosen.get(group) not in with_part:
                 return f"{key}={chosen[key]} works only with {group}={', '.join(with_part)}; choose one of them"

@@ -68,7 +68,7 @@ class SmallModels:
         """
         identity_fields: list[Any] = [kind, asdict(self._seeded(model)), _env(self._config)]
         if kind == "chat":
-            identity_fields += [self._config["agent"], self._config.get("prompts")]
+            identity_fields += [self._config.get("agent"), self._config.get("prompts")]
         identity = json.dumps(identity_fields, sort_keys=True, default=str)
         return (
             Path(self._config["output_root"]) / "models" / f"small-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"

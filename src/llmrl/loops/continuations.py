@@ -75,6 +75,9 @@ class EpisodeGroups:
         starts = [seeds.child("start").integer(i // self._group_size) for i in range(n)]
         yield from begin_games(self.collector, starts, seeds.integer("start"))
         if self._env is None:
+            if isinstance(self.collector.env, Forkable) and self.collector.spec.deterministic:
+                # Equal seeds would also give equal futures, and a group would be hardly better than one episode.
+                self.collector.env.fork(self.collector.env.state_dict(), seeds.integer("futures"))
             rollout = yield self._steps(self.max_steps, seeds.integer("actions"))
             self._compares.end_episodes()
             return rollout, _played_steps(rollout, n)
