@@ -61,6 +61,24 @@ def test_rewarded_replies_become_more_likely(advantage, tune, make_chat):
     assert metrics["learn/reward"] == 2 / 8 and metrics["learn/invalid"] == 0.0
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "grpo", "ratio": "reply", "clip_high": 0.3},
+        {"loss": "dr_grpo", "kl_estimator": "sampled", "scale": "group"},
+        {"entropy": 0.01, "epochs": 2, "minibatch_replies": 4, "scale": "none"},
+        {"precision": "bfloat16", "advantage": "anchor", "gamma": 0.9},
+    ],
+)
+def test_options_train(options, make_chat):
+    chat = make_chat(learn=settings(**options))
+    initial = weights(chat)
+    trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
+    metrics = chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert any(not torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
+
+
 def test_invalid_replies_are_punished(make_chat):
     learner = make_chat(learn=settings(advantage="episode", scale="none", invalid_reward=-2.0)).learner
     trajectories = sampled_trajectories(learner.chat)

@@ -64,6 +64,28 @@ def test_forks(name):
     env.close()
 
 
+@pytest.mark.parametrize("name", ENVS)
+def test_state_of_a_fork_restores_the_fork(name):
+    env = make(name)
+    env.reset(seed=3)
+    action = np.ones((8, env.spec.n_agents), dtype=np.int64)
+    for seed in (1, 2):
+        env.step(action)
+        env.fork(env.state_dict(), seed)
+    env.step(action)
+    state, futures = env.state_dict(), []
+    for _ in range(2):
+        env.load_state_dict(state)
+        futures.append([np.asarray(env.step(action).reward) for _ in range(5)])
+    env.load_state_dict(state)
+    np.testing.assert_array_equal(*futures)
+    other = make(name)
+    other.load_state_dict(state)
+    np.testing.assert_array_equal([np.asarray(other.step(action).reward) for _ in range(5)], futures[0])
+    env.close()
+    other.close()
+
+
 def test_continuations_estimate_the_value_of_a_state():
     """In blackjack, mean returns of continuations agree with independent episodes from the same hands."""
     env = make("blackjack")

@@ -125,8 +125,8 @@ class ChatGRPO:
             Metrics: `learn/reward` (mean over trajectories), `learn/kl` and `learn/entropy` (nats per reply, summed
             over its tokens), `learn/clip_fraction` (of tokens), `learn/reply_tokens`, `learn/tokens` (positions
             computed), `learn/invalid` (share of replies), `learn/grad_norm`, `learn/learning_rate`,
-            `learn/kl_coefficient`, and `learn/log_prob_error`, the maximum difference from sampling in the first
-            minibatch.
+            `learn/kl_coefficient`, and `learn/log_prob_error`, the mean absolute difference from sampling in the
+            first minibatch.
         """
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         if not turns:
@@ -141,7 +141,7 @@ class ChatGRPO:
         for trajectory in trajectories:
             n_replies = 1 + int(sequences[-1].replies[-1]) if sequences else 0
             sequences += token_sequences([turn.sample for turn in trajectory.turns], n_replies)
-        records = []
+        records: list[Record] = []
         for _ in range(settings.epochs):
             order = torch.randperm(len(sequences), generator=generator).tolist()
             for minibatch in self._minibatches([sequences[i] for i in order]):
@@ -152,7 +152,7 @@ class ChatGRPO:
                     "n_tokens": sum(len(sequence.positions) for sequence in minibatch),
                     "kl": kl,
                 }
-                records.append({name: float(x) for name, x in step.step(batch, self._loss).items()})
+                records.append(step.step(batch, self._loss))
         self.updates += 1
         self.chat.weights_changed()
         return self._metrics(trajectories, turns, records) | {
@@ -264,7 +264,7 @@ class ChatGRPO:
         record = {
             "entropy": entropy.detach().sum() / n_replies,
             "clip_fraction": is_clipped.float().sum() / n_tokens,
-            "log_prob_error": (log_prob.detach() - old).abs().max(),
+            "log_prob_error": (log_prob.detach() - old).abs().sum() / n_tokens,
         }
         token_loss = token_loss - settings.entropy * entropy
         if batch["kl"]:
@@ -300,12 +300,13 @@ class ChatGRPO:
             yield minibatch
 
     def _metrics(
-        self, trajectories: Sequence[Trajectory], turns: Sequence[Turn], records: Sequence[dict[str, float]]
+        self, trajectories: Sequence[Trajectory], turns: Sequence[Turn], records: Sequence[Record]
     ) -> dict[str, float]:
         """Return the metrics of an update."""
         network = self._token_network()
-        averages = {name: float(np.mean([record[name] for record in records])) for name in records[0]}
-        averages["log_prob_error"] = records[0]["log_prob_error"]
+        # Read only here, so that no gradient step waits for the device.
+        averages = {name: float(torch.stack([record[name] for record in records]).mean()) for name in records[0]}
+        averages["log_prob_error"] = float(records[0]["log_prob_error"])
         tokens, network.tokens = float(sum(self._processes.all_gather_object(network.tokens))), 0
         return {f"learn/{name}": x for name, x in averages.items()} | {
             "learn/reward": float(np.mean([sum(self.reward(turn) for turn in t.turns) for t in trajectories])),

@@ -117,7 +117,7 @@ class Forkable(VecEnv, Protocol):
         """Restore the games of `state` (`state_dict`), and draw all further random numbers from `seed`.
 
         Forks with different seeds are independent continuations of the same state; `load_state_dict` alone would repeat
-        one and the same. A forked game cannot be saved before its next reset.
+        one and the same. States of a fork restore the fork.
         """
         ...
 

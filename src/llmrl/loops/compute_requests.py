@@ -39,12 +39,14 @@ class Begin:
         seed: seed of the games, or one for each equal group of them (`VecEnv.reset`); None: no episode begins.
         games: games that begin, [n_envs] bool, while the others wait; None: all.
         state: state of the games (`Collector.state_dict`), restored after that; None: no state is restored.
+        fork: seed of the further random numbers of the restored games (`Forkable.fork`); None: those of the state.
     """
 
     collector: Collector
     seed: int | Sequence[int] | None = None
     games: np.ndarray | None = None
     state: State | None = None
+    fork: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,14 +52,12 @@ class EpisodeGroups:
         assert isinstance(agent, ComparesEpisodes) and agent.group_size is not None
         self.collector, self.max_steps = collector, max_steps
         self._agent, self._compares, self._group_size = agent, agent, agent.group_size
-        self._env: Forkable | None = None
-        if agent.n_continuations:
-            if not isinstance(collector.env, Forkable) or not collector.spec.deterministic:
-                raise ConfigError(
-                    f"llm.learn.advantage=replay continues games from their saved states, which env="
-                    f"{collector.spec.name} does not support; use episode, turn or anchor"
-                )
-            self._env = collector.env
+        self._can_fork = isinstance(collector.env, Forkable) and collector.spec.deterministic
+        if agent.n_continuations and not self._can_fork:
+            raise ConfigError(
+                f"llm.learn.advantage=replay continues games from their saved states, which env={collector.spec.name} "
+                "does not support; use episode, turn or anchor"
+            )
 
     def play(self, seeds: Seeds) -> Requests[tuple[Rollout, int]]:
         """Play one episode in each game.
@@ -74,10 +72,10 @@ class EpisodeGroups:
         n = self.collector.spec.n_envs
         starts = [seeds.child("start").integer(i // self._group_size) for i in range(n)]
         yield from begin_games(self.collector, starts, seeds.integer("start"))
-        if self._env is None:
-            if isinstance(self.collector.env, Forkable) and self.collector.spec.deterministic:
-                # Equal seeds would also give equal futures, and a group would be hardly better than one episode.
-                self.collector.env.fork(self.collector.env.state_dict(), seeds.integer("futures"))
+        if self._can_fork:
+            # Equal seeds would also give equal futures, and a group would be hardly better than one episode.
+            yield Begin(self.collector, state=self.collector.state_dict(), fork=seeds.integer("futures"))
+        if not self._compares.n_continuations:
             rollout = yield self._steps(self.max_steps, seeds.integer("actions"))
             self._compares.end_episodes()
             return rollout, _played_steps(rollout, n)
@@ -99,14 +97,12 @@ class EpisodeGroups:
 
     def _values(self, states: Sequence[State], seeds: Seeds) -> Requests[tuple[np.ndarray, int]]:
         """Return mean returns of continuations, [n_steps, n_envs, n_agents], and the number of their steps."""
-        assert self._env is not None
         values, n_steps = [], 0
         with self._compares.unrecorded(), self.collector.unobserved():
             for t, state in enumerate(states):
                 returns = []
                 for k in range(self._compares.n_continuations):
-                    yield Begin(self.collector, state=state["games"])
-                    self._env.fork(state["games"]["env"], seeds.child(t).integer(k))
+                    yield Begin(self.collector, state=state["games"], fork=seeds.child(t).integer(k))
                     self._agent.policy.load_state_dict(state["agent"])  # type: ignore[attr-defined]
                     rollout = yield self._steps(self.max_steps - t, seeds.child(t).child("actions").integer(k))
                     reward = rollout.reward.cpu().numpy()

@@ -120,7 +120,7 @@ class Executor:
                 if request.seed is not None:
                     request.collector.reset(request.seed, request.games)
                 if request.state is not None:
-                    request.collector.load_state_dict(request.state)
+                    request.collector.load_state_dict(request.state, request.fork)
             case PlaySteps():
                 return self._play(request)
             case Update():

@@ -18,7 +18,7 @@ from llmrl.loops.probing import Probes
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_results import episode_row, write_results
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
-from llmrl.rollout.progress_observers import EpisodeStepProgress, StepProgress, TrainingEpisodeWriter
+from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
 from llmrl.rollout.trajectory_writers import RolloutWriter
 from llmrl.run.artifacts import RESULT_EPISODES
 
@@ -110,16 +110,13 @@ class LearnLoop:
         total = self.settings.env_steps
         if self.groups is None:
             total = self.updates * self.rollout_steps * games
-        with (
-            run.progress(total, "steps", "learn", self.env_steps) as progress,
-            self.collector.observed(
-                *writers, StepProgress(progress, games) if self.groups is None else EpisodeStepProgress(progress)
-            ),
-        ):
-            while not self.is_complete:
-                yield from self._update(run, progress)
-                yield from self._probe_and_evaluate()
-                yield SafePoint(self.iteration, self.state_dict)
+        with run.progress(total, "steps", "learn", self.env_steps) as progress:
+            steps = StepProgress(progress, games) if self.groups is None else EpisodeProgress(progress, in_steps=True)
+            with self.collector.observed(*writers, steps):
+                while not self.is_complete:
+                    yield from self._update(run, progress)
+                    yield from self._probe_and_evaluate()
+                    yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
         for writer in writers:
             writer.close()

@@ -12,7 +12,7 @@ import torch
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.observers import Observer, StepObserver, Transition
-from llmrl.core.protocols import Camera, ChannelsOnRequest, NeedsCamera, Policy, VecEnv, unchanged
+from llmrl.core.protocols import Camera, ChannelsOnRequest, Forkable, NeedsCamera, Policy, VecEnv, unchanged
 from llmrl.core.records import Array, Observation, PolicyOutput, State
 from llmrl.core.rollouts import Rollout
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
@@ -223,10 +223,15 @@ class Collector:
             "running": self._running.state_dict(),
         }
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, fork: int | None = None) -> None:
+        """Restore the games; with `fork`, their further random numbers are drawn from that seed (`Forkable`)."""
         if not state:
             return
-        self.env.load_state_dict(state["env"])
+        if fork is None:
+            self.env.load_state_dict(state["env"])
+        else:
+            assert isinstance(self.env, Forkable)
+            self.env.fork(state["env"], fork)
         # Checkpoints are loaded onto the CPU.
         self._observation = self._at_env(_with_texts(state["observation"]))
         self._state = None if state["state"] is None else self._buffer.tensor(state["state"])

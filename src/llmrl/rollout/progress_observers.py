@@ -28,39 +28,24 @@ class StepProgress(Observer):
         self.display.advance(steps * self.games)
 
 
-class EpisodeStepProgress(Observer):
-    """Counter of the environment steps of finished episodes.
-
-    Args:
-        display: progress display of the run.
-    """
-
-    def __init__(self, display: ProgressDisplay) -> None:
-        self.display = display
-
-    def on_progress(self, steps: int) -> None:
-        self.display.advance(0)  # updates the elapsed time
-
-    def on_episode_end(self, episode: Episode) -> None:
-        self.display.advance(episode.length)
-
-
 class EpisodeProgress(Observer):
-    """Counter of finished episodes that also displays the newest return.
+    """Counter of finished episodes, which also displays the newest return, or of their steps.
 
     Args:
         display: progress display of the run.
+        in_steps: whether steps are counted instead of episodes.
     """
 
-    def __init__(self, display: ProgressDisplay) -> None:
-        self.display = display
+    def __init__(self, display: ProgressDisplay, in_steps: bool = False) -> None:
+        self.display, self.in_steps = display, in_steps
 
     def on_progress(self, steps: int) -> None:
         self.display.advance(0)  # updates the elapsed time
 
     def on_episode_end(self, episode: Episode) -> None:
-        self.display.advance(1)
-        self.display.show_result(float(episode.base_returns.mean()))
+        self.display.advance(episode.length if self.in_steps else 1)
+        if not self.in_steps:
+            self.display.show_result(float(episode.base_returns.mean()))
 
 
 class GraceWatch(Observer):

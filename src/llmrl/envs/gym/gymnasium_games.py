@@ -77,9 +77,9 @@ class GymnasiumGames:
         # Observations of other spaces are checked where they are encoded.
         self._states = self.observation_space if isinstance(self.observation_space, Discrete) else None
 
-    def reseed(self, seeds: np.ndarray) -> None:
-        for env, seed in zip(self.envs, seeds.tolist(), strict=True):
-            env.unwrapped.np_random = np.random.Generator(np.random.PCG64(seed))
+    def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
+        for i in np.flatnonzero(mask).tolist():
+            self.envs[i].unwrapped.np_random = np.random.Generator(np.random.PCG64(int(seeds[i])))
 
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
         infos = list(self.infos)

@@ -51,8 +51,8 @@ class Games(Protocol):
         """
         ...
 
-    def reseed(self, seeds: np.ndarray) -> None:
-        """Draw the further random numbers of each game from a new generator; `seeds` [n] int64."""
+    def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
+        """Draw the further random numbers of the games where `mask` [n] is true from generators with `seeds` [n]."""
         ...
 
     def render(self, index: int) -> np.ndarray:

@@ -50,6 +50,8 @@ class ReplayableEnv(ABC):
         self._value_history: list[np.ndarray] = []
         self._initial_values = self._values.copy()
         self._start_steps, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
+        # Forks of the episodes in progress: step of each game (-1: in no present episode), and seeds, [n_envs] each.
+        self._forks: list[tuple[np.ndarray, np.ndarray]] = []
         self._terminated, self._truncated = np.ones(n_envs, dtype=bool), np.zeros(n_envs, dtype=bool)
 
     @abstractmethod
@@ -70,6 +72,9 @@ class ReplayableEnv(ABC):
     @abstractmethod
     def _step(self, reward: np.ndarray, playing: np.ndarray) -> Step:
         """Return the `Step` of the games that were `playing` [n_envs], given their rewards [n_envs]."""
+
+    def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:  # noqa: B027 (needed only by `_fork`)
+        """Draw further random numbers of the games where `mask` [n_envs] is true from `seeds` [n_envs]."""
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
         """Start new episodes where `mask` [n_envs] is true (None: everywhere); `seed` begins new series of episodes.
@@ -102,6 +107,9 @@ class ReplayableEnv(ABC):
     def _drop_records(self, reset_mask: np.ndarray) -> None:
         """Drop the records of the episodes of the games where `reset_mask` is true, as they need no replay."""
         self._start_steps[reset_mask], self._length[reset_mask] = len(self._action_history), 0
+        for steps, _ in self._forks:
+            steps[reset_mask] = -1
+        self._forks = [fork for fork in self._forks if (fork[0] >= 0).any()]
         start = int(self._start_steps[self._length > 0].min(initial=len(self._action_history)))
         del self._action_history[:start], self._value_history[:start]
         self._start_steps -= start
@@ -150,6 +158,8 @@ class ReplayableEnv(ABC):
             return state
         games = range(self.spec.n_envs)
         state |= {"seeds": self._seeds.copy(), "acted": [self._episode_records(self._action_history, i) for i in games]}
+        if self._forks:
+            state["forks"] = [[steps.copy(), seeds.copy()] for steps, seeds in self._forks]
         if self.spec.mechanism is not None:
             state["began_under"] = self._initial_values.copy()
             state["imposed"] = [self._episode_records(self._value_history, i) for i in games]
@@ -188,9 +198,27 @@ class ReplayableEnv(ABC):
         )
         mechanisms = state["imposed"] if has_mechanism else [np.zeros((len(actions), 0)) for actions in game_actions]
         self._value_history = self._align_records(mechanisms, self._values.shape[1:], np.float64)
+        self._forks = [(np.array(steps), np.array(seeds)) for steps, seeds in state.get("forks", ())]
         for t, (action, values) in enumerate(zip(self._action_history, self._value_history, strict=True)):
             self._values = values
+            self._reseed_forks(t)
             self._advance(action, t >= self._start_steps)
+        self._reseed_forks(max_length)
+
+    def _reseed_forks(self, t: int) -> None:
+        """Repeat the forks that took place at step `t` of a replay."""
+        for steps, seeds in self._forks:
+            mask = (steps >= 0) & (t - self._start_steps == steps)
+            if mask.any():
+                self._reseed(seeds, mask)
+
+    def _fork(self, state: State, seed: int) -> None:
+        """Restore `state` and draw further random numbers from `seed`; a later state repeats this."""
+        self.load_state_dict(state)
+        n, tree = self.spec.n_envs, Seeds(seed).child("fork")
+        seeds = np.array([tree.integer(i) for i in range(n)], dtype=np.int64)
+        self._forks.append((self._length.copy(), seeds))
+        self._reseed(seeds, np.ones(n, dtype=bool))
 
     def _align_records(
         self, episodes: Sequence[np.ndarray], game_shape: tuple[int, ...], kind: type

@@ -217,9 +217,10 @@ class GymnasiumEnv(ReplayableEnv):
         return GymEvaluator(EpisodeRules(self.env_factory, clip_actions, self._criterion), workers)
 
     def fork(self, state: State, seed: int) -> None:
-        self.load_state_dict(state)
-        seeds = Seeds(seed).child("fork")
-        self._games.reseed(np.array([seeds.integer(i) for i in range(self.spec.n_envs)], dtype=np.int64))
+        self._fork(state, seed)
+
+    def _reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
+        self._games.reseed(seeds, mask)
 
     def close(self) -> None:
         self._games.close()

@@ -73,8 +73,8 @@ class ArrayGames(ABC):
         self._began[indices] = self._tick
         self._next_truncation = int(self._began.min()) + (self.horizon or 0)
 
-    def reseed(self, seeds: NDArray[np.int64]) -> None:  # noqa: B027 (most games draw numbers at their start only)
-        """Draw the further random numbers of each game from a new generator; `seeds` [n]."""
+    def reseed(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:  # noqa: B027
+        """Do nothing, because most games draw numbers at their start only; the others override this."""
 
     def step(
         self, actions: Any, playing: NDArray[np.bool_]

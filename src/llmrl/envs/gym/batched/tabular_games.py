@@ -53,9 +53,9 @@ class TabularGames(ArrayGames):
         self._action[indices] = -1
         self._update_infos()
 
-    def reseed(self, seeds: NDArray[np.int64]) -> None:
+    def reseed(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
         if self._draws is not None:
-            self._draws.start(np.arange(self.n), generators(seeds))
+            self._draws.start(np.flatnonzero(mask), generators(seeds[mask]))
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         table, action = self.table, choices(actions, self.table.n_actions)
