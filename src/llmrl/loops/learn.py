@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from llmrl.core.protocols import ComparesEpisodes, RecordsEpisodes, TrainsAdapter
+from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes, TrainsAdapter
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.learner_protocols import NeedsSteps
 from llmrl.core.model_protocols import UsageMeter
 from llmrl.core.observers import Observer
-from llmrl.core.protocols import Agent, NeedsSteps, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
 

@@ -17,13 +17,14 @@ from llmrl.agents.llm_player.answer_format import (
     read_reply,
     reply_schema,
 )
-from llmrl.agents.llm_player.conversation import Message, PlayerConversation, to_json
+from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
 from llmrl.agents.llm_player.lessons import LESSON_TURNS, Lessons
 from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
+from llmrl.agents.llm_player.player_queries import PlayerQueries
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
-from llmrl.core.errors import Incompatible, LLMError, Misfit
+from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
 from llmrl.core.protocols import Camera
@@ -31,13 +32,11 @@ from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, Sta
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
 from llmrl.llms.local.chat_learner import ReplyRecorder
-from llmrl.llms.prompts import Prompt
 from llmrl.llms.structured_query import (
     Conversation,
     Query,
     QueryStats,
     StructuredQuery,
-    max_fitting,
     run_conversation,
 )
 
@@ -127,7 +126,8 @@ class LLMPolicy:
         self.models = tuple(self.content.models) or (CHOSEN,) * spec.n_agents
         self.counts = PlayerCounts(self.models)
         # Raises if a prompt is wrong, before the first question.
-        self.system = [self.prompts.system(agent, ()) for agent in range(spec.n_agents)]
+        self._queries = PlayerQueries(spec, self.asker, self.prompts, settings, self.models)
+        self.system = self._queries.system
         self.prompts.repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -203,7 +203,9 @@ class LLMPolicy:
                     notes[game][agent] |= {"reflection": ""} if is_forced else {}
                     notes[game][agent] |= self._speaker_fields(self.models[agent])
         yield from self._talking(observers, observation["text"], notes)
-        questions = [self._question(game, agent) for game, agent in pending]
+        questions = [
+            self._make_query(game, agent, self.seats[game][agent].decided, self._schema) for game, agent in pending
+        ]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
         decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
         for (game, agent), mask, decision, stats in zip(pending, legal, decisions, self.asker.asked, strict=False):
@@ -305,47 +307,19 @@ class LLMPolicy:
             frames = list(self.camera(game))
         return [encode_frame(frame, self.settings.frame_size) for frame in frames]
 
-    def _question(self, game: int, agent: int) -> Query:
-        """Return the question for a player's next action."""
-        seat = self.seats[game][agent]
-        return self._make_query(game, agent, seat.decided, self._schema)
-
     def _make_query(self, game: int, agent: int, label: object, schema: Any) -> Query:
         """Return a question to a player about its present observation.
 
         `label` identifies the question within the episode.
         """
-        seat, model = self.seats[game][agent], self.models[agent]
-        prompt = self.prompts.system(agent, tuple(seat.lessons)) if seat.lessons else self.system[agent]
-        messages = self._fitting_messages(seat, prompt, model)
-        return Query(messages, prompt.name, prompt.hash, schema, self._place(game, agent, label), model)
+        return self._queries.query(self.seats[game][agent], agent, schema, self._place(game, agent, label))
 
     def _place(self, game: int, agent: int, label: object) -> str:
         """Return the place of a question in the run's episodes; "" if episodes are not numbered."""
-        return (
-            ""
-            if self.episodes is None
-            else f"episode {self.episodes[game]}, player {self._player_index(agent)}, {label}"
-        )
-
-    def _player_index(self, agent: int) -> int:
-        """Return the index of an agent among all players of the game."""
-        return self.spec.seats[agent] if self.spec.seats else agent
-
-    def _fitting_messages(self, seat: PlayerConversation, prompt: Prompt, model: str) -> tuple[Message, ...]:
-        """Return the messages with as many earlier turns as the model's context window allows."""
-        max_turns = seat.window(self.settings.history, self.settings.sliding_history)
-        n_turns = max_fitting(lambda k: self.llm.fits(seat.messages(prompt.text, k), model), max_turns)
-        if n_turns < 0:
-            raise LLMError(
-                f"the prompt {prompt.name} and one observation exceed the context window of "
-                f"{self.llm.label_of(model)}; choose a model with a larger one, or a smaller llm.max_tokens"
-            )
-        self.asker.counters["trimmed_prompts"] += n_turns < max_turns
-        if n_turns < max_turns and not self.settings.sliding_history:
-            n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
-        seat.shown_from = seat.decided - n_turns
-        return seat.messages(prompt.text, n_turns)
+        if self.episodes is None:
+            return ""
+        player = self.spec.seats[agent] if self.spec.seats else agent
+        return f"episode {self.episodes[game]}, player {player}, {label}"
 
     def _apply_decision(
         self,

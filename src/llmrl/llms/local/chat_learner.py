@@ -65,7 +65,7 @@ class ChatLearner(Protocol):
     """Learner of a local chat model.
 
     Attributes:
-        group_size, n_continuations, gamma: see `llmrl.core.protocols.ComparesEpisodes`.
+        group_size, n_continuations, gamma: see `llmrl.core.learner_protocols.ComparesEpisodes`.
     """
 
     group_size: int

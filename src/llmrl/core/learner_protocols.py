@@ -1,0 +1,60 @@
+"""Interfaces of agents with needs of their own in training: rollouts of a minimum length, or episodes in groups."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+
+@runtime_checkable
+class NeedsSteps(Protocol):
+    """An agent whose updates need rollouts of a minimum length."""
+
+    def min_rollout_steps(self, games: int) -> int:
+        """Return the smallest number of steps of each of `games` games that an update can learn from."""
+        ...
+
+
+@runtime_checkable
+class RecordsEpisodes(Protocol):
+    """An agent that records the episodes that it learns from."""
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """Return the context of episodes that are not learned from, such as evaluations."""
+        ...
+
+
+@runtime_checkable
+class ComparesEpisodes(RecordsEpisodes, Protocol):
+    """An agent that learns from complete episodes in groups that start equally.
+
+    Attributes:
+        group_size: number of successive games that start equally; None: the agent learns from rollouts of any games.
+        n_continuations: number of continuations that estimate the value of each state of an episode; 0: no values are
+            needed.
+        gamma: discount per step of these values.
+    """
+
+    group_size: int | None
+    n_continuations: int
+    gamma: float
+
+    def end_episodes(self) -> None:
+        """Truncate the recorded episodes that are still in progress."""
+        ...
+
+    def set_values(self, values: np.ndarray) -> None:
+        """Set the values of the states of the recorded episodes, [n_steps, n_envs, n_agents]."""
+        ...
+
+
+@runtime_checkable
+class TrainsAdapter(Protocol):
+    """An agent that may train a low-rank adapter of a language model."""
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the adapter into `folder` in peft's format; do nothing if the agent trains none."""
+        ...
