@@ -31,7 +31,7 @@ def test_network_equals_plain_passes(reuse_prefix, make_chat):
     assert torch.allclose(log_probs.exp().sum(1), torch.ones(len(tokens)), atol=1e-5)
 
 
-def test_gradient_does_not_depend_on_pieces_and_prefix(make_chat):
+def test_gradient_is_invariant_to_pieces_and_prefix(make_chat):
     """The gradient of an update is that of the whole minibatch, for any split and with or without a shared prefix."""
     gradients = []
     for options in ({}, {"piece_tokens": 150}, {"recompute": True}):
@@ -151,12 +151,12 @@ def test_reset_restores_initial_weights(make_chat):
         ({}, {"tune": "lora", "lora": Lora(dropout=0.1)}, "dropout"),
     ],
 )
-def test_options_that_do_not_fit(options, learn, message, make_chat):
+def test_incompatible_options_raise(options, learn, message, make_chat):
     with pytest.raises(ConfigError, match=message):
         make_chat(learn=settings(**learn), **options)
 
 
-def test_turn_credit_learns_what_episode_credit_does_not(make_chat):
+def test_turn_credit_beats_episode_credit(make_chat):
     """A large reward of the first step, independent of any reply, hides the reward of the second reply.
 
     The return to go of the second reply does not contain it. So credit for turns makes rewarded second replies more

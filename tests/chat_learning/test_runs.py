@@ -68,7 +68,7 @@ def test_long_episodes_are_truncated(models, advantage):
 
 
 @pytest.mark.slow
-def test_adapter_of_run_is_used_by_name(models):
+def test_adapter_reference_is_resolved(models):
     folder = run(models, "tuned", *BLACKJACK, "llm.learn.tune=lora")
     assert export_model(folder, None, merge=False) == folder / "adapter"
     assert any("lora_B" in name for name in load_file(folder / "adapter" / "adapter_model.safetensors"))
@@ -96,7 +96,7 @@ def test_members_of_a_mixed_society_learn(models):
 
 
 @pytest.mark.slow
-def test_finished_run_can_be_continued_after_a_stop(models):
+def test_stopped_run_resumes_exactly(models):
     """A run that is composed again in the middle of training ends with the same metrics."""
     from llmrl.run.run import Run
 
@@ -127,7 +127,7 @@ def test_finished_run_can_be_continued_after_a_stop(models):
         (("llm.temperature=0",), "temperature"),
     ],
 )
-def test_options_that_do_not_fit(models, overrides, message):
+def test_incompatible_options_raise(models, overrides, message):
     with pytest.raises(LlmrlError, match=message):
         silent_run(*BLACKJACK, *overrides, f"output_root={models}", "name=refused")
 
@@ -140,6 +140,6 @@ def test_options_that_do_not_fit(models, overrides, message):
         (["llm=small_chat", "llm/learn=grp"], "grpo"),
     ],
 )
-def test_hint_names_models_that_learn(arguments, message):
+def test_hint_lists_trainable_models(arguments, message):
     hint = suggestions.hint(["agent=llm_player", *arguments], "train")
     assert hint is not None and re.search(message, hint)

@@ -25,7 +25,7 @@ def logits(module, chat):
         return module(input_ids=ids).logits
 
 
-def test_plain_peft_computes_the_same(trained, chat_folder):
+def test_adapter_matches_plain_peft(trained, chat_folder):
     from peft import PeftModel
 
     chat, folder = trained
@@ -38,7 +38,7 @@ def test_plain_peft_computes_the_same(trained, chat_folder):
     torch.testing.assert_close(logits(merged, chat), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_other_roles_use_the_adapter(trained, make_chat):
+def test_adapter_serves_other_roles(trained, make_chat):
     chat, folder = trained
     user = make_chat(adapter=str(folder))
     user.check()
@@ -53,7 +53,7 @@ def test_equal_weights_give_equal_files(trained, tmp_path):
     }
 
 
-def test_all_weights_have_no_adapter(make_chat, tmp_path):
+def test_full_tuning_writes_no_adapter(make_chat, tmp_path):
     chat = make_chat(learn=settings())
     chat.learner.write_adapter(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()

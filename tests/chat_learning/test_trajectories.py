@@ -77,7 +77,7 @@ def test_merge_turns():
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
-def test_merged_sequences_contain_each_reply_once(turns):
+def test_merged_sequences_contain_each_reply(turns):
     samples, history = [], ()
     for tokens, keeps_history in turns:
         prompt = (*(history if keeps_history else ()), 9)

@@ -40,7 +40,7 @@ def test_turn_advantages_compare_equal_indices():
     np.testing.assert_allclose(advantages.turn_advantages(reward, trajectory, group, 1.0), [-2.0, 0.5, 0.0, -0.5, 2.0])
 
 
-def test_anchor_advantages_add_equal_observations():
+def test_anchor_advantages():
     reward = np.array([1.0, 0.0, 0.0, 2.0])
     trajectory, group = np.array([0, 0, 1, 1]), np.zeros(4, dtype=np.int64)
     episode = advantages.episode_advantages(reward, trajectory, group)

@@ -65,7 +65,7 @@ def test_forks(name):
 
 
 @pytest.mark.parametrize("name", ENVS)
-def test_state_of_a_fork_restores_the_fork(name):
+def test_fork_state_is_restorable(name):
     env = make(name)
     env.reset(seed=3)
     action = np.ones((8, env.spec.n_agents), dtype=np.int64)
@@ -86,7 +86,7 @@ def test_state_of_a_fork_restores_the_fork(name):
     other.close()
 
 
-def test_continuations_estimate_the_value_of_a_state():
+def test_continuations_estimate_state_values():
     """In blackjack, mean returns of continuations agree with independent episodes from the same hands."""
     env = make("blackjack")
     env.reset(seed=0)

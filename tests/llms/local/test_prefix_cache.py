@@ -29,7 +29,7 @@ def replies(folder, questions, **options):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_replies_do_not_change(folder, temperature):
+def test_replies_are_invariant_to_reuse(folder, temperature):
     questions = ["Hi", "What tax rate do you propose?", "0.1 0.2 0.3 " * 6, "Why?", "é ü 漢字"]
     options = {"temperature": temperature, "dtype": "float32"}
     assert replies(folder, questions, reuse_prefix=True, **options) == replies(
@@ -37,7 +37,7 @@ def test_replies_do_not_change(folder, temperature):
     )
 
 
-def test_beginning_is_computed_once(folder):
+def test_prefix_is_computed_for_first_batch(folder):
     model = build_model("local_chat", model=str(folder), seeds=Seeds(0)).module
     passes = []
     model.register_forward_hook(lambda *arguments, **options: passes.append(None), with_kwargs=True)
