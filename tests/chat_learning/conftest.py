@@ -35,6 +35,9 @@ def make_chat(chat_folder):
             "max_tokens": 8,
             "context_window": None,
             "batch_tokens": 4096,
+            "reuse_prefix": True,
+            "learn": None,
+            "make": None,
         }
         return LocalChat(LocalChatSettings(**settings | options), "cpu", Seeds(0))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.experiment.models import build_used_model
-from llmrl.experiment.resources import RunResources
+from llmrl.experiment.experiment import Experiment
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.adapter import merge_adapter
 from llmrl.llms.local.candidate_scorer import LocalScorer
@@ -57,10 +56,7 @@ def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str
 
 def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[Any, LocalChat | LocalScorer]:
     """Return the trained language model of a run without layers of peft, and the part that loads its files."""
-    from omegaconf import OmegaConf
-
-    resolved: Any = OmegaConf.to_container(OmegaConf.create(config), resolve=True)
-    built: Any = RunResources(resolved, build_used_model).model if resolved.get("llm") else None
+    built: Any = Experiment(config).resources.model if config.get("llm") else None
     model = built.provider if isinstance(built, ChatClient) else built
     if not isinstance(model, LocalChat | LocalScorer):
         raise ConfigError(f"{run} has trained no language model with local weights")

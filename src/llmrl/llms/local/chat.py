@@ -57,9 +57,9 @@ class LocalChatSettings:
     max_tokens: PositiveInt
     context_window: PositiveInt | None
     batch_tokens: PositiveInt
-    reuse_prefix: bool = True
-    learn: LearnerFactory | None = None
-    make: SmallChat | None = None
+    reuse_prefix: bool
+    learn: LearnerFactory | None
+    make: SmallChat | None
 
 
 class LocalChat(Provider):
