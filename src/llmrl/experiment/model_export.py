@@ -14,10 +14,7 @@ from llmrl.llms.local.adapter import merge_adapter
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Kind, load_model, load_tokenizer
-from llmrl.run.artifacts import read_config, saved_state
-
-ADAPTER = "adapter"
-"""Folder of the adapter in a run folder."""
+from llmrl.run.artifacts import ADAPTER, read_config, saved_state
 
 
 def export_model(run: Path, out: Path | None, merge: bool, trusted: Sequence[str] = ()) -> Path:

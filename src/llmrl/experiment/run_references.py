@@ -28,6 +28,7 @@ from llmrl.experiment.run_lookup import (
     only_of,
     parse_reference,
 )
+from llmrl.run.artifacts import ADAPTER
 from llmrl.run.config_hash import RESOLVED, config_hash
 from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
 
@@ -64,7 +65,7 @@ PLACES = (
     Place("agent.examples_path", folders=True),
     Place("teacher.table", "plans.json", presets=True),
     Place("llm.calls"),
-    Place("llm.adapter", "adapter"),
+    Place("llm.adapter", ADAPTER),
     Place("dataset.runs", many=True),
 )
 """All keys that name a run."""

@@ -39,14 +39,15 @@ from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
 from llmrl.llms.validity import Validity
 from llmrl.loops.compute_requests import Chat, Delegate, Log, Request, Requests, SafePoint
+from llmrl.run.artifacts import ADAPTER
 from llmrl.run.files import write_json
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = "held_out"
 """Name in results of the task that is trained on; other tasks have their own names."""
-ADAPTER, WEIGHTS = "adapter", "trainer"
-"""Folders in the run folder: the adapter, and the trainer's checkpoints."""
+WEIGHTS = "trainer"
+"""Folder of the trainer's checkpoints in the run folder."""
 
 Models = Callable[[str | None], ChatClient]
 """Function that returns the model client, with an adapter (its folder) or without (None)."""

@@ -13,8 +13,8 @@ from llmrl.core.records import State
 from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.compute_requests import Evaluate, Imitate, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.trained_results import write_trained_results
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_results import episode_row, write_results
 from llmrl.rollout.episode_summaries import summarize_evaluation
 from llmrl.run.artifacts import RESULT_EPISODES
 
@@ -95,20 +95,13 @@ class CloneLoop:
         episodes = yield self._evaluation()
         self.collector.close()
         final = {**self._held_out(), **summarize_evaluation(episodes, *self.welfare_measure)}
-        rows = [episode_row(episode, *self.welfare_measure) for episode in episodes]
-        description = {
-            "env": self.env.spec.name,
-            "agent": self.agent.describe(),
-            "llm": run.status.llm,
-            "seed": run.seed,
-        }
-        write_results(run.folder, rows, learned=True, about=description)
+        objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         yield self._row("evaluation", final)
         run.summary = {
             "updates": self.updates,
             "samples": self._samples(),
             **final,
-            RESULT_EPISODES: [[row["objective"] for row in rows]],
+            RESULT_EPISODES: [objectives],
         }
         return final["evaluation/objective"]
 

@@ -15,12 +15,12 @@ from llmrl.loops.continuations import EpisodeGroups
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
+from llmrl.loops.trained_results import write_trained_results
 from llmrl.rollout.collector import Collector
-from llmrl.rollout.episode_results import episode_row, write_results
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
 from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
 from llmrl.rollout.trajectory_writers import RolloutWriter
-from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.artifacts import ADAPTER, RESULT_EPISODES
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,9 @@ class LearnLoop:
         episodes = yield from self._evaluate()
         self.collector.close()
         final = summarize_evaluation(episodes, *self.welfare_measure)
-        rows = [episode_row(episode, *self.welfare_measure) for episode in episodes]
-        description = {
-            "env": self.env.spec.name,
-            "agent": self.agent.describe(),
-            "llm": run.status.llm,
-            "seed": run.seed,
-        }
-        write_results(run.folder, rows, learned=True, about=description)
+        objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         if isinstance(self.agent, TrainsAdapter):
-            self.agent.write_adapter(run.folder / "adapter")
+            self.agent.write_adapter(run.folder / ADAPTER)
         yield self._row("evaluation", final)
         if self.probes is not None:
             from llmrl.analysis.probes import draw_probes
@@ -142,7 +135,7 @@ class LearnLoop:
             "updates": self.iteration,
             "env_steps": self.env_steps,
             **final,
-            RESULT_EPISODES: [[row["objective"] for row in rows]],
+            RESULT_EPISODES: [objectives],
         }
         return final["evaluation/objective"]
 

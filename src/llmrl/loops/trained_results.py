@@ -1,0 +1,30 @@
+"""Results of the episodes that a trained agent plays at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llmrl.core.protocols import Agent
+from llmrl.core.rollouts import Episode
+from llmrl.core.run_context import RunContext
+from llmrl.core.welfare_measures import Objective
+from llmrl.rollout.episode_results import episode_row, write_results
+
+
+def write_trained_results(
+    run: RunContext, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
+) -> list[float]:
+    """Write `results.json` of the final episodes of a trained agent; return the objective of each.
+
+    Args:
+        run: run of the agent.
+        env: name of the environment.
+        agent: the trained agent.
+        episodes: its final episodes.
+        objective, spending_cost: welfare measure.
+    """
+    rows: list[dict[str, Any]] = [episode_row(episode, objective, spending_cost) for episode in episodes]
+    description = {"env": env, "agent": agent.describe(), "llm": run.status.llm, "seed": run.seed}
+    write_results(run.folder, rows, learned=True, about=description)
+    return [row["objective"] for row in rows]
