@@ -13,6 +13,12 @@ SYSTEM = "Choose left or right.\nReply with JSON, for example the following:\n" 
 )
 QUESTIONS = ('{"place": "north"}', '{"place": "south"}')
 
+COMPLETE_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% if message.role == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""Template that includes system messages, so that prompts have a common beginning."""
 FORGETFUL_TEMPLATE = (
     "{% for message in messages %}{% if message.role != 'assistant' %}<|{{ message.role }}|>{{ message.content }}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

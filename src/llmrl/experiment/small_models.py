@@ -196,10 +196,8 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> SmallMo
                 break
     finally:
         env.close()
-    system = dict.fromkeys(m["content"] for messages, _ in chat.exchanges for m in messages if m["role"] == "system")
-    lines = [line for text in system for line in text.splitlines(keepends=True)]
     texts = [text for messages, reply in chat.exchanges for text in (messages[-1]["content"], reply)]
-    parameters = make_small_chat(folder, texts, lines, model, seeds.integer("weights"))
+    parameters = make_small_chat(folder, texts, model, seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate
     loss = train_format(folder, chat.exchanges, steps, learning_rate, seeds.integer("reading"))
     log.info("the model has learned the format of replies: %.3g nats per token", loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,15 +10,17 @@ from typing import Literal
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.llms.local.small import END, SmallModelShape, make_llama, make_tokenizer, save_small_model
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("user", "assistant")
 CHAT_TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for message in messages if message.role != 'system' %}<|{{ message.role }}|>{{ message.content }}"
     f"{{% if message.role == 'assistant' %}}{END}{{% endif %}}{{% endfor %}}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Chat template in which a conversation begins with all its earlier prompts and replies, token for token."""
-MAX_LINES = 400
-"""Maximum number of lines of system messages that become one token each."""
+"""Chat template in which a conversation begins with all its earlier prompts and replies, token for token.
+
+It omits system messages. These are equal in all prompts, and the model has not learned the language of their rules, but
+their tokens would dominate attention: training then moves the replies to all observations together.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +44,12 @@ class SmallChat(SmallModelShape):
         return "has learned the format of replies"
 
 
-def make_small_chat(folder: Path, texts: Iterable[str], lines: Sequence[str], shape: SmallModelShape, seed: int) -> int:
+def make_small_chat(folder: Path, texts: Iterable[str], shape: SmallModelShape, seed: int) -> int:
     """Write an untrained chat model with tokenizer and chat template; return the number of weights.
 
     Args:
         folder: folder to write to.
         texts: samples of the messages that the model will read and write.
-        lines: lines of system messages, each of which becomes one token.
         shape: sizes.
         seed: seed of the weights.
 
@@ -57,6 +58,5 @@ def make_small_chat(folder: Path, texts: Iterable[str], lines: Sequence[str], sh
     """
     tokenizer = make_tokenizer(list(texts), shape)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|{role}|>" for role in ROLES]})
-    tokenizer.add_tokens(list(dict.fromkeys(line for line in lines if len(line) > 1))[:MAX_LINES])
     tokenizer.chat_template = CHAT_TEMPLATE
     return save_small_model(folder, tokenizer, lambda: make_llama(tokenizer, shape), seed)
