@@ -79,7 +79,7 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
         folder: folder with model and tokenizer.
         exchanges: questions with their replies.
         steps: number of steps of Adam.
-        learning_rate: learning rate, > 0.
+        learning_rate: learning rate of the first step, > 0; it decreases linearly to 0.
         seed: seed of the order of exchanges.
 
     Returns:
@@ -112,7 +112,9 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
         network = TokenNetwork(model.requires_grad_(True), 1.0, 10**9, "float32", True, False, ProcessGroup())
         optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)
         rng = np.random.Generator(np.random.PCG64(seed))
-        for _ in range(steps):
+        for step in range(steps):
+            # A constant rate would leave a preference for some replies, which learning by reward starts from.
+            optimizer.param_groups[0]["lr"] = learning_rate * (1 - step / steps)
             batch = [sequences[i] for i in rng.integers(len(sequences), size=min(BATCH, len(sequences)))]
             targets = torch.tensor([token for s in batch for token in np.array(s.tokens)[s.positions]])
             loss = torch.nn.functional.nll_loss(network(batch), targets)

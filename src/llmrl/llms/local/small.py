@@ -23,12 +23,12 @@ _DISTANCE = r"\d+ (?:steps?|pas)(?: (?:\p{L}+|à \p{L}+))?(?: and| et)?,?"
 _PIECES: dict[Tokens, str] = {
     "phrases": rf"{_DISTANCE}|[\p{{L}}'][\p{{L}}' ]*\p{{L}}|\p{{L}}|[^\p{{L}}\s]|\s+",
     "words": rf"You see an?|You carry an?|Tu vois une?|Tu portes une?|{_DISTANCE}|\p{{L}}+|[^\p{{L}}\s]|\s+",
-    "messages": r"\d+|\p{L}[\p{L}_ ]*|[^\p{L}\d]+",
+    "messages": r'\d+|"[\p{L}_]+"(?!:)|(?:"[\p{L}_]+":|[^\p{L}\d"])+|\p{L}[\p{L}_ ]*|"',
 }
 """Largest units that can become one token.
 
 `phrases`: a distance with its direction, or words up to the next number or sign; `words`: a distance, a stock phrase,
-or a word; `messages`: a number, words, or punctuation of JSON between these.
+or a word; `messages`: a number, a quoted word, words, or keys and punctuation of JSON between these.
 """
 
 
