@@ -1,6 +1,6 @@
 """Exact expected return of blackjack policies: of a trained chat model, of rules, and of the optimum.
 
-    python benchmarks/blackjack_policy.py [RUN ...]
+    python benchmarks/blackjack_policy.py [RUN ...] [--data FILE]
 
 The game is Gymnasium's Blackjack-v1 with `sab=True`: cards are drawn with replacement, the dealer draws up to 16, and a
 natural wins unless the dealer has one, too. RUN is the folder of a run of `env=blackjack agent=llm_player
@@ -9,11 +9,12 @@ agent.history=0` whose model has learned; the model replies greedily to every st
 
 from __future__ import annotations
 
+import argparse
+import csv
 import functools
-import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 CARDS = {**dict.fromkeys(range(1, 10), 1 / 13), 10: 4 / 13}
@@ -86,8 +87,21 @@ def best_threshold() -> tuple[int, float]:
     return best, returns[best]
 
 
-def model_policy(run: Path) -> tuple[Policy, float]:
-    """Return the greedy policy of a run's trained model, and the share of states with an invalid reply."""
+@dataclass(frozen=True)
+class GreedyPolicy:
+    """Greedy policy of a chat model.
+
+    Attributes:
+        returns: its expected return.
+        invalid: share of states with an invalid reply, for which it sticks.
+    """
+
+    returns: float
+    invalid: float
+
+
+def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
+    """Return the greedy policies of a run's model before and after training."""
     from llmrl.agents.llm_player.answer_format import read_reply
     from llmrl.agents.llm_player.conversation import PlayerConversation
     from llmrl.core.records import ChatRequest
@@ -121,30 +135,58 @@ def model_policy(run: Path) -> tuple[Policy, float]:
         conversation = PlayerConversation(decided=int(not first), steps=int(not first))
         conversation.add_observation(describe((total, up, int(usable)), {}), None, player.settings.additions)
         requests.append(ChatRequest(conversation.messages(player.system[0].text, 0)))
-    with tempfile.TemporaryDirectory() as folder:
-        model = export_model(run, Path(folder) / "model", merge=True)
-        settings = replace(chat.settings, model=str(model), make=None, learn=None, adapter=None, temperature=0.0)
-        replies = LocalChat(settings, "cpu", Seeds(0)).complete(requests)
+
+    def policy(model: str) -> GreedyPolicy:
+        settings = replace(chat.settings, model=model, make=None, learn=None, adapter=None, temperature=0.0)
+        actions, invalid = {}, 0
+        for state, reply in zip(states, LocalChat(settings, "cpu", Seeds(0)).complete(requests), strict=True):
+            try:
+                actions[state] = float(read_reply(reply.text, player.answers, None).action == 1)
+            except InvalidReply:
+                actions[state], invalid = 0.0, invalid + 1
+        return GreedyPolicy(exact_return(lambda *state: actions[state]), invalid / len(states))
+
+    initial = chat.model
     parts.close()
-    actions, invalid = {}, 0
-    for state, reply in zip(states, replies, strict=True):
-        try:
-            actions[state] = float(read_reply(reply.text, player.answers, None).action == 1)
-        except InvalidReply:
-            actions[state], invalid = 0.0, invalid + 1
-    return lambda *state: actions[state], invalid / len(states)
+    with tempfile.TemporaryDirectory() as folder:
+        return policy(initial), policy(str(export_model(run, Path(folder) / "model", merge=True)))
+
+
+def reference_returns() -> dict[str, float]:
+    """Return the expected returns of policies to compare with."""
+    limit, threshold = best_threshold()
+    return {
+        "optimum": exact_return(None),
+        f"stick from {limit} on": threshold,
+        "always stick": exact_return(lambda *_: 0.0),
+        "random": exact_return(lambda *_: 0.5),
+    }
 
 
 def main() -> None:
-    """Print the returns."""
-    print(f"optimum                 {exact_return(None):+.4f}")
-    limit, threshold = best_threshold()
-    print(f"stick from {limit} on        {threshold:+.4f}  (best policy that looks only at its sum)")
-    print(f"always stick            {exact_return(lambda *_: 0.0):+.4f}  (best policy without observations)")
-    print(f"random                  {exact_return(lambda *_: 0.5):+.4f}")
-    for folder in sys.argv[1:]:
-        policy, invalid = model_policy(Path(folder))
-        print(f"{exact_return(policy):+.4f}  invalid in {invalid:.1%} of states  {folder}")
+    """Print the returns, and write them to a file if one is given."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run")
+    parser.add_argument("--data", type=Path, help="CSV file for the returns of the runs")
+    options = parser.parse_args()
+    for name, value in reference_returns().items():
+        print(f"{name:<20}  {value:+.4f}")
+    if not options.runs:
+        return
+    from llmrl.run.artifacts import read_config
+
+    rows = []
+    for run in options.runs:
+        config = read_config(run, ())
+        before, after = greedy_policies(run)
+        print(f"{after.returns:+.4f}, before training {before.returns:+.4f}, invalid {after.invalid:.1%}  {run}")
+        advantage, seed = config["llm"]["learn"]["advantage"], config["seed"]
+        rows.append((advantage, seed, round(before.returns, 5), round(after.returns, 5), round(after.invalid, 5)))
+    if options.data is not None:
+        with options.data.open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("advantage", "seed", "before", "after", "invalid"))
+            writer.writerows(sorted(rows))
 
 
 if __name__ == "__main__":
