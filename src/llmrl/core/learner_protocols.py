@@ -53,8 +53,8 @@ class ComparesEpisodes(RecordsEpisodes, Protocol):
 
 @runtime_checkable
 class TrainsAdapter(Protocol):
-    """An agent that may train a low-rank adapter of a language model."""
+    """An agent or principal that may train a low-rank adapter of a language model."""
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the adapter into `folder` in peft's format; do nothing if the agent trains none."""
+        """Write the adapter into `folder` in peft's format; do nothing if none is trained."""
         ...

@@ -61,7 +61,8 @@ def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[A
     module: Any = load_model(kind, model.model, model.settings.revision, "cpu", "float32")
     if adapter.is_dir():
         return merge_adapter(module, str(adapter)), model
-    state = saved_state(run)[1]["agents"][-1]
+    run_state = saved_state(run)[1]
+    state = (run_state.get("principal") or {}).get("learning") or run_state["agents"][-1]
     if "learner" in state and "weights" in (state["learner"] or {}):
         weights = state["learner"]["weights"]
     else:

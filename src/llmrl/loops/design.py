@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls
 from llmrl.core.records import Briefing, CallEstimate
 from llmrl.core.run_context import ProgressDisplay, RunContext
@@ -28,6 +29,7 @@ from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
+from llmrl.run.artifacts import ADAPTER
 
 log = logging.getLogger(__name__)
 
@@ -164,6 +166,8 @@ class DesignLoop:
             yield from evaluate(run, self.measurement, self.references)
             progress.restore_final_agents()
         yield progress.save_request(always=True)
+        if isinstance(self.principal, TrainsAdapter):
+            self.principal.write_adapter(run.folder / ADAPTER)
         self.collector.close()
         return self._conclude(run)
 

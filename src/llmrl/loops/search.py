@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
@@ -26,7 +27,7 @@ from llmrl.rollout.batched_evaluator import (
     incumbent_metrics,
     outcome_of,
 )
-from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.artifacts import ADAPTER, RESULT_EPISODES
 from llmrl.run.proposals import ProposalLog, read_proposals
 
 
@@ -174,6 +175,8 @@ class SearchLoop:
             self.log.close()
         metrics = incumbent_metrics(final)
         yield self._row("evaluation", metrics)
+        if isinstance(self.principal, TrainsAdapter):
+            self.principal.write_adapter(run.folder / ADAPTER)
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 

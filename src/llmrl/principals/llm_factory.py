@@ -8,11 +8,14 @@ from pathlib import Path
 from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.protocols import Controller
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.llms.client import ChatClient
 from llmrl.principals.llm_mechanism import LLMMechanismPrincipal
 from llmrl.principals.llm_principal import LLMPrincipal
 from llmrl.principals.llm_search import LLMSearch
 from llmrl.principals.llm_settings import LLMSettings, SearchFormat
+from llmrl.principals.proposal_learning import ProposalLearning
 
 
 def llm_principal(
@@ -21,6 +24,7 @@ def llm_principal(
     llm: ChatModel | None,
     prompt_folder: Path | None = None,
     controller: Controller | None = None,
+    seeds: Seeds | None = None,
 ) -> LLMPrincipal:
     """Return an `LLMSearch` if there is a policy to search, else an `LLMMechanismPrincipal`.
 
@@ -30,9 +34,11 @@ def llm_principal(
         llm: the chat model.
         prompt_folder: folder of a user's own prompts; None: there is none.
         controller: policy whose parameters are searched; None: the principal sets a mechanism.
+        seeds: seed tree of a model that learns.
 
     Raises:
-        ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
+        ConfigError: no chat model, no mechanism, no such prompt, a setting of the other kind of search, or a model that
+            learns from one reply with all proposals.
     """
     if llm is None:
         raise ConfigError(
@@ -43,8 +49,10 @@ def llm_principal(
         settings = replace(settings, observations=controller is None)
     values = {field.name: getattr(settings, field.name) for field in fields(SearchFormat)}
     options = {name: value for name, value in values.items() if value is not None}
+    principal: LLMPrincipal
     if controller is not None:
-        return LLMSearch(spec, llm, controller, settings, SearchFormat(**options), prompt_folder)
+        principal = LLMSearch(spec, llm, controller, settings, SearchFormat(**options), prompt_folder)
+        return _with_learning(principal, llm, seeds)
     if not settings.joint_prompt:
         del options["joint_prompt"]
     if settings.out_of_range == "accept":
@@ -55,4 +63,17 @@ def llm_principal(
             "of a "
             "mechanism; remove it"
         )
-    return LLMMechanismPrincipal(spec, llm, settings, prompt_folder)
+    return _with_learning(LLMMechanismPrincipal(spec, llm, settings, prompt_folder), llm, seeds)
+
+
+def _with_learning(principal: LLMPrincipal, llm: ChatModel, seeds: Seeds | None) -> LLMPrincipal:
+    """Return `principal`, with the training of its model if `llm/learn` is set."""
+    if not isinstance(llm, ChatClient) or llm.learner is None:
+        return principal
+    if principal.joint_prompt:
+        raise ConfigError(
+            "principal.joint_prompt=true requests all proposals in one reply, but llm/learn compares replies; use "
+            "principal.joint_prompt=false"
+        )
+    principal.learning = ProposalLearning(llm.learner, (seeds or Seeds(0)).child("learning"))
+    return principal

@@ -7,6 +7,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -26,6 +27,7 @@ from llmrl.llms.reading.vector_parser import VectorParser
 from llmrl.llms.structured_query import Query, StructuredQuery
 from llmrl.principals.history import History, Record
 from llmrl.principals.llm_settings import LLMSettings
+from llmrl.principals.proposal_learning import ProposalLearning
 
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
@@ -98,9 +100,18 @@ class LLMPrincipal(StateFields, ABC):
         reasons: the model's reasons for each vector of the last `ask`; "" where it gave none.
         fallbacks: whether each vector of the last `ask` is a fallback (no valid reply, or numbers that were unusable).
         iteration: number of steps asked so far.
+        learning: training of the chat model on its proposals; None: it does not learn.
     """
 
-    _state_fields: ClassVar[tuple[str, ...]] = ("history", "asker", "iteration", "counters", "notes")
+    _state_fields: ClassVar[tuple[str, ...]] = (
+        "history",
+        "asker",
+        "iteration",
+        "counters",
+        "notes",
+        "fallbacks",
+        "learning",
+    )
 
     parallel = True
     learns_from_others = True
@@ -117,6 +128,7 @@ class LLMPrincipal(StateFields, ABC):
         self.fallbacks: list[bool] = []
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
         self.in_reply = 1  # vectors per reply in the last `ask`
+        self.learning: ProposalLearning | None = None
         self.asker = self._new_asker()
         self.shown = settings  # selection of the history in the present question
         self._row_tokens: float | None = None
@@ -155,6 +167,8 @@ class LLMPrincipal(StateFields, ABC):
         self.in_reply = n if self.joint_prompt else 1
         self.asker.schema = self.schema(self.in_reply)
         numbers = range(1, n // self.in_reply + 1)
+        if self.learning is not None:
+            self.learning.check(len(numbers))
         parsers = [self.asked(self.in_reply, name, k if len(numbers) > 1 else None) for k in numbers]
         questions = [self.question(name, k, n) for k in numbers]
         readings = self.asker.ask(questions, [self._parser(parser) for parser in parsers])
@@ -173,6 +187,8 @@ class LLMPrincipal(StateFields, ABC):
             self.counters["repeated_proposals"] += key_of(vector) in keys
             keys.add(key_of(vector))
         self.iteration += 1
+        if self.learning is not None:
+            self.learning.record([stats.samples for stats in self.asker.asked])
         return vectors
 
     def answered(self, questions: Sequence[Prompt | Query]) -> None:
@@ -210,9 +226,20 @@ class LLMPrincipal(StateFields, ABC):
         bounds), and llm/repeated_proposals (made before, or by another question of the same step).
         """
         notes, self.notes = self.notes, []
-        self.history.add(outcomes, notes if len(notes) == len(outcomes) else [])
+        is_proposed = bool(notes) and len(notes) == len(outcomes)
+        self.history.add(outcomes, notes if is_proposed else [])
         self.tried |= {key_of(outcome.vector) for outcome in outcomes}
-        return self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
+        metrics = self.asker.metrics() | {f"llm/{name}": float(count) for name, count in self.counters.items()}
+        if self.learning is None or not is_proposed:
+            return metrics
+        pairs = zip(outcomes, self.fallbacks, strict=True)
+        values = [float("nan") if is_fallback else outcome.value for outcome, is_fallback in pairs]
+        return metrics | self.learning.update(values)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        if self.learning is not None:
+            self.learning.write_adapter(folder)
 
     def estimate(self, steps: int, n: int, known: int = 0) -> CallEstimate:
         """Estimate the calls of `steps` steps of `n` proposals from rendered prompts.

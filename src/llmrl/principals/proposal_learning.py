@@ -1,0 +1,87 @@
+"""Training of a principal's chat model from the outcomes of its proposals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import State, TokenSample
+from llmrl.core.seeding import Seeds
+from llmrl.core.state_fields import StateFields
+from llmrl.llms.local.chat_learner import ChatLearner
+
+
+class ProposalLearning(StateFields):
+    """Training of a chat model on the proposals of each step, which are compared with one another.
+
+    The reward of a proposal is its value, standardized by mean and standard deviation of all values so far, so
+    `llm.learn.invalid_reward` is a number of standard deviations. A proposal without a value, because no reply was
+    valid or it could not be played, has the reward of the lowest value so far.
+
+    Args:
+        learner: learner of the chat model.
+        seeds: seed tree of the order of minibatches.
+
+    Raises:
+        ConfigError: the learner needs values of states.
+    """
+
+    _state_fields = ("_learner", "_recorder", "_n_proposals", "_values", "_updates")
+
+    def __init__(self, learner: ChatLearner, seeds: Seeds) -> None:
+        if learner.n_continuations:
+            raise ConfigError(
+                "llm.learn.advantage=replay continues games from their saved states, and proposals have none; use "
+                "episode, turn or anchor"
+            )
+        self._learner, self._seeds = learner, seeds
+        self._n_proposals = 0
+        self._recorder = learner.recorder(0, 1)  # replies of the last step
+        self._values: list[float] = []
+        self._updates = 0
+
+    def check(self, n_proposals: int) -> None:
+        """Raise ConfigError if the proposals of a step cannot be divided into groups."""
+        if n_proposals % self._learner.group_size:
+            raise ConfigError(
+                f"a step has {n_proposals} separate proposals, which must be a multiple of llm.learn.group_size="
+                f"{self._learner.group_size}; change it, or design.candidates or search.candidates"
+            )
+
+    def record(self, replies: Sequence[Sequence[tuple[TokenSample, bool]]]) -> None:
+        """Record the sampled replies of each proposal of a step, each with whether it was valid."""
+        self._n_proposals = len(replies)
+        self._recorder = self._learner.recorder(self._n_proposals, 1)
+        for i, samples in enumerate(replies):
+            for turn, (sample, is_valid) in enumerate(samples):
+                self._recorder.add_reply(i, 0, sample, f"turn {turn}", is_valid, turn)
+
+    def update(self, values: Sequence[float]) -> dict[str, float]:
+        """Train on the recorded proposals; return metrics (`learn/...`).
+
+        Args:
+            values: value of each proposal, the larger the better; NaN for one without a value.
+        """
+        import torch
+
+        self._values += [value for value in values if not np.isnan(value)]
+        deviation = float(np.std(self._values)) if self._values else 0.0
+        for i, value in enumerate(values):
+            if deviation > 0:
+                achieved = min(self._values) if np.isnan(value) else value
+                self._recorder.add_reward(i, 0, (achieved - float(np.mean(self._values))) / deviation)
+            self._recorder.end(i)
+        generator = torch.Generator().manual_seed(self._seeds.child("minibatches").integer(self._updates))
+        self._updates += 1
+        return self._learner.update(self._recorder.take(), generator)
+
+    def write_adapter(self, folder: Path) -> None:
+        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
+        self._learner.write_adapter(folder)
+
+    def load_state_dict(self, state: State) -> None:
+        self._recorder = self._learner.recorder(state["n_proposals"], 1)
+        super().load_state_dict(state)
