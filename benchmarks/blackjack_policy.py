@@ -169,13 +169,14 @@ def main() -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--data", type=Path, help="CSV file for the returns of the runs")
     options = parser.parse_args()
+    rows: list[tuple[object, ...]] = []
     for name, value in reference_returns().items():
         print(f"{name:<20}  {value:+.4f}")
+        rows.append((name, "", "", round(value, 5), ""))
     if not options.runs:
         return
     from llmrl.run.artifacts import read_config
 
-    rows = []
     for run in options.runs:
         config = read_config(run, ())
         before, after = greedy_policies(run)
@@ -185,8 +186,8 @@ def main() -> None:
     if options.data is not None:
         with options.data.open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("advantage", "seed", "before", "after", "invalid"))
-            writer.writerows(sorted(rows))
+            writer.writerow(("group", "seed", "before", "after", "invalid"))
+            writer.writerows(rows)
 
 
 if __name__ == "__main__":

@@ -22,8 +22,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from results_runs import read_rows
+
+from llmrl.statistics.intervals import mean_interval
 
 README = "README.md"
 ALL_PAGES = "*"
@@ -133,7 +136,9 @@ class ResultPages:
         return found[0]
 
     def summary(self, name: str, column: str, minus: str | None = None, **where: Any) -> dict[str, Any]:
-        """Return mean, standard_error (None below two runs) and runs of a column of a CSV file with a row a run.
+        """Return mean, standard_error, low, high (None below two runs) and runs of a column of a CSV file with runs.
+
+        `low` and `high` are the ends of the 95 % t-interval.
 
         Args:
             name: file name without `.csv`.
@@ -144,8 +149,12 @@ class ResultPages:
         columns = [column] if minus is None else [column, minus]
         rows = [row for row in self.rows(name, **where) if all(row[each] is not None for each in columns)]
         values = [row[column] - (row[minus] if minus else 0.0) for row in rows]
-        error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        return {"mean": fmean(values) if values else None, "standard_error": error, "runs": len(values)}
+        ends: dict[str, float | None] = {"standard_error": None, "low": None, "high": None}
+        if len(values) > 1:
+            band = mean_interval(np.array(values))
+            ends = {"low": float(band.low), "high": float(band.high)}
+            ends["standard_error"] = stdev(values) / math.sqrt(len(values))
+        return {"mean": fmean(values) if values else None, **ends, "runs": len(values)}
 
     def score(self, study: str, group: str, **where: Any) -> dict[str, Any]:
         """Return the row of a group in `<study>_scores.csv`."""

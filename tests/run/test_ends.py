@@ -46,7 +46,7 @@ STALLS = {
     "learn, an evaluation": (LEARN, ROOM, "step", 22, False),
     "learn, the last evaluation": ((*LEARN, "learn.evaluation_interval=0"), ROOM, "step", 101, False),
     "learn, a build": (LEARN, ROOM, "__init__", 0, True),
-    "learn, what is written at the end": (LEARN, "llmrl.loops.learn", "write_results", 0, True),
+    "learn, what is written at the end": (LEARN, "llmrl.loops.learn", "write_trained_results", 0, True),
     "design, an update": (DESIGN, STACKED, "step", 2, False),
     "design, an update that waits": (DESIGN, STACKED, "step", 2, True),
     "design, validation": (DESIGN, ROOM, "step", 12, False),

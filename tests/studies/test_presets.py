@@ -51,7 +51,9 @@ def build_study(config):
 def check_games_and_agents(config, common, principal, small):
     """Check that a study under a principal has the games, agents and schedule of the study without it."""
     schedule_keys = {**SCHEDULE_KEYS, "llm": set() if small else {"steps"}}.get(principal, set())
-    assert config["env"] == common["env"]
+    # Voters pay for the incentives that they choose.
+    votes = {"budget_balanced": True} if principal == "vote" and "budget_balanced" in common["env"] else {}
+    assert config["env"] == common["env"] | votes
     assert {name for name, x in config["design"].items() if x != common["design"][name]} <= schedule_keys
     if principal == "metagrad":  # needs agents that go on exploring; published with gradients scaled down apart
         assert config["agent"]["ppo"]["separate_clipping"] == (not small)

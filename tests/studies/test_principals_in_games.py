@@ -112,8 +112,9 @@ def remembers(principal, initial, after, vectors, high):
     elif principal == "vote":  # citizens may keep what they have
         assert [(len(state["records"]), state["votes"]) for state in (initial, after)] == [(STOP, STOP), (STEPS, STEPS)]
     elif principal == "gp":
-        assert after["vectors"].shape == vectors.shape and (after["vectors"][:STOP] == initial["vectors"]).all()
-        np.testing.assert_allclose(after["vectors"] * high, vectors, atol=1e-12)
+        assert np.shape(after["vectors"]) == vectors.shape
+        assert np.array_equal(after["vectors"][:STOP], initial["vectors"])
+        np.testing.assert_allclose(np.array(after["vectors"]) * high, vectors, atol=1e-12)
     elif principal in ("cem", "cmaes"):
         [first], [last] = initial["contexts"], after["contexts"]
         assert (len(first["values"]), len(last["values"])) == (STOP, STEPS)

@@ -20,7 +20,7 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.adapter import adapters_off, write_adapter
+from llmrl.llms.local.adapter import adapter_weights, adapters_off, write_adapter
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
 from llmrl.llms.local.lora import Lora
@@ -199,8 +199,8 @@ class ChatGRPO:
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter in peft's format; do nothing if all weights are trained."""
         if self.settings.tune == "lora":
-            network, revision = self._token_network(), self.chat.settings.revision
-            write_adapter(network.language, self.settings.lora, folder, self.chat.model, revision)
+            language, revision = self._token_network().language, self.chat.settings.revision
+            write_adapter(language, adapter_weights(language), self.settings.lora, folder, self.chat.model, revision)
 
     def describe(self) -> Mapping[str, Any]:
         """Return what is trained, and numbers of parameters."""

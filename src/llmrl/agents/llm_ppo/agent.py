@@ -23,7 +23,7 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.local.adapter import write_adapter
+from llmrl.llms.local.adapter import adapter_weights, write_adapter
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.local.lora import Lora
@@ -165,8 +165,12 @@ class LanguagePPOAgent:
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
-        if self.tune == "lora" and self.policy.network.processes.is_main:
-            write_adapter(self.policy.network.language, self._lora, folder, self._model, self._revision)
+        if self.tune != "lora":
+            return
+        language = self.policy.network.language
+        weights = gathered(adapter_weights(language))  # by all processes, each of which may hold only a part
+        if self.policy.network.processes.is_main:
+            write_adapter(language, weights, self._lora, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, what is trained, and numbers of parameters."""

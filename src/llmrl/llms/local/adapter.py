@@ -6,7 +6,7 @@ import importlib.util
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,11 +94,24 @@ def write_base(adapter: Path, model: str, revision: str | None, files: str | Non
     (adapter / BASE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def write_adapter(module: torch.nn.Module, lora: Lora, folder: Path, model: str, revision: str | None) -> None:
-    """Write the adapter that `Lora.inject` inserted into a model, in peft's format, with the file `BASE`.
+def adapter_weights(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters of the adapter that `Lora.inject` inserted into a model, by name."""
+    return {name: parameter for name, parameter in module.named_parameters() if ".lora_" in name}
+
+
+def write_adapter(
+    module: torch.nn.Module,
+    parameters: Mapping[str, torch.Tensor],
+    lora: Lora,
+    folder: Path,
+    model: str,
+    revision: str | None,
+) -> None:
+    """Write an adapter in peft's format, with the file `BASE`.
 
     Args:
         module: model with the adapter.
+        parameters: parameters of the adapter, complete if they are sharded in `module` (`adapter_weights`).
         lora: settings of the adapter.
         folder: folder to write; an existing adapter in it is replaced.
         model: model as in the config.
@@ -107,7 +120,7 @@ def write_adapter(module: torch.nn.Module, lora: Lora, folder: Path, model: str,
     from peft import LoraConfig, TaskType
     from safetensors.torch import save_file
 
-    weights = {name: p.detach().cpu().contiguous() for name, p in module.named_parameters() if ".lora_" in name}
+    weights = {name: parameter.detach().cpu().contiguous() for name, parameter in parameters.items()}
     is_seq2seq = bool(getattr(module.config, "is_encoder_decoder", False))
     config = LoraConfig(
         r=lora.rank,
