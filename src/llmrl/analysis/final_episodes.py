@@ -57,7 +57,7 @@ class FinalEpisodes:
             then dependent.
         means, errors: mean and standard error of each of `MEASURES` that all runs have. Errors are over runs if these
             learned or carried a state, else over episodes; NaN if unknown.
-        single_name: name for the only group of a task, whose label is not informative.
+        only_group_name: name for the only group of a task, whose label is not informative.
     """
 
     task: str
@@ -68,12 +68,12 @@ class FinalEpisodes:
     carried: tuple[str, ...] = ()
     means: Mapping[str, float] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
-    single_name: str = ""
+    only_group_name: str = ""
 
     @property
     def name(self) -> str:
-        """Label of the group; for the only group of a task `single_name`, if that is set."""
-        return self.single_name if self.group.label == SINGLE_GROUP and self.single_name else self.group.label
+        """Label of the group; for the only group of a task `only_group_name`, if that is set."""
+        return self.only_group_name if self.group.label == SINGLE_GROUP and self.only_group_name else self.group.label
 
 
 def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunRecord]) -> FinalEpisodes | None:
@@ -95,9 +95,9 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
         means[name], errors[name] = float(np.concatenate(parts).mean()), float(error)
     parts_of_label = [f"{key}={task.common[key]}" for key in ("agent", "principal", "teacher") if key in task.common]
     agent = results[0].get("agent")
-    single_name = ", ".join(parts_of_label) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
+    only_group_name = ", ".join(parts_of_label) or (str(agent.get("policy", "")) if isinstance(agent, dict) else "")
     episodes = sum(int(r["episodes"]) for r in results)
-    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, single_name)
+    return FinalEpisodes(task.title, group, len(results), episodes, learned, carried, means, errors, only_group_name)
 
 
 def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:

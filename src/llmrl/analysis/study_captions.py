@@ -37,7 +37,7 @@ def figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], has_re
         score_text = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
     dots = f"each run's {score_text}, as a dot, and their mean with its 95% interval"
     curves = [trace.anytime if anytime else trace.curve for trace in traces]
-    max_place = max((float(curve.places[-1]) for curve in curves if curve is not None), default=None)
+    max_x = max((float(curve.places[-1]) for curve in curves if curve is not None), default=None)
     if anytime:
         errors = [trace.evaluation_error for trace in traces if math.isfinite(trace.evaluation_error)]
         error = f" (standard error of one at most {max(errors):.2g})" if errors else ""
@@ -45,8 +45,8 @@ def figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], has_re
             f"Left, value of the recommendation from the first n measurements of a run alone{error}, with 95% bands; "
             f"right, {dots}"
         )
-    elif max_place is not None:
-        parts.append(f"Left, {_online_words(settings, traces, max_place)}; right, {dots}")
+    elif max_x is not None:
+        parts.append(f"Left, {_online_words(settings, traces, max_x)}; right, {dots}")
     else:
         parts.append(dots[:1].upper() + dots[1:])
     if has_references:
@@ -54,18 +54,18 @@ def figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], has_re
     return ". ".join(parts) + "."
 
 
-def _online_words(settings: StudySettings, traces: Sequence[GroupTrace], max_place: float) -> str:
+def _online_words(settings: StudySettings, traces: Sequence[GroupTrace], max_x: float) -> str:
     pretrained = any(trace.pretrainings for trace in traces)
     smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
     unit_text = "pre-training runs" if pretrained else "runs"
     prefix = "the objective of proposals, " if any(trace.online_score is not None for trace in traces) else ""
-    return f"{prefix}over {max_place:,.0f} {AXES[settings.x_axis][1]}{smooth}, with 95% bands over {unit_text}"
+    return f"{prefix}over {max_x:,.0f} {AXES[settings.x_axis][1]}{smooth}, with 95% bands over {unit_text}"
 
 
 def online_figure_caption(settings: StudySettings, traces: Sequence[GroupTrace], unit: str) -> str:
     """Return the caption of the figure of online performance."""
-    max_place = max((float(trace.curve.places[-1]) for trace in traces if trace.curve is not None), default=0.0)
+    max_x = max((float(trace.curve.places[-1]) for trace in traces if trace.curve is not None), default=0.0)
     return (
-        f"Online performance: {unit}, {_runs_in_words(traces)}. Left, {_online_words(settings, traces, max_place)}; "
+        f"Online performance: {unit}, {_runs_in_words(traces)}. Left, {_online_words(settings, traces, max_x)}; "
         "right, mean of the last fifth of each run's proposals, as a dot, and their mean with its 95% interval."
     )

@@ -64,7 +64,7 @@ class TrainingCurves:
         """Number of frames from the start that have final values; 0 without episodes."""
         if not len(self.episodes.places["start"]):
             return 0
-        ends = [end for start, end in self._periods() if end > start]
+        ends = [end for start, end in self._counted_steps() if end > start]
         return min(max(ends, default=0), self.steps) * self.episodes.games
 
     def means(self, metric: str, edges: np.ndarray) -> np.ndarray:
@@ -92,8 +92,8 @@ class TrainingCurves:
         means: np.ndarray = np.divide(np.diff(total), bin_weights, out=np.full(len(width), np.nan), where=is_covered)
         return means
 
-    def _periods(self) -> Iterator[tuple[int, int]]:
-        """Yield, in order, each step at which all games were restarted, and the step before which frames count."""
+    def _counted_steps(self) -> Iterator[tuple[int, int]]:
+        """Yield the intervals of steps whose frames count, each from a step at which all games were restarted."""
         starts = self.episodes.begun
         ends = np.append(starts[1:], self.steps)
         max_length = self.episodes.horizon or int(self.episodes.places["length"].max(initial=1))
@@ -113,7 +113,7 @@ class TrainingCurves:
         follows = np.zeros(len(order), dtype=bool)
         follows[1:] = (game[1:] == game[:-1]) & (period[1:] == period[:-1])
         start_frame, stop_frame = np.where(follows, np.append(0, start[:-1] + 1), start), start + 1
-        limit = np.array([end for _, end in self._periods()], dtype=np.int64)[period]
+        limit = np.array([end for _, end in self._counted_steps()], dtype=np.int64)[period]
         start_frame, stop_frame = np.minimum(start_frame, limit), np.minimum(stop_frame, limit)
         parts = np.flatnonzero(np.diff(game)) + 1
         for part in np.split(np.arange(len(order)), parts):

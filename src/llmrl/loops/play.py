@@ -314,7 +314,7 @@ class PlayLoop:
         }
 
     @property
-    def _shares_learning(self) -> bool:
+    def _has_learned_state(self) -> bool:
         """True if the run's episodes share something learned: trained weights, or plans that were drawn once."""
         return bool(getattr(self.agent, "shares_learning", False))
 
@@ -338,7 +338,7 @@ class PlayLoop:
             "llm": run.status.llm,
             "seed": run.seed,
         }
-        write_results(run.folder, rows, learned=self._shares_learning, about=description, carried=self._carried)
+        write_results(run.folder, rows, learned=self._has_learned_state, about=description, carried=self._carried)
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._player_metrics()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return metrics["evaluation/objective"]
