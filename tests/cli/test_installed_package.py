@@ -18,7 +18,7 @@ from hydra.core.config_store import ConfigStore
 
 from experiments import comparable_metrics, compose
 from llmrl.config.installed_options import content_of, installed_options, offer_installed
-from llmrl.config.suggestions import missing_option
+from llmrl.config.suggestions import unknown_option_message
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import Trust
@@ -103,9 +103,12 @@ def test_options_are_listed_with_no_import(site, store):
     assert config["env"]["horizon"] == 3 and config["principal"]["rungs"] == 5
     assert config["hardware"]["backend"] == {"_target_": "my_lab.niced.Niced", "level": 10}
     assert Trust().locate("my_lab.parts.Coins", "env._target_").__name__ == "Coins"
-    message = missing_option(["principal=lader"])
+    message = unknown_option_message(["principal=lader"])
     assert message is not None and "Did you mean ladder?" in message
-    assert missing_option(["principal=ladder"]) is None and missing_option(["hardware/backend=niced"]) is None
+    assert (
+        unknown_option_message(["principal=ladder"]) is None
+        and unknown_option_message(["hardware/backend=niced"]) is None
+    )
 
 
 LABELED_OPTION = """

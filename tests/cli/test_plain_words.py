@@ -14,7 +14,7 @@ import commands
 from experiments import compose, only_run_folder, run_experiment
 from faulty_env import Faulty
 from llmrl.cli import command
-from llmrl.config.suggestions import hint, is_ungrammatical, removal_error
+from llmrl.config.suggestions import has_syntax_error, hint, removal_message
 from llmrl.core import ram
 from llmrl.core.arguments import checked
 from llmrl.core.errors import BudgetExhausted, ConfigError, EngineError, RunInUse
@@ -199,22 +199,23 @@ def test_game_memory_is_checked_before_start(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_removed_options_give_replacement() -> None:
     assert (
-        removal_error(["~principal"])
+        removal_message(["~principal"])
         == "~principal: options cannot be removed; use principal=none for an experiment without principal"
     )
-    assert removal_error(["~teacher=llm"]) is not None and "teacher=none" in str(removal_error(["~teacher=llm"]))
+    assert removal_message(["~teacher=llm"]) is not None and "teacher=none" in str(removal_message(["~teacher=llm"]))
     for part in ("~env", "~agent", "~design", "~design.steps", "~env@x=escape_room"):
-        stderr_text = removal_error(["seed=1", part])
+        stderr_text = removal_message(["seed=1", part])
         assert stderr_text is not None and "options cannot be removed" in stderr_text and "\n" not in stderr_text
     assert (
-        removal_error(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"]) is None
+        removal_message(["~env.kwargs.g", "env=x", "~hydra.sweeper", "~agent.x.arguments.y=1", "principal=none"])
+        is None
     )
 
 
 def test_grammar_error_comes_from_hydra() -> None:
     for wrong in (["env.n_envs=[1,2"], ["experiment=search/linear", "env.n_envs=[1,2"], ["a={b"], ["x=)"]):
-        assert is_ungrammatical(wrong) and hint([*wrong, "env=taxii"], "train") is None
-    assert not is_ungrammatical(
+        assert has_syntax_error(wrong) and hint([*wrong, "env=taxii"], "train") is None
+    assert not has_syntax_error(
         ["env=taxi", "experiment=zero_shot/games", "--multirun", "~principal", "seed=range(0,3)"]
     )
     assert hint(["experiment=search/linear", "design.stepz=3"], "train") == (

@@ -36,7 +36,7 @@ from llmrl.run.progress_rows import RowsDisplay
 from llmrl.run.signals import StopFlag
 from llmrl.run.status import read_status
 from llmrl.sweeps.jobs import take_on
-from llmrl.sweeps.work import JobWork, PackWork, RowEnd
+from llmrl.sweeps.work import JobWork, PackWork, RunExit
 from stalling import STALLED_S, Stall, impatient
 
 TINY = (
@@ -122,10 +122,10 @@ def test_independent_runs_match_single_runs(tmp_path, runs):
         return outcomes
 
     single, rows = start_rows(tmp_path / "alone"), start_rows(tmp_path / "rows")
-    assert len({work.key for work in rows}) == 1 and rows[0].key is not None
-    assert PackWork(rows, compute_rows)() == [RowEnd(work.folder, 0) for work in rows]
+    assert len({work.batch_key for work in rows}) == 1 and rows[0].batch_key is not None
+    assert PackWork(rows, compute_rows)() == [RunExit(work.folder, 0) for work in rows]
     assert_resources_released(rows)
-    assert [PackWork([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
+    assert [PackWork([work], compute_rows)() for work in single] == [[RunExit(work.folder, 0)] for work in single]
     for row, single_row in zip(rows, single, strict=True):
         assert results(row.folder) == results(single_row.folder)
         lines = (row.folder / "run.log").read_text()
@@ -135,11 +135,11 @@ def test_independent_runs_match_single_runs(tmp_path, runs):
 def test_batched_runs_match_single_runs(tmp_path, capsys):
     options = ("design.evaluations=1", "design.steps=2", "design.references=1")
     single, rows = works(tmp_path / "alone", THREE, *options), works(tmp_path / "rows", THREE, *options)
-    assert PackWork(rows, compute_rows)() == [RowEnd(work.folder, 0) for work in rows]
+    assert PackWork(rows, compute_rows)() == [RunExit(work.folder, 0) for work in rows]
     assert_resources_released(rows)
     references = tmp_path / "rows" / "escape_room_references"
     shutil.copytree(references, tmp_path / "alone" / references.name)
-    assert [PackWork([work], compute_rows)() for work in single] == [[RowEnd(work.folder, 0)] for work in single]
+    assert [PackWork([work], compute_rows)() for work in single] == [[RunExit(work.folder, 0)] for work in single]
     assert_runs_equal(rows, single)
     reference_runs = sorted(references.glob("*/s0"))
     assert len(reference_runs) == 2 and all(read_status(folder).attempt == 1 for folder in reference_runs)
@@ -186,8 +186,8 @@ def test_late_replies_keep_metrics(tmp_path):
             )
             for name in ("rows", "alone")
         )
-        assert [end.code for end in compute_rows(rows)] == [0] * 4
-        assert [PackWork([work], compute_rows)()[0].code for work in single] == [0] * 4
+        assert [end.exit_code for end in compute_rows(rows)] == [0] * 4
+        assert [PackWork([work], compute_rows)()[0].exit_code for work in single] == [0] * 4
     assert_runs_equal(rows, single)
 
 
@@ -203,8 +203,8 @@ def test_failed_run_keeps_batch_running(tmp_path, monkeypatch, capsys):
     poor = ("principal=llm", "llm=scripted", "llm.budget.calls=1", f"llm.cache_dir={tmp_path}/cache")
     rows = works(tmp_path, [THREE[1], THREE[2], poor], "design.evaluations=1", "design.steps=3")
     completed, failed, usage = compute_rows(rows)
-    assert (completed.code, failed.code, usage.code) == (0, 1, 3)
-    assert failed.said == "RuntimeError: told too much" and "llm.budget.calls=1" in usage.said
+    assert (completed.exit_code, failed.exit_code, usage.exit_code) == (0, 1, 3)
+    assert failed.error == "RuntimeError: told too much" and "llm.budget.calls=1" in usage.error
     states = [read_status(work.folder) for work in rows]
     assert [status.state for status in states] == ["finished", "failed", "budget_exhausted"]
     assert "told too much" in (rows[1].folder / "traceback.txt").read_text()
@@ -225,14 +225,14 @@ def test_signal_stops_all_resumable_runs(tmp_path, monkeypatch):
     rows, single = works(tmp_path / "rows", THREE, *options), works(tmp_path / "alone", THREE, *options)
     monkeypatch.setattr(RandomPrincipal, "tell", send_signal)
     ends = compute_rows(rows)
-    assert signaled and [end.code for end in ends] == [128 + signal.SIGTERM] * 3
+    assert signaled and [end.exit_code for end in ends] == [128 + signal.SIGTERM] * 3
     for work in rows:
         status = read_status(work.folder)
         assert (status.state, status.error) == ("preempted", "stopped by SIGTERM; everything is saved")
     assert_resources_released(rows)
-    assert [end.code for end in compute_rows(rows)] == [0, 0, 0]
+    assert [end.exit_code for end in compute_rows(rows)] == [0, 0, 0]
     assert [read_status(work.folder).attempt for work in rows] == [2, 2, 2]
-    assert [end.code for work in single for end in compute_rows([work])] == [0, 0, 0]
+    assert [end.exit_code for work in single for end in compute_rows([work])] == [0, 0, 0]
     assert_runs_equal(rows, single)
 
 
@@ -255,7 +255,7 @@ def test_slow_work_is_abandoned_for_batch(tmp_path, monkeypatch, number, state):
         monkeypatch.setattr(StopFlag, "_handle", twice)
     ends = compute_rows(rows)
     assert time.monotonic() - stall.signaled < STALLED_S / 2
-    assert [end.code for end in ends] == [128 + number] * 3
+    assert [end.exit_code for end in ends] == [128 + number] * 3
     for work in rows:
         status = read_status(work.folder)
         assert status.state == state

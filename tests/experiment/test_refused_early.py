@@ -9,7 +9,7 @@ import pytest
 import commands
 from experiments import compose
 from llmrl.cli.llm import main
-from llmrl.config.suggestions import missing_option
+from llmrl.config.suggestions import unknown_option_message
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import build_parts
@@ -165,7 +165,7 @@ def test_missing_mechanism_lists_alternatives():
     ],
 )
 def test_mistyped_option_gives_suggestion(argument, hint):
-    message = missing_option(["seed=1", argument])
+    message = unknown_option_message(["seed=1", argument])
     assert message is not None and hint in message and "parts" not in message and "numbers" not in message
 
 
@@ -179,8 +179,8 @@ def test_valid_options_give_no_warning(tmp_path):
         "transfer=[]",
         "principal=choice(ucb,llm)",
     ]
-    assert missing_option([*available, "--config-dir", str(tmp_path)]) is None
-    assert missing_option(["env=mine"]) is not None
+    assert unknown_option_message([*available, "--config-dir", str(tmp_path)]) is None
+    assert unknown_option_message(["env=mine"]) is not None
 
 
 TWO = ("env=escape_room", "env.n_agents=2", "env.min_agents_per_lever=1", "env.n_envs=4")

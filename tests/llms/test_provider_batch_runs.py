@@ -94,7 +94,7 @@ def test_runs_in_process_share_batches(tmp_path):
             job = job_of(Experiment(compose(*words), words), words)
             take_on(job, tmp_path)
             works.append(JobWork(compute, job.config, words, job.folder, {}, "one shape"))
-        assert [end.code for end in compute_rows(works)] == [0] * 3
+        assert [end.exit_code for end in compute_rows(works)] == [0] * 3
     # Six at once, or a few less where the machine is busy; two are one run's.
     assert sum(server.sizes) == 18 and max(server.sizes) > 2
 

@@ -5,7 +5,7 @@ from llmrl.core.records import ChatReply
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
-from llmrl.llms.structured_query import QUOTED_REPLY, Query, StructuredQuery
+from llmrl.llms.structured_query import MAX_QUOTED_CHARS, Query, StructuredQuery
 from models import Echo, ask, chat_client
 
 
@@ -71,7 +71,7 @@ def test_repair_truncates_long_or_empty_reply():
     model = Answers("", "y" * 10_000, "z")
     asker(model, repair_turns=2).ask(questions("a"))
     assert model.requests[1].messages[1]["content"] == "(empty reply)"
-    assert len(model.requests[2].messages[3]["content"]) == QUOTED_REPLY
+    assert len(model.requests[2].messages[3]["content"]) == MAX_QUOTED_CHARS
 
 
 def test_truncated_reply_repair_explains():
@@ -107,7 +107,7 @@ class TestFit:
 
     def fit(self, window, n=100):
         query = asker(Echo(context_window=window, max_tokens=10))
-        prompt = query.fit(self.render, n)
+        prompt = query.fit_to_context(self.render, n)
         return prompt.text.count("record"), query.counters["trimmed_prompts"]
 
     def test_unknown_or_long_window_keeps_all(self):
@@ -153,7 +153,7 @@ class TestConversations:
         model = Echo(parallel=False, reply={"cost": 0.5}, fail={})
         query = asker(model, repair_turns=1)
         query.ask(questions("7", "x"))
-        good, bad = query.asked
+        good, bad = query.query_stats
         assert (good.replies, good.invalid, good.text) == (1, 0, "7")
         assert (bad.replies, bad.invalid, bad.text) == (2, 2, "Wrong: 'x' is no number")
         assert (bad.prompt_tokens, bad.completion_tokens, bad.cost) == (6, 4, 1.0)
@@ -162,12 +162,12 @@ class TestConversations:
         model = Echo(parallel=False, reply={"prompt_tokens": None})
         query = asker(model)
         query.ask(questions("7"))
-        assert (query.asked[0].prompt_tokens, query.asked[0].cost) == (None, None)
+        assert (query.query_stats[0].prompt_tokens, query.query_stats[0].cost) == (None, None)
 
     def test_call_failure_is_free(self):
         query = asker(Echo(fail={"a": LLMError("down")}), failures="fall_back")
         query.ask(questions("a"))
-        usage = query.asked[0]
+        usage = query.query_stats[0]
         assert (usage.replies, usage.invalid, usage.failed, usage.prompt_tokens, usage.cost) == (0, 0, 1, 0, 0.0)
 
 

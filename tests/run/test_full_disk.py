@@ -72,8 +72,8 @@ def test_no_partial_file_remains(tmp_path: Path, writer: str) -> None:
         assert (
             "File too large" in message
             and "MB are free in" in message
-            and "Make room" in message
-            and "repeat" in message
+            and "llmrl-sweep clean" in message
+            and "=<folder>" in message
         )
 
 

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 import llmrl.conf
-from llmrl.config.suggestions import missing_option
+from llmrl.config.suggestions import unknown_option_message
 from llmrl.config.treatments import check_treatment, studies, treatments
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import PIECES, content
@@ -174,10 +174,10 @@ def test_incompatible_choices_raise(choices, message):
 
 
 def test_misspelled_treatment_lists_alternatives():
-    assert missing_option(["experiment=search/linear", "treatment=prop"]) == (
+    assert unknown_option_message(["experiment=search/linear", "treatment=prop"]) == (
         "treatment has no option 'prop'. Did you mean props?"
     )
-    assert "numbers" not in missing_option(["treatment=xyz"])
+    assert "numbers" not in unknown_option_message(["treatment=xyz"])
 
 
 def test_custom_studies_accept_all_treatments(tmp_path):

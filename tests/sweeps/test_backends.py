@@ -36,7 +36,7 @@ from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
 from llmrl.sweeps.run_control import cancel, records
-from llmrl.sweeps.work import JobWork, RowEnd, Task
+from llmrl.sweeps.work import JobWork, RunExit, Task
 
 PLACES = ("here", "local", "slurm")
 
@@ -101,15 +101,15 @@ def test_local_runs_match_process_runs(tmp_path, monkeypatch):
     assert [outcome.skipped for outcome in second_outcomes] == [True, False, False, True]
 
 
-def run_works(works: Sequence[JobWork]) -> list[RowEnd]:
-    return [work.end(computes) for work in works]
+def run_works(works: Sequence[JobWork]) -> list[RunExit]:
+    return [work.run_and_capture_exit(computes) for work in works]
 
 
 def test_local_rows_end_independently(tmp_path):
     """As a task of several runs tells of them; what it is given has been taken on, each with the others beside it."""
     batches = []
 
-    def count_works(works: Sequence[JobWork]) -> list[RowEnd]:
+    def count_works(works: Sequence[JobWork]) -> list[RunExit]:
         batches.append([len(read_queued(work.folder).beside) for work in works])
         return run_works(works)
 

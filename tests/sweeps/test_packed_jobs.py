@@ -21,7 +21,7 @@ from llmrl.sweeps.backends.slurm_work import ClusterWork
 from llmrl.sweeps.launch import launch
 from llmrl.sweeps.packing import SharedTask
 from llmrl.sweeps.run_control import cancel, records
-from llmrl.sweeps.work import JobWork, PackWork, RowEnd
+from llmrl.sweeps.work import JobWork, PackWork, RunExit
 
 pytest.importorskip("submitit")
 
@@ -38,9 +38,9 @@ def run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def run_shared(works: Sequence[JobWork]) -> list[RowEnd]:
+def run_shared(works: Sequence[JobWork]) -> list[RunExit]:
     """Return ends of runs with the codes in their configs."""
-    return [RowEnd(work.folder, work.config["code"]) for work in works]
+    return [RunExit(work.folder, work.config["code"]) for work in works]
 
 
 @pytest.fixture

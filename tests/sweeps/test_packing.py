@@ -18,7 +18,7 @@ from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.packing import MAX_SHARED_DEATHS, SharedTask, deal, pack_for_machine, pack_into, repack, works_of
-from llmrl.sweeps.work import JobWork, RowEnd
+from llmrl.sweeps.work import JobWork, RunExit
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
 KEYS = st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=40)
@@ -119,7 +119,7 @@ def test_process_receives_batch_assignment():
     """Without their keys rows would share a process, and be computed one by one."""
     jobs_ = jobs(["a"] * 3)
     works = works_of(Pack(tuple(jobs_)), SharedTask(_run_single, _run_multiple), {"A": "1"})
-    assert [work.key for work in works.works] == ["a"] * 3 and works.task_rows is _run_multiple
+    assert [work.batch_key for work in works.works] == ["a"] * 3 and works.batch_task is _run_multiple
     assert all(work.environment == {"A": "1"} and work.task.one is _run_single for work in works.works)
 
 
@@ -127,7 +127,7 @@ def _run_single(config: dict[str, Any], overrides: list[str]) -> float | None:
     raise AssertionError
 
 
-def _run_multiple(works: Sequence[JobWork]) -> list[RowEnd]:
+def _run_multiple(works: Sequence[JobWork]) -> list[RunExit]:
     raise AssertionError
 
 

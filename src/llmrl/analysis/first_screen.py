@@ -18,7 +18,7 @@ import numpy as np
 
 from llmrl.analysis.curves import on_common_grid
 from llmrl.analysis.story.story import short_names
-from llmrl.core.atomic_files import remove
+from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.privacy import OWNER_ONLY, kept_private
 from llmrl.core.run_context import Kind
 from llmrl.results.groups import Group, ReportTask, tasks_of
@@ -133,7 +133,7 @@ def _write_task(task: ReportTask) -> int:
             event_folders.add(path)
     for path in root.rglob(PATTERN):
         if path.parent not in event_folders:
-            remove(path)  # file of a group that no longer exists
+            remove_ignoring_errors(path)  # file of a group that no longer exists
     return groups
 
 

@@ -204,12 +204,12 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
     from hydra.errors import HydraException
 
     from llmrl.config.option_docs import document_config
-    from llmrl.config.suggestions import folders, hint
+    from llmrl.config.suggestions import config_dirs, hint
 
     overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
     keys = [word for word in arguments if "=" not in word and not word.startswith("-") and not Path(word).is_dir()]
     try:
-        documents = document_config(primary, overrides, folders(arguments))
+        documents = document_config(primary, overrides, config_dirs(arguments))
     except HydraException as error:
         raise ConfigError(hint(arguments, primary) or " ".join(str(error).split())) from error
     if not keys:

@@ -15,7 +15,7 @@ from llmrl.core.folder_files import open_folder
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a write that fails for lack of room: disk full, quota used up, file size limit."""
 
-NO_ROOM = 1 << 20
+MIN_FREE_BYTES = 1 << 20
 """Free bytes below which a disk counts as full, whatever the error number of the write."""
 
 
@@ -28,7 +28,7 @@ def atomic_write(path: Path, root: Path | None = None) -> Iterator[IO[bytes]]:
 
     Args:
         path: file.
-        root: folder above `path`, below which no link is followed; None: the folder that has the file.
+        root: ancestor folder of `path`. Symbolic links below it are not followed. Defaults to the parent of `path`.
 
     Raises:
         OSError: the file cannot be written.
@@ -62,41 +62,47 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove(path: Path) -> None:
-    """Remove a file if it exists. Failures are ignored, because they must not hide the error being handled."""
+def remove_ignoring_errors(path: Path) -> None:
+    """Remove a file if it exists.
+
+    Failures are ignored, so that cleanup in an exception handler does not mask the original error.
+    """
     try:
         path.unlink(missing_ok=True)
     except OSError:
         return
 
 
-def describe_write_error(path: Path, error: OSError, elsewhere: str = "output_root=<folder>") -> str:
+def describe_write_error(path: Path, error: OSError, folder_option: str = "output_root=<folder>") -> str:
     """Return the reason why `path` could not be written.
 
-    If there is no room, the text also tells what is used up and what helps.
+    If the disk is full, the message also says which limit was reached and how to fix it.
 
     Args:
         path: file or folder that was to be written.
         error: error of the write.
-        elsewhere: option that chooses another folder, for the remedy.
+        folder_option: command-line option that selects another folder; shown in the suggested fix.
     """
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
     folder = next((candidate for candidate in (path, *path.absolute().parents) if candidate.is_dir()), Path("/"))
     try:
         system = os.statvfs(folder)
     except OSError:
-        free, lacks_inodes = NO_ROOM, False
+        free, lacks_inodes = MIN_FREE_BYTES, False
     else:
         free = system.f_bavail * system.f_frsize
         lacks_inodes = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
-    # The error of a video encoder in another process does not say that the disk is full.
-    if error.errno not in DISK_FULL_ERRNOS and free >= NO_ROOM:
+    # An error relayed from another process (e.g. a video encoder) may not carry ENOSPC.
+    if error.errno not in DISK_FULL_ERRNOS and free >= MIN_FREE_BYTES:
         return reason
     room = f"{free / 1e6:,.1f} MB are free in {folder}"
     if error.errno == errno.ENOSPC and lacks_inodes:
         room = f"all inodes of the file system of {folder} are used, so no further file can be created"
-    limit_notes = {errno.EDQUOT: "; your quota is used up", errno.EFBIG: "; files may not be larger here (ulimit -f)"}
+    limit_notes = {
+        errno.EDQUOT: "; your quota is used up",
+        errno.EFBIG: "; the file exceeds the maximum file size (ulimit -f)",
+    }
     return (
-        f"{reason}: {room}{limit_notes.get(error.errno or 0, '')}. Make room (`llmrl-sweep clean` shows what runs no "
-        f"longer need) and repeat the same command, or choose another place with {elsewhere}"
+        f"{reason}: {room}{limit_notes.get(error.errno or 0, '')}. Free some space (`llmrl-sweep clean` lists files "
+        f"that are no longer needed) and rerun the command, or choose another location with {folder_option}"
     )

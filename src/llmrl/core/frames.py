@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.atomic_files import describe_write_error, remove
+from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import ConfigError, RunFolderError
 
 log = logging.getLogger(__name__)
@@ -217,7 +217,7 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
         raise RunFolderError(f"cannot write the video {paths[0]}: {describe_write_error(folder, error)}") from error
     finally:
         for path in partial:
-            remove(path)
+            remove_ignoring_errors(path)
     return paths
 
 
@@ -258,7 +258,7 @@ def save_small_video(frames: Sequence[np.ndarray], file: Path, max_bytes: int = 
     except OSError as error:
         raise RunFolderError(f"cannot write the video {file}: {describe_write_error(file.parent, error)}") from error
     finally:
-        remove(partial)
+        remove_ignoring_errors(partial)
     return file
 
 

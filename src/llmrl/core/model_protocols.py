@@ -55,7 +55,7 @@ class ChatModel(Protocol):
 class CountsInvalidReplies(Protocol):
     """A chat model that counts its replies that could not be parsed. A logged chat model is one."""
 
-    def check_understood(self) -> None:
+    def check_invalid_rate(self) -> None:
         """Raise TooManyInvalid if more replies are invalid than the run allows."""
         ...
 

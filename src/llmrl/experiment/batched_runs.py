@@ -23,14 +23,14 @@ from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.run.command_exit import EXIT_FAILED
 from llmrl.run.progress_rows import RowsDisplay
 from llmrl.run.signals import PROMISED_S, GivenUp, StopFlag
-from llmrl.sweeps.work import JobWork, RowEnd
+from llmrl.sweeps.work import JobWork, RunExit
 
 _PROCESS_KEYS = ("hardware", "loggers", "output_root", "private", "trusted_modules")
 """Keys of a config that affect its whole process: threads and precision of torch, environment variables that libraries
 of loggers read, modes of files, and permission to import code."""
 
 
-def compute_rows(works: Sequence[JobWork]) -> list[RowEnd]:
+def compute_rows(works: Sequence[JobWork]) -> list[RunExit]:
     """Compute runs together in this process; return how each ended, in order.
 
     An error of one run (an exception, a used-up budget, weights that are not finite) ends that run only. A signal
@@ -42,7 +42,7 @@ def compute_rows(works: Sequence[JobWork]) -> list[RowEnd]:
             draws from random streams that exist once per process.
     """
     if len(works) == 1:
-        return [works[0].end(compute)]
+        return [works[0].run_and_capture_exit(compute)]
     with suppress(ConfigError):  # every run reports it itself
         _ = RunResources(works[0].config).device  # sets torch's threads, which are settings of this thread
 
@@ -53,7 +53,7 @@ def compute_rows(works: Sequence[JobWork]) -> list[RowEnd]:
     stop = StopFlag(f"saving and stopping all runs, within {PROMISED_S} s; a second Ctrl-C stops at once", build_error)
     rows, ends = (
         BatchedExecutor(),
-        [RowEnd(work.folder, EXIT_FAILED, "its thread has ended without a result") for work in works],
+        [RunExit(work.folder, EXIT_FAILED, "its thread has ended without a result") for work in works],
     )
 
     def compute_row(number: int, work: JobWork, seat: ExecutorSeat) -> None:
@@ -61,14 +61,14 @@ def compute_rows(works: Sequence[JobWork]) -> list[RowEnd]:
             name = f"{work.folder.parent.name}/{work.folder.name}"
             stop.lead()
             display.show_here(name)
-            ends[number] = work.end(partial(compute, seat=seat, whose=name))
+            ends[number] = work.run_and_capture_exit(partial(compute, seat=seat, whose=name))
         finally:
             seat.leave()
 
     with stop, RowsDisplay(len(works)) as display:
         threads = []
         for number, work in enumerate(works):
-            context, row = contextvars.copy_context(), partial(compute_row, number, work, rows.seat(work.key))
+            context, row = contextvars.copy_context(), partial(compute_row, number, work, rows.seat(work.batch_key))
             threads.append(threading.Thread(target=context.run, args=(row,), name=work.folder.name))
         _run_threads(rows, threads)
     return ends

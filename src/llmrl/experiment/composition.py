@@ -15,7 +15,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from llmrl.config.installed_options import offer_installed
 from llmrl.config.option_file_checks import describe
 from llmrl.config.overrides import translate_arguments
-from llmrl.config.suggestions import hint, removal_error
+from llmrl.config.suggestions import hint, removal_message
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
@@ -112,7 +112,7 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     """
     from hydra.core.hydra_config import HydraConfig
 
-    if out := removal_error(HydraConfig.get().overrides.task):
+    if out := removal_message(HydraConfig.get().overrides.task):
         raise ConfigError(out)
     raw_config = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw_config, dict)

@@ -183,14 +183,14 @@ class _RecordingAsker:
         self._asker = asker
         self.records = 0
 
-    def fit(self, render: Callable[[int], Prompt], n: int) -> Prompt:
+    def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> Prompt:
         rendered: list[tuple[int, Prompt]] = []
 
         def record_render(k: int) -> Prompt:
             rendered.append((k, render(k)))
             return rendered[-1][1]
 
-        prompt = self._asker.fit(record_render, n)
+        prompt = self._asker.fit_to_context(record_render, n)
         self.records = next(k for k, candidate in rendered if candidate is prompt)
         return prompt
 

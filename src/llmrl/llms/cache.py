@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from llmrl.core.atomic_files import describe_write_error, remove
+from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import LLMError, RunFolderError
 from llmrl.core.plain_data import parse_record
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
@@ -107,7 +107,7 @@ class Cache:
                 partial.rename(path)  # the existing file is damaged
             return reply
         finally:
-            remove(partial)
+            remove_ignoring_errors(partial)
 
     def _path(self, key: str) -> Path:
         return self.folder / key[:2] / f"{key}.json"

@@ -40,7 +40,7 @@ class ClientPolicies:
         budget: spending limits.
         failures: reaction to a call that failed permanently: `stop` raises, `fall_back` returns an empty reply with
             `error` set, which callers treat as invalid.
-        max_invalid: threshold at which `check_understood` ends the run; None: invalid replies are only counted.
+        max_invalid: threshold at which `check_invalid_rate` ends the run; None: invalid replies are only counted.
     """
 
     retry: Retry = field(default_factory=Retry)
@@ -273,7 +273,7 @@ class ChatClient:
         """Return the fetched replies in the order of their requests; raise as `chat` does."""
         return self._replies_or_raise(fetched.results)
 
-    def check_understood(self) -> None:
+    def check_invalid_rate(self) -> None:
         """Raise TooManyInvalid if too many of the run's replies were invalid (`max_invalid`)."""
         self.validity.check(self.label, self.policies.max_invalid)
 

@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-Conversation = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
+ConversationGenerator = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
 """Generator that yields requests, is sent their replies, and returns an R."""
 
-QUOTED_REPLY = 4000
+MAX_QUOTED_CHARS = 4000
 """Maximum number of characters of an invalid reply that are shown back to the model."""
 
 MAX_WARNINGS = 10
@@ -35,10 +35,10 @@ Messages = list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Query:
-    """Conversation whose last turn is the question.
+    """Chat history that ends with a question.
 
     Attributes:
-        messages: messages as in `ChatRequest`; turns of user and assistant alternate, and the last is the user's.
+        messages: messages as in `ChatRequest`; user and assistant turns alternate, ending with a user turn.
         name, hash: name and hash of the prompt file, for the call log.
         schema: JSON schema of this question's reply; None: the schema of the `StructuredQuery`.
         place, model: as in `ChatRequest`.
@@ -62,7 +62,7 @@ class QueryStats:
         failed: number of calls without a reply.
         text: text of the last reply.
         prompt_tokens, completion_tokens, cost: sums over its replies (cost in USD); None if one of them is unknown.
-        samples: sampled tokens of each reply, and whether it was valid, from a model that learns.
+        samples: (sampled tokens, valid) for each reply; only for models being trained.
     """
 
     replies: int = 0
@@ -90,7 +90,7 @@ class QueryStats:
 
 
 class StructuredQuery(StateFields, Generic[T]):
-    """Batch of questions to a chat model whose replies must have a certain form.
+    """Asks a chat model batches of questions whose replies must have a certain form.
 
     An invalid reply is answered with its error, up to `repair_turns` times. If no reply to a question is valid, its
     value is None, and the caller decides what to do instead.
@@ -98,15 +98,16 @@ class StructuredQuery(StateFields, Generic[T]):
     Args:
         llm: the chat model.
         purpose: name of the task, for the call log.
-        parse: function from a reply to its value; raises InvalidReply with a text for the model. Any other exception
+        parse: maps a reply to its value; raises InvalidReply with an error message for the model. Any other exception
             makes a reply invalid, too.
-        repair: function from that text to the prompt that requests another reply.
+        repair: maps that error message to a prompt asking for a corrected reply.
         schema: JSON schema for models with structured output; None: free text.
         repair_turns: maximum number of corrections of an invalid reply.
 
     Attributes:
-        unreached: indices of the latest questions that have no value because a call failed permanently.
-        asked: statistics of each of the latest questions.
+        failed_indices: indices of the questions in the last `ask` that got no value because the call failed even after
+            all retries.
+        query_stats: statistics of each question in the last `ask`.
     """
 
     _state_fields = ("counters",)
@@ -123,30 +124,30 @@ class StructuredQuery(StateFields, Generic[T]):
         self.llm, self.purpose, self.parse, self.repair = llm, purpose, parse, repair
         self.schema, self.repair_turns = schema, repair_turns
         self.counters = {"invalid_replies": 0, "repairs": 0, "fallbacks": 0, "trimmed_prompts": 0}
-        self.unreached: set[int] = set()
-        self.asked: list[QueryStats] = []
+        self.failed_indices: set[int] = set()
+        self.query_stats: list[QueryStats] = []
 
     def ask(
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> list[T | None]:
-        """Return the values of the replies in order, None for questions without a valid reply.
+        """Ask the questions and return the parsed replies in order; None where no reply was valid.
 
-        `parsers`, one for each question, replace `parse` if validity depends on the question.
+        `parsers`, one per question, override `parse`. Use them if validity depends on the question.
 
         Raises:
             LLMError: the model could not be reached, or the budget is exhausted.
-            TooManyInvalid: too large a share of all the run's replies so far is invalid (`llm.max_invalid`).
+            TooManyInvalid: too many of the run's replies so far were invalid (`llm.max_invalid`).
         """
-        return run_conversation(self.asking(questions, parsers), self.llm.chat)
+        return run_conversation(self.ask_generator(questions, parsers), self.llm.chat)
 
-    def asking(
+    def ask_generator(
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
-    ) -> Conversation[list[T | None]]:
-        """Do the same as `ask` as a generator that yields requests, receives their replies, and returns the values."""
+    ) -> ConversationGenerator[list[T | None]]:
+        """Run `ask` as a generator: yield requests, receive their replies, and return the values."""
         values: list[T | None] = [None] * len(questions)
         parsers = [self.parse] * len(questions) if parsers is None else parsers
-        self.unreached = set()
-        self.asked = [QueryStats() for _ in questions]
+        self.failed_indices = set()
+        self.query_stats = [QueryStats() for _ in questions]
         pending: dict[int, Messages] = {i: _messages(question) for i, question in enumerate(questions)}
         for turn in range(self.repair_turns + 1):
             requests = [self._request(questions[i], messages, parsers[i]) for i, messages in pending.items()]
@@ -154,18 +155,18 @@ class StructuredQuery(StateFields, Generic[T]):
             for (i, messages), reply in zip(list(pending.items()), replies, strict=True):
                 try:
                     values[i] = _value(reply, parsers[i])
-                    self.asked[i].add(reply, valid=True)
+                    self.query_stats[i].add(reply, valid=True)
                 except InvalidReply as error:
-                    self.asked[i].add(reply, valid=False)
+                    self.query_stats[i].add(reply, valid=False)
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
                     model = _model(questions[i])
-                    hint = " (llm.max_tokens limits replies, thoughts included)" if reply.cut else ""
+                    hint = " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.cut else ""
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), error, hint)
                     previous_reply = _assistant(reply, self.llm.feeds_thoughts(model))
                     pending[i] = [*messages, previous_reply, _user(self.repair(str(error)).text)]
                     if reply.error:
-                        self.unreached.add(i)
+                        self.failed_indices.add(i)
                     # A failed call has no reply to correct, and after a long reply the context window may be full.
                     if reply.error or not self.llm.fits(pending[i], model):
                         del pending[i]
@@ -173,13 +174,13 @@ class StructuredQuery(StateFields, Generic[T]):
                     self.counters["repairs"] += turn > 0
                     del pending[i]
         self.counters["fallbacks"] += sum(value is None for value in values)
-        # Checked after all turns, because half of the replies are invalid if every question needs one repair.
+        # Check only after all turns: before the repairs, the share of invalid replies is too high.
         if isinstance(self.llm, CountsInvalidReplies):
-            self.llm.check_understood()
+            self.llm.check_invalid_rate()
         return values
 
-    def fit(self, render: Callable[[int], Prompt], n: int) -> Prompt:
-        """Return the prompt with as much history as the model's context window allows in addition to the longest reply.
+    def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> Prompt:
+        """Return the prompt with as much history as fits into the context window, leaving room for the longest reply.
 
         `render(k)` returns the prompt with the k most valuable records of the history, 0 <= k <= n, as defined by the
         caller.
@@ -205,7 +206,7 @@ class StructuredQuery(StateFields, Generic[T]):
         return {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
     def _request(self, question: Prompt | Query, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
-        """Return the chat request of a question with its present messages."""
+        """Return the chat request of a question with its current messages."""
         query_schema = question.schema if isinstance(question, Query) else None
         return ChatRequest(
             tuple(messages),
@@ -219,19 +220,24 @@ class StructuredQuery(StateFields, Generic[T]):
         )
 
 
-def run_conversation(conversing: Conversation[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]) -> R:
+def run_conversation(
+    conversation: ConversationGenerator[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]
+) -> R:
     """Run a conversation whose requests `chat` answers, batch by batch, and return its result."""
     try:
-        requests = next(conversing)
+        requests = next(conversation)
         while True:
-            requests = conversing.send(chat(requests))
+            requests = conversation.send(chat(requests))
     except StopIteration as end:
         value: R = end.value
         return value
 
 
 def max_fitting(fits: Callable[[int], bool], n: int) -> int:
-    """Return the largest k in 0 to n with `fits(k)`, by bisection of the monotonic `fits`; -1 if there is none."""
+    """Return the largest 0 <= k <= n for which `fits(k)` is true, or -1.
+
+    Uses bisection, so `fits` must be monotonic.
+    """
     if fits(n):
         return n
     low, high = -1, n
@@ -254,7 +260,7 @@ def _add(x: Any, y: Any) -> Any:
 
 
 def _value(reply: ChatReply, parse: Callable[[ChatReply], T]) -> T:
-    """Parse a reply; raise InvalidReply also for a failed call."""
+    """Parse a reply. A failed call also raises InvalidReply."""
     if reply.error:
         raise InvalidReply(f"there is no reply: {reply.error}")
     try:
@@ -272,6 +278,6 @@ def _user(text: str) -> dict[str, str]:
 def _assistant(reply: ChatReply, thoughts: bool) -> dict[str, str]:
     """Return a reply as a turn of the conversation, with its thoughts only if `thoughts` is true."""
     # Some providers refuse an empty turn.
-    text = clean_reply(reply.text).text[:QUOTED_REPLY].strip() or "(empty reply)"
-    reasoning = f"<think>\n{reply.thoughts[:QUOTED_REPLY]}\n</think>\n\n" if thoughts and reply.thoughts else ""
+    text = clean_reply(reply.text).text[:MAX_QUOTED_CHARS].strip() or "(empty reply)"
+    reasoning = f"<think>\n{reply.thoughts[:MAX_QUOTED_CHARS]}\n</think>\n\n" if thoughts and reply.thoughts else ""
     return {"role": "assistant", "content": reasoning + text}

@@ -292,7 +292,7 @@ class IndependentGames(Generic[O]):
         """
         if self._error is not None:
             raise self._error
-        self.client.check_understood()
+        self.client.check_invalid_rate()
         episodes: list[FinishedEpisode] = []
         steps = self.steps
         try:

@@ -99,13 +99,13 @@ class SearchLoop:
         rng = self.seeds.numpy("warmup")
         self.warmup_vectors = warmup_vectors(self.space, settings.warmup_draw, settings.warmup, rng)
         self.evaluations = settings.schedule
-        self.stop_level = settings.stop_level(self.env.spec.max_return)
+        self.target_return = settings.resolve_target_return(self.env.spec.max_return)
         if isinstance(principal, SearchListener):
             principal.on_search_start(settings.iterations, settings.episodes, settings.episode_seeds == "common")
         # The progress of the run, all of it in a checkpoint.
         self.iteration = 0
         self.warm = settings.warmup == 0
-        self.solved = False  # whether `stop_level` was reached and confirmed
+        self.solved = False  # whether `target_return` was reached and confirmed
         self.returns: list[float] = []  # mean return of the vectors of each iteration
         self.best_returns: list[float] = []  # estimate of the best vector after each iteration
         self.counters = {"episodes": 0, "env_steps": 0}
@@ -126,12 +126,12 @@ class SearchLoop:
         The final evaluation is not included.
         """
         n_episodes = self.candidates * self.episodes + self.settings.extra_rollout
-        n_episodes += 0 if self.stop_level is None else self.episodes
+        n_episodes += 0 if self.target_return is None else self.episodes
         return self.warmup * self.warmup_episodes + self.iterations * n_episodes + self.race_episodes
 
     @property
     def _may_end_early(self) -> bool:
-        return bool(self.settings.race) or self.stop_level is not None
+        return bool(self.settings.race) or self.target_return is not None
 
     @property
     def proposals(self) -> int:
@@ -146,7 +146,11 @@ class SearchLoop:
             ("  iterations", f"{self.iterations:,}{proposals_text}"),
             ("  parameters", f"{self.space.dim:,} of a {self.space.name}"),
             ("  episodes", f"{self.episodes:,} a proposal, {self.settings.episode_seeds} seeds{warmup_text}"),
-            *([] if self.stop_level is None else [("  ends", f"at a confirmed mean return of {self.stop_level:g}")]),
+            *(
+                []
+                if self.target_return is None
+                else [("  ends", f"at a confirmed mean return of {self.target_return:g}")]
+            ),
             ("  race", self._describe_race()),
             ("  best so far", self.evaluations.description),
             ("episodes", f"{'at most ' if self._may_end_early else ''}{self.total_episodes:,}{length_text}"),
@@ -208,8 +212,8 @@ class SearchLoop:
         yield self._row("proposal", metrics)
         means = batch.returns.mean(1)
         progress.show_result(float(means.max()), self.space.in_words(vectors[means.argmax()]))
-        if self.stop_level is not None and float(means.max()) >= self.stop_level:
-            yield from self._confirm(vectors[means.argmax()], self.stop_level)
+        if self.target_return is not None and float(means.max()) >= self.target_return:
+            yield from self._confirm(vectors[means.argmax()], self.target_return)
         if self.evaluations.due(self.iteration):
             yield self._row("evaluation", incumbent_metrics((yield self._evaluation())))
         progress.update(self.counters["episodes"])
@@ -364,7 +368,7 @@ class SearchLoop:
             **curve_summary(self.returns),
             "area_of_best": float(np.mean(self.best_returns)),
             "iterations": self.iteration,
-            **({} if self.stop_level is None else {"solved": self.solved}),
+            **({} if self.target_return is None else {"solved": self.solved}),
             "proposals": self.proposals,
             **self.counters,
             "race_episodes": sum(row["measured"] for row in race_rows),

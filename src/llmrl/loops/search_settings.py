@@ -18,24 +18,26 @@ Draw = Literal["uniform", "normal3_round1", "uniform3.5_round4"]
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Budget and measurements of a policy search: the section `search` of the config.
+    """Budget and evaluation settings of a policy search (config section `search`).
 
     Attributes:
-        iterations: number of requests to the principal.
+        iterations: number of iterations; in each, the principal (the optimizer that proposes vectors) is queried once.
         candidates: number of vectors proposed in each iteration.
-        episodes: number of episodes of each vector. Vectors of one iteration are played under the same seeds.
-        episode_seeds: seeds of the episodes: `fresh` ones in every iteration, or the same in all (`common`).
+        episodes: number of episodes of each vector. All vectors of an iteration are evaluated on the same seeds.
+        episode_seeds: `fresh`: new seeds in every iteration; `common`: the same seeds in all iterations.
         warmup: number of random vectors that are tried first; the principal is told their returns.
-        warmup_episodes: episodes of each random vector; None: as many as of the others.
+        warmup_episodes: episodes of each random vector. If None, `episodes`.
         warmup_draw: distribution of the random vectors (`warmup_vectors`).
-        extra_rollout: whether to play one more episode of the last vector in each iteration, which is counted but not
-            used (as in one of the published codes).
-        target_return: mean return of a proposal that ends the search once as many fresh episodes confirm it; `max`: the
-            greatest possible return of the environment, if it is known; None: no early end.
-        race: number of the best proposals that are measured again after the last iteration, before one is chosen; 0:
-            the highest estimate of the search is chosen.
+        extra_rollout: whether to run one extra episode with the last vector of each iteration. It counts toward the
+            episode total but its return is discarded, as in one of the published implementations.
+        target_return: stop the search when a proposal's mean return reaches this value, and reaches it again over
+            `episodes` episodes on fresh seeds; `max`: the greatest possible return of the environment, if it is known;
+            None: never stop early.
+        race: number of top proposals that are evaluated again after the last iteration, before the winner is selected;
+            0: the proposal with the highest estimate wins.
         race_rounds: maximum number of rounds of the race, with `episodes` episodes of each vector.
-        evaluation_interval: iterations between evaluations of the best proposal so far on unseen seeds; 0: at the end.
+        evaluation_interval: iterations between evaluations of the best proposal so far on unseen seeds; 0: only at the
+            end.
         evaluate_episodes: episodes of such an evaluation.
     """
 
@@ -53,8 +55,8 @@ class SearchSettings:
     evaluation_interval: NonNegativeInt = 0
     evaluate_episodes: PositiveInt = 100
 
-    def stop_level(self, max_return: float | None) -> float | None:
-        """Return the mean return that ends a search, or None.
+    def resolve_target_return(self, max_return: float | None) -> float | None:
+        """Return the target mean return with `max` resolved, or None if the search does not stop early.
 
         Args:
             max_return: greatest possible return of an episode; None if it is unknown.
@@ -70,20 +72,21 @@ class SearchSettings:
 def warmup_vectors(space: ParameterSpace, draw: Draw, n: int, rng: np.random.Generator) -> np.ndarray:
     """Return `n` random vectors, [n, d].
 
-    `uniform`: inside the bounds, all possible values with equal probability. The others are those of two published
-    codes of ProPS (arXiv 2511.21928), which ignore bounds and decimals: `normal3_round1` N(0, 3^2), rounded to
-    one decimal, and `uniform3.5_round4` U(-3.5, 3.5), rounded to four.
+    `uniform`: uniform over the allowed values within the bounds. The other two come from two published implementations
+    of ProPS (arXiv 2511.21928) and ignore the parameters' bounds and `decimals`: `normal3_round1` is N(0, 3^2), rounded
+    to one decimal, and `uniform3.5_round4` is U(-3.5, 3.5), rounded to four.
 
     Raises:
-        ConfigError: parameters are whole numbers, and the draw is a published one.
+        ConfigError: `draw` is not `uniform` and the space has integer parameters.
     """
     shape = (n, space.dim)
     if draw == "uniform":
         return from_unit(space, rng.random(shape))
     if any(p.decimals == 0 for p in space.parameters):
         raise ConfigError(
-            f"search.warmup_draw={draw} draws fractions, but a {space.name} has whole numbers; use uniform"
+            f"search.warmup_draw={draw} samples non-integer values, but {space.name} has integer parameters; "
+            "use uniform"
         )
     if draw == "normal3_round1":
-        return rng.normal(0.0, 3.0, shape).round(1) + 0.0
-    return rng.uniform(-3.5, 3.5, shape).round(4) + 0.0
+        return rng.normal(0.0, 3.0, shape).round(1) + 0.0  # turns -0.0 into 0.0
+    return rng.uniform(-3.5, 3.5, shape).round(4) + 0.0  # turns -0.0 into 0.0

@@ -188,11 +188,14 @@ class LLMPrincipal(StateFields, ABC):
             keys.add(key_of(vector))
         self.iteration += 1
         if self.learning is not None:
-            self.learning.record([stats.samples for stats in self.asker.asked])
+            self.learning.record([stats.samples for stats in self.asker.query_stats])
         return vectors
 
     def answered(self, questions: Sequence[Prompt | Query]) -> None:
-        """Process the questions of the last `ask`; a hook of subclasses. Their statistics are in `asker.asked`."""
+        """Process the questions of the last `ask`; a hook of subclasses.
+
+        Their statistics are in `asker.query_stats`.
+        """
 
     def _or_fallback(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
         """Return `reading`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
@@ -279,7 +282,9 @@ class LLMPrincipal(StateFields, ABC):
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
         self.shown = self._history_settings(context)
         selected = self.select(context)
-        return self.asker.fit(lambda n: self._render(context, selected, n, proposal, proposals), len(selected))
+        return self.asker.fit_to_context(
+            lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
+        )
 
     def select(self, context: str | None) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""

@@ -21,7 +21,7 @@ from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.reply_cleaning import clean_reply
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import QUOTED_REPLY, Query, QueryStats
+from llmrl.llms.structured_query import MAX_QUOTED_CHARS, Query, QueryStats
 from llmrl.principals.history import MIN_UNITS, Record
 from llmrl.principals.llm_principal import LLMPrincipal, OneProposal, SeveralProposals, shown_text
 from llmrl.principals.llm_settings import LLMSettings, SearchFormat
@@ -138,7 +138,7 @@ class LLMSearch(LLMPrincipal):
 
     def answered(self, questions: Sequence[Prompt | Query]) -> None:
         if self.form.turns > 1:
-            [question], [stats] = questions, self.asker.asked
+            [question], [stats] = questions, self.asker.query_stats
             self.conversation.answered(question, stats)
 
     def _turn(self) -> Prompt:
@@ -402,7 +402,7 @@ class SearchConversation(StateFields):
         is_initial = isinstance(question, Prompt)
         prefix = (_message("user", question.text),) if isinstance(question, Prompt) else question.messages
         text = (
-            clean_reply(asked.text).text[:QUOTED_REPLY].strip() or "(empty reply)"
+            clean_reply(asked.text).text[:MAX_QUOTED_CHARS].strip() or "(empty reply)"
         )  # some providers reject an empty turn
         self._messages = (*prefix, _message("assistant", text))
         self._asked = 1 if is_initial else self._asked + 1

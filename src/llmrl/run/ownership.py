@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from llmrl.core.atomic_files import remove
+from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.errors import RunFolderError, RunInUse
 from llmrl.core.plain_data import parse_record, read_object
 from llmrl.run.folder import unwritable
@@ -132,7 +132,7 @@ class Ownership:
             except OSError as error:
                 with suppress(OSError):
                     self._file.close()
-                remove(self._path)  # an empty owner file would block the next process
+                remove_ignoring_errors(self._path)  # an empty owner file would block the next process
                 raise unwritable(self.folder, error) from error
             return
         raise RunFolderError(f"several processes try to own {self.folder} at the same time; repeat this command")

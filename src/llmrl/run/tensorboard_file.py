@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import describe_write_error, remove
+from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.core.secrets import redact, redact_nested
@@ -56,7 +56,7 @@ class EventFile:
         with self._reporting_errors():
             self._path = self._path.rename(folder / name)
         for path in earlier:
-            remove(path)
+            remove_ignoring_errors(path)
 
     def scalars(self, step: int, wall_time: float, values: Mapping[str, float]) -> None:
         """Write all `values` of one step as one record."""
@@ -105,7 +105,7 @@ class EventFile:
         with self._reporting_errors():
             self._records.close()
         if self._path.name == _UNPUBLISHED:
-            remove(self._path)
+            remove_ignoring_errors(self._path)
 
     def _summary(self, summary: Any, step: int = 0, wall_time: float | None = None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -123,7 +123,7 @@ class EventFile:
             yield
         except OSError as error:
             if self._path.name == _UNPUBLISHED:
-                remove(self._path)
+                remove_ignoring_errors(self._path)
             raise RunFolderError(
                 f"cannot write the curves {self._path}: {describe_write_error(self._path, error)}"
             ) from error

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from llmrl.core.secrets import redaction_environment
 from llmrl.sweeps.backends.protocol import Job, Pack
-from llmrl.sweeps.work import JobWork, PackWork, RowEnd, Task, TaskRows
+from llmrl.sweeps.work import BatchTask, JobWork, PackWork, RunExit, Task
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class SharedTask:
     """
 
     one: Task
-    rows: TaskRows
+    rows: BatchTask
 
     def __call__(self, config: dict[str, Any], overrides: list[str]) -> float | None:
         return self.one(config, overrides)
@@ -123,5 +123,5 @@ def _compute_max_rows(job: Job, memory_gb: float | None) -> int:
     return 1 + int(min(max(memory_gb - run_gb, 0.0) / row, _UNLIMITED_ROWS))
 
 
-def _raise_unshareable(works: Sequence[JobWork]) -> list[RowEnd]:
+def _raise_unshareable(works: Sequence[JobWork]) -> list[RunExit]:
     raise TypeError("this task computes only one run at a time; use a SharedTask for several")

@@ -28,7 +28,7 @@ from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack
 from llmrl.sweeps.jobs import ended_outcome, has_ended
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.packing import works_of
-from llmrl.sweeps.work import PackWork, RowEnd, Task
+from llmrl.sweeps.work import PackWork, RunExit, Task
 
 PRELOAD = "llmrl.sweeps.preload"
 """Module that the server imports once for all runs."""
@@ -67,7 +67,7 @@ class RunProcess:
         works = works_of(pack, task, environment)
         context = multiprocessing.get_context("forkserver")
         self._pipe, childs_end = context.Pipe(duplex=False)
-        self._report: str | list[RowEnd] = ""
+        self._report: str | list[RunExit] = ""
         self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, str(log_file), childs_end))
         self._started = time.monotonic()
         with _hide_main_module():
@@ -122,14 +122,14 @@ class RunProcess:
         words = self._report if isinstance(self._report, str) else ""
         outcomes, retry_jobs = [], []
         for job in self.pack.jobs:
-            attempt, end = self.attempts[job.folder], ends.get(job.folder, RowEnd(job.folder, code, words))
+            attempt, end = self.attempts[job.folder], ends.get(job.folder, RunExit(job.folder, code, words))
             if is_shared and not ends:
                 if has_ended(job, attempt):
-                    end = RowEnd(job.folder, 0)
+                    end = RunExit(job.folder, 0)
                 elif stopped_by is None:
                     retry_jobs.append(job)
                     continue
-            outcomes.append(ended_outcome(job, attempt, end.code, end.said, stopped_by, seconds))
+            outcomes.append(ended_outcome(job, attempt, end.exit_code, end.error, stopped_by, seconds))
         return outcomes, retry_jobs
 
     @property
@@ -197,7 +197,7 @@ def _run_process(works: PackWork, log_file: str, pipe: Connection) -> None:
     os.close(output)
     try:
         ends = works()
-        pipe.send([replace(end, said=end.said[:_MAX_ERROR_CHARACTERS]) for end in ends])
+        pipe.send([replace(end, error=end.error[:_MAX_ERROR_CHARACTERS]) for end in ends])
     except BaseException as error:
         pipe.send(short_error(error)[:_MAX_ERROR_CHARACTERS])
         if isinstance(error, KeyboardInterrupt):  # before a run handles signals; Python's exit code would be 1

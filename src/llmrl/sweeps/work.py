@@ -1,4 +1,4 @@
-"""The work of a job's process: it computes one run or several, and reports the end of each to the launcher."""
+"""Worker side of a job: executes one or more runs and reports to the launcher how each one ended."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from llmrl.run.status import Status, read_status
 log = logging.getLogger(__name__)
 
 Task = Callable[[dict[str, Any], list[str]], float | None]
-"""Function that computes the run of a resolved config and its overrides, and returns its result; it raises SystemExit
-if the run did not finish. It must be defined at module level, so that other processes can import it."""
+"""Callable that takes a resolved config and its overrides, executes the run, and returns its result. It raises
+SystemExit if the run did not finish. It must be defined at module level, so that other processes can import it."""
 
 
 @dataclass(frozen=True)
 class JobWork:
-    """A job in the form that its process receives, small and plain, so that it can be pickled.
+    """Picklable description of a job, as sent to its worker process.
 
     Attributes:
-        task: function that computes the run.
+        task: callable that executes the run.
         config, overrides: arguments of `task`.
         folder: run folder.
         environment: environment variables to set.
-        key: runs with equal keys may be computed as one batch if they share a process; None: not in a batch.
-        sources: files of the user's modules as they were at submission (`run.source_copies`).
+        batch_key: runs with the same key that share a process may be executed as one batch. If None, the run is never
+            batched.
+        sources: contents of the user's module files at submission time, by path relative to the folder on `sys.path`
+            (`run.source_copies`).
     """
 
     task: Task
@@ -45,24 +47,24 @@ class JobWork:
     overrides: list[str]
     folder: Path
     environment: dict[str, str]
-    key: str | None = None
+    batch_key: str | None = None
     sources: Mapping[str, bytes] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", sources_of(self.config))
 
     def __call__(self) -> float | None:
-        """Prepare the process, compute the run and return its result.
+        """Prepare the process, execute the run and return its result.
 
         Raises:
-            SystemExit: the run did not finish; with the exit code of `llmrl-train`.
+            SystemExit: the run did not finish. The code is the exit code of `llmrl-train`.
             Exception: an unexpected error.
         """
         self.prepare()
         return self.compute(self.task)
 
     def prepare(self, others: Sequence[JobWork] = ()) -> None:
-        """Set up the process: environment variables, terminal output, modes of new files, and imports of user modules.
+        """Set up the process: environment variables, terminal, permissions of new files, and imports of user modules.
 
         Modules of this run and of `others`, which share the process, are imported as they were at submission.
         """
@@ -71,27 +73,31 @@ class JobWork:
         keep_private(self.config.get("private", True))
         import_from({path: x for work in (*others, self) for path, x in work.sources.items()}, self.folder)
 
-    def end(self, task: Task) -> RowEnd:
-        """Compute the run by `task` in a prepared process; return how it ended. Exceptions become exit codes."""
+    def run_and_capture_exit(self, task: Task) -> RunExit:
+        """Execute the run by `task` in a prepared process.
+
+        Returns:
+            How the run ended. Exceptions are not raised but converted to exit codes.
+        """
         try:
             self.compute(task)
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else int(end.code is not None)
-            return RowEnd(self.folder, code, short_error(end.__cause__ or end))
-        except KeyboardInterrupt as end:  # before the run handles signals, or a second Ctrl-C
-            return RowEnd(self.folder, EXIT_INTERRUPTED, short_error(end))
-        except Exception as error:  # noqa: BLE001 (the run has recorded it; the others continue)
-            return RowEnd(self.folder, EXIT_FAILED, short_error(error))
-        return RowEnd(self.folder, 0)
+        except SystemExit as error:
+            exit_code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            return RunExit(self.folder, exit_code, short_error(error.__cause__ or error))
+        except KeyboardInterrupt as error:  # raised before the run installs its signal handlers, or by a second Ctrl-C
+            return RunExit(self.folder, EXIT_INTERRUPTED, short_error(error))
+        except Exception as error:  # noqa: BLE001 (already recorded in the run folder; the other runs must continue)
+            return RunExit(self.folder, EXIT_FAILED, short_error(error))
+        return RunExit(self.folder, 0)
 
     def compute(self, task: Task) -> float | None:
-        """Compute the run by `task` in a prepared process and return its result.
+        """Execute the run by `task` in a prepared process and return its result.
 
         Raises:
             SystemExit, Exception: as `__call__`.
         """
         config = self.config
-        if self._started_before():
+        if self._has_started():
             # The job was requeued, so its earlier attempt must be resumed.
             config = {**config, "rerun": False, "resume": True}
         try:
@@ -100,8 +106,8 @@ class JobWork:
             self._record(error)
             raise
 
-    def _started_before(self) -> bool:
-        """Return whether an attempt has started since the launcher recorded the run."""
+    def _has_started(self) -> bool:
+        """Return whether an attempt of this run has started since the launcher queued it."""
         try:
             launch_record, status = read_queued(self.folder), read_status(self.folder)
         except RunFolderError:
@@ -109,9 +115,9 @@ class JobWork:
         return launch_record is not None and status is not None and status.attempt > launch_record.attempt
 
     def _record(self, error: BaseException) -> None:
-        """Record a failure in the run folder if it came before the run owned the folder."""
-        if not leads():
-            return  # only the first of the run's processes records
+        """Record a failure that occurred before the run took ownership of its folder."""
+        if not is_main_process():
+            return  # only rank 0 records the failure
         if isinstance(error, SystemExit):
             if error.code == EXIT_IN_USE:
                 return
@@ -119,7 +125,7 @@ class JobWork:
         if isinstance(error, KeyboardInterrupt):
             return  # nothing has failed
         try:
-            if self._started_before():
+            if self._has_started():
                 return  # the run has recorded it
             launch_record = read_queued(self.folder)
             attempt = 1 + (launch_record.attempt if launch_record else 0)
@@ -127,48 +133,49 @@ class JobWork:
             Status(state="failed", attempt=attempt, overrides=self.overrides, error=short_error(error)).write(
                 self.folder
             )
-        except (OSError, RunFolderError) as second:
-            log.error("could not record the failure in %s: %s", self.folder, second)
+        except (OSError, RunFolderError) as write_error:
+            log.error("could not record the failure in %s: %s", self.folder, write_error)
 
 
 @dataclass(frozen=True)
-class RowEnd:
-    """The end of one of several runs of a process.
+class RunExit:
+    """How one of the runs executed by a process ended.
 
     Attributes:
         folder: run folder.
-        code: exit code that a process of its own would have had; 0 for a finished run.
-        said: short error text, for a run that could not record its failure; empty without an error.
+        exit_code: exit code the run would have had in its own process; 0 for a finished run.
+        error: short error message, used if the run could not record its failure itself; empty on success.
     """
 
     folder: Path
-    code: int
-    said: str = ""
+    exit_code: int
+    error: str = ""
 
 
-TaskRows = Callable[[Sequence[JobWork]], list[RowEnd]]
-"""Function that computes several runs at once in this prepared process; at module level, as a `Task`."""
+BatchTask = Callable[[Sequence[JobWork]], list[RunExit]]
+"""Callable that executes several runs as one batch in an already prepared process. Like a `Task`, it must be defined at
+module level."""
 
 
 @dataclass(frozen=True)
 class PackWork:
-    """The runs that a process computes together; small and plain, as `JobWork`.
+    """Picklable description of the runs that one process executes together.
 
     Attributes:
-        works: one job or more, with equal environment variables and other process-wide settings.
-        task_rows: function that computes several runs.
+        works: one or more jobs that share the same environment variables and other process-wide settings.
+        batch_task: callable that executes several runs.
     """
 
     works: list[JobWork]
-    task_rows: TaskRows
+    batch_task: BatchTask
 
-    def __call__(self) -> list[RowEnd]:
-        """Compute the runs; return the end of each, in order. A single run is computed by its own task."""
+    def __call__(self) -> list[RunExit]:
+        """Execute the runs; return how each one ended, in order. A single run is executed by its own task."""
         first = self.works[0]
         first.prepare(self.works[1:])
-        return [first.end(first.task)] if len(self.works) == 1 else self.task_rows(self.works)
+        return [first.run_and_capture_exit(first.task)] if len(self.works) == 1 else self.batch_task(self.works)
 
 
-def leads() -> bool:
-    """Return whether this process is the first of those that compute the run together."""
+def is_main_process() -> bool:
+    """Return whether this is the main process (rank 0) of the run."""
     return rank_and_world_size()[0] == 0

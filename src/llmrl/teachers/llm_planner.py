@@ -173,7 +173,7 @@ class LLMPlanner:
                 continue
             times = self.unknown.get(sentence, (0, 0))[0]
             # A failed call is not evidence about the state and costs nothing, so it causes no pause.
-            is_reachable = self.asker.unreached.isdisjoint(indices)
+            is_reachable = self.asker.failed_indices.isdisjoint(indices)
             self.unknown[sentence] = (times + 1, min(2**times, MAX_PAUSE) - 1) if is_reachable else (times, 0)
             logger.warning(
                 "%s gave no valid plan for %r; the plan is %s until it does",

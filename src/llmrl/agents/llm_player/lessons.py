@@ -13,7 +13,7 @@ from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import Conversation, Query, QueryStats, StructuredQuery, max_fitting
+from llmrl.llms.structured_query import ConversationGenerator, Query, QueryStats, StructuredQuery, max_fitting
 
 LESSON_TURNS = 50
 """Maximum number of turns of an episode, the newest ones, from which a lesson is drawn."""
@@ -55,14 +55,14 @@ class Lessons:
         )
         self.question(PlayerConversation(turns=[("{}", "{}")]), 0, "", "")  # raises early if the prompt is wrong
 
-    def draw(self, pupils: Sequence[Pupil]) -> Conversation[Iterator[DrawnLesson]]:
+    def draw(self, pupils: Sequence[Pupil]) -> ConversationGenerator[Iterator[DrawnLesson]]:
         """Request a lesson from each completed episode; the players keep them."""
-        lessons = (yield from self.asker.asking([self.question(*pupil) for pupil in pupils])) if pupils else []
+        lessons = (yield from self.asker.ask_generator([self.question(*pupil) for pupil in pupils])) if pupils else []
         for (seat, *_), lesson in zip(pupils, lessons, strict=False):
             if lesson is not None:
                 seat.lessons = [*seat.lessons, lesson][-self.max_lessons :]
             seat.turns, seat.unlearnt = [], False
-        return zip([seat for seat, *_ in pupils], lessons, self.asker.asked, strict=False)
+        return zip([seat for seat, *_ in pupils], lessons, self.asker.query_stats, strict=False)
 
     def question(self, seat: PlayerConversation, agent: int, model: str, place: str) -> Query:
         """Return the question for a lesson, with as much of the episode as the model's context window allows."""

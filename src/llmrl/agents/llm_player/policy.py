@@ -33,7 +33,7 @@ from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
 from llmrl.llms.local.chat_learner import ReplyRecorder
 from llmrl.llms.structured_query import (
-    Conversation,
+    ConversationGenerator,
     Query,
     QueryStats,
     StructuredQuery,
@@ -168,7 +168,7 @@ class LLMPolicy:
         """
         return run_conversation(self.acting(observation), self.llm.chat)
 
-    def acting(self, observation: dict[str, Any]) -> Conversation[PolicyOutput]:
+    def acting(self, observation: dict[str, Any]) -> ConversationGenerator[PolicyOutput]:
         """Do the same as `act` as a generator that yields requests, receives their replies, and returns the actions."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.seats]
         yield from self._learning(notes)
@@ -207,8 +207,10 @@ class LLMPolicy:
             self._make_query(game, agent, self.seats[game][agent].decided, self._schema) for game, agent in pending
         ]
         parsers = [lambda reply, mask=mask: self._read(reply, mask) for mask in legal]
-        decisions = (yield from self.asker.asking(questions, parsers)) if questions else []
-        for (game, agent), mask, decision, stats in zip(pending, legal, decisions, self.asker.asked, strict=False):
+        decisions = (yield from self.asker.ask_generator(questions, parsers)) if questions else []
+        for (game, agent), mask, decision, stats in zip(
+            pending, legal, decisions, self.asker.query_stats, strict=False
+        ):
             self._record(game, agent, str(observation["text"][game, agent]), stats)
             notes[game][agent] |= self._apply_decision(
                 self.seats[game][agent], decision, mask, stats, self.models[agent]
@@ -362,7 +364,7 @@ class LLMPolicy:
 
     def _talking(
         self, observers: Sequence[tuple[int, int]], texts: Any, notes: list[list[dict[str, Any]]]
-    ) -> Conversation[None]:
+    ) -> ConversationGenerator[None]:
         """Let the players in `observers`, pairs (game, agent), exchange messages if a round of talk is due."""
         talk = self.talk
         if talk is None:
@@ -377,9 +379,9 @@ class LLMPolicy:
             for game, agent in speaking
         ]
         parsers = [lambda reply, agent=agent: talk.read(reply.text, agent, reply.cut) for _, agent in speaking]
-        replies = yield from self.speaker.asking(questions, parsers)
+        replies = yield from self.speaker.ask_generator(questions, parsers)
         game_messages: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speaking}
-        for (game, agent), message, stats in zip(speaking, replies, self.speaker.asked, strict=True):
+        for (game, agent), message, stats in zip(speaking, replies, self.speaker.query_stats, strict=True):
             self._record(game, agent, f"talk: {texts[game, agent]}", stats)
             game_messages[game][agent] = message or TalkMessage("")
             self.seats[game][agent].asked_to_talk = False
@@ -391,7 +393,7 @@ class LLMPolicy:
                 if (utterance := messages[agent]) is not None:
                     self.seats[game][agent].hear(utterance.text, utterance.to, heard_messages)
 
-    def _learning(self, notes: list[list[dict[str, Any]]]) -> Conversation[None]:
+    def _learning(self, notes: list[list[dict[str, Any]]]) -> ConversationGenerator[None]:
         """Draw a lesson from each completed episode of players that start another one."""
         if not self.settings.lessons:
             return

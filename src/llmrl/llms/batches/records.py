@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.atomic_files import atomic_write, describe_write_error, remove
+from llmrl.core.atomic_files import atomic_write, describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import RunFolderError
 
 FOLDER = "batches"
@@ -90,7 +90,7 @@ class Record:
         """Remove requests from the record; its file is deleted with the last one."""
         self.requests = {key: reservation for key, reservation in self.requests.items() if key not in keys}
         if not self.requests:
-            remove(self.path)
+            remove_ignoring_errors(self.path)
         elif self.path.exists():  # else another process had the last of its replies
             self.save()
 

@@ -85,7 +85,7 @@ def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFla
         ends = works_of(pack, task, {})()
     seconds = time.monotonic() - began
     jobs = {job.folder: job for job in pack.jobs}
-    return [ended_outcome(jobs[e.folder], attempts[e.folder], e.code, e.said, stop.signal, seconds) for e in ends]
+    return [ended_outcome(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends]
 
 
 @contextmanager

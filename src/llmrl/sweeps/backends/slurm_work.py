@@ -12,7 +12,7 @@ from typing import Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.run.status import read_status
-from llmrl.sweeps.work import PackWork, leads
+from llmrl.sweeps.work import PackWork, is_main_process
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +38,13 @@ class ClusterWork:
         _place()
         # submitit's handler counts time-outs and requeues. During the runs it is replaced by one that saves first.
         requeue = signal.getsignal(signal.SIGUSR2)
-        codes = [end.code for end in self.works() if end.code]
+        codes = [end.exit_code for end in self.works() if end.exit_code]
         if not codes:
             return
-        warned = 128 + signal.SIGUSR2 in codes or (128 + signal.SIGTERM in codes and leads() and _is_running())
-        if leads() and warned and callable(requeue):
+        warned = 128 + signal.SIGUSR2 in codes or (
+            128 + signal.SIGTERM in codes and is_main_process() and _is_running()
+        )
+        if is_main_process() and warned and callable(requeue):
             signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # ignore further warnings
             try:
                 requeue(signal.SIGUSR2, None)
