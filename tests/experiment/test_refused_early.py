@@ -159,7 +159,7 @@ def test_missing_mechanism_lists_alternatives():
         ("treatment=prop", "Did you mean props"),
         (
             "experiment=xyz",
-            "it has: citizens/..., first/..., grounding/..., learning/..., legislative/..., regimes/..., search/..., "
+            "it has: citizens/..., first/..., grounding/..., legislative/..., regimes/..., search/..., "
             "studies/..., teacher/..., trial/..., zero_shot/",
         ),
     ],
