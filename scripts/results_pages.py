@@ -136,7 +136,7 @@ class ResultPages:
         return found[0]
 
     def summary(self, name: str, column: str, minus: str | None = None, **where: Any) -> dict[str, Any]:
-        """Return mean, standard_error, low, high (None below two runs) and runs of a column of a CSV file with runs.
+        """Return mean, standard_error, low, high (None with too few runs) and runs of a column of a CSV file with runs.
 
         `low` and `high` are the ends of the 95 % t-interval.
 
@@ -149,12 +149,13 @@ class ResultPages:
         columns = [column] if minus is None else [column, minus]
         rows = [row for row in self.rows(name, **where) if all(row[each] is not None for each in columns)]
         values = [row[column] - (row[minus] if minus else 0.0) for row in rows]
-        ends: dict[str, float | None] = {"standard_error": None, "low": None, "high": None}
+        ends: dict[str, float] = {}
         if len(values) > 1:
             band = mean_interval(np.array(values))
-            ends = {"low": float(band.low), "high": float(band.high)}
+            ends = {name: float(x) for name, x in (("low", band.low), ("high", band.high)) if not np.isnan(x)}
             ends["standard_error"] = stdev(values) / math.sqrt(len(values))
-        return {"mean": fmean(values) if values else None, **ends, "runs": len(values)}
+        mean = fmean(values) if values else None
+        return {"mean": mean, "standard_error": None, "low": None, "high": None, "runs": len(values)} | ends
 
     def score(self, study: str, group: str, **where: Any) -> dict[str, Any]:
         """Return the row of a group in `<study>_scores.csv`."""
