@@ -135,8 +135,8 @@ def test_incompatible_options_raise(models, overrides, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["llm=scripted", "llm/learn=grpo"], r"llm/learn=grpo.*llm=local_chat, small_chat"),
-        (["llm/learn=grpo"], r"llm/learn=grpo.*llm=local_chat"),
+        (["llm=scripted", "llm/learn=grpo"], r"llm/learn=grpo.*local_chat, small_chat"),
+        (["llm/learn=grpo"], r"llm/learn=grpo.*local_chat"),
         (["llm=small_chat", "llm/learn=grp"], "grpo"),
     ],
 )
