@@ -139,7 +139,7 @@ class JobWork:
 
 @dataclass(frozen=True)
 class RunExit:
-    """How one of the runs executed by a process ended.
+    """Outcome of one of the runs executed by a process.
 
     Attributes:
         folder: run folder.
