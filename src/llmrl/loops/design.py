@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls
 from llmrl.core.records import Briefing, CallEstimate
 from llmrl.core.run_context import ProgressDisplay, RunContext
@@ -26,10 +25,10 @@ from llmrl.loops.proposal_outcomes import Score, proposal_metrics, repetitions_o
 from llmrl.loops.recommendation import Context, RecommendationEvaluator
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
+from llmrl.loops.trained_results import write_trained_adapter
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
-from llmrl.run.artifacts import ADAPTER
 
 log = logging.getLogger(__name__)
 
@@ -166,8 +165,7 @@ class DesignLoop:
             yield from evaluate(run, self.measurement, self.references)
             progress.restore_final_agents()
         yield progress.save_request(always=True)
-        if isinstance(self.principal, TrainsAdapter):
-            self.principal.write_adapter(run.folder / ADAPTER)
+        write_trained_adapter(run, self.principal)
         self.collector.close()
         return self._conclude(run)
 

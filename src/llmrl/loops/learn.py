@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
-from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes, TrainsAdapter
+from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
@@ -15,12 +15,12 @@ from llmrl.loops.continuations import EpisodeGroups
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
-from llmrl.loops.trained_results import write_trained_results
+from llmrl.loops.trained_results import write_trained_adapter, write_trained_results
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
 from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
 from llmrl.rollout.trajectory_writers import RolloutWriter
-from llmrl.run.artifacts import ADAPTER, RESULT_EPISODES
+from llmrl.run.artifacts import RESULT_EPISODES
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,7 @@ class LearnLoop:
         self.collector.close()
         final = summarize_evaluation(episodes, *self.welfare_measure)
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
-        if isinstance(self.agent, TrainsAdapter):
-            self.agent.write_adapter(run.folder / ADAPTER)
+        write_trained_adapter(run, self.agent)
         yield self._row("evaluation", final)
         if self.probes is not None:
             from llmrl.analysis.probes import draw_probes

@@ -9,7 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
@@ -18,6 +17,7 @@ from llmrl.loops.compute_requests import Ask, EvaluateController, Log, Requests,
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.race import Race
 from llmrl.loops.search_settings import SearchSettings, warmup_vectors
+from llmrl.loops.trained_results import write_trained_adapter
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
@@ -27,7 +27,7 @@ from llmrl.rollout.batched_evaluator import (
     incumbent_metrics,
     outcome_of,
 )
-from llmrl.run.artifacts import ADAPTER, RESULT_EPISODES
+from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.proposals import ProposalLog, read_proposals
 
 
@@ -179,8 +179,7 @@ class SearchLoop:
             self.log.close()
         metrics = incumbent_metrics(final)
         yield self._row("evaluation", metrics)
-        if isinstance(self.principal, TrainsAdapter):
-            self.principal.write_adapter(run.folder / ADAPTER)
+        write_trained_adapter(run, self.principal)
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 

@@ -1,15 +1,17 @@
-"""Results of the episodes that a trained agent plays at the end of a run."""
+"""Results at the end of training: the trained agent's final episodes, and a trained adapter."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import RunContext
 from llmrl.core.welfare_measures import Objective
 from llmrl.rollout.episode_results import episode_row, write_results
+from llmrl.run.artifacts import ADAPTER
 
 
 def write_trained_results(
@@ -28,3 +30,9 @@ def write_trained_results(
     description = {"env": env, "agent": agent.describe(), "llm": run.status.llm, "seed": run.seed}
     write_results(run.folder, rows, learned=True, about=description)
     return [row["objective"] for row in rows]
+
+
+def write_trained_adapter(run: RunContext, part: object) -> None:
+    """Write the adapter that an agent or a principal has trained into the run folder; do nothing if there is none."""
+    if isinstance(part, TrainsAdapter):
+        part.write_adapter(run.folder / ADAPTER)
