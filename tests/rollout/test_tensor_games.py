@@ -9,7 +9,6 @@ import torch
 from environments import make_env
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
-from llmrl.core.summaries import Entropy
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
@@ -31,10 +30,8 @@ def escape_room(seed=0):
 
 
 def recall(seed=0):
-    """Games of different lengths, of which is told how sure of themselves the players were."""
-    env = RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
-    env.spec = replace(env.spec, metrics={"entropy": Entropy(), **env.spec.metrics})
-    return env
+    """Games of different lengths."""
+    return RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
 
 
 def make_policy(spec, remembers=False, core_frozen=False):

@@ -29,7 +29,7 @@ _PLACES: tuple[tuple[Kind, str], ...] = (("proposal", "validation/"), ("evaluati
 _SHOWN_ELSEWHERE = frozenset({"return", "base_return", "length", "success", "objective"})
 """Metrics that other tables have."""
 _PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
-_DETAILS = ("entropy", "quarter")
+_DETAILS = ("quarter",)
 
 
 def informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:
