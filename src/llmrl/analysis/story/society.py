@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.analysis.story.means import UNKNOWN, Estimate, bars, estimate_text, mean_over_runs, number_form
 from llmrl.analysis.story.records import read_rows
-from llmrl.core.run_context import Kind
+from llmrl.core.metric_kinds import Kind
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import ReportTable
