@@ -47,25 +47,6 @@ def gif_frame_indices(n: int) -> range:
     return range(0, n, max(1, n // GIF_FRAMES))
 
 
-def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
-    """Return the lines of the first texts that fit into `room` lines.
-
-    A text is included completely or not at all; if some are left out, the last line tells their number.
-
-    >>> fitting([["a"], ["b", "   b"], ["c"]], 3)
-    ['a', '(2 more)']
-    """
-    lines = [line for text in texts for line in text]
-    if len(lines) <= room:
-        return lines
-    selection: list[str] = []
-    for k, text in enumerate(texts):
-        if len(selection) + len(text) > room - 1:
-            return [*selection, f"({len(texts) - k} more)"]
-        selection += text
-    raise AssertionError("unreachable: all texts fit")
-
-
 def with_text_column(picture: np.ndarray, words: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
     """Return a picture, scaled to `height` pixels, with a column of `width` pixels to its right that holds texts.
 
