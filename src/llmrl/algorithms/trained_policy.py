@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import nn
 
-from llmrl.algorithms.optimizer_step import Batch
 from llmrl.networks.action_distributions import ActionDistribution
 
 
@@ -35,16 +34,4 @@ class TrainedPolicy(Protocol):
 
     def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
         """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
-        ...
-
-
-@runtime_checkable
-class NormalizesObservations(Protocol):
-    """Network that normalizes its observations by running moments, if `normalizes`."""
-
-    @property
-    def normalizes(self) -> bool: ...
-
-    def update_normalizers(self, samples: Batch) -> None:
-        """Update the moments with the samples [n, ...] of an update, for the next rollout."""
         ...
