@@ -1,4 +1,4 @@
-"""Pictures with text columns, and videos of them: GIF, MP4 and WebP."""
+"""Pictures with text columns, and videos of them: GIF and MP4."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 GIF_FRAMES = 150
 """Approximate maximum number of frames of a GIF, whose frames are not compressed as a video's are."""
 SIDE_BY_SIDE = "side_by_side"
-"""Stem of the names of videos and pictures that show several mechanisms side by side."""
+"""Stem of the names of videos that show several mechanisms side by side."""
 TARGET_HEIGHT = 336
 """Height in pixels up to which small engine frames are enlarged, by a whole factor, so that cells stay sharp."""
 
@@ -96,14 +96,6 @@ def fitted(picture: np.ndarray, width: int) -> np.ndarray:
     large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
     height = max(1, round(picture.shape[0] * width / picture.shape[1]))
     return np.asarray(Image.fromarray(large).resize((width, height), Image.Resampling.BOX))
-
-
-def save_image(picture: np.ndarray, file: Path) -> Path:
-    """Write [h, w, 3] uint8 as a PNG file and return its path."""
-    from PIL import Image
-
-    Image.fromarray(picture).save(file, format="PNG")
-    return file
 
 
 _SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
@@ -200,47 +192,6 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
         for path in partial:
             remove_ignoring_errors(path)
     return paths
-
-
-SMALL_FRAMES = 110
-"""Maximum number of pictures of a small video."""
-SMALL_FPS = 9
-"""Frame rate of a small video, pictures per second."""
-_LAST_FRAME_MS = 2500
-"""Duration of the last picture of a small video, milliseconds."""
-
-
-def save_small_video(frames: Sequence[np.ndarray], file: Path, max_bytes: int = 1_500_000) -> Path:
-    """Write pictures, [height, width, 3] uint8, as an animated WebP file for web pages.
-
-    Return the path of the file, which shows about `SMALL_FRAMES` of the pictures.
-
-    Args:
-        frames: a video of any length.
-        file: file to write.
-        max_bytes: maximum size of the file, bytes. Quality and then the number of pictures are reduced to reach it.
-
-    Raises:
-        RunFolderError: the file cannot be written.
-    """
-    from PIL import Image
-
-    indices = sorted({round(i) for i in np.linspace(0, len(frames) - 1, min(SMALL_FRAMES, len(frames)))})
-    pictures = [Image.fromarray(frames[i]) for i in indices]
-    partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
-    try:
-        for quality, stride in ((80, 1), (65, 1), (50, 1), (35, 1), (35, 2), (35, 4), (35, 8)):
-            first, *rest = pictures[:-1:stride] + pictures[-1:]
-            times = [round(stride * 1000 / SMALL_FPS)] * len(rest) + [_LAST_FRAME_MS]
-            first.save(partial, save_all=True, append_images=rest, duration=times, loop=0, quality=quality, method=2)
-            if partial.stat().st_size <= max_bytes:
-                break
-        partial.replace(file)
-    except OSError as error:
-        raise RunFolderError(f"cannot write the video {file}: {describe_write_error(file.parent, error)}") from error
-    finally:
-        remove_ignoring_errors(partial)
-    return file
 
 
 def _is_complete(mp4: Path) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, save_image, save_small_video, save_video
+from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, save_video
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -171,15 +171,14 @@ def save_side_by_side(
 ) -> list[Path]:
     """Write videos of one length side by side; return the files.
 
-    The files are MP4, GIF, a small WebP, and the pictures in the middle and at the end as PNG. Long videos skip steps
-    at equal intervals, so that there are at most `MAX_PICTURES` pictures.
+    Long videos skip steps at equal intervals, so that there are at most `MAX_PICTURES` pictures.
 
     Args:
         videos: videos of societies.
         titles: title of each video.
         sentences: effect of the mechanism of each video.
         folder: folder of the files.
-        fps: frames per second of the MP4; the other files skip some.
+        fps: frames per second.
     """
     folder.mkdir(parents=True, exist_ok=True)
     setting = videos[0].setting
@@ -189,9 +188,4 @@ def save_side_by_side(
     stride = -(-len(all_frames) // MAX_PICTURES)
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
     pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
-    files = [
-        *save_video(pictures, folder, SIDE_BY_SIDE, fps),
-        save_small_video(pictures, folder / f"{SIDE_BY_SIDE}.webp"),
-    ]
-    stills = {"middle": len(pictures) // 2, "last": len(pictures) - 1}
-    return [*files, *(save_image(pictures[i], folder / f"{SIDE_BY_SIDE}_{name}.png") for name, i in stills.items())]
+    return save_video(pictures, folder, SIDE_BY_SIDE, fps)
