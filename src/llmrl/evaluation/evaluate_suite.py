@@ -59,7 +59,7 @@ def evaluate_suite(
     name, content = load_suite(suite, changes, settings.episodes)
     players = _players(settings, len(runs))
     saved = [open_saved(run, settings.trusted) for run in runs]
-    groups = experiments(runs, [saved_run.config for saved_run in saved])
+    groups = experiments(runs)
     results: list[dict[str, Any]] = []
     for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
         run_settings = settings
