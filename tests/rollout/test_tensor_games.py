@@ -12,8 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import trajectory_observers
 from llmrl.run import trajectories
 from llmrl.run.checkpoints import CheckpointStore

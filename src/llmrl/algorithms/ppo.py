@@ -20,8 +20,7 @@ import torch
 from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalize_advantages
 from llmrl.algorithms.losses import joint_actions, surrogate, unexplained_variance, value_error
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
-from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, Updater
-from llmrl.algorithms.trained_policy import TrainedPolicy
+from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval

@@ -17,8 +17,7 @@ from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.videos import film, save_alone, save_side_by_side
 from llmrl.experiment.parts import Parts
 from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import WriterOf, trajectory_observers
 
 Player = tuple[str, str]

@@ -21,10 +21,9 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.evaluation.frame_recorder import MAX_AGENTS, FrameRecorder, Thoughts
 from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
 from llmrl.experiment.parts import Parts
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.episode_summaries import episode_welfare
-from llmrl.rollout.evaluate_policy import UNKNOWN_HORIZON
 
 COUNTS = 3
 """Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""

@@ -34,7 +34,7 @@ from llmrl.loops.compute_requests import (
     Update,
 )
 from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import evaluate_policy
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGam
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
-from llmrl.rollout.episode_results import evaluation_metrics, write_results
+from llmrl.rollout.episode_summaries import evaluation_metrics, write_results
 from llmrl.rollout.progress_observers import EpisodeProgress
 from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
 from llmrl.run.artifacts import RESULT_EPISODES

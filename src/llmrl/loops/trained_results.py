@@ -9,7 +9,7 @@ from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_results import episode_row, write_results
+from llmrl.rollout.episode_summaries import episode_row, write_results
 from llmrl.run.artifacts import ADAPTER
 from llmrl.run.run import Run
 

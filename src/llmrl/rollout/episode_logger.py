@@ -15,7 +15,7 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, State, embedded, on_host
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_results import add_costs, episode_row
+from llmrl.rollout.episode_summaries import add_costs, episode_row
 from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
 
 HEIGHT, SOCIETY_HEIGHT = 480, 640
