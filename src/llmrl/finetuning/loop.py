@@ -24,8 +24,7 @@ from llmrl.finetuning.proposer_evaluation import (
     measure,
     summarize,
 )
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
 from llmrl.finetuning.sft import check_replies
 from llmrl.finetuning.trainer import Method, TrainingJob, quiet

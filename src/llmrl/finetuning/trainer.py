@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Dtype
 from llmrl.llms.local.lora import Lora
