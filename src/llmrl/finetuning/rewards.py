@@ -60,8 +60,8 @@ class Scale:
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ConfigError(
-                f"rewards.low must be below rewards.high, got {self.low:g} and {self.high:g}; set them to a bad and to "
-                "a good return of this task"
+                f"rewards.low={self.low:g} must be below rewards.high={self.high:g}; set them to a bad and to a good "
+                "return of this task"
             )
 
     def __call__(self, value: float) -> float:
