@@ -13,7 +13,7 @@ from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector, evaluate_policy
-from llmrl.rollout.trajectory_writers import trajectory_observers
+from llmrl.rollout.trajectory_writers import written_trajectories
 from llmrl.run import trajectories
 from llmrl.run.checkpoints import CheckpointStore
 from recall_game import RecallGame
@@ -153,8 +153,9 @@ def test_writers_match_arrays(tmp_path):
     env, tensors = recall(), OnDevice(recall())
     policy = make_policy(env.spec)
     for name, env_ in (("arrays", env), ("tensors", tensors)):
-        with trajectory_observers(env_, policy, tmp_path / name) as writers:
-            evaluate_policy(Collector(env_, policy, "cpu", observers=writers(env_)), 8, Seeds(1))
+        collector = Collector(env_, policy, "cpu", observers=[written_trajectories(env_, policy, tmp_path / name)])
+        evaluate_policy(collector, 8, Seeds(1))
+        collector.close()
     reference, actual = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
     assert len(reference) > 50
     for field in fields(reference):
