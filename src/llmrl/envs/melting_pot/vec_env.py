@@ -43,7 +43,6 @@ class MeltingPotEnv:
         seeds: stream from which episodes draw their seeds.
         render: whether `render` works; this costs a frame of the world at each step.
 
-
     Raises:
         EngineError: the engine is not installed or cannot run on this machine; in later calls: a game died.
         ConfigError: settings that the substrate does not support.

@@ -50,7 +50,6 @@ class NativeEnv:
         device: torch device of all state and observations.
         tiles: sprites for `pixels` and videos; `auto`: those of Melting Pot if it is installed.
 
-
     Raises:
         ConfigError: settings that the game does not support, too little memory for the games, or a GPU without the
             packages to play on it.

@@ -53,7 +53,6 @@ class RoomsEnv(ForkableFields):
         horizon: steps per episode; None: the task's default.
         observe: channels that agents observe.
 
-
     Raises:
         ConfigError: a view size that is even or out of range, no channel, or a repeated one.
     """
