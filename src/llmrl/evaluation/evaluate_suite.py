@@ -186,13 +186,11 @@ def _play_test(
 ) -> dict[str, Any]:
     """Play one test of a suite; return the statistics of each player in each environment.
 
-    `refused` holds the error of each player that cannot play the test. `lacking` holds the reason for each kind of task
-    that is impossible with the available actions.
+    `refused` holds the error of each player that cannot play the test.
     """
     run_spec = parts.env.spec
     player_statistics: dict[str, dict[str, Any]] = {name: {} for name in names}
     failed: dict[str, str] = {}
-    lacking: dict[str, str] = {}
     for kind, node in test.environments(run_spec.action_names):
         seeds = Seeds(settings.seed).child("suite").child(test.name).child(kind)
         try:
@@ -205,14 +203,10 @@ def _play_test(
             suite.episodes, seeds.child("episodes"), settings.mode == "deterministic", exactly=True
         )
         try:
-            try:
-                test.check_possible(kind, run_spec, env.spec)
-            except ConfigError as error:
-                lacking[kind] = str(error)
-                continue
             for name in [name for name in names if name not in failed]:
                 folder = out / "steps" / test.name / kind / name if settings.trajectories else None
                 try:
+                    test.check_possible(kind, run_spec, env.spec)
                     policy = _policy(name, parts, env, test.reads)
                     suite.check_metric(env.spec)
                     episodes = evaluate_environment(env, policy, parts.device, episode_settings, folder)
@@ -222,9 +216,6 @@ def _play_test(
                     player_statistics[name][kind] = _summarize_episodes(episodes, suite.metric)
         finally:
             env.close()
-    for name in names:
-        if lacking and not player_statistics[name] and name not in failed:
-            failed[name] = "; ".join(lacking.values())
     description = {
         "name": test.name,
         "title": test.title,
@@ -232,7 +223,7 @@ def _play_test(
         "env": test.environment(run_spec.action_names),
     }
     players = {name: None if name in failed else player_statistics[name] for name in names}
-    return {**description, "players": players, "refused": failed, "lacking": lacking}
+    return {**description, "players": players, "refused": failed}
 
 
 def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Policy:
