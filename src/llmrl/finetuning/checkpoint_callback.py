@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from llmrl.finetuning.trainer import TrainingJob
+from llmrl.finetuning.training_job import TrainingJob
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import Stopped
 

@@ -13,7 +13,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.rewards import REWARDS
-from llmrl.finetuning.trainer import TrainingJob, run_trainer, trainer_class
+from llmrl.finetuning.trainer import run_trainer, trainer_class
+from llmrl.finetuning.training_job import TrainingJob
 from llmrl.llms.local.lora import Lora
 
 

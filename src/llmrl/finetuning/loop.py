@@ -27,7 +27,8 @@ from llmrl.finetuning.proposer_evaluation import (
 from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
 from llmrl.finetuning.sft import check_replies
-from llmrl.finetuning.trainer import Method, TrainingJob, quiet
+from llmrl.finetuning.trainer import quiet
+from llmrl.finetuning.training_job import Method, TrainingJob
 from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.adapter import save_adapter

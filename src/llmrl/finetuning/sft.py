@@ -9,7 +9,8 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.trainer import TrainingJob, run_trainer, trainer_class
+from llmrl.finetuning.trainer import run_trainer, trainer_class
+from llmrl.finetuning.training_job import TrainingJob
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.lora import Lora
 

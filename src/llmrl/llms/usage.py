@@ -52,11 +52,9 @@ class ReplyTotals(StateFields):
 
 def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     """Return the entries of a run's summary about its language model, its usage, and its validity."""
-    from llmrl.llms.client import ChatClient
-
     if llm is None:
         return {}
-    totals = llm.metrics() if isinstance(llm, ChatClient) else {}
+    totals: dict[str, Any] = llm.metrics() if hasattr(llm, "metrics") else {}
     prompt, reply, cached = (totals.get(f"llm/{name}_tokens") for name in ("prompt", "completion", "cached"))
     summary = {
         "llm_calls": totals.get("llm/calls"),
