@@ -102,9 +102,10 @@ def trl_environment(
         Incompatible: the environment has several agents, or no texts.
 
     Example:
+        >>> prompts = [[{"role": "user", "content": ""}]] * 64
         >>> trainer = GRPOTrainer(  # doctest: +SKIP
         ...     model="Qwen/Qwen3-0.6B",
-        ...     train_dataset=Dataset.from_dict({"prompt": [[{"role": "user", "content": ""}]] * 64, "seed": range(64)}),
+        ...     train_dataset=Dataset.from_dict({"prompt": prompts, "seed": range(64)}),
         ...     environment_factory=llmrl.trl_environment("taxi"),
         ... )
     """
@@ -115,9 +116,8 @@ def trl_environment(
     if spec.text is None or "text" not in spec.observation or spec.n_agents != 1:
         raise Incompatible(
             Misfit.INTERFACE,
-            f"an environment of TRL needs one agent and observations in words, and env={env} has {spec.n_agents} agents "
-            f"and the channels {', '.join(spec.observation)}; set env.text or env.observe=[text] if there is such an "
-            "option",
+            f"an environment of TRL needs one agent and observations in words; env={env} has {spec.n_agents} agents "
+            f"and the channels {', '.join(spec.observation)}; set env.text or env.observe=[text] if it has that option",
         )
 
     class Environment(TextEnvironment):
