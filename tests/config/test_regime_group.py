@@ -24,6 +24,7 @@ AGENTS = {"cleanup": "cleanup_society", "harvest": "harvest_society"}
 """The agent that each regime chooses; the others choose none."""
 REQUIRED_OPTIONS = {
     "gymnasium": "env.id=CartPole-v1",
+    "openenv": "env.id=http://127.0.0.1:8000",
     "openspiel": "env.id=kuhn_poker",
     "pettingzoo": "env.id=a.b:c",
     "textarena": "env.id=TicTacToe-v0",

@@ -24,7 +24,7 @@ _BUILTIN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe
 """Modules of PettingZoo's own worlds: they belong to installed packages that llmrl requires, so they are trusted."""
 _CONVERTERS = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
-_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena")
+_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
 """Packages that the extra `worlds` of llmrl installs."""
 
 
@@ -67,9 +67,12 @@ class WorldFactory:
                 )
             if self.library == "openspiel":
                 return openspiel_game(self.id, self.kwargs)
-            from llmrl.envs.pettingzoo.textarena_world import TextArenaWorld
+            if self.library == "textarena":
+                from llmrl.envs.pettingzoo.textarena_world import TextArenaWorld as World
+            else:
+                from llmrl.envs.pettingzoo.openenv_world import OpenEnvWorld as World  # type: ignore[assignment]
 
-            return self._call(TextArenaWorld, {"id": self.id})
+            return self._call(World, {"id": self.id})
         function = self._function()
         world = self._call(function, {})
         if not callable(getattr(world, "observation_space", None)) or not hasattr(world, "possible_agents"):
