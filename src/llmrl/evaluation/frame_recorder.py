@@ -71,11 +71,11 @@ class Thoughts:
     def _agent_words(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Words:
         """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
         who = "" if self.spec.n_agents == 1 else f"agent {agent}, "
-        action = act.action[0, agent].tolist()
+        action = act.action[0, agent]
         if self.spec.continuous_actions is None:
-            action_text = self.spec.action_names[action]
+            action_text = self.spec.action_names[int(action)]
         else:
-            pairs = zip(self.spec.continuous_action_names, action, strict=True)
+            pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
             action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
         words = [(f"{who}action", action_text)]
         for name, output in thinkers.items():
@@ -127,8 +127,9 @@ class FrameRecorder(Observer):
 
     def hold(self, length: int) -> None:
         """Repeat the last frames and texts until there are `length` of them."""
-        for elements in (*self.frames.values(), self.words):
-            elements += elements[-1:] * (length - len(elements))  # type: ignore[operator]
+        for frames in self.frames.values():
+            frames += frames[-1:] * (length - len(frames))
+        self.words += self.words[-1:] * (length - len(self.words))
 
     def picture(self, i: int, heading: Words) -> np.ndarray:
         """Return frame `i` of the world, enlarged, with `heading` and its texts beside it if there are any."""
@@ -149,8 +150,7 @@ class FrameRecorder(Observer):
         folder.mkdir(parents=True, exist_ok=True)
         files = save_video(LazyFrames(len(self), lambda i: self.picture(i, heading)), folder, "world", fps)
         for name in [name for name in self.frames if name != "world"]:
-            frames = self.frames[name]
-            files += save_video(LazyFrames(len(frames), lambda i, x=frames: enlarge(x[i])), folder, name, fps)
+            files += save_video(_enlarged(self.frames[name]), folder, name, fps)
         return files
 
     def _record(self, observation: Observation) -> None:
@@ -165,3 +165,7 @@ class FrameRecorder(Observer):
         if pixels is not None:
             for i in range(self.env.spec.n_agents):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
+
+
+def _enlarged(frames: Sequence[np.ndarray]) -> LazyFrames:
+    return LazyFrames(len(frames), lambda i: enlarge(frames[i]))
