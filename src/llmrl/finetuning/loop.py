@@ -272,7 +272,7 @@ class FinetuneLoop:
         """Write the results and the summary; return the mean score after training."""
         initial, final = self.measurements["before"], self.measurements["after"]
         references = baselines(judge, data.held_out, self.rewards, scale, self.seeds.child("baselines"))
-        results = {
+        results: dict[str, Any] = {
             "task": self.task.name,
             "prompts": len(data.held_out),
             "scale": [scale.low, scale.high],
