@@ -162,7 +162,3 @@ class FrameRecorder(Observer):
         if pixels is not None:
             for i in range(self.env.spec.n_agents):
                 self.frames.setdefault(f"agent_{i}", []).append(pixels[i].copy())
-
-
-def _enlarged(frames: Sequence[np.ndarray]) -> LazyFrames:
-    return LazyFrames(len(frames), lambda i: enlarge(frames[i]))
