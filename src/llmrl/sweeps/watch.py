@@ -1,4 +1,4 @@
-"""Display of the runs of a sweep while it waits for them: a table on a terminal, else log lines at intervals."""
+"""Display of the runs of a sweep while it waits for them, at intervals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.results.run_records import RunRecord, read_run
 from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import ProgressBar, clock
-from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
+from llmrl.sweeps.stages import stage_counts, stage_of
 
 if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import Job
@@ -42,15 +42,8 @@ class SweepWatch:
             return
         self._last_update = now
         records = [read_run(folder) for folder in folders if folder.is_dir()]
-        if not _running(records) and not stage_counts(records):
-            return
-        if self._progress.drawn:
-            cells = rows(records)
-            # Most sweeps have no stages.
-            columns = [i for i, name in enumerate(COLUMNS) if name != "stage" or any(row[i] != "-" for row in cells)]
-            self._progress.table([COLUMNS[i] for i in columns], [[row[i] for i in columns] for row in cells])
-        else:
-            self._progress.note(summary(records))
+        if text := summary(records):
+            self._progress.note(text)
 
 
 def summary(records: Sequence[RunRecord]) -> str:
@@ -63,7 +56,7 @@ def summary(records: Sequence[RunRecord]) -> str:
     ''
     """
     stages = stage_counts(records)
-    running = [record for record in _running(records) if stage_of(record) is None]
+    running = [record for record in records if record.state == "running" and stage_of(record) is None]
     if not running:
         return stages
     shares = [share for record in running if (share := _share(record)) is not None]
@@ -82,41 +75,6 @@ def bar_name(jobs: Sequence[Job]) -> str:
     """Return the description of a sweep's progress: the kind of work if all `jobs` are needed by other runs."""
     kinds = dict.fromkeys(job.what for job in jobs)
     return ", ".join(kinds) if all(kinds) else "sweep"
-
-
-COLUMNS = ("run", "seed", "stage", "done", "objective", "last proposal", "$", "left")
-"""Columns of `rows`."""
-
-
-def rows(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Return the cells of a table of running runs, those that will take longest first; see `COLUMNS`."""
-    running = sorted(_running(records), key=lambda record: -(record.progress.eta_s or 0.0))
-    common = _common_overrides(running)
-    table = []
-    for record in running:
-        metrics, progress = record.last_metrics(), record.progress
-        overrides = {key: value for key, value in record.overrides.items() if (key, value) not in common}
-        stage, share = stage_of(record), _share(record)
-        value, cost = newest_value(record, metrics), metrics.get(_COST)
-        eta_s = progress.eta_s if stage is None else stage.eta_s
-        done = f"{progress.done:,.0f} {progress.unit}" + ("" if share is None else f" ({share:.0%})")
-        table.append(
-            [
-                title(overrides) or record.group.rpartition("-")[0],
-                str(record.seed),
-                "-" if stage is None else stage_text(stage),
-                done if stage is None else "-",
-                "-" if value is None else f"{value:.4g}",
-                progress.proposed or "-",
-                "-" if cost is None else f"{cost:.2f}",
-                "-" if eta_s is None else clock(eta_s),
-            ]
-        )
-    return table
-
-
-def _running(records: Sequence[RunRecord]) -> list[RunRecord]:
-    return [record for record in records if record.state == "running"]
 
 
 def _common_overrides(running: Sequence[RunRecord]) -> Set[tuple[str, str]]:
