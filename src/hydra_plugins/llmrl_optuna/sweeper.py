@@ -90,8 +90,10 @@ class OptunaSweeper(LaunchingSweeper):
 
     def _plan(self, sought: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
         """Print the plan of a trial, with the first option of every choice and the lowest numbers."""
+        from llmrl.tuning.space import options
+
         assert self.launcher is not None
-        lowest = [f"{key}={dimension.first()}" for key, dimension in sought.space.items()]
+        lowest = [f"{key}={options(distribution)[0]}" for key, distribution in sought.space.items()]
         self.launcher.launch([[*sought.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
         sys.stdout.write(
             f"Above: one trial, {shlex.join(lowest)}. The search '{settings.study}' has {settings.trials} trials of "
@@ -99,33 +101,12 @@ class OptunaSweeper(LaunchingSweeper):
         )
 
     def _evaluate(self, sought: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
-        """Compute the runs of some trials, and record their results.
-
-        Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
-        """
-        waves = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
-        results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
-        final_trials: dict[int, TuningTrial] = {}
-        for wave in waves:
-            running = [trial for trial in batch if trial.number not in final_trials]
-            if not running:
-                break
-            jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
-            run_results = [_result(job) for job in self._launch(jobs, self._launched)]
-            self._launched += len(jobs)
-            for i, trial in enumerate(running):
-                trial_results = results[trial.number]
-                trial_results += run_results[i * len(wave) : (i + 1) * len(wave)]
-                values = [result for result in trial_results if not isinstance(result, str)]
-                if len(values) < len(trial_results):  # failed, whatever other seeds would bring
-                    final_trials[trial.number] = study.tell(
-                        trial, trial_results + ["not run"] * (len(study.seeds) - len(trial_results))
-                    )
-                elif len(trial_results) == len(study.seeds):
-                    final_trials[trial.number] = study.tell(trial, trial_results)
-                elif (pruned := study.prune(trial, values)) is not None:
-                    final_trials[trial.number] = pruned
-        return [final_trials[trial.number] for trial in batch]
+        """Compute the runs of some trials, and record their results."""
+        n_seeds = len(study.seeds)
+        jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in batch for seed in study.seeds]
+        results = [_result(job) for job in self._launch(jobs, self._launched)]
+        self._launched += len(jobs)
+        return [study.tell(trial, results[i * n_seeds : (i + 1) * n_seeds]) for i, trial in enumerate(batch)]
 
     def _launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
         """Compute the runs, and wait for those that other processes are computing.
@@ -153,14 +134,13 @@ class OptunaSweeper(LaunchingSweeper):
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.core.errors import ConfigError
-        from llmrl.tuning.space import CategoricalChoice
+        from llmrl.tuning.space import options
 
         assert self.hydra_context is not None and self.config is not None
-        first = {key: dimension.first() for key, dimension in sought.space.items()}
+        first = {key: options(distribution)[0] for key, distribution in sought.space.items()}
         settings = [first]
-        for key, dimension in sought.space.items():
-            if isinstance(dimension, CategoricalChoice):
-                settings += [{**first, key: option} for option in dimension.options[1:]]
+        for key, distribution in sought.space.items():
+            settings += [{**first, key: option} for option in options(distribution)[1:]]
         previous_config, configs = HydraConfig.instance().cfg, []
         try:
             for setting in settings:
@@ -193,20 +173,16 @@ class OptunaSweeper(LaunchingSweeper):
 
         ranking = study.ranking()
         failed = [trial for trial in study.trials() if trial.state == "failed"]
-        pruned = [trial for trial in study.trials() if trial.state == "pruned"]
         _show(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
         if failed:
             _show("Failed trials", study, failed[-_MAX_ROWS:])
         rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
         if rows and len(ranking) < _RELIABLE:
             rows.append(("reliability", f"importances of {len(ranking)} trials are mostly noise"))
-        figure = study.draw_importances()
-        if figure is not None:
-            rows.append(("figure of importances", str(figure)))
         print_rows(
             f"Search '{study.settings.study}'",
             [
-                ("trials", f"{len(ranking)} finished, {len(pruned)} pruned, {len(failed)} failed"),
+                ("trials", f"{len(ranking)} finished, {len(failed)} failed"),
                 *rows,
                 ("all trials", str(study.folder / TRIALS_NAME)),
                 ("best trial", str(study.folder / BEST_NAME)),
@@ -282,5 +258,5 @@ def _show(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:
         cells = [r if isinstance(r, str) else f"{r:.4g}" for r in results]
         value = trial.state if trial.value is None else f"{trial.value:.4g}"
         rows.append([str(trial.number), " ".join(trial.overrides), value, *cells])
-    done = sum(trial.state in ("finished", "pruned") for trial in study.trials())
+    done = sum(trial.state == "finished" for trial in study.trials())
     print_table(f"{title} ({done} of {study.settings.trials} trials)", columns, rows)
