@@ -92,7 +92,7 @@ def test_long_vectors_are_truncated():
 
 
 def test_sweep_line_has_last_proposal(running):
-    assert "seed 2 20% at 9.5 with clean: 2, eat: 0.5, 2:00 left" in summary(running)
+    assert summary(running) == "3 running, 10% done, 2:00 left, $0.25 spent; objective 9.5 with clean: 2, eat: 0.5"
 
 
 def test_packed_runs_share_lines(monkeypatch):

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
@@ -26,23 +26,13 @@ EXIT_INTERRUPTED = 130  # also if only the wait for submitted runs was interrupt
 
 
 class FinishedJob(JobReturn):
-    """The result of a run for a sweeper. Access to the result of a failed run raises SystemExit without a message.
+    """The result of a run for a sweeper.
 
     Attributes:
         outcome: outcome of the run.
     """
 
     outcome: JobOutcome | None = None
-
-    @property
-    def return_value(self) -> Any:
-        if self.status == JobStatus.COMPLETED:
-            return self._return_value
-        raise self._return_value
-
-    @return_value.setter
-    def return_value(self, value: Any) -> None:
-        self._return_value = value
 
 
 class LlmrlLauncher(Launcher):
@@ -114,7 +104,7 @@ class LlmrlLauncher(Launcher):
         Raises:
             LlmrlError: the parts of a run cannot work together.
         """
-        from llmrl.display.console import print_line, print_table
+        from llmrl.display.console import print_table
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
 
@@ -124,8 +114,6 @@ class LlmrlLauncher(Launcher):
             return
         plan = sweep_plan(runs, self.swept)
         print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
-        for request in plan.requests:
-            print_line(request)
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[PlannedRun]:
         """Compose every run.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 _SETTINGS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
 """States of runs that end a trial. A run in any other unfinished state is resumed when the command is repeated."""
-_POLL_S, _RELAUNCH_S = 2.0, 600.0
 _MAX_ROWS = 10
 _RELIABLE = 30
 """Trials below which importances carry a warning."""
@@ -102,25 +100,12 @@ class OptunaSweeper(LaunchingSweeper):
 
     def _evaluate(self, sought: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
         """Compute the runs of some trials, and record their results."""
+        assert self.launcher is not None
         n_seeds = len(study.seeds)
         jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in batch for seed in study.seeds]
-        results = [_result(job) for job in self._launch(jobs, self._launched)]
+        results = [_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
         self._launched += len(jobs)
         return [study.tell(trial, results[i * n_seeds : (i + 1) * n_seeds]) for i, trial in enumerate(batch)]
-
-    def _launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
-        """Compute the runs, and wait for those that other processes are computing.
-
-        Jobs of a cluster, for example, outlive the search that submitted them.
-        """
-        assert self.launcher is not None
-        returns = list(self.launcher.launch(jobs, initial_job_idx=first))
-        while external := [i for i, job in enumerate(returns) if _state(job) == "elsewhere"]:
-            _wait_for([returns[i].outcome.folder for i in external])  # type: ignore[attr-defined]
-            new_returns = self.launcher.launch([jobs[i] for i in external], initial_job_idx=first)
-            for i, job in zip(external, new_returns, strict=True):
-                returns[i] = job
-        return returns
 
     def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
@@ -204,15 +189,6 @@ def _state(job: JobReturn) -> str | None:
     return None if outcome is None else str(outcome.state)
 
 
-def _wait_for(folders: list[Path]) -> None:
-    """Wait until these runs have ended according to their folders, but at most `_RELAUNCH_S` seconds."""
-    from llmrl.results.run_records import read_run
-
-    until = time.monotonic() + _RELAUNCH_S
-    while time.monotonic() < until and any(read_run(folder).state in ("running", "queued") for folder in folders):
-        time.sleep(_POLL_S)
-
-
 def _result(job: JobReturn) -> Result:
     """Return the result of a run.
 
@@ -233,7 +209,7 @@ def _result(job: JobReturn) -> Result:
     if job.status is not JobStatus.FAILED:
         raise ConfigError(
             f"a search needs the results of its runs, and there is none of {' '.join(job.overrides or ())}; leave out "
-            "dry_run=true and hydra.launcher.wait=false"
+            "dry_run=true and hydra.launcher.wait=false, or repeat the command when the process that computes it ends"
         )
     error = job._return_value  # the property would raise it, with a message of its own
     if (state := _state(job)) in FAILED_STATES:

@@ -40,12 +40,10 @@ class SweepPlan(NamedTuple):
     Attributes:
         title: title of the table, with the processes and the time.
         rows: rows of the table, as `COLUMNS`.
-        requests: requests to a scheduler; empty if runs are computed here.
     """
 
     title: str
     rows: list[list[str]]
-    requests: list[str]
 
 
 @dataclass
@@ -95,14 +93,7 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
     summary = f"{len(todo):,} runs in {_processes(packs)}"
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
     title = "\n".join([heading, summary, _time(packs, configs, numbers, first)])
-    requests = [text for group in group_by_backend(todo) for text in _requests(group)]
-    return SweepPlan(title, rows, requests)
-
-
-def _requests(jobs: Sequence[Job]) -> list[str]:
-    """Return the requests to the scheduler for these jobs, which have the same backend."""
-    backend = jobs[0].hardware.backend
-    return backend.requests(backend.packs(jobs))
+    return SweepPlan(title, rows)
 
 
 def _numbers(experiment: Experiment) -> _Numbers:
