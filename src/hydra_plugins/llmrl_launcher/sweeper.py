@@ -2,21 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
-from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
 from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
 
+if TYPE_CHECKING:
+    from hydra.plugins.launcher import Launcher
 
-class LlmrlSweeper(LaunchingSweeper):
+
+class LlmrlSweeper(Sweeper):
     """A sweeper over every combination of the given values, in the order of Hydra's own sweeper.
 
     Unlike Hydra's sweeper, it does not compose runs to validate them, because the launcher composes all before it
     starts any.
+
+    Args:
+        params: overrides in addition to those of the command line, `{key: values}`.
     """
+
+    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
+        self.params = params or {}
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hydra.core.plugins import Plugins
+
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def typed(self, arguments: list[str]) -> list[str]:
+        """Return all overrides, those of the command line last."""
+        return [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None

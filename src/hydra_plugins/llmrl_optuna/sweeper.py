@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
+from hydra_plugins.llmrl_launcher.sweeper import LlmrlSweeper
 from hydra_plugins.llmrl_optuna import SEED
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _RELIABLE = 30
 """Trials below which importances carry a warning."""
 
 
-class OptunaSweeper(LaunchingSweeper):
+class OptunaSweeper(LlmrlSweeper):
     """A sweeper that searches the swept keys; it runs all seeds of a trial by the chosen launcher.
 
     Args:

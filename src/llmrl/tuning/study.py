@@ -9,7 +9,6 @@ of its own).
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import math
 import warnings
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
@@ -292,11 +290,8 @@ class Study:
             yield
         except (OptunaError, SQLAlchemyError) as error:
             message = str(error.__cause__ or error).splitlines()[0]
-            path, hint = self.folder / STUDY_NAME, "hydra.sweeper.folder=<folder>"
-            if "is full" in message or "disk I/O" in message:
-                reason = describe_write_error(path, OSError(errno.ENOSPC, message), hint)
-                raise RunFolderError(f"cannot write the study {path}: {reason}") from error
             raise RunFolderError(
-                f"{path} cannot be used as a study ({message}); move it away to start a new one, or choose another "
-                f"folder with {hint}"
+                f"{self.folder / STUDY_NAME} cannot be used as a study ({message}); free some space if the disk is "
+                "full, move the file away to start a new study, or choose another folder with "
+                "hydra.sweeper.folder=<folder>"
             ) from error
