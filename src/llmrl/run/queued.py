@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import parse_record, read_object
@@ -22,7 +23,7 @@ FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
 """File in the folder of a launch, which the launching process has open and touches as long as it lives."""
 
-_OPTIONAL = {"beside": [], "after": []}
+_OPTIONAL: dict[str, list[Any]] = {"beside": [], "after": []}
 """Fields that are stored only if they differ from these values, as for runs in a shared process or with
 prerequisites."""
 
