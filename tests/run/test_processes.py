@@ -138,6 +138,17 @@ def test_failing_rank_ends_run_with_reason(tmp_path):
     assert not (folder / "owner.json").exists() and not list((tmp_path / "temporary").glob("llmrl*"))
 
 
+def test_signal_is_forwarded_to_main_rank(tmp_path):
+    """The main rank gives up the work since its last checkpoint.
+
+    Without the signal it would save at its next safe point.
+    """
+    outcome = two_processes(tmp_path, "far")
+    assert 0 not in outcome.codes
+    status = read_status(outcome.folder("given_up"))
+    assert status.state == "preempted" and "everything is saved" not in status.error
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_torchrun_matches_single_process(tmp_path):

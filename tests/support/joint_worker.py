@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 
 from llmrl.core.errors import ConfigError, ProcessesError
 from llmrl.core.processes import ProcessGroup, leaving_group
+from llmrl.run import signals
 from llmrl.run.distributed import open_run
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -135,6 +137,18 @@ def interrupted(processes: ProcessGroup) -> Callable[[int], None]:
     return hook
 
 
+def stay_from_safe_point(processes: ProcessGroup) -> Callable[[int], None]:
+    """Signal the second process while neither comes to a safe point for long, the first one for longest."""
+
+    def hook(update: int) -> None:
+        if update == 2:
+            if processes.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5.0 if processes.rank else 30.0)
+
+    return hook
+
+
 def main() -> None:
     root, scenario = Path(sys.argv[1]), sys.argv[2]
     processes = ProcessGroup.join()
@@ -152,6 +166,9 @@ def main() -> None:
         report["resumed"] = train(root, "stopped", processes)
         report["drifted"] = drift(root, processes)
         report["other"] = unequal_config(root, processes)
+    elif scenario == "far":
+        signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals._HANDLED_S = 0.5, 1.0, 0.1
+        train(root, "given_up", processes, stay_from_safe_point(processes))
     else:
 
         def crash(update: int) -> None:

@@ -6,7 +6,10 @@ The first process owns the run folder; the others write to temporary folders.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import signal
+import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -59,11 +62,12 @@ def open_run(processes: ProcessGroup, config: Mapping[str, Any], seed: int, firs
     if processes.world_size == 1:
         return run
     try:
-        states = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, run.digest))
+        place = (socket.gethostname(), os.getpid(), ownership.process_start(os.getpid()))
+        states = processes.all_gather_object((str(run.folder), run.state, run.iteration, run.result, place, run.digest))
         if len({digest for *_, digest in states}) > 1:
             raise ConfigError(f"the {processes.world_size} processes of this run were started with different configs")
         if isinstance(run, Worker):
-            folder, run.state, run.iteration, run.result, _ = states[0]
+            folder, run.state, run.iteration, run.result, run.first, _ = states[0]
             run.config, run.seed = dict(config), seed
             if not run.finished:
                 run.follow(Path(folder))
@@ -88,7 +92,8 @@ class Worker(Run):
         logging.getLogger("llmrl").setLevel(logging.ERROR)
         self.processes = processes
         # The flag prints nothing and does not interrupt: the first process decides for all, and would lose this one.
-        self.stop = StopFlag()
+        self.stop = StopFlag(forward=self._signal_first)
+        self.first: tuple[str, int, str | None] = ("", 0, None)  # host, process id and start time
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
     def follow(self, folder: Path) -> None:
@@ -106,6 +111,15 @@ class Worker(Run):
             position = self.restored.pop(RUN_KEY)["metrics"]
             _mirror(folder, self.folder)
         self.metrics = MetricLog(self.folder, position)
+
+    def _signal_first(self) -> None:
+        """Send SIGTERM to the first process, if it is on this machine, because it may be far from a safe point.
+
+        By SIGTERM, because a second Ctrl-C would stop it at once.
+        """
+        host, pid, start = self.first
+        if host == socket.gethostname() and ownership.process_start(pid) == start:
+            os.kill(pid, signal.SIGTERM)
 
     def checkpoint(self, iteration: int, state: State) -> Path:
         """Do nothing, because the first process saves the same state."""

@@ -118,6 +118,7 @@ class StopFlag:
         give_up: function that makes the exception to raise in the main thread `GIVE_UP_S` after the signal; None: no
             exception is raised.
         overdue: function to call in another thread `OVERDUE_S` after the signal, before the process ends.
+        forward: function to call in another thread a second after a signal; for a flag without `give_up`.
     """
 
     def __init__(
@@ -125,8 +126,9 @@ class StopFlag:
         says: str = "",
         give_up: Callable[[], BaseException] | None = None,
         overdue: Callable[[], None] = lambda: None,
+        forward: Callable[[], None] | None = None,
     ) -> None:
-        self._says, self._give_up, self._overdue = says, give_up, overdue
+        self._says, self._give_up, self._overdue, self._forward = says, give_up, overdue, forward
         self.signal: int | None = None
         self._since = 0.0
         self._pid = os.getpid()
@@ -165,12 +167,13 @@ class StopFlag:
             log.warning("not in the main thread: this run cannot be stopped safely by signals")
             return self
         global _watching
-        if self._give_up is not None:
+        if self._give_up is not None or self._forward is not None:
             _watching += 1
             pipe, self._wakeup_fd = os.pipe()
             os.set_blocking(self._wakeup_fd, False)
             self._previous_wakeup_fd = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
-            threading.Thread(target=self._watch, args=(pipe,), name="llmrl-stop", daemon=True).start()
+            watch = self._watch if self._forward is None else self._forward_signals
+            threading.Thread(target=watch, args=(pipe,), name="llmrl-stop", daemon=True).start()
         for name in SIGNALS:
             number = getattr(signal, name)
             if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
@@ -255,6 +258,20 @@ class StopFlag:
         if self._says and not self._has_reported:
             self._has_reported = True
             self._print_message(self._says)
+
+    def _forward_signals(self, pipe: int) -> None:
+        """Run the watching thread of a flag that forwards signals.
+
+        It waits a second first, because a sender of signals often signals all processes.
+        """
+        assert self._forward is not None
+        handled = {getattr(signal, name) for name in SIGNALS}
+        try:
+            while _END not in (received := os.read(pipe, 64)):
+                if handled.intersection(received) and not select.select([pipe], [], [], _HANDLED_S)[0]:
+                    self._forward()
+        finally:
+            os.close(pipe)
 
     def _watch(self, pipe: int) -> None:
         """Run the watching thread: wait for a signal, then make sure that the run ends."""
