@@ -16,7 +16,7 @@ from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.repeat_run import repeat_arguments
 from llmrl.experiment.run_job import run_and_print
 from llmrl.experiment.sweep_jobs import TASK, job_of
-from llmrl.results.run_records import read_run
+from llmrl.run.artifacts import read_config
 from llmrl.sweeps.jobs import take_on
 from llmrl.sweeps.work import JobWork
 
@@ -130,19 +130,22 @@ def test_rerun_reports_changed_files(lab: Path, compose, capsys: pytest.CaptureF
     assert "tariff_lab/rates.py" in output and "principal.py" not in output
 
 
-def test_job_rejects_changed_code(lab: Path, compose, tmp_path: Path) -> None:
+def test_job_uses_submitted_code(lab: Path, compose, tmp_path: Path) -> None:
     job = job_of(compose(), [])
     take_on(job, tmp_path / "sweep")
     work = pickle.dumps(JobWork(TASK, job.config, job.overrides, job.folder, {}))
     assert (job.folder / "sources" / "tariff_lab" / "rates.py").read_text() == "RATE = 0.25\n"
     (lab / "rates.py").write_text("RATE = 0.75\n")
+    (lab / "principal.py").unlink()
     # What is in the run folder is not imported: somebody else may have written it.
     (job.folder / "sources" / "tariff_lab" / "rates.py").write_text("raise SystemExit('imported')\n")
     forget()
-    with pytest.raises(SystemExit) as failure:
-        pickle.loads(work)()  # noqa: S301
-    assert "tariff_lab/rates.py" in str(failure.value.__cause__)
-    assert "tariff_lab/rates.py" in read_run(job.folder).error
+    pickle.loads(work)()  # noqa: S301
+    rates = sys.modules["tariff_lab.rates"]
+    assert rates.RATE == 0.25 and Path(rates.__file__) == lab / "rates.py"
+    assert (
+        read_proposal(job.folder) > 0 and read_config(job.folder, ())["sources_digest"] == job.config["sources_digest"]
+    )
 
 
 def test_rejects_config_of_different_code(lab: Path, compose) -> None:

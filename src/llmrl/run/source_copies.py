@@ -1,10 +1,14 @@
-"""Copies of the user's modules in `sources/` of a run folder."""
+"""Copies of the user's modules: `sources/` of a run folder, and the imports of jobs."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import CodeType, ModuleType
 from typing import Any
 
 from llmrl.core.errors import RunFolderError
@@ -54,6 +58,57 @@ def changed_sources(folder: Path) -> list[str]:
         raise RunFolderError(f"cannot read {folder / FOLDER}: {error.strerror or error}") from error
 
 
+def import_from(files: Mapping[str, bytes], folder: Path) -> None:
+    """Load modules that are imported from now on from `files`, if they are among them.
+
+    `__file__` and `__path__` stay those of the original, next to which data files and further modules are found.
+
+    Args:
+        files: content by path relative to the folder on `sys.path`. It comes from the launching process, not from the
+            run folder, where others may have written.
+        folder: run folder with copies of the files, which tracebacks refer to.
+    """
+    if files:
+        copies = {_name(Path(path)): (folder / FOLDER / path, content) for path, content in files.items()}
+        sys.meta_path.insert(0, _CopyFinder(copies))
+
+
 def _name(path: Path) -> str:
     """Return the dotted name of the module in a file."""
     return ".".join((path.parent if path.stem == "__init__" else path.with_suffix("")).parts)
+
+
+class _CopyFinder:
+    """A finder of modules by name, whose copies are given as path and content."""
+
+    def __init__(self, copies: Mapping[str, tuple[Path, bytes]]) -> None:
+        self._copies = copies
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._copies:
+            return None
+        copy, content = self._copies[name]
+        finders = (finder for finder in sys.meta_path if not isinstance(finder, _CopyFinder))
+        original = next((spec for finder in finders if (spec := finder.find_spec(name, path, target))), None)
+        origin, locations = str(copy), [str(copy.parent)] if copy.name == "__init__.py" else None
+        if original is not None and original.has_location and original.origin is not None:
+            origin, locations = original.origin, original.submodule_search_locations
+        loader = _CopyLoader(name, origin, copy, content)
+        return spec_from_file_location(name, origin, loader=loader, submodule_search_locations=locations)
+
+
+class _CopyLoader(SourceFileLoader):
+    """A loader of a module from its copy."""
+
+    def __init__(self, name: str, origin: str, copy: Path, content: bytes) -> None:
+        super().__init__(name, origin)
+        self._copy, self._content = copy, content
+
+    def get_code(self, fullname: str) -> CodeType:
+        # The bytecode cache belongs to the original, so the copy is compiled. Tracebacks show the lines of the copy.
+        return compile(self._content, str(self._copy), "exec", dont_inherit=True)
+
+    def get_data(self, path: str) -> bytes:
+        return self._content if path == self.path else super().get_data(path)
