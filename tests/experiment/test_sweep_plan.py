@@ -42,6 +42,21 @@ def test_table_covers_all_runs(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_lists_cluster_requests(tmp_path):
+    """List the requests of jobs without a cluster."""
+    words = ("hardware=slurm_cpu", "hardware.backend.partition=short", "hardware.backend.setup=[module load cuda]")
+    runs = [
+        PlannedRun(Experiment.compose(*SMALL, *words, f"seed={s}", f"output_root={tmp_path}", "hardware.rows=1"))
+        for s in (0, 1, 2)
+    ]
+    [request] = sweep_plan(runs).requests
+    assert request.startswith("sbatch: an array of 3 jobs")
+    for option in ("--partition=short", "--cpus-per-task=1", "--time=1440", "module load cuda"):
+        assert option in request
+    planned_runs = [PlannedRun(Experiment.compose(*SMALL, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
+    assert sweep_plan(planned_runs).requests == []
+
+
 def test_prerequisites_are_counted_once(tmp_path):
     runs = [
         PlannedRun(
@@ -50,7 +65,7 @@ def test_prerequisites_are_counted_once(tmp_path):
         for p in ("ucb", "random")
         for s in (0, 1)
     ]
-    title, rows = sweep_plan(runs)
+    title, rows, _ = sweep_plan(runs)
     assert "4 runs in 1 process: 1 of 4 runs" in title
     prerequisite_rows = [row for row in rows if row[0].startswith("before them")]
     assert len(prerequisite_rows) == 2 and rows[-1][:2] == ["in all", "6"]
@@ -60,7 +75,7 @@ def test_prerequisites_are_counted_once(tmp_path):
 
 def test_language_model_agents_are_not_timed(tmp_path):
     runs = [PlannedRun(Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
-    title, rows = sweep_plan(runs)
+    title, rows, _ = sweep_plan(runs)
     assert "time: unknown" in title and rows[0][-1].startswith("only the loops")
 
 

@@ -104,7 +104,7 @@ class LlmrlLauncher(Launcher):
         Raises:
             LlmrlError: the parts of a run cannot work together.
         """
-        from llmrl.display.console import print_table
+        from llmrl.display.console import print_line, print_table
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
 
@@ -114,6 +114,8 @@ class LlmrlLauncher(Launcher):
             return
         plan = sweep_plan(runs, self.swept)
         print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
+        for request in plan.requests:
+            print_line(request)
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[PlannedRun]:
         """Compose every run.

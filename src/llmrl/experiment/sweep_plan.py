@@ -40,10 +40,12 @@ class SweepPlan(NamedTuple):
     Attributes:
         title: title of the table, with the processes and the time.
         rows: rows of the table, as `COLUMNS`.
+        requests: requests to a scheduler; empty if runs are computed here.
     """
 
     title: str
     rows: list[list[str]]
+    requests: list[str]
 
 
 @dataclass
@@ -85,7 +87,13 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
         kinds.setdefault(job.digest, []).append(job)
     numbers = {digest: _numbers(configs[kind_jobs[0].folder]) for digest, kind_jobs in kinds.items()}
     first = _prerequisites(todo, numbers.values())
-    packs = [pack for group in group_by_backend(todo) for pack in group[0].hardware.backend.packs(group)]
+    packs: list[Pack] = []
+    requests: list[str] = []
+    for group in group_by_backend(todo):
+        backend = group[0].hardware.backend
+        group_packs = backend.packs(group)
+        packs += group_packs
+        requests += backend.requests(group_packs)
     rows = [_row(kind_jobs, numbers[digest]) for digest, kind_jobs in kinds.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
     rows.append(_total_row(todo, numbers, first))
@@ -93,7 +101,7 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
     summary = f"{len(todo):,} runs in {_processes(packs)}"
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
     title = "\n".join([heading, summary, _time(packs, configs, numbers, first)])
-    return SweepPlan(title, rows)
+    return SweepPlan(title, rows, requests)
 
 
 def _numbers(experiment: Experiment) -> _Numbers:

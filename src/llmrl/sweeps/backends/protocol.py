@@ -104,6 +104,10 @@ class Backend(Protocol):
         """
         return [Pack((job,)) for job in jobs]
 
+    def requests(self, packs: Sequence[Pack]) -> list[str]:
+        """Return the requests to a scheduler for these processes, a text for each group of equal requests."""
+        return []
+
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         """Return the number of these processes that run at the same time; None if the scheduler decides."""
         return None

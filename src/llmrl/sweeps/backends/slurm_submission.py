@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _COMMANDS = ("sbatch", "srun", "squeue")
+_SUBMITIT_PARAMETERS = ("array_parallelism", "signal_delay_s", "srun_args", "stderr_to_stdout")
+"""Parameters of submitit that are not options of sbatch."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,19 @@ class Slurm(Backend):
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
         groups = group_equal(jobs, lambda job: job.hardware)
         return [pack for hardware_jobs in groups for pack in pack_into(hardware_jobs, hardware_jobs[0].hardware.jobs)]
+
+    def requests(self, packs: Sequence[Pack]) -> list[str]:
+        texts = []
+        for array in group_equal(packs, _needs):
+            hardware = array[0].hardware
+            parameters = self._parameters(hardware, array[0].cores, max(pack.memory_gb for pack in array))
+            setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
+            limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
+            jobs = f"an array of {len(array):,} jobs{limit}" if len(array) > 1 else "1 job"
+            options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
+            option_text = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
+            texts.append(f"sbatch: {jobs}, each with {option_text}; before it starts: {'; '.join(setup)}")
+        return texts
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return packs[0].hardware.jobs_at_once
@@ -218,6 +233,11 @@ class Slurm(Backend):
             if (value := getattr(self, name)) is not None:
                 parameters[name] = value
         return parameters
+
+
+def _option(value: Any) -> str:
+    """Return a value in sbatch's syntax."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _needs(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
