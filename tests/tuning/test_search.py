@@ -100,6 +100,26 @@ def test_search_returns_best_command(tmp_path, options_folder):
 
 @pytest.mark.long
 @pytest.mark.slow
+def test_pruned_trial_skips_remaining_seeds(tmp_path, options_folder):
+    arguments = (
+        *GAME,
+        "seed=0,1",
+        "agent.skill=interval(0,1)",
+        "hydra.sweeper.trials=6",
+        "hydra.sweeper.sampler=random",
+    )
+    options = ("hydra.sweeper.pruner=median", "hydra.sweeper.pruner_startup_trials=1")
+    code, output = search(*arguments, *options, cwd=tmp_path, folder=options_folder)
+    assert code == 0, output
+    states = [row["state"] for row in trials(tmp_path)]
+    n_pruned = states.count("pruned")
+    assert 0 < n_pruned < 6 and states.count("finished") == 6 - n_pruned
+    assert len(read_runs(tmp_path / "outputs")) == 12 - n_pruned
+    assert all(row["seed=0"] and not row["seed=1"] for row in trials(tmp_path) if row["state"] == "pruned")
+
+
+@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["basic", "llmrl"])
 def test_search_sigkill_repeats_no_trial(tmp_path, options_folder, launcher):
     arguments = (*GAME, "seed=0,1", "agent.skill=interval(0,1)", f"hydra/launcher={launcher}", "agent.pause_s=0.5")

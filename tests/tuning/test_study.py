@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -16,6 +17,7 @@ import commands
 from full_disk import no_file_larger_than
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Study, TuningSettings
+from some import some
 
 SPACE = {
     "agent.rate": FloatDistribution(1e-5, 1e-1, log=True),
@@ -35,6 +37,8 @@ def settings(**changes):
         "aggregate": "mean",
         "sampler": "tpe",
         "sampler_seed": 0,
+        "pruner": "none",
+        "pruner_startup_trials": 2,
         "max_failures": 3,
     }
     return TuningSettings(**{**usual, **changes})
@@ -74,6 +78,48 @@ def test_sampler_seeds_differ(tmp_path):
     small = search(tmp_path / "small", sampler="random", sampler_seed=7, trials=4)
     large = search(tmp_path / "large", sampler="random", sampler_seed=2**32 + 7, trials=4)
     assert not {trial.overrides[0] for trial in small} & {trial.overrides[0] for trial in large}
+
+
+def search_with_pruning(folder, stop_after=None, **changes):
+    """Search seed by seed; die after so many results if asked to."""
+    steps = itertools.count(1)
+    with open_study(folder, seeds=("0", "1", "2"), pruner="median", parallel_trials=1, **changes) as study:
+        while batch := study.next_batch():
+            [trial] = batch
+            results = []
+            for seed in study.seeds:
+                results.append(score(trial, seed))
+                if next(steps) == stop_after:
+                    return None
+                if len(results) == len(study.seeds):
+                    study.tell(trial, results)
+                elif study.prune(trial, results) is not None:
+                    break
+        return study.trials()
+
+
+def test_trials_below_median_are_pruned(tmp_path):
+    trials = search_with_pruning(tmp_path, sampler="random")
+    assert len(trials) == 12 and {trial.state for trial in trials} == {"finished", "pruned"}
+    assert {len(trial.results) for trial in trials if trial.state == "pruned"} == {1}
+    completed_trials = []
+    for i, trial in enumerate(trials):
+        first = score(trial, 0)
+        unpromising = len(completed_trials) >= 2 and first < statistics.median(completed_trials)
+        assert (trial.state == "pruned") == unpromising, i
+        assert (trial.value is None) == unpromising
+        completed_trials += [] if unpromising else [first]
+    with open_study(tmp_path, seeds=("0", "1", "2"), pruner="median", parallel_trials=1, sampler="random") as study:
+        assert [trial.state for trial in study.ranking()] == ["finished"] * len(completed_trials)
+
+
+@pytest.mark.parametrize("stops", some([(2, 15)], [(2, 15), (1, 8)]))
+def test_pruned_search_resumes_exactly(tmp_path, stops):
+    reference = search_with_pruning(tmp_path / "whole")
+    for stop_after in stops:
+        folder = tmp_path / str(stop_after)
+        assert search_with_pruning(folder, stop_after) is None
+        assert search_with_pruning(folder) == reference
 
 
 @pytest.mark.parametrize(
@@ -188,10 +234,12 @@ def test_importances_identify_relevant_parameters(tmp_path):
     search(tmp_path, trials=30, sampler="random")
     with open_study(tmp_path, trials=30, sampler="random") as study:
         shares = study.importances()
+        figure = study.draw_importances()
+    assert figure == study.folder / "importances.png" and figure.read_bytes().startswith(b"\x89PNG")
     assert sum(shares.values()) == pytest.approx(1)
     assert shares["agent.rate"] == max(shares.values())
     with open_study(tmp_path / "few") as study:
-        assert study.importances() == {}
+        assert study.importances() == {} and study.draw_importances() is None
 
 
 @pytest.mark.parametrize(

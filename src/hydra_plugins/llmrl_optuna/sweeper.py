@@ -99,13 +99,31 @@ class OptunaSweeper(LlmrlSweeper):
         )
 
     def _evaluate(self, sought: SearchRequest, study: Study, batch: Sequence[TuningTrial]) -> list[TuningTrial]:
-        """Compute the runs of some trials, and record their results."""
+        """Compute the runs of some trials, and record their results.
+
+        Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
+        """
         assert self.launcher is not None
-        n_seeds = len(study.seeds)
-        jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in batch for seed in study.seeds]
-        results = [_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
-        self._launched += len(jobs)
-        return [study.tell(trial, results[i * n_seeds : (i + 1) * n_seeds]) for i, trial in enumerate(batch)]
+        waves = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
+        results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
+        final_trials: dict[int, TuningTrial] = {}
+        for wave in waves:
+            running = [trial for trial in batch if trial.number not in final_trials]
+            if not running:
+                break
+            jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
+            run_results = [_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
+            self._launched += len(jobs)
+            for i, trial in enumerate(running):
+                trial_results = results[trial.number]
+                trial_results += run_results[i * len(wave) : (i + 1) * len(wave)]
+                values = [result for result in trial_results if not isinstance(result, str)]
+                n_missing = len(study.seeds) - len(trial_results)
+                if len(values) < len(trial_results) or not n_missing:  # a failed trial needs no further seeds
+                    final_trials[trial.number] = study.tell(trial, trial_results + ["not run"] * n_missing)
+                elif (pruned := study.prune(trial, values)) is not None:
+                    final_trials[trial.number] = pruned
+        return [final_trials[trial.number] for trial in batch]
 
     def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
@@ -158,16 +176,20 @@ class OptunaSweeper(LlmrlSweeper):
 
         ranking = study.ranking()
         failed = [trial for trial in study.trials() if trial.state == "failed"]
+        pruned = [trial for trial in study.trials() if trial.state == "pruned"]
         _show(f"Search '{study.settings.study}', best trials", study, ranking[:_MAX_ROWS])
         if failed:
             _show("Failed trials", study, failed[-_MAX_ROWS:])
         rows = [(f"importance of {key}", f"{share:.2f}") for key, share in study.importances().items()]
         if rows and len(ranking) < _RELIABLE:
             rows.append(("reliability", f"importances of {len(ranking)} trials are mostly noise"))
+        figure = study.draw_importances()
+        if figure is not None:
+            rows.append(("figure of importances", str(figure)))
         print_rows(
             f"Search '{study.settings.study}'",
             [
-                ("trials", f"{len(ranking)} finished, {len(failed)} failed"),
+                ("trials", f"{len(ranking)} finished, {len(pruned)} pruned, {len(failed)} failed"),
                 *rows,
                 ("all trials", str(study.folder / TRIALS_NAME)),
                 ("best trial", str(study.folder / BEST_NAME)),
@@ -234,5 +256,5 @@ def _show(title: str, study: Study, trials: Sequence[TuningTrial]) -> None:
         cells = [r if isinstance(r, str) else f"{r:.4g}" for r in results]
         value = trial.state if trial.value is None else f"{trial.value:.4g}"
         rows.append([str(trial.number), " ".join(trial.overrides), value, *cells])
-    done = sum(trial.state == "finished" for trial in study.trials())
+    done = sum(trial.state in ("finished", "pruned") for trial in study.trials())
     print_table(f"{title} ({done} of {study.settings.trials} trials)", columns, rows)

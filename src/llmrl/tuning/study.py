@@ -24,7 +24,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
-from llmrl.run.files import write_atomic
+from llmrl.run.files import write_atomic, write_bytes
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
 from llmrl.statistics.estimators import interquartile_mean, mean
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
 STUDY_NAME, BEST_NAME, TRIALS_NAME = "study.db", "best.yaml", "trials.csv"
+IMPORTANCES_NAME = "importances.png"
 AGGREGATES: dict[str, Callable[[np.ndarray], Any]] = {
     "mean": mean,
     "median": np.median,
@@ -58,6 +59,8 @@ class TuningSettings:
     aggregate: Literal["mean", "median", "iqm", "min", "max"]
     sampler: Literal["tpe", "random"]
     sampler_seed: NonNegativeInt
+    pruner: Literal["none", "median"]
+    pruner_startup_trials: PositiveInt
     max_failures: PositiveInt
 
 
@@ -68,14 +71,14 @@ class TuningTrial:
     Attributes:
         number: number of the trial.
         overrides: overrides that set the parameters.
-        state: `running` until every seed has a result.
+        state: `running` until every seed has a result, or the trial is pruned.
         value: aggregate over seeds; None unless `finished`.
-        results: results by seed; empty while running.
+        results: results by seed; empty while running, of the first seeds only if pruned.
     """
 
     number: int
     overrides: list[str]
-    state: Literal["running", "finished", "failed"] = "running"
+    state: Literal["running", "finished", "failed", "pruned"] = "running"
     value: float | None = None
     results: Mapping[str, Result] = field(default_factory=dict)
 
@@ -134,7 +137,7 @@ class Study:
     def trials(self) -> list[TuningTrial]:
         """Return all trials by number, except those whose parameters a killed process had not fully drawn."""
         results = self._study.user_attrs
-        names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed"}
+        names = {"RUNNING": "running", "COMPLETE": "finished", "FAIL": "failed", "PRUNED": "pruned"}
         return [
             TuningTrial(
                 trial.number,
@@ -147,7 +150,7 @@ class Study:
         ]
 
     def next_batch(self) -> list[TuningTrial]:
-        """Return the trials to run now; empty when enough trials are finished.
+        """Return the trials to run now; empty when enough trials are finished or pruned.
 
         Unfinished trials of a killed search come first, and alone, so that the next trials are drawn from the same
         results as without the interruption.
@@ -155,7 +158,7 @@ class Study:
         from optuna.trial import TrialState
 
         trials = self.trials()
-        missing = self.settings.trials - sum(trial.state == "finished" for trial in trials)
+        missing = self.settings.trials - sum(trial.state in ("finished", "pruned") for trial in trials)
         size = max(0, min(self.settings.parallel_trials, missing))
         if running := [trial for trial in trials if trial.state == "running"][:size]:
             return running
@@ -188,6 +191,36 @@ class Study:
             self._study.tell(trial.number, value)
         return TuningTrial(trial.number, trial.overrides, "finished", value, seed_results)
 
+    def prune(self, trial: TuningTrial, results: Sequence[float]) -> TuningTrial | None:
+        """Record the results of a trial's first seeds, and end the trial if it is unpromising.
+
+        A trial is unpromising if its mean is worse than the median of the means that finished trials had after as many
+        seeds (Optuna's `MedianPruner`, the median stopping rule of Golovin et al., 2017, "Google Vizier", section 3.2).
+
+        Args:
+            trial: running trial.
+            results: results of its first seeds, at least one and not all.
+
+        Returns:
+            The pruned trial; None if its other seeds are to be run.
+        """
+        from optuna.pruners import MedianPruner
+        from optuna.trial import Trial, TrialState
+
+        pruner = MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
+        seed_results = dict(zip(self.seeds, results, strict=False))
+        with self._translate_errors():
+            [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
+            if len(results) not in stored.intermediate_values:  # a resumed search repeats stored results
+                # The object that Study.ask returned may belong to an earlier process.
+                Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
+                [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
+            if not pruner.prune(self._study, stored):
+                return None
+            self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+        return TuningTrial(trial.number, trial.overrides, "pruned", None, seed_results)
+
     def ranking(self) -> list[TuningTrial]:
         """Return the trials with a value, best first; of equal ones the earlier first."""
         sign = -1.0 if self.settings.direction == "maximize" else 1.0
@@ -207,6 +240,25 @@ class Study:
             return {}
         shares = optuna.importance.get_param_importances(self._study)
         return shares if math.isfinite(sum(shares.values())) else {}
+
+    def draw_importances(self) -> Path | None:
+        """Draw the importances as bars in `importances.png`; return None if they are unknown, or without matplotlib."""
+        from importlib.util import find_spec
+
+        shares = self.importances()
+        if not shares or find_spec("matplotlib") is None:
+            return None
+        from llmrl.analysis.figures import new_figure
+
+        figure = new_figure(6.0, 1.0 + 0.35 * len(shares))
+        panel = figure.subplots()
+        names = list(shares)[::-1]
+        panel.barh(names, [shares[name] for name in names], color="#0072B2")
+        panel.set_xlabel("importance (PED-ANOVA), sum 1")
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png", dpi=150)
+        write_bytes(self.folder / IMPORTANCES_NAME, picture.getvalue())
+        return self.folder / IMPORTANCES_NAME
 
     def write(self, command: str) -> None:
         """Write `trials.csv`, and `best.yaml` if there is a best trial; `command` runs that one again."""
