@@ -1,4 +1,4 @@
-"""Terminal output of runs: bars with the objective and the last proposal, and below a table of the runs of a sweep."""
+"""Terminal output of runs: bars with the objective and the last proposal, and below a text on the runs of a sweep."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rich.console import Console
 from llmrl.results.run_records import read_runs
 from llmrl.run.bars import Bars
 from llmrl.run.progress_bar import ProgressBar, shorten
-from llmrl.run.progress_rows import RowsDisplay
+from llmrl.run.progress_rows import DisplayRow, RowsDisplay
 from llmrl.run.status import RunProgress as Numbers
 from llmrl.run.status import Status, read_status
-from llmrl.sweeps.watch import COLUMNS, rows, summary
+from llmrl.sweeps.watch import summary
 from run_folders import write_run
 
 
@@ -58,7 +58,7 @@ def test_markup_is_shown_as_text(monkeypatch):
     with ProgressBar(2, "steps", "design", terminal=True) as progress:
         progress.show_result(1.0, "[red]x\x1b[2J")
         assert progress._bar is not None
-        progress.table(("run",), [["[bold]y\x1b]0;z"]])
+        progress.note("[bold]y\x1b]0;z")
         text = render(progress._bar)
     assert "[red]x" in text and "[bold]y" in text and "\x1b" not in text
 
@@ -91,63 +91,38 @@ def test_long_vectors_are_truncated():
     assert shorten("x" * 500, 80) == "x" * 79 + "…" and shorten("short") == "short"
 
 
-def test_sweep_table_lists_runs(running):
-    table = rows(running)
-    assert [row[1] for row in table] == ["2", "1", "0"], "those that take longest first"
-    assert table[0] == ["principal=llm", "2", "-", "20 steps (20%)", "9.5", "clean: 2, eat: 0.5", "0.25", "2:00"]
-    bars = Bars(Console(file=io.StringIO()))
-    bars.add_task("sweep", total=3, completed=1, unit="runs", speed="", news="")
-    bars.show_below(COLUMNS, table)
-    lines = render(bars).splitlines()
-    assert "sweep" in lines[0] and lines[1].split() == [
-        "run",
-        "seed",
-        "stage",
-        "done",
-        "objective",
-        "last",
-        "proposal",
-        "$",
-        "left",
-    ]
-    assert len(lines) == 5 and "clean: 2, eat: 0.5" in lines[2]
-    assert max(map(len, lines)) <= 110
-    narrow = render(bars, 60).splitlines()
-    assert max(map(len, narrow)) <= 60
-
-
-def test_terminal_does_not_scroll_for_100_runs():
-    bars = Bars(Console(file=io.StringIO()))
-    bars.show_below(("run",), [[f"run {i}"] for i in range(100)])
-    lines = render(bars).splitlines()
-    assert len(lines) == 14 and "and 88 more" in lines[-1]
-    bars.show_below((), [])
-    assert not render(bars).strip()
-
-
 def test_sweep_line_has_last_proposal(running):
-    assert "seed 2 20% at 9.5 with clean: 2, eat: 0.5, 2:00 left" in summary(running)
+    assert summary(running) == "3 running, 10% done, 2:00 left, $0.25 spent; objective 9.5 with clean: 2, eat: 0.5"
 
 
-def test_packed_runs_rotate_in_line(monkeypatch):
+def test_packed_runs_share_lines(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with RowsDisplay(2, every_s=0.0, terminal=False) as display:
-        for _ in range(2):
-            display.update_row("first", Numbers(1, 10, value=1.0, proposed="a: 1"))
-            display.update_row("second", Numbers(1, 10, value=2.0, proposed="a: 2"))
+        display.update_row("first", Numbers(1, 10, steps_per_second=2.0, value=1.0, proposed="a: 1"))
+        display.update_row("second", Numbers(3, 10, steps_per_second=2.0, value=2.0, proposed="a: 2"))
     lines = stream.getvalue().splitlines()
-    assert any("first: objective 1 with a: 1" in line for line in lines)
-    assert any("second: objective 2 with a: 2" in line for line in lines)
+    assert lines[0] == "1 of 2 runs under way, 10.0% of these, 2 a second; first: objective 1 with a: 1"
+    assert lines[1] == "2 of 2 runs under way, 20.0% of these, 4 a second; second: objective 2 with a: 2"
 
 
-def test_dependent_runs_show_stage(monkeypatch):
-    """Their progress is that of the needed run, and does not count as theirs."""
+def test_dependent_runs_are_not_counted(monkeypatch):
+    """The progress of a run that waits is that of the needed run."""
     monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
     with RowsDisplay(2, every_s=0.0, terminal=False) as display:
-        display.update_row("first", Numbers(9, 10), stage="pre-training")
-        display.update_row("second", Numbers(1, 10))
-        display.update_row("first", Numbers(3, 10))
-    lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("0 of 2 runs") and "pre-training 90%" in lines[0]
-    assert "10.0%" in lines[1] and "pre-training 90%" in lines[1]
-    assert "20.0%" in lines[2] and "pre-training" not in lines[2]
+        row = DisplayRow(display, "first")
+        row.stage = "pre-training"
+        row.show("design", Numbers(9, 10), "")
+        assert not stream.getvalue()
+        row.stage = ""
+        row.show("design", Numbers(3, 10), "")
+    assert "30.0%" in stream.getvalue()
+
+
+def test_notebook_shows_a_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    monkeypatch.setattr("llmrl.run.progress_bar.NOTEBOOK_EVERY_S", 0.0)
+    with ProgressBar(10, "steps", "design", terminal=False) as progress:
+        progress.update(5)
+        progress.print_line("a line")
+    output = capsys.readouterr().out
+    assert output.startswith("\rdesign 5/10 steps (50.0%)") and "\ra line" in output and output.endswith("\n")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
 from llmrl.run.config_hash import EXCLUDED
 from llmrl.run.provenance import collect
-from llmrl.run.status import STATES, RunProgress, Status
+from llmrl.run.status import RunProgress, RunState, Status
 
 ROOT = Path(__file__).parents[2]
 PAGE = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("run_results.md", "formats.md"))
@@ -25,7 +26,7 @@ EXCLUSIONS = {
 
 
 def test_keys_are_documented(tmp_path: Path) -> None:
-    names = [*EXCLUDED, *STATES, *(f.name for f in fields(Status)), *(f.name for f in fields(RunProgress))]
+    names = [*EXCLUDED, *get_args(RunState), *(f.name for f in fields(Status)), *(f.name for f in fields(RunProgress))]
     names += collect(tmp_path / "code-1.diff")
     assert [name for name in names if f"`{name}`" not in PAGE] == []
 

@@ -170,23 +170,6 @@ def test_sink_failure_is_isolated(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert KEY not in caplog.text and "<redacted>" in warnings[0]
 
 
-def test_background_sink_reopens_after_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(fan_out, "RETRY_S", 0.0)
-    broken = Broken(1)
-    metrics = MetricLog(tmp_path, None, {"broken": broken})
-    for number in range(4):
-        record(metrics, range(number, number + 1))
-        wait_for(lambda n=number: n in broken.numbers if n != 1 else not broken.fails_at)
-    metrics.close()
-    metrics.wait()
-    openings = [event for event in broken.told if isinstance(event, Opening)]
-    assert [opening.kept for opening in openings] == [0, 3], "with the rows that there were by then"
-    assert broken.numbers == [0, 0, 1, 2, 3] and isinstance(broken.told[-1], Ending)
-    assert caplog.text.count("loggers.broken") == 1, "it lacks nothing in the end"
-
-
 @pytest.mark.slow
 def test_slow_sink_is_abandoned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

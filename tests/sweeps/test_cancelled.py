@@ -129,22 +129,21 @@ def test_job_wait_reasons(
     assert {record.state for record in records_} == {"queued"}
     waits = {record.job_id: record.waits for record in records_}
     assert waits == {
-        "21": "jobs with a higher priority come first (Priority)",
-        "22": "limit of the quality of service reached: running jobs a user (QOSMaxJobsPerUserLimit)",
-        "23_0": "a job that it needs has not ended (Dependency)",
+        "21": "Priority",
+        "22": "QOSMaxJobsPerUserLimit",
+        "23_0": "Dependency",
         "23_1": "",
-        "24": "nodes that it could use are down, reserved, or reserved before its time limit ends "
-        "(ReqNodeNotAvail, UnavailableNodes:gpu[01-04])",
+        "24": "ReqNodeNotAvail, UnavailableNodes:gpu[01-04]",
         "25": "",
         "26": "SomethingNew",
-        "27": "limit of your account reached: core minutes (AssocGrpCPUMinutesLimit)",
-        "28": "its start failed and it was held: scontrol release gives it free (launch failed requeued held)",
+        "27": "AssocGrpCPUMinutesLimit",
+        "28": "launch failed requeued held",
     }
     assert "--format=%i|%T|%r" in (bin_folder / "squeue.asked").read_text()
     with pytest.raises(SystemExit) as exit_error:
         sweep.main(["status", str(tmp_path / "outputs")])
     output = " ".join(capsys.readouterr().out.split())
-    assert exit_error.value.code == 0 and "(Priority)" in output and "come first" in output
+    assert exit_error.value.code == 0 and "Priority" in output
 
 
 def test_slurm_end_states(tmp_path: Path, cluster: Callable[[str, str], Path]) -> None:

@@ -347,24 +347,6 @@ def test_long_error_is_truncated(tmp_path):
     assert (next(tmp_path.rglob("traceback.txt"))).stat().st_size > 200_000
 
 
-@pytest.mark.slow
-def test_batches_continue_after_failure(tmp_path):
-    overrides = (
-        *FAULTY_AGENT,
-        "agent.trouble=raise,none",
-        "agent.until=ok",
-        "seed=0",
-        "hydra.sweeper.max_batch_size=1",
-    )
-    done = sweep(*overrides, cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert states(tmp_path) == {("raise", 0): "failed", ("none", 0): "finished"}
-    assert {folder.parent.name.rpartition("-")[0] for folder in folders(tmp_path)} == {
-        "adapt_rounds_1-steps_2-trouble_raise",
-        "adapt_rounds_1-steps_2-trouble_none",
-    }
-
-
 def test_remote_queue_expires_with_heartbeat(tmp_path):
     """A workstation that was rebooted leaves runs that nobody will come to."""
     from llmrl.results.run_records import read_run

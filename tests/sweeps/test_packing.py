@@ -17,7 +17,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.sweeps.backends.local import Local
 from llmrl.sweeps.backends.protocol import Hardware, Job, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
-from llmrl.sweeps.packing import MAX_SHARED_DEATHS, SharedTask, deal, pack_for_machine, pack_into, repack, works_of
+from llmrl.sweeps.packing import SharedTask, deal, pack_for_machine, pack_into, works_of
 from llmrl.sweeps.work import JobWork, RunExit
 
 CPU = Hardware(Slurm(), "cpu", "highest", threads=1, cores=None, memory_gb=2, gpus=0, parallel=None)
@@ -94,18 +94,6 @@ def test_free_cluster_gets_job_per_run():
     nine = jobs(["a"] * 9)
     assert len(Slurm().packs(nine)) == 9
     assert [len(pack.jobs) for pack in Slurm().packs(jobs(["a"] * 9, replace(CPU, jobs=2)))] == [5, 4]
-
-
-@given(KEYS, st.data())
-def test_run_is_isolated_after_two_deaths(keys, data):
-    jobs_ = jobs(["a"] * len(keys))
-    deaths = {job.folder: data.draw(st.integers(1, 3)) for job in jobs_}
-    packs = repack(jobs_, deaths)
-    check_complete(packs, jobs_)
-    for pack in packs:
-        for job in pack.jobs:
-            assert len(pack.jobs) == 1 or deaths[job.folder] < MAX_SHARED_DEATHS
-    assert sum(deaths[pack.jobs[0].folder] < MAX_SHARED_DEATHS for pack in packs) <= 1
 
 
 def test_process_resources_sum_rows():

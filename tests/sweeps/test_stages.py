@@ -14,8 +14,8 @@ from llmrl.display.sweeps import print_prerequisites
 from llmrl.results.run_records import RunRecord, read_runs
 from llmrl.run.queued import Queued
 from llmrl.run.status import PrerequisiteRecord, RunProgress, RunStage, Status, read_status
-from llmrl.sweeps.stages import stage_counts, stage_of
-from llmrl.sweeps.watch import rows, summary
+from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
+from llmrl.sweeps.watch import summary
 from run_folders import write_run
 
 SCAN = RunStage("reference lines: coarse scan", "coarse scan of 8 vectors", 1, 3, 0.45, 120.0)
@@ -46,7 +46,7 @@ def test_runs_are_counted_by_stage(tmp_path: Path) -> None:
     assert text == "5 runs: 3 in reference lines: coarse scan 45% (2:00 left), 1 running, 1 waiting"
     assert summary(records).startswith(text) and "1 running" in summary(records)
     assert summary(records[:3]) == "3 runs: 3 in reference lines: coarse scan 45% (2:00 left)"
-    assert {row[2] for row in rows(records[:3])} == {"1/3 reference lines: coarse scan 45%"}
+    assert {stage_text(stage_of(running)) for running in records[:3]} == {"1/3 reference lines: coarse scan 45%"}
     assert as_json(records[0])["stage"]["fraction"] == 0.45 and as_json(records[3])["stage"] is None
 
 

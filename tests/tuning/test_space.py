@@ -7,11 +7,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from hydra_plugins.llmrl_optuna._grammar import read
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
-from llmrl.tuning.space import CategoricalChoice, NumericRange, overrides
+from llmrl.tuning.space import overrides, value_text
 
 
 @pytest.fixture(scope="module")
@@ -24,19 +25,19 @@ def loader():
 @pytest.mark.parametrize(
     ("sweep", "dimension"),
     [
-        ("interval(0,1)", NumericRange(0, 1)),
-        ("tag(log,interval(1e-5,1e-2))", NumericRange(1e-5, 1e-2, log=True)),
-        ("int(interval(1,8))", NumericRange(1, 8, integer=True)),
-        ("range(1,8)", NumericRange(1, 7, 1, integer=True)),
-        ("range(8,1,-2)", NumericRange(2, 8, 2, integer=True)),
-        ("shuffle(range(1,8))", NumericRange(1, 7, 1, integer=True)),
-        ("tag(log,range(1,100))", NumericRange(1, 99, 1, log=True, integer=True)),
-        ("range(0,1,0.25)", NumericRange(0, 0.75, 0.25)),
-        ("none,core", CategoricalChoice(("none", "core"))),
-        ("64,null,true", CategoricalChoice(("64", "null", "True"))),
-        ("shuffle(c,a,b,a)", CategoricalChoice(("c", "a", "b"))),
-        ("[64],[64,64],[]", CategoricalChoice(("[64]", "[64,64]", "[]"))),
-        ("'a b','x=1,y',\"it's\"", CategoricalChoice(("'a b'", "'x=1,y'", '"it\'s"'))),
+        ("interval(0,1)", FloatDistribution(0, 1)),
+        ("tag(log,interval(1e-5,1e-2))", FloatDistribution(1e-5, 1e-2, log=True)),
+        ("int(interval(1,8))", IntDistribution(1, 8)),
+        ("range(1,8)", IntDistribution(1, 7, step=1)),
+        ("range(8,1,-2)", IntDistribution(2, 8, step=2)),
+        ("shuffle(range(1,8))", IntDistribution(1, 7, step=1)),
+        ("tag(log,range(1,100))", IntDistribution(1, 99, log=True)),
+        ("range(0,1,0.25)", FloatDistribution(0, 0.75, step=0.25)),
+        ("none,core", CategoricalDistribution(("none", "core"))),
+        ("64,null,true", CategoricalDistribution(("64", "null", "True"))),
+        ("shuffle(c,a,b,a)", CategoricalDistribution(("c", "a", "b"))),
+        ("[64],[64,64],[]", CategoricalDistribution(("[64]", "[64,64]", "[]"))),
+        ("'a b','x=1,y',\"it's\"", CategoricalDistribution(("'a b'", "'x=1,y'", '"it\'s"'))),
     ],
 )
 def test_sweep_types_become_dimensions(loader, sweep, dimension):
@@ -44,7 +45,8 @@ def test_sweep_types_become_dimensions(loader, sweep, dimension):
     assert sought.space == {"agent.x": dimension}
     assert (sought.fixed, sought.seeds) == (["env=escape_room"], None)
     assert overrides(
-        sought.space, {"agent.x": dimension.first()} if isinstance(dimension, CategoricalChoice) else {"agent.x": 1}
+        sought.space,
+        {"agent.x": dimension.choices[0] if isinstance(dimension, CategoricalDistribution) else 1},
     )
 
 
@@ -60,9 +62,9 @@ def test_seeds_are_excluded_from_space(loader):
     sought = read([*arguments, "principal=ucb,egreedy"], loader)
     assert sought.seeds == ["2", "0"]
     assert sought.fixed == arguments[:4]
-    assert sought.space == {"principal": CategoricalChoice(("ucb", "egreedy"))}  # the last of several counts
+    assert sought.space == {"principal": CategoricalDistribution(("ucb", "egreedy"))}  # the last of several counts
     assert read(["seed=range(0,3)", "agent.x=1,2"], loader).seeds == ["0", "1", "2"]
-    assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].options[:2] == ("cem", "cmaes")
+    assert read(["principal=glob(*)", "seed=4"], loader).space["principal"].choices[:2] == ("cem", "cmaes")
 
 
 @pytest.mark.parametrize(
@@ -71,11 +73,11 @@ def test_seeds_are_excluded_from_space(loader):
         (["env=escape_room", "seed=0,1"], "nothing to search; sweep a key other than seed"),
         (["seed=interval(0,9)", "agent.x=1,2"], "every trial runs all seeds. Name them: seed=0,1,2"),
         (["principal=interval(0,1)"], "name the options: principal=cem,cmaes"),
-        (["agent.x=tag(log,interval(0,1))"], "it must start above 0"),
-        (["agent.x=tag(log,range(1,100,10))"], "in steps of 10; leave out the step or log"),
+        (["agent.x=tag(log,interval(0,1))"], "`low > 0` must hold for `log=True`"),
+        (["agent.x=tag(log,range(1,100,10))"], "only accept step is 1 when `log` argument is True"),
         (["agent.x=tag(log,choice(1,2))"], "leave out the tag log"),
         (["agent.x=tag(lin,interval(1,2))"], "is tagged lin; the only tag known here is log"),
-        (["agent.x=interval(2,1)"], "from 2 to 1; give two finite numbers in order"),
+        (["agent.x=interval(2,1)"], "from 2 to 1: `low <= high` must hold"),
         (["agent.x=interval(0,inf)"], "finite numbers"),
         (["agent.x=range(3,3)"], "agent.x=range(3,3,1) is empty"),
         (["agent.x=range(1,3,0)"], "is empty"),
@@ -94,7 +96,7 @@ finite = st.floats(allow_nan=False, allow_infinity=False, width=64)
 def test_bounds_survive_hydra_parsing(bounds, share):
     low, high = min(bounds), max(bounds)
     value = min(max(low * (1 - share) + high * share, low), high)
-    text = NumericRange(low, high).text(value)
+    text = value_text(FloatDistribution(low, high), value)
     parsed = OverridesParser.create().parse_override(f"agent.x={text}").value()
     assert isinstance(parsed, int | float) and low <= parsed <= high
     assert parsed == pytest.approx(value, rel=1e-5)
@@ -116,7 +118,7 @@ def to_override(value):
 @given(values=st.lists(plain | st.lists(plain, max_size=3), min_size=2, max_size=4))
 def test_choices_round_trip(values):
     space = read([f"agent.x={','.join(to_override(value) for value in values)}"], None).space
-    options = space["agent.x"].options
+    options = space["agent.x"].choices
     jobs = [overrides(space, {"agent.x": option}) for option in options]
     parsed = [OverridesParser.create().parse_override(override) for (override,) in jobs]
     assert [repr(override.value()) for override in parsed] == list(dict.fromkeys(repr(value) for value in values))

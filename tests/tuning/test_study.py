@@ -11,18 +11,18 @@ import sys
 import optuna
 import pytest
 import yaml
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 import commands
 from full_disk import no_file_larger_than
 from llmrl.core.errors import ConfigError, RunFolderError
-from llmrl.tuning.space import CategoricalChoice, NumericRange
 from llmrl.tuning.study import AGGREGATES, STUDY_NAME, Study, TuningSettings
 from some import some
 
 SPACE = {
-    "agent.rate": NumericRange(1e-5, 1e-1, log=True),
-    "agent.epochs": NumericRange(1, 8, integer=True),
-    "principal": CategoricalChoice(("ucb", "egreedy")),
+    "agent.rate": FloatDistribution(1e-5, 1e-1, log=True),
+    "agent.epochs": IntDistribution(1, 8),
+    "principal": CategoricalDistribution(("ucb", "egreedy")),
 }
 FIXED = ["env=escape_room", "hardware=cpu"]
 
@@ -146,7 +146,7 @@ def test_partial_trial_is_discarded(tmp_path):
     reference = search(tmp_path / "whole")
     search(tmp_path / "torn", stop_after=5)
     with open_study(tmp_path / "torn") as study:
-        study._study.ask({"agent.rate": SPACE["agent.rate"].distribution()})
+        study._study.ask({"agent.rate": SPACE["agent.rate"]})
     assert [trial.overrides for trial in search(tmp_path / "torn")] == [trial.overrides for trial in reference]
 
 
@@ -255,12 +255,12 @@ def test_importances_identify_relevant_parameters(tmp_path):
         pytest.param({"fixed": ["env=cleanup"]}, "env was escape_room and is cleanup", marks=pytest.mark.long),
         ({"fixed": [*FIXED, "env.n_envs=9"]}, "env.n_envs was not given and is 9"),
         (
-            {"space": {**SPACE, "agent.epochs": NumericRange(1, 9, integer=True)}},
+            {"space": {**SPACE, "agent.epochs": IntDistribution(1, 9)}},
             "agent.epochs was searched, whole numbers",
         ),
         ({"space": {"principal": SPACE["principal"]}}, "agent.rate was searched, numbers from 1e-05 to 0.1, log scale"),
         (
-            {"space": {**SPACE, "principal": CategoricalChoice(("ucb",))}},
+            {"space": {**SPACE, "principal": CategoricalDistribution(("ucb",))}},
             "one of ucb, egreedy and is searched, one of ucb",
         ),
     ],
@@ -304,12 +304,12 @@ def test_study_is_locked_by_process(tmp_path):
 _HOLD = """
 import json, sys
 from pathlib import Path
-from llmrl.tuning.space import CategoricalChoice, NumericRange
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from llmrl.tuning.study import Study, TuningSettings
 space = {
-    "agent.rate": NumericRange(1e-5, 1e-1, log=True),
-    "agent.epochs": NumericRange(1, 8, integer=True),
-    "principal": CategoricalChoice(("ucb", "egreedy")),
+    "agent.rate": FloatDistribution(1e-5, 1e-1, log=True),
+    "agent.epochs": IntDistribution(1, 8),
+    "principal": CategoricalDistribution(("ucb", "egreedy")),
 }
 study = Study(Path(sys.argv[1]), TuningSettings(**json.loads(sys.argv[2])), space, ["0", "1"], ["env=escape_room"])
 print("held", flush=True)

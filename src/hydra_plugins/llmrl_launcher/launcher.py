@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, configure_log, setup_globals
@@ -26,23 +26,13 @@ EXIT_INTERRUPTED = 130  # also if only the wait for submitted runs was interrupt
 
 
 class FinishedJob(JobReturn):
-    """The result of a run for a sweeper. Access to the result of a failed run raises SystemExit without a message.
+    """The result of a run for a sweeper.
 
     Attributes:
         outcome: outcome of the run.
     """
 
     outcome: JobOutcome | None = None
-
-    @property
-    def return_value(self) -> Any:
-        if self.status == JobStatus.COMPLETED:
-            return self._return_value
-        raise self._return_value
-
-    @return_value.setter
-    def return_value(self, value: Any) -> None:
-        self._return_value = value
 
 
 class LlmrlLauncher(Launcher):

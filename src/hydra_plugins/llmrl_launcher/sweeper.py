@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
-from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
 from hydra_plugins.llmrl_launcher.launcher import LlmrlLauncher
 
+if TYPE_CHECKING:
+    from hydra.plugins.launcher import Launcher
 
-class LlmrlSweeper(LaunchingSweeper):
+
+class LlmrlSweeper(Sweeper):
     """A sweeper over every combination of the given values, in the order of Hydra's own sweeper.
 
     Unlike Hydra's sweeper, it does not compose runs to validate them, because the launcher composes all before it
-    starts any; and it launches further batches after a run has failed.
+    starts any.
 
     Args:
-        max_batch_size: number of runs passed to the launcher at once, >= 1; None: all.
-        params: further overrides, `{key: values}`.
+        params: overrides in addition to those of the command line, `{key: values}`.
     """
 
-    def __init__(self, max_batch_size: int | None, params: Mapping[str, Any] | None = None) -> None:
-        super().__init__(params)
-        self.max_batch_size = max_batch_size
+    def __init__(self, params: Mapping[str, Any] | None = None) -> None:
+        self.params = params or {}
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hydra.core.plugins import Plugins
+
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def typed(self, arguments: list[str]) -> list[str]:
+        """Return all overrides, those of the command line last."""
+        return [*(f"{key}={value}" for key, value in self.params.items()), *arguments]
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None and self.launcher is not None and self.hydra_context is not None
@@ -37,23 +55,14 @@ class LlmrlSweeper(LaunchingSweeper):
         overrides = parser.parse_overrides(self.typed(arguments))
         with exit_on_error(application_of(self.config).command):
             runs = combinations(overrides)
-        size = max(1, len(runs)) if self.max_batch_size is None else self.max_batch_size  # none: the launcher says so
-        batches = [runs[i : i + size] for i in range(0, len(runs), size)] or [runs]
         if isinstance(self.launcher, LlmrlLauncher):
             from llmrl.sweeps.jobs import differing_keys
 
             self.launcher.swept = differing_keys(runs)
-        returns: list[Sequence[JobReturn]] = []
-        codes: list[int] = []
-        for batch in batches:
-            returns.append(self.launcher.launch(batch, initial_job_idx=sum(len(r) for r in returns)))
-            codes += [_code(job) for job in returns[-1]]
-            if any(code > 128 for code in codes):
-                break  # stopped by a signal
-        if any(codes):
-            # A failure first, then a used-up budget, then a stop.
-            raise SystemExit(min(code for code in codes if code))
-        return returns
+        returns = self.launcher.launch(runs, initial_job_idx=0)
+        if codes := [code for job in returns if (code := _code(job))]:
+            raise SystemExit(min(codes))  # a failure first, then a used-up budget, then a stop
+        return [returns]
 
 
 def _code(job: JobReturn) -> int:

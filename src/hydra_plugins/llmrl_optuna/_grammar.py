@@ -1,14 +1,14 @@
 """Conversion of Hydra's sweep grammar to a search space.
 
 The underscore in its name hides this module from Hydra's scan for plugins, which would import it in every command.
-
-Named with an underscore, so that Hydra's scan for plugins does not import it on every command.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -16,7 +16,10 @@ from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Overrid
 
 from hydra_plugins.llmrl_optuna import SEED
 from llmrl.core.errors import ConfigError
-from llmrl.tuning.space import CategoricalChoice, Dimension, NumericRange
+from llmrl.tuning.space import check_optuna
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
 
 _EXAMPLE = "'agent.ppo.learning_rate=tag(log,interval(1e-5,1e-2))'"
 
@@ -26,12 +29,12 @@ class SearchRequest:
     """The search that a command line describes.
 
     Attributes:
-        space: searched dimensions by key.
+        space: searched distributions by key.
         fixed: other overrides as typed.
         seeds: seeds of each trial; None: not given.
     """
 
-    space: dict[str, Dimension]
+    space: dict[str, BaseDistribution]
     fixed: list[str]
     seeds: list[str] | None
 
@@ -40,12 +43,13 @@ def read(arguments: Sequence[str], loader: ConfigLoader) -> SearchRequest:
     """Return the search that a command line describes; of several overrides of one key the last counts.
 
     Raises:
-        ConfigError: nothing is searched, or something cannot be.
+        ConfigError: nothing is searched, something cannot be, or Optuna is missing.
     """
+    check_optuna()
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(arguments))
     last = {override.get_key_element(): override for override in parsed}
     seeds = _seeds(last.pop(SEED, None))
-    space = {key: _dimension(key, o, loader) for key, o in last.items() if o.is_sweep_override()}
+    space = {key: _distribution(key, o, loader) for key, o in last.items() if o.is_sweep_override()}
     if not space:
         raise ConfigError(
             f"hydra/sweeper=optuna has nothing to search; sweep a key other than {SEED}, such as {_EXAMPLE}, or leave "
@@ -65,17 +69,14 @@ def _seeds(override: Override | None) -> list[str] | None:
     return list(dict.fromkeys(override.sweep_string_iterator()))
 
 
-def _dimension(key: str, override: Override, loader: ConfigLoader) -> Dimension:
+def _distribution(key: str, override: Override, loader: ConfigLoader) -> BaseDistribution:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
     value = override.value()
     tags = set(getattr(value, "tags", ()))
     if tags - {"log"}:
         raise ConfigError(f"{key} is tagged {', '.join(sorted(tags - {'log'}))}; the only tag known here is log")
-    dimension: Dimension
-    if isinstance(value, IntervalSweep | RangeSweep):
-        if parts := loader.get_group_options(override.key_or_group):
-            raise ConfigError(f"{key} chooses a part, not a number; name the options: {key}={','.join(parts)}")
-        dimension = _interval(value) if isinstance(value, IntervalSweep) else _range(key, value)
-    else:
+    if not isinstance(value, IntervalSweep | RangeSweep):
         if tags:
             raise ConfigError(f"{key} chooses between values, which have no scale; leave out the tag log")
         # Not in shuffled order, which would be another search space each time.
@@ -83,21 +84,28 @@ def _dimension(key: str, override: Override, loader: ConfigLoader) -> Dimension:
             options = [Transformer.str(option) for option in value.list]
         else:
             options = list(override.sweep_string_iterator())
-        dimension = CategoricalChoice(tuple(dict.fromkeys(options)))
-    dimension.check(key)
-    return dimension
+        if not options:
+            raise ConfigError(f"{key} has no values to choose from; give at least one, as in choice(1,10)")
+        return CategoricalDistribution(tuple(dict.fromkeys(options)))
+    if parts := loader.get_group_options(override.key_or_group):
+        raise ConfigError(f"{key} chooses a part, not a number; name the options: {key}={','.join(parts)}")
+    low, high, step = _bounds(key, value)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ConfigError(f"{key} is searched from {low:g} to {high:g}; give two finite numbers")
+    try:
+        if isinstance(low, int) and isinstance(high, int) and isinstance(step, int | None):
+            return IntDistribution(low, high, log="log" in tags, step=step or 1)
+        return FloatDistribution(low, high, log="log" in tags, step=step)
+    except ValueError as error:
+        raise ConfigError(f"{key} cannot be searched from {low:g} to {high:g}: {error}") from error
 
 
-def _interval(sweep: IntervalSweep) -> NumericRange:
-    assert sweep.start is not None and sweep.end is not None
-    is_integer = isinstance(sweep.start, int) and isinstance(sweep.end, int)  # int(interval(1, 8))
-    return NumericRange(sweep.start, sweep.end, log="log" in sweep.tags, integer=is_integer)
-
-
-def _range(key: str, sweep: RangeSweep) -> NumericRange:
-    """Return the dimension of Hydra's range, which excludes its end."""
+def _bounds(key: str, sweep: IntervalSweep | RangeSweep) -> tuple[float, float, float | None]:
+    """Return the lowest and highest number of a sweep, and their distance. Hydra's range excludes its end."""
+    if isinstance(sweep, IntervalSweep):
+        assert sweep.start is not None and sweep.end is not None
+        return sweep.start, sweep.end, None
     values = sorted(sweep.range()) if sweep.step else []
     if not values:
         raise ConfigError(f"{key}=range({sweep.start},{sweep.stop},{sweep.step}) is empty")
-    is_integer = all(isinstance(value, int) for value in values)
-    return NumericRange(values[0], values[-1], abs(sweep.step), "log" in sweep.tags, is_integer)
+    return values[0], values[-1], abs(sweep.step)

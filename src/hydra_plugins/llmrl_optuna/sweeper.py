@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra_plugins.llmrl_launcher._launching import LaunchingSweeper
+from hydra_plugins.llmrl_launcher.sweeper import LlmrlSweeper
 from hydra_plugins.llmrl_optuna import SEED
 
 if TYPE_CHECKING:
@@ -22,13 +21,12 @@ if TYPE_CHECKING:
 _SETTINGS = "llmrl.tuning.study.TuningSettings"
 FAILED_STATES = ("failed", "lost", "unreadable")
 """States of runs that end a trial. A run in any other unfinished state is resumed when the command is repeated."""
-_POLL_S, _RELAUNCH_S = 2.0, 600.0
 _MAX_ROWS = 10
 _RELIABLE = 30
 """Trials below which importances carry a warning."""
 
 
-class OptunaSweeper(LaunchingSweeper):
+class OptunaSweeper(LlmrlSweeper):
     """A sweeper that searches the swept keys; it runs all seeds of a trial by the chosen launcher.
 
     Args:
@@ -90,8 +88,10 @@ class OptunaSweeper(LaunchingSweeper):
 
     def _plan(self, sought: SearchRequest, settings: TuningSettings, seeds: Sequence[str]) -> None:
         """Print the plan of a trial, with the first option of every choice and the lowest numbers."""
+        from llmrl.tuning.space import options
+
         assert self.launcher is not None
-        lowest = [f"{key}={dimension.first()}" for key, dimension in sought.space.items()]
+        lowest = [f"{key}={options(distribution)[0]}" for key, distribution in sought.space.items()]
         self.launcher.launch([[*sought.fixed, *lowest, f"{SEED}={seed}"] for seed in seeds], initial_job_idx=0)
         sys.stdout.write(
             f"Above: one trial, {shlex.join(lowest)}. The search '{settings.study}' has {settings.trials} trials of "
@@ -103,6 +103,7 @@ class OptunaSweeper(LaunchingSweeper):
 
         Seeds run together without a pruner. With one they run one after the other, each for the trials that are left.
         """
+        assert self.launcher is not None
         waves = [study.seeds] if study.settings.pruner == "none" else [[seed] for seed in study.seeds]
         results: dict[int, list[Result]] = {trial.number: [] for trial in batch}
         final_trials: dict[int, TuningTrial] = {}
@@ -111,35 +112,18 @@ class OptunaSweeper(LaunchingSweeper):
             if not running:
                 break
             jobs = [[*sought.fixed, *trial.overrides, f"{SEED}={seed}"] for trial in running for seed in wave]
-            run_results = [_result(job) for job in self._launch(jobs, self._launched)]
+            run_results = [_result(job) for job in self.launcher.launch(jobs, initial_job_idx=self._launched)]
             self._launched += len(jobs)
             for i, trial in enumerate(running):
                 trial_results = results[trial.number]
                 trial_results += run_results[i * len(wave) : (i + 1) * len(wave)]
                 values = [result for result in trial_results if not isinstance(result, str)]
-                if len(values) < len(trial_results):  # failed, whatever other seeds would bring
-                    final_trials[trial.number] = study.tell(
-                        trial, trial_results + ["not run"] * (len(study.seeds) - len(trial_results))
-                    )
-                elif len(trial_results) == len(study.seeds):
-                    final_trials[trial.number] = study.tell(trial, trial_results)
+                n_missing = len(study.seeds) - len(trial_results)
+                if len(values) < len(trial_results) or not n_missing:  # a failed trial needs no further seeds
+                    final_trials[trial.number] = study.tell(trial, trial_results + ["not run"] * n_missing)
                 elif (pruned := study.prune(trial, values)) is not None:
                     final_trials[trial.number] = pruned
         return [final_trials[trial.number] for trial in batch]
-
-    def _launch(self, jobs: list[list[str]], first: int) -> list[JobReturn]:
-        """Compute the runs, and wait for those that other processes are computing.
-
-        Jobs of a cluster, for example, outlive the search that submitted them.
-        """
-        assert self.launcher is not None
-        returns = list(self.launcher.launch(jobs, initial_job_idx=first))
-        while external := [i for i, job in enumerate(returns) if _state(job) == "elsewhere"]:
-            _wait_for([returns[i].outcome.folder for i in external])  # type: ignore[attr-defined]
-            new_returns = self.launcher.launch([jobs[i] for i in external], initial_job_idx=first)
-            for i, job in zip(external, new_returns, strict=True):
-                returns[i] = job
-        return returns
 
     def _compose_all(self, sought: SearchRequest) -> dict[str, Any]:
         """Compose a trial with every option of every choice, so that typing errors are found before anything runs.
@@ -153,14 +137,13 @@ class OptunaSweeper(LaunchingSweeper):
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.core.errors import ConfigError
-        from llmrl.tuning.space import CategoricalChoice
+        from llmrl.tuning.space import options
 
         assert self.hydra_context is not None and self.config is not None
-        first = {key: dimension.first() for key, dimension in sought.space.items()}
+        first = {key: options(distribution)[0] for key, distribution in sought.space.items()}
         settings = [first]
-        for key, dimension in sought.space.items():
-            if isinstance(dimension, CategoricalChoice):
-                settings += [{**first, key: option} for option in dimension.options[1:]]
+        for key, distribution in sought.space.items():
+            settings += [{**first, key: option} for option in options(distribution)[1:]]
         previous_config, configs = HydraConfig.instance().cfg, []
         try:
             for setting in settings:
@@ -228,15 +211,6 @@ def _state(job: JobReturn) -> str | None:
     return None if outcome is None else str(outcome.state)
 
 
-def _wait_for(folders: list[Path]) -> None:
-    """Wait until these runs have ended according to their folders, but at most `_RELAUNCH_S` seconds."""
-    from llmrl.results.run_records import read_run
-
-    until = time.monotonic() + _RELAUNCH_S
-    while time.monotonic() < until and any(read_run(folder).state in ("running", "queued") for folder in folders):
-        time.sleep(_POLL_S)
-
-
 def _result(job: JobReturn) -> Result:
     """Return the result of a run.
 
@@ -257,7 +231,7 @@ def _result(job: JobReturn) -> Result:
     if job.status is not JobStatus.FAILED:
         raise ConfigError(
             f"a search needs the results of its runs, and there is none of {' '.join(job.overrides or ())}; leave out "
-            "dry_run=true and hydra.launcher.wait=false"
+            "dry_run=true and hydra.launcher.wait=false, or repeat the command when the process that computes it ends"
         )
     error = job._return_value  # the property would raise it, with a message of its own
     if (state := _state(job)) in FAILED_STATES:

@@ -265,26 +265,27 @@ def logs(args: argparse.Namespace) -> int:
 
 def clean(args: argparse.Namespace) -> int:
     """List or remove files and folders that are no longer needed."""
-    from llmrl.core.errors import ConfigError
+    from llmrl.core.errors import ConfigError, RunFolderError
     from llmrl.display.console import print_line
-    from llmrl.sweeps.cleaning import KINDS, link_to, removable, remove, size
+    from llmrl.sweeps.cleaning import KINDS, removable, remove, size
     from llmrl.sweeps.run_control import records
 
     kinds = [kind for kind in KINDS if getattr(args, kind)]
     if not kinds:
         raise ConfigError(f"choose what to remove: {', '.join(f'--{kind}' for kind in KINDS)}")
     paths = removable(args.folder, records(args.folder, sure=True), kinds)
+    sizes = []
     for path in paths:
-        if (link := link_to(args.folder, path)) is not None:
-            print_line(f" not removed   {path}: {link} is a symbolic link, which is not followed")
-    paths = [path for path in paths if link_to(args.folder, path) is None]
-    total = 0
-    for path in paths:
-        total += (bytes_ := size(path))
+        bytes_ = size(path)
+        try:
+            if args.yes:
+                remove(args.folder, path)
+        except RunFolderError as error:
+            print_line(str(error))
+            continue
+        sizes.append(bytes_)
         print_line(f"{bytes_ / 1e6:10.1f} MB  {path}")
-        if args.yes:
-            remove(args.folder, path)
-    print_line(f"{'removed' if args.yes else 'would remove'} {len(paths)} items, {total / 1e6:.1f} MB")
+    print_line(f"{'removed' if args.yes else 'would remove'} {len(sizes)} items, {sum(sizes) / 1e6:.1f} MB")
     if paths and not args.yes:
         print_line("--yes removes them")
     return 0

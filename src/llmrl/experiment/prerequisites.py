@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 2.0
+_POLL_S = 0.5
 REPORT_S = 2.0
 """Seconds between two updates of a stage in `status.json`."""
 
@@ -151,7 +151,7 @@ def _ensure_run(
     prerequisite: PrerequisiteRun, run: Run, compute: Compute, suspend: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Compute one run, or wait for another process or run that does; arguments and errors are those of `ensure`."""
-    from llmrl.run.ownership import in_use, wait_for_release
+    from llmrl.run.ownership import in_use
     from llmrl.run.signals import Stopped
 
     start, launch = _submission_time_and_folder(run)
@@ -169,7 +169,7 @@ def _ensure_run(
             with suspend():
                 # Suspended until the run is free, because other rows wait while this one is active.
                 while run.stop.signal is None and in_use(prerequisite.folder):
-                    wait_for_release(_POLL_S)
+                    time.sleep(_POLL_S)
         except NotAsked:
             raise
         except LlmrlError as error:

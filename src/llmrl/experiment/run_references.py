@@ -211,11 +211,8 @@ def _folder_entry(place: Place, text: str, config: Config) -> _ResolvedReference
     """
     from llmrl.results.run_records import find_runs
     from llmrl.run.artifacts import CONFIG_NAME
-    from llmrl.run.folder_names import old_layout
 
     folder = Path(text).expanduser()
-    if message := old_layout(folder):
-        raise RunFolderError(f"{place.key}={text}: {message}")
     runs = [folder] if (folder / CONFIG_NAME).is_file() else find_runs(folder) if folder.is_dir() else []
     if not runs:
         return None

@@ -87,7 +87,13 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
         kinds.setdefault(job.digest, []).append(job)
     numbers = {digest: _numbers(configs[kind_jobs[0].folder]) for digest, kind_jobs in kinds.items()}
     first = _prerequisites(todo, numbers.values())
-    packs = [pack for group in group_by_backend(todo) for pack in group[0].hardware.backend.packs(group)]
+    packs: list[Pack] = []
+    requests: list[str] = []
+    for group in group_by_backend(todo):
+        backend = group[0].hardware.backend
+        group_packs = backend.packs(group)
+        packs += group_packs
+        requests += backend.requests(group_packs)
     rows = [_row(kind_jobs, numbers[digest]) for digest, kind_jobs in kinds.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
     rows.append(_total_row(todo, numbers, first))
@@ -95,14 +101,7 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
     summary = f"{len(todo):,} runs in {_processes(packs)}"
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
     title = "\n".join([heading, summary, _time(packs, configs, numbers, first)])
-    requests = [text for group in group_by_backend(todo) for text in _requests(group)]
     return SweepPlan(title, rows, requests)
-
-
-def _requests(jobs: Sequence[Job]) -> list[str]:
-    """Return the requests to the scheduler for these jobs, which have the same backend."""
-    backend = jobs[0].hardware.backend
-    return backend.requests(backend.packs(jobs))
 
 
 def _numbers(experiment: Experiment) -> _Numbers:

@@ -28,8 +28,9 @@ from llmrl.rollout.batched_evaluator import (
     outcome_of,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.line_file import LineFile
 from llmrl.run.progress_bar import ProgressBar
-from llmrl.run.proposals import ProposalLog, read_proposals
+from llmrl.run.proposals import FILE_NAME, read_proposals
 from llmrl.run.run import Run
 
 
@@ -165,7 +166,7 @@ class SearchLoop:
 
     def requests(self, run: Run) -> Requests[float]:
         """Search; return the mean return of the best proposal on unseen seeds."""
-        self.log = ProposalLog(run.folder, None if run.restored is None else run.restored["proposals"])
+        self.log = LineFile(run.folder / FILE_NAME, None if run.restored is None else run.restored["proposals"])
         self._restore(run)
         try:
             with run.progress(self.total_episodes, "episodes", "search", self.counters["episodes"]) as progress:
@@ -315,7 +316,7 @@ class SearchLoop:
                 "vector": outcome.vector.tolist(),
                 "returns": outcome.values.tolist(),
             }
-            self.log.write(line | notes[i])
+            self.log.write_object(line | notes[i])
             self._note(line)
         values = [outcome.value for outcome in outcomes]
         metrics["search/return"] = float(np.mean(values))

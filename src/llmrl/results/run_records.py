@@ -6,9 +6,7 @@ added (`queues`).
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +19,11 @@ from llmrl.core.plain_data import read_object
 from llmrl.run import ownership
 from llmrl.run.artifacts import CONFIG_NAME
 from llmrl.run.folder import split_overrides
-from llmrl.run.folder_names import is_run_folder, old_layout, seed_of
-from llmrl.run.heartbeat import is_fresh
+from llmrl.run.folder_names import is_run_folder, seed_of
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import KIND, X
 from llmrl.run.queued import Queued, read_queued
 from llmrl.run.status import SUMMARY_NAME, RunProgress, RunState, Status, read_status
-
-log = logging.getLogger(__name__)
 
 State = RunState | Literal["queued", "cancelled", "lost", "unreadable"]
 """State of a run from its records.
@@ -143,27 +138,12 @@ class RunRecord:
 def find_runs(folder: Path) -> list[Path]:
     """Return all run folders in `folder` (which may be one), sorted by name, seeds by number.
 
-    Folders with names of older versions are left out, with a warning.
-
     Raises:
-        RunFolderError: there is no such folder, or all its runs have names of older versions.
+        RunFolderError: there is no such folder.
     """
     if not folder.is_dir():
         raise RunFolderError(f"there is no folder {folder}; give a folder of runs, such as outputs or outputs/<name>")
-    candidates = list(_walk(folder))
-    old = [message for folder_path in candidates if (message := old_layout(folder_path))]
-    runs = [folder_path for folder_path in candidates if not old_layout(folder_path)]
-    if old and not runs:
-        raise RunFolderError(old[0] + (f" (there are {len(old) - 1:,} more)" if len(old) > 1 else ""))
-    if old:
-        _warn(f"{len(old):,} left out: {old[0]}")
-    return sorted(runs, key=lambda run: (str(run.parent), _seed(run)))
-
-
-@functools.cache
-def _warn(text: str) -> None:
-    """Log a warning, once for each text."""
-    log.warning("%s", text)
+    return sorted(_walk(folder), key=lambda run: (str(run.parent), _seed(run)))
 
 
 def only_run(folder: Path) -> Path:
@@ -172,7 +152,7 @@ def only_run(folder: Path) -> Path:
     Raises:
         RunFolderError: there is no run, or there are several, which are listed.
     """
-    if (folder / CONFIG_NAME).is_file() and not old_layout(folder):
+    if (folder / CONFIG_NAME).is_file():
         return folder
     runs = find_runs(folder)
     if len(runs) != 1:
@@ -190,7 +170,7 @@ def _runs_text(runs: Sequence[Path]) -> str:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    if is_run_folder(folder) or old_layout(folder):
+    if is_run_folder(folder):
         yield folder
         return
     with os.scandir(folder) as entries:
@@ -365,7 +345,7 @@ def _alive(holder: ownership.Owner, path: Path) -> bool:
     """
     if holder.machine == ownership.this_machine():
         return ownership.process_exists(holder.machine, holder.pid, holder.process_start)
-    return is_fresh(path)
+    return ownership.is_fresh(path)
 
 
 def _seed(folder: Path) -> int:

@@ -173,29 +173,13 @@ class EpisodeFiles:
                 data = data[os.write(file.fileno(), data) :]
 
 
-class KeptEpisodes:
-    """The episode files of a run that no process is computing, for reading only.
-
-    Args:
-        folder: run folder.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / FOLDER
-        self.finished = read_lines(folder / EPISODES)
-
-    def film(self, episode: int) -> Path:
-        """Return the path of an episode's video, whether or not it exists."""
-        return self._folder / str(episode) / "episode.gif"
-
-
 class EpisodeVideos:
     """A function for the GIF videos of the episodes that ended since the previous row of metrics.
 
     Call it once for each row, in order: a row counts the finished `episodes`.
     """
 
-    def __init__(self, files: EpisodeFiles | KeptEpisodes) -> None:
+    def __init__(self, files: EpisodeFiles) -> None:
         self._files, self._n_shown = files, 0
 
     def __call__(self, line: Mapping[str, Any]) -> list[Path]:

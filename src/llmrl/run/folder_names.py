@@ -42,21 +42,6 @@ _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _HASH_PATTERN = re.compile(r".*-([0-9a-f]{8})")
 _SEED = re.compile(r"s([0-9]{1,18})")
 _RECORDS = ("config.yaml", "status.json", "queued.json")
-_OLD = re.compile(r"seed=-?[0-9]+")
-_ASCII_SPELLINGS = {
-    "ß": "ss",
-    "æ": "ae",
-    "Æ": "Ae",
-    "œ": "oe",
-    "Œ": "Oe",
-    "ø": "o",
-    "Ø": "O",
-    "ł": "l",
-    "Ł": "L",
-    "đ": "d",
-    "Đ": "D",
-}
-"""ASCII spellings of Latin letters that Unicode does not decompose into an ASCII letter and an accent."""
 
 
 def seed_folder(seed: int) -> str:
@@ -83,16 +68,6 @@ def hash_of(folder: Path) -> str | None:
     return match[1] if match else None
 
 
-def old_layout(folder: Path) -> str | None:
-    """Return an error message for a run folder of earlier versions, `seed=<n>`; None for any other name."""
-    if not _OLD.fullmatch(folder.name):
-        return None
-    return (
-        f"{folder} is a run folder of an earlier llmrl version (<overrides>-<hash>/seed=<n>), which this version does "
-        "not read. Repeat its command, or use the version that created it"
-    )
-
-
 def is_safe(name: str) -> bool:
     """Return whether a name has only characters that are safe in shells, URLs and file systems."""
     return _NAME.fullmatch(name) is not None
@@ -101,11 +76,10 @@ def is_safe(name: str) -> bool:
 def safe(text: str) -> str:
     """Return a text in `[A-Za-z0-9._-]` only: accents are removed, other characters become `-`; it may be empty.
 
-    >>> safe("Étude 3: Qwen/Qwen2.5 (groß)")
-    'Etude-3-Qwen-Qwen2.5-gross'
+    >>> safe("Étude 3: Qwen/Qwen2.5 (großes)")
+    'Etude-3-Qwen-Qwen2.5-gro-es'
     """
-    spelled = "".join(_ASCII_SPELLINGS.get(character, character) for character in text)
-    plain = "".join(x for x in unicodedata.normalize("NFKD", spelled) if not unicodedata.combining(x))
+    plain = "".join(x for x in unicodedata.normalize("NFKD", text) if not unicodedata.combining(x))
     return re.sub(r"-{2,}", "-", _SAFE.sub("-", plain)).strip("-.")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import RunFolderError
@@ -87,6 +88,10 @@ class LineFile:
         self._lines += len(new_lines)
         self._size += len(data)
         self._hash.update(self._content(data))
+
+    def write_object(self, content: Mapping[str, Any]) -> None:
+        """Append a line of JSON; errors as `write`."""
+        self.write([json.dumps(content, allow_nan=False, ensure_ascii=False)])
 
     def position(self) -> FilePosition:
         """Sync the file to disk and return its end, which a checkpoint stores as the place to resume from.

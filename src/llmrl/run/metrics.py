@@ -103,7 +103,7 @@ class MetricLog:
         self._texts: dict[str, TextOf] = {}
         self._pictures: dict[str, PicturesOf] = {}
         opening = opening or Opening(folder, folder.parent, folder.parent.name, folder.name, started=time.time())
-        self._sinks = FanOut(sinks or {}, opening, self._rows)
+        self._sinks = FanOut(sinks or {}, opening)
         self._number = len(rows)
         if self._sinks:
             self._sinks.open([row_of(number, line) for number, line in enumerate(rows)])
@@ -186,9 +186,6 @@ class MetricLog:
     def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Wait a limited time for sinks that are still closing, less if `hurried()`, and report incomplete ones."""
         self._sinks.wait(hurried)
-
-    def _rows(self) -> list[Row]:
-        return [row_of(number, line) for number, line in enumerate(read_metrics(self._path))]
 
     def _show_earlier_rows(self, texts: Mapping[str, TextOf], pictures: Mapping[str, PicturesOf]) -> None:
         if self._sinks:

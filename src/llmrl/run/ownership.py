@@ -18,25 +18,70 @@ import stat
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 
 from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.errors import RunFolderError, RunInUse
 from llmrl.core.plain_data import parse_record, read_object
+from llmrl.core.threads import daemon_thread
 from llmrl.run.folder import unwritable
-from llmrl.run.heartbeat import STALE_AFTER_S, Heartbeat
 
 log = logging.getLogger(__name__)
 
 FILE_NAME = "owner.json"
 JOB_ID = "LLMRL_JOB_ID"
 """Environment variable with the id of a process's scheduler job, for schedulers other than SLURM."""
+HEARTBEAT_S = 30.0
+"""Seconds between two touches."""
+STALE_AFTER_S = 300.0
+"""Age in seconds from which an untouched file means that its process is dead."""
 _EMPTY_GRACE_S = 2.0
 """Seconds after which an empty owner file counts as left by a process that died between creating and writing it."""
 
-_released = threading.Condition()
+
+class Heartbeat:
+    """A thread that touches `path` from construction until `stop`, while `is_owner()` is true."""
+
+    def __init__(self, path: Path, is_owner: Callable[[], bool] = lambda: True) -> None:
+        self._path, self._is_owner = path, is_owner
+        self._stopped = threading.Event()
+        # In a thread of its own, so that a long step of the main thread does not make the process look dead.
+        daemon_thread("llmrl-heartbeat", self._beat).start()
+
+    def stop(self) -> None:
+        """Stop touching the file."""
+        self._stopped.set()
+
+    def __enter__(self) -> Heartbeat:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_S):
+            try:
+                if self._is_owner():
+                    os.utime(self._path)
+            except OSError as error:
+                log.warning("could not touch %s: %s", self._path, error)
+
+
+def is_fresh(path: Path) -> bool:
+    """Return whether `path` was touched in the last `STALE_AFTER_S` seconds, by this machine's clock.
+
+    Nothing is written.
+    """
+    try:
+        return time.time() - path.stat().st_mtime < STALE_AFTER_S
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -78,17 +123,14 @@ class Ownership:
         folder: run folder.
         attempt: number of the run's attempt.
         stale_after_s: seconds after the last touch at which an owner on another machine counts as dead.
-        anew: whether the run starts anew; an owner file that cannot be read is then moved aside.
 
     Raises:
         RunInUse: another live process owns the folder.
         RunFolderError: the folder cannot be written, or its owner file cannot be read.
     """
 
-    def __init__(
-        self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S, anew: bool = False
-    ) -> None:
-        self.folder, self._anew = folder, anew
+    def __init__(self, folder: Path, attempt: int = 1, stale_after_s: float = STALE_AFTER_S) -> None:
+        self.folder = folder
         self.owner = Owner.this_process(attempt)
         self._path = folder / FILE_NAME
         self._stale_after_s = stale_after_s
@@ -111,10 +153,6 @@ class Ownership:
         self._file.close()
         if os.getpid() == self.owner.pid and self.held:
             self._path.unlink(missing_ok=True)
-            # With a timeout: at a forced end of the process, the thread that holds the lock may be stuck.
-            if _released.acquire(timeout=1.0):
-                _released.notify_all()
-                _released.release()
 
     def _acquire(self) -> None:
         for _ in range(100):
@@ -142,14 +180,11 @@ class Ownership:
         try:
             current = read_owner(self.folder)
         except RunFolderError:
-            self._move_unreadable()
-            return
-        if current is None:
-            age = _age(self._path)
-            if age is None:
+            if self._may_be_incomplete():
                 return
-            if age < _EMPTY_GRACE_S:
-                time.sleep(0.05)
+            raise
+        if current is None:
+            if self._may_be_incomplete():
                 return
         elif is_alive(current, self._path, self._stale_after_s):
             raise RunInUse(
@@ -174,29 +209,13 @@ class Ownership:
         temporary_path.unlink(missing_ok=True)
         log.info("took over %s from %s, which is gone", self.folder, current or "a process that died while starting")
 
-    def _move_unreadable(self) -> None:
-        """Move an unreadable owner file aside if the run starts anew, else raise RunFolderError.
-
-        If the file may still be being written, wait briefly instead.
-        """
+    def _may_be_incomplete(self) -> bool:
+        """Return whether the owner file is gone or may still be being written; wait briefly in this case."""
         age = _age(self._path)
-        if age is None or age < _EMPTY_GRACE_S:
-            time.sleep(0.05)
-            return
-        if not self._anew:
-            read_owner(self.folder)  # raises, or has been written meanwhile
-            return
-        try:
-            self._path.rename(self.folder / f"unreadable-{self.owner.token}-{FILE_NAME}")
-        except OSError as error:
-            raise unwritable(self.folder, error) from error
-        log.warning("%s could not be read, and is moved aside", self._path)
-
-
-def wait_for_release(timeout_s: float) -> None:
-    """Wait until this process releases a folder, at most `timeout_s` seconds. Another process may release one, too."""
-    with _released:
-        _released.wait(timeout_s)
+        if age is not None and age >= _EMPTY_GRACE_S:
+            return False
+        time.sleep(0.05)
+        return True
 
 
 def in_use(folder: Path) -> bool:
@@ -272,8 +291,7 @@ def _parse(path: Path) -> Owner | None:
     except ValueError as error:
         raise RunFolderError(
             f"{path} is not a valid record of the process that uses this folder ({error}). If no process uses it, "
-            "delete that file and repeat the command, or start the run anew with rerun=true, which moves the old "
-            "content aside"
+            "delete that file and repeat the command"
         ) from error
 
 

@@ -1,18 +1,16 @@
-"""Display of a run's progress: a bar on a terminal or in a notebook, else log lines at intervals.
+"""Display of a run's progress: a bar on a terminal, a line in a notebook, else log lines at intervals.
 
 The numbers also go to `status.json`. Runs of one process are shown together (`llmrl.run.progress_rows`).
 """
 
 from __future__ import annotations
 
-import html
-import importlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llmrl.core.printable import printable
 from llmrl.run import status
@@ -37,6 +35,8 @@ LOG_EVERY_S = 60.0
 """Seconds between log lines where there is neither terminal nor notebook."""
 REPORT_EVERY_S = 5.0
 """Seconds between calls of `report`."""
+NOTEBOOK_EVERY_S = 1.0
+"""Seconds between two changes of the line in a notebook."""
 
 
 class ProgressBar:
@@ -66,22 +66,20 @@ class ProgressBar:
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: Bars | None = None
         self._task: rich.progress.TaskID | None = None
-        self._line: NotebookLine | None = None
+        self._in_notebook = "ipykernel" in sys.modules
         self._row: DisplayRow | None = None
         self._files = active_log_files()
         self._first_done = done
         self._warm = self._logged = False
-        self._first_time = self._last_report = self._last_log = time.monotonic()
+        self._first_time = self._last_report = self._last_log = self._last_line = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
-        self._first_time = self._last_report = self._last_log = time.monotonic()
+        self._first_time = self._last_report = self._last_log = self._last_line = time.monotonic()
         self._row, self._files = active_row(), active_log_files()
         if self._row is not None:
             self._show()
         elif self._terminal:
             self._open_bar()
-        elif in_notebook():
-            self._line = NotebookLine(str(self), self._share)
         return self
 
     def __exit__(
@@ -91,8 +89,8 @@ class ProgressBar:
             self._bar.stop()
         else:
             self._log()
-        if self._line is not None:
-            self._line.update(str(self), self._share)
+        if self._in_notebook:
+            self._write_notebook_line("\n")
         if self._report is not None:
             self._report(self.numbers)
 
@@ -112,12 +110,12 @@ class ProgressBar:
                 numbers.eta_s = max(numbers.total - done, 0) / numbers.steps_per_second
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, speed=self._speed(), news=printable(numbers.news))
-        elif self._line is not None:
-            if self._line.due:
-                self._line.update(str(self), self._share)
         elif now - self._last_log >= (LOG_EVERY_S if self._logged else FIRST_LOG_S):
             self._last_log, self._logged = now, True
             self._log()
+        if self._in_notebook and now - self._last_line >= NOTEBOOK_EVERY_S:
+            self._last_line = now
+            self._write_notebook_line()
         if self._row is not None:
             self._show()
         if self._report is not None and now - self._last_report >= REPORT_EVERY_S:
@@ -134,14 +132,14 @@ class ProgressBar:
         self.update(self.numbers.done)
 
     def print_line(self, text: str) -> None:
-        """Show a line of text: above the bar on a terminal, below the cell in a notebook, else in the log."""
+        """Show a line of text: above the bar on a terminal, else in the log, and below the cell of a notebook."""
         if self._bar is not None:
             line = printable(text)
             self._bar.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
         else:
             log.info("%s", text)
-            if self._line is not None:
-                sys.stdout.write(f"{printable(text)}\n")
+            if self._in_notebook:
+                sys.stdout.write(f"\r{printable(text):<100}\n")
 
     @property
     def drawn(self) -> bool:
@@ -151,20 +149,20 @@ class ProgressBar:
     def note(self, text: str) -> None:
         """Show the current activity: below the bar on a terminal until the next note, else as a log line."""
         if self._bar is not None:
-            self._bar.show_below((), [[printable(text)]])
+            self._bar.note = printable(text)
+            self._bar.refresh()
         else:
             log.info("%s; %s", self, text)
-
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Show rows of cells below the bar until the next note; do nothing without a bar."""
-        if self._bar is not None:
-            self._bar.show_below(columns, [[printable(cell) for cell in row] for row in rows])
 
     def _log(self) -> None:
         if self._row is None:
             log.info("%s", self)
         for file in self._files if self._row is not None else ():  # also if another thread computes the run
             file.write(log, logging.INFO, str(self))
+
+    def _write_notebook_line(self, end: str = "") -> None:
+        """Write the progress over the line that was written before."""
+        sys.stdout.write(f"\r{printable(str(self)):<100}{end}")
 
     def _show(self) -> None:
         assert self._row is not None
@@ -178,12 +176,6 @@ class ProgressBar:
         speed = f", {self._speed()}" if n.steps_per_second else ""
         news = f"; {n.news}" if n.news else ""
         return f"{self._description} {n.done:.0f}{total} {n.unit}{percent}{speed}{remaining}{news}"
-
-    @property
-    def _share(self) -> float | None:
-        """Finished share of the total, 0 to 1; None if the total is unknown."""
-        n = self.numbers
-        return min(n.done / n.total, 1.0) if n.total else None
 
     def _speed(self) -> str:
         speed = self.numbers.steps_per_second
@@ -224,51 +216,3 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours:,} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-NOTEBOOK_INTERVAL_S = 0.25
-"""Minimum seconds between two changes of a line in a notebook, each of which is a message to the browser."""
-
-
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
-
-
-class NotebookLine:
-    """A text with a bar in a notebook, shown at construction.
-
-    Args:
-        text: text of the line.
-        share: filled share of the bar, 0 to 1; None: there is no bar, because the total is unknown.
-    """
-
-    def __init__(self, text: str, share: float | None) -> None:
-        display: Any = importlib.import_module("IPython.display").display  # has no type hints
-
-        self._last_update = time.monotonic()
-        self._handle: Any = display(_Line(text, share), display_id=True)
-
-    @property
-    def due(self) -> bool:
-        """True if the last change is at least `NOTEBOOK_INTERVAL_S` ago."""
-        return time.monotonic() - self._last_update >= NOTEBOOK_INTERVAL_S
-
-    def update(self, text: str, share: float | None) -> None:
-        """Replace text and bar."""
-        self._last_update = time.monotonic()
-        self._handle.update(_Line(text, share))
-
-
-class _Line:
-    def __init__(self, text: str, share: float | None) -> None:
-        self._text, self._share = text, share
-
-    def __repr__(self) -> str:
-        return self._text
-
-    def _repr_html_(self) -> str:
-        bar = "" if self._share is None else f'<progress value="{self._share:.4f}" max="1"></progress> '
-        return f"{bar}<code>{html.escape(self._text)}</code>"

@@ -39,9 +39,6 @@ class RowsDisplay:
         self._bars: Bars | None = None
         self._lock = threading.Lock()
         self._rows: dict[str, tuple[float, float]] = {}  # finished share and steps per second, by run
-        self._news: dict[str, str] = {}
-        self._stages: dict[str, str] = {}  # stages of runs that wait for another run
-        self._lines = 0
         self._last_report = time.monotonic()
 
     def __enter__(self) -> RowsDisplay:
@@ -62,36 +59,18 @@ class RowsDisplay:
         """Show the progress of this thread, from now on, as that of the run called `name`."""
         _row.set(DisplayRow(self, name))
 
-    def update_row(self, name: str, numbers: Numbers, stage: str = "") -> None:
-        """Store the progress of a run, and print a line about all runs if one is due.
-
-        Args:
-            name: name of the run.
-            numbers: progress of the run, or of its `stage`.
-            stage: name of the stage, if the run still needs another one; empty if not.
-        """
+    def update_row(self, name: str, numbers: Numbers) -> None:
+        """Store the progress of a run, and print a line about all runs if one is due."""
         share = min(numbers.done / numbers.total, 1.0) if numbers.total else 0.0
         with self._lock:
-            self._stages.pop(name, None)
-            if stage:
-                self._stages[name] = f"{stage} {share:.0%}"
-            else:
-                self._rows[name] = share, numbers.steps_per_second or 0.0
-            self._news[name] = "" if stage else numbers.news
+            self._rows[name] = share, numbers.steps_per_second or 0.0
             if (now := time.monotonic()) - self._last_report < self._every_s:
                 return
             self._last_report = now
-            stages = "; ".join(dict.fromkeys(self._stages.values()))
-            shares, speeds = zip(*self._rows.values(), strict=True) if self._rows else ((), ())
-            # A line has room for one run only, so runs take turns.
-            updated_rows = sorted(row for row, news in self._news.items() if news)
-            selected = updated_rows[self._lines % len(updated_rows)] if updated_rows else ""
-            self._lines += 1
-            news = f"; {selected}: {self._news[selected]}" if selected else ""
-        text = f"{len(shares)} of {self._runs} runs under way"
-        if shares:
-            text += f", {sum(shares) / len(shares):.1%} of these, {sum(speeds):,.4g} a second{news}"
-        sys.stderr.write(printable(f"{text}; {stages}" if stages else text) + "\n")
+            shares, speeds = zip(*self._rows.values(), strict=True)
+        text = f"{len(shares)} of {self._runs} runs under way, {sum(shares) / len(shares):.1%} of these"
+        news = f"; {name}: {numbers.news}" if numbers.news else ""
+        sys.stderr.write(printable(f"{text}, {sum(speeds):,.4g} a second{news}") + "\n")
 
 
 class DisplayRow:
@@ -113,7 +92,8 @@ class DisplayRow:
         """Show the progress of the run; may be called in any thread and at every step."""
         bars = self._display._bars
         if bars is None:
-            self._display.update_row(self._name, numbers, self.stage)
+            if not self.stage:
+                self._display.update_row(self._name, numbers)
             return
         if self._task is None:
             self._task = bars.add_task(self._name, total=None, unit="", speed="", news="")

@@ -1,8 +1,7 @@
-"""`proposals.jsonl`, a log of all vectors of a policy search, and a reader of the proposals of any run."""
+"""Readers of `proposals.jsonl`, the log of all vectors of a policy search, and of the proposals of any run."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,38 +11,11 @@ from typing import Any
 from llmrl.core.plain_data import read_object
 from llmrl.run.artifacts import saved_state
 from llmrl.run.files import read_lines
-from llmrl.run.line_file import FilePosition, LineFile
 from llmrl.run.metrics import FILE_NAME as METRICS_NAME
 from llmrl.run.metrics import read_metrics
 from llmrl.run.status import SUMMARY_NAME
 
 FILE_NAME = "proposals.jsonl"
-
-
-class ProposalLog:
-    """A writer of `proposals.jsonl` in a run folder.
-
-    Args:
-        folder: run folder.
-        position: `position()` at the resumed checkpoint, to which an existing file is cut; None: it is emptied.
-
-    Raises:
-        RunFolderError: the file has other lines before `position`, or cannot be written.
-    """
-
-    def __init__(self, folder: Path, position: FilePosition | None = None) -> None:
-        self._file = LineFile(folder / FILE_NAME, position)
-
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Append one line of JSON."""
-        self._file.write([json.dumps(line, allow_nan=False, ensure_ascii=False)])
-
-    def position(self) -> FilePosition:
-        """Sync the file to disk and return its end, which a checkpoint stores."""
-        return self._file.position()
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def read_proposals(folder: Path) -> list[dict[str, Any]]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import parse_record, read_object
 from llmrl.run.files import write_json
-from llmrl.run.heartbeat import is_fresh
-from llmrl.run.ownership import process_exists, this_machine
+from llmrl.run.ownership import is_fresh, process_exists, this_machine
 from llmrl.run.status import PrerequisiteRecord
 
 log = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ FILE_NAME = "queued.json"
 ALIVE_NAME = "launcher.alive"
 """File in the folder of a launch, which the launching process has open and touches as long as it lives."""
 
-_OPTIONAL = {"beside": [], "deaths": 0, "after": []}
+_OPTIONAL: dict[str, list[Any]] = {"beside": [], "after": []}
 """Fields that are stored only if they differ from these values, as for runs in a shared process or with
 prerequisites."""
 
@@ -47,7 +47,6 @@ class Queued:
         error: reason why the scheduler refused the job; empty if it accepted it.
         cancelled: who or what canceled the run before it started; empty if it was not canceled.
         beside: folders of the other runs in its process, which end when the process ends.
-        deaths: number of times that its process died in this launch and the run was queued again.
         after: runs of this launch that must be finished before it starts.
     """
 
@@ -68,7 +67,6 @@ class Queued:
     error: str = ""
     cancelled: str = ""
     beside: list[str] = field(default_factory=list)
-    deaths: int = 0
     after: list[PrerequisiteRecord] = field(default_factory=list)
 
     def write(self, folder: Path) -> None:

@@ -145,9 +145,7 @@ class Run:
         except BaseException as error:
             remove_if_rejected(run._created, error)
             raise
-        run._ownership = ownership.Ownership(
-            run.folder, attempt=last_status.attempt + 1 if last_status else 1, anew=options.rerun
-        )
+        run._ownership = ownership.Ownership(run.folder, attempt=last_status.attempt + 1 if last_status else 1)
         if not restarts and run._is_finished(
             status.latest(run.folder, options.rerun)
         ):  # the previous owner may have just finished it

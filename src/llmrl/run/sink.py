@@ -15,7 +15,7 @@ twice. Either it replaces everything that it had, or it keeps it, and skips text
 already has. Each sink of this package documents its choice.
 
 **Failing.** An exception in a method ends neither the run nor other sinks, and is reported once. The sink is then not
-called again; only a sink with `background` is opened again after a while, with all rows of the run so far.
+called again.
 
 **Secrets.** Everything that a sink gets has been redacted (`llmrl.core.secrets`).
 """
@@ -144,7 +144,7 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, opening: Opening) -> None:
-        """Prepare for the rows of a run. After a failure it is called again, and must discard what was open before."""
+        """Prepare for the rows of a run."""
 
     @abstractmethod
     def rows(self, rows: Sequence[Row]) -> None:

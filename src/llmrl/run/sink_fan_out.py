@@ -20,14 +20,11 @@ FINISH_S = 30.0
 """Maximum time that a run which has ended by itself waits for its sinks to close, seconds."""
 STOP_S = 5.0
 """The same for a run that a signal stops, because schedulers soon kill it, seconds."""
-RETRY_S = 300.0
-"""Time after a failure at which a sink in the background is opened again, seconds."""
 MAX_QUEUED = 20_000
 """Maximum number of rows, texts and pictures that wait for a sink; a sink with more has failed."""
 _POLL_S = 0.05
 
 Call = Callable[[Sink], None]
-Message = Callable[[], None]
 
 
 class FanOut:
@@ -36,17 +33,13 @@ class FanOut:
     Args:
         sinks: sinks by the names of their options.
         opening: description of the run; `open` sets its `kept`.
-        history: function that reads all rows of the run so far, for sinks that are opened again.
     """
 
-    def __init__(self, sinks: Mapping[str, Sink], opening: Opening, history: Callable[[], list[Row]]) -> None:
+    def __init__(self, sinks: Mapping[str, Sink], opening: Opening) -> None:
         opening = replace(
             opening, config=redact_nested(opening.config), hyperparameters=redact_nested(opening.hyperparameters)
         )
-        self._guards = [
-            (_Background if sink.background else _Guard)(f"loggers.{name}", sink, opening, history)
-            for name, sink in sinks.items()
-        ]
+        self._guards = [_Guard(f"loggers.{name}", sink, opening) for name, sink in sinks.items()]
         self._safe_tags: set[str] = set()
 
     def __bool__(self) -> bool:
@@ -111,170 +104,103 @@ class FanOut:
 
 
 class _Guard:
-    """A sink that is called in the caller's thread.
+    """A sink, whose failures are reported; it is not called again after one.
 
-    An exception of the sink is reported, and the sink is not called again.
+    A sink in the background is called in a thread of its own, which takes waiting messages; others by the caller.
     """
 
-    def __init__(self, name: str, sink: Sink, opening: Opening, history: Callable[[], list[Row]]) -> None:
+    def __init__(self, name: str, sink: Sink, opening: Opening) -> None:
         self.name, self.sink = name, sink
-        self._opening, self._history = opening, history
+        self._opening = opening
         self.n_sent = self.n_rows = 0  # rows passed to the sink, and all rows so far
-        self._next = 0  # number of the next row
         self.error = ""
         self.closed = self.is_abandoned = False
+        self._waiting: queue.Queue[Row | Call | None] = queue.Queue()
+        self._thread = daemon_thread(f"llmrl-{name}", self._work) if sink.background else None
 
     @property
     def busy(self) -> bool:
-        """True while the sink is not closed."""
-        return False
+        """True while the thread of the sink has work."""
+        return self._thread is not None and self._thread.is_alive()
 
     def open(self, kept: Sequence[Row]) -> None:
         self.n_rows = len(kept)
-        self._open(kept)
+        started = kept[0].unix if kept else self._opening.started
+        opening = replace(self._opening, kept=len(kept), started=started)
+
+        def begin(sink: Sink) -> None:
+            sink.open(opening)
+            self._pass_rows(kept)
+
+        if self._thread is not None:
+            self._thread.start()
+        self.send(begin)
 
     def row(self, row: Row) -> None:
         self.n_rows = row.number + 1
-        self._rows([row])
+        self.send(row)
 
-    def send(self, call: Call) -> None:
-        self._try(call)
+    def send(self, message: Row | Call) -> None:
+        """Pass a row on, or call a function with the sink, now or in the thread."""
+        if self._thread is None:
+            self._deliver(message)
+        elif not self.error and self._waiting.qsize() >= MAX_QUEUED:
+            self._report_failure(RuntimeError(f"it is more than {MAX_QUEUED:,} rows, texts and pictures behind"))
+        elif not self.error:
+            self._waiting.put(message)
 
     def close(self, ending: Ending) -> None:
         if not self.closed:
             self.closed = True
-            self._try(lambda sink: sink.close(ending))
+            self.send(lambda sink: sink.close(ending))
+            self._waiting.put(None)
 
     def lacks(self) -> str | None:
         """Return a report on an incomplete sink; None if there is nothing to report."""
-        if not self.error:
+        error = "it did not answer in time" if self.busy else self.error
+        if not error:
             return None
         missing = self.n_rows - self.n_sent
         problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "was not closed properly"
-        return f"{problem}: {self.error}"
+        return f"{problem}: {error}"
 
     def leave(self) -> None:
         """Abandon a sink that is not closed yet."""
         self.is_abandoned = True
         if self.busy:
             self.error = ""
-            self._try(lambda sink: sink.abandon())
+            self._deliver(lambda sink: sink.abandon())
 
-    def _open(self, rows: Sequence[Row]) -> None:
-        opening = replace(self._opening, kept=len(rows))
+    def _work(self) -> None:
+        """Run the thread: deliver messages until there is None; rows that wait together are passed on together."""
+        while (message := self._waiting.get()) is not None:
+            if isinstance(message, Row):
+                rows = [message]
+                while self._waiting.queue and isinstance(self._waiting.queue[0], Row):
+                    rows.append(self._waiting.get())  # type: ignore[arg-type]
+                self._deliver(lambda _, rows=rows: self._pass_rows(rows))  # type: ignore[misc]
+            else:
+                self._deliver(message)
+
+    def _pass_rows(self, rows: Sequence[Row]) -> None:
         if rows:
-            opening = replace(opening, started=rows[0].unix)
-        if self._try(lambda sink: sink.open(opening)):
-            self._rows(rows)
+            self.sink.rows(rows)
+            self.n_sent = rows[-1].number + 1
 
-    def _rows(self, rows: Sequence[Row]) -> None:
-        new = [row for row in rows if row.number >= self._next]
-        if new and self._try(lambda sink: sink.rows(new)):
-            self._next = new[-1].number + 1
-            self.n_sent = max(self.n_sent, self._next)
-
-    def _try(self, call: Call) -> bool:
-        """Call the sink unless it has failed; return whether the call succeeded."""
+    def _deliver(self, message: Row | Call) -> None:
+        """Pass a row on or call a function with the sink, unless the sink has failed."""
         if self.error:
-            return False
+            return
         try:
-            call(self.sink)
+            if isinstance(message, Row):
+                self._pass_rows([message])
+            else:
+                message(self.sink)
         except (Exception, SystemExit) as error:  # noqa: BLE001 (no error of a library may end the run)
             self._report_failure(error)
-            return False
-        return True
 
     def _report_failure(self, error: BaseException) -> None:
         self.error = redact(short_error(error)) or type(error).__name__
         if not self.is_abandoned:
-            log.warning("%s has failed: %s. The run continues%s", self.name, self.error, self._consequence)
+            log.warning("%s has failed: %s. The run continues without this sink", self.name, self.error)
         log.debug("%s has failed", self.name, exc_info=error)
-
-    _consequence = " without this sink"
-
-
-class _Background(_Guard):
-    """A sink with a thread of its own, which takes waiting rows. After a failure it is opened again."""
-
-    _consequence = f"; it is tried again every {RETRY_S / 60:.0f} min"
-
-    def __init__(self, name: str, sink: Sink, opening: Opening, history: Callable[[], list[Row]]) -> None:
-        super().__init__(name, sink, opening, history)
-        self._waiting: queue.Queue[Row | Message | None] = queue.Queue(MAX_QUEUED)
-        self._failures = 0
-        self._retry_time = 0.0
-        self._has_backlog = False
-        self._thread = daemon_thread(f"llmrl-{name}", self._work)
-
-    @property
-    def busy(self) -> bool:
-        return self._thread.is_alive()
-
-    def open(self, kept: Sequence[Row]) -> None:
-        self.n_rows = len(kept)
-        self._enqueue(lambda: self._open(kept))
-        self._thread.start()
-
-    def row(self, row: Row) -> None:
-        self.n_rows = row.number + 1
-        self._enqueue(row)
-
-    def send(self, call: Call) -> None:
-        def message() -> None:
-            self._try(call)
-
-        self._enqueue(message)
-
-    def close(self, ending: Ending) -> None:
-        if not self.closed:
-            self.closed = True
-            self.send(lambda sink: sink.close(ending))
-            self._enqueue(None)
-
-    def lacks(self) -> str | None:
-        if self.busy:
-            missing = self.n_rows - self.n_sent
-            problem = f"lacks the last {missing:,} of {self.n_rows:,} rows" if missing else "could not be closed"
-            return f"{problem}: it did not answer in time"
-        return super().lacks()
-
-    def _enqueue(self, message: Row | Message | None) -> None:
-        try:
-            self._waiting.put_nowait(message)
-        except queue.Full:
-            self._has_backlog = True
-
-    def _work(self) -> None:
-        while True:
-            message = self._waiting.get()
-            rows = []
-            while isinstance(message, Row):
-                rows.append(message)
-                try:
-                    message = self._waiting.get_nowait()
-                except queue.Empty:
-                    break
-            if rows:
-                self._send_backlog()
-                self._rows(rows)
-            if message is None:
-                return
-            if not isinstance(message, Row):
-                message()
-
-    def _send_backlog(self) -> None:
-        """Reopen a sink that failed a while ago, or that lacks rows because it could not keep up."""
-        if self._has_backlog and not self.error:
-            self._has_backlog = False
-            self._report_failure(RuntimeError(f"it is more than {MAX_QUEUED:,} rows, texts and pictures behind"))
-        if self.error and time.monotonic() >= self._retry_time and not self.closed:
-            self.error, self._next = "", 0
-            self._open(self._history())
-
-    def _report_failure(self, error: BaseException) -> None:
-        self._failures += 1
-        self._retry_time = time.monotonic() + RETRY_S
-        if self._failures == 1:
-            super()._report_failure(error)
-        else:
-            self.error = redact(short_error(error)) or type(error).__name__

@@ -9,7 +9,7 @@ import stat
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import fitting, parse_record, read_object
@@ -24,7 +24,6 @@ SUMMARY_NAME = "summary.json"
 FORMAT = 2
 """Version of the run folder's layout; raised when an older llmrl could misread a newer folder."""
 RunState = Literal["running", "finished", "failed", "stopped", "preempted", "budget_exhausted"]
-STATES: tuple[RunState, ...] = get_args(RunState)
 
 
 @dataclass

@@ -52,15 +52,6 @@ def _launches(folder: Path) -> Iterator[Path]:
             yield from [launches] if launches.is_symlink() else sorted(launches.iterdir())
 
 
-def link_to(folder: Path, path: Path) -> Path | None:
-    """Return the link that `path` is or that leads to it, as seen from `folder`; None if there is none."""
-    root, names = _path_from_trusted(folder, path)
-    for i in range(len(names)):
-        if (link := root.joinpath(*names[: i + 1])).is_symlink():
-            return link
-    return None
-
-
 def size(path: Path) -> int:
     """Return the size of a file or folder, bytes; targets of links are not counted."""
     if not stat.S_ISDIR(path.lstat().st_mode):

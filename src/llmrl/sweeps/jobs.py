@@ -8,8 +8,9 @@ import signal
 import socket
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.printable import printable
@@ -88,14 +89,57 @@ def missing(jobs: Sequence[Job], queues: Sequence[Queue]) -> tuple[list[Job], li
     return todo, outcomes
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A pack whose launch is recorded.
+
+    Attributes:
+        pack: runs of the process.
+        records: launch record of each run.
+    """
+
+    pack: Pack
+    records: tuple[Queued, ...]
+
+    @property
+    def attempts(self) -> dict[Path, int]:
+        """Number of attempts of each run before the launch, by run folder."""
+        return {job.folder: record.attempt for job, record in zip(self.pack.jobs, self.records, strict=True)}
+
+    def alone(self, job: Job) -> Claim:
+        """Return the claim of one of the runs for a process of its own, and record that."""
+        record = replace(self.records[self.pack.jobs.index(job)], beside=[])
+        record.write(job.folder)
+        return Claim(Pack((job,)), (record,))
+
+    def write(self, **changes: Any) -> None:
+        """Update the launch record of each run."""
+        for job, record in zip(self.pack.jobs, self.records, strict=True):
+            replace(record, **changes).write(job.folder)
+
+
+def claim(
+    pack: Pack, sweep: Path, log: str = "", cluster: str = "", user: str = ""
+) -> tuple[list[Claim], list[JobOutcome]]:
+    """Record the launch of a pack's runs; arguments are those of `take_on`.
+
+    Returns:
+        The claim, none if this failed for all runs, and the outcomes of the runs for which it failed.
+    """
+    claimed, failures = [], []
+    for job in pack.jobs:
+        try:
+            claimed.append((job, take_on(job, sweep, log, cluster, user, pack.folders)))
+        except RunFolderError as error:
+            failures.append(JobOutcome(job, job.folder, "failed", error=str(error)))
+    if not claimed:
+        return [], failures
+    jobs, records = zip(*claimed, strict=True)
+    return [Claim(Pack(jobs), records)], failures
+
+
 def take_on(
-    job: Job,
-    sweep: Path,
-    log: str = "",
-    cluster: str = "",
-    user: str = "",
-    beside: Sequence[Path] = (),
-    deaths: int = 0,
+    job: Job, sweep: Path, log: str = "", cluster: str = "", user: str = "", beside: Sequence[Path] = ()
 ) -> Queued:
     """Create the run folder and record in it that this process launches the run; return the record.
 
@@ -105,7 +149,6 @@ def take_on(
         log: file for the output of the job, if known.
         cluster, user: cluster and user of its scheduler's queue; empty without a scheduler.
         beside: folders of the other runs of its process.
-        deaths: number of times that its process has died in this launch.
 
     Raises:
         RunFolderError: the folder cannot be written, or another process has just created one for this run.
@@ -134,7 +177,6 @@ def take_on(
         code=code_digest(),
         overrides=job.overrides,
         beside=[str(other) for other in beside if other != folder],
-        deaths=deaths,
         after=[PrerequisiteRecord(other.what, other.name, str(other.folder)) for other in job.after],
     )
     if not (folder / CONFIG_NAME).exists():
@@ -186,13 +228,6 @@ def has_ended(job: Job, attempt: int) -> bool:
     """Return whether a run has ended since it was launched after `attempt` attempts."""
     record = read_run(job.folder)
     return record.attempt > attempt and record.state not in ("queued", "running", "lost", "unreadable")
-
-
-def resumed_job(job: Job, attempt: int) -> Job:
-    """Return the job of a run whose process died: if the run had started since its launch, it is resumed."""
-    if read_run(job.folder).attempt <= attempt:
-        return job
-    return replace(job, config={**job.config, "rerun": False, "resume": True})
 
 
 def write_log_header(log: Path, pack: Pack) -> None:

@@ -7,15 +7,17 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from llmrl.core.errors import ConfigError, LlmrlError, RunFolderError
 from llmrl.core.folder_files import open_file
 from llmrl.run.folder import unwritable
-from llmrl.run.heartbeat import Heartbeat
+from llmrl.run.ownership import Heartbeat
 from llmrl.run.queued import ALIVE_NAME
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Job, JobOutcome, text_of
+from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, text_of
 from llmrl.sweeps.jobs import cancelled, check_distinct, describe, missing, take_on, waves
+from llmrl.sweeps.packing import group_equal
 from llmrl.sweeps.scheduling import ask_schedulers, wait_for
 from llmrl.sweeps.work import Task
 
@@ -96,20 +98,13 @@ def group_by_backend(jobs: Sequence[Job]) -> list[list[Job]]:
     A group has the jobs of one wave (`waves`) and of one backend with equal options. Groups of schedulers come first,
     because their launch does not wait.
     """
-    groups: list[list[Job]] = []
-    for wave in waves(jobs):
-        wave_groups: list[list[Job]] = []
-        for job in wave:
-            backend = job.hardware.backend
-            for group in wave_groups:
-                other = group[0].hardware.backend
-                if type(other) is type(backend) and vars(other) == vars(backend):
-                    group.append(job)
-                    break
-            else:
-                wave_groups.append([job])
-        groups += wave_groups
+    groups = [group for wave in waves(jobs) for group in group_equal(wave, _backend_options)]
     return sorted(groups, key=lambda group: group[0].hardware.backend.scheduler is None)
+
+
+def _backend_options(job: Job) -> tuple[type[Backend], dict[str, Any]]:
+    backend = job.hardware.backend
+    return type(backend), vars(backend)
 
 
 def _compute(groups: Sequence[Sequence[Job]], task: Task, sweep_folder: Path, wait: bool) -> list[JobOutcome]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from llmrl.core.secrets import redaction_environment
@@ -13,8 +12,6 @@ from llmrl.sweeps.work import BatchTask, JobWork, PackWork, RunExit, Task
 
 T = TypeVar("T")
 
-MAX_SHARED_DEATHS = 2
-"""Number of deaths of its process from which on a run no longer shares one."""
 _UNLIMITED_ROWS = 1_000_000
 """A number of rows larger than any process has."""
 
@@ -87,27 +84,25 @@ def pack_into(jobs: Sequence[Job], n: int | None) -> list[Pack]:
     return [Pack(tuple(group_share)) for group, k in zip(groups, hands, strict=True) for group_share in deal(group, k)]
 
 
-def repack(jobs: Sequence[Job], deaths: Mapping[Path, int]) -> list[Pack]:
-    """Return the packs that continue the runs of a process that has died.
+def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[list[T]]:
+    """Return items in groups of equal keys, which need not be hashable, in the order of their first items.
 
-    They are one pack again, but runs with `MAX_SHARED_DEATHS` deaths or more each get their own, so that a run that
-    kills its process stops no other.
-
-    Args:
-        jobs: jobs that had not ended.
-        deaths: number of deaths of each run's process so far, by run folder.
+    >>> group_equal([1, 2, 3, 4], lambda number: [number % 2])
+    [[1, 3], [2, 4]]
     """
-    shareable = tuple(job for job in jobs if deaths[job.folder] < MAX_SHARED_DEATHS)
-    single_packs = [Pack((job,)) for job in jobs if deaths[job.folder] >= MAX_SHARED_DEATHS]
-    return [*([Pack(shareable)] if shareable else []), *single_packs]
+    keys: list[object] = []
+    groups: list[list[T]] = []
+    for item in items:
+        if (item_key := key(item)) not in keys:
+            keys.append(item_key)
+            groups.append([])
+        groups[keys.index(item_key)].append(item)
+    return groups
 
 
 def _group_equal_keys(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Return jobs in groups of equal keys, ordered by their first job; a job without a key is its own group."""
-    groups: dict[object, list[Job]] = {}
-    for i, job in enumerate(jobs):
-        groups.setdefault(i if job.key is None else job.key, []).append(job)
-    return list(groups.values())
+    """Return jobs in groups of equal keys; a job without a key is its own group."""
+    return group_equal(jobs, lambda job: id(job) if job.key is None else job.key)
 
 
 def _compute_max_rows(job: Job, memory_gb: float | None) -> int:

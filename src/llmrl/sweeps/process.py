@@ -11,21 +11,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import short_error
 from llmrl.core.trust import NOBODY
 from llmrl.run.ownership import process_start
 from llmrl.run.signals import SIGNALS
-from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import ended_outcome, has_ended
+from llmrl.sweeps.backends.protocol import Job, JobOutcome
+from llmrl.sweeps.jobs import Claim, ended_outcome, has_ended
 from llmrl.sweeps.machine import RUNS_BESIDE, THREAD_VARIABLES
 from llmrl.sweeps.packing import works_of
 from llmrl.sweeps.work import PackWork, RunExit, Task
@@ -42,24 +41,15 @@ class RunProcess:
     """The process of one run, or of several that are its rows, started by construction.
 
     Args:
-        pack: runs of the process, whose launch is recorded.
-        attempts: number of attempts of each run at its launch, by run folder.
+        claim: runs of the process, whose launch is recorded.
         task: function that the process calls.
-        log_file: file for the output of the process.
         gpus: ids of the GPUs that the process may use; empty: those of this process.
         beside: number of processes that share the machine's cores, including this one.
     """
 
-    def __init__(
-        self,
-        pack: Pack,
-        attempts: Mapping[Path, int],
-        task: Task,
-        log_file: Path,
-        gpus: tuple[str, ...],
-        beside: int = 1,
-    ) -> None:
-        self.pack, self.gpus, self.attempts = pack, gpus, attempts
+    def __init__(self, claim: Claim, task: Task, gpus: tuple[str, ...], beside: int = 1) -> None:
+        self.claim, self.pack, self.gpus = claim, claim.pack, gpus
+        pack, log_file = claim.pack, claim.records[0].log
         environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
         environment[RUNS_BESIDE] = str(beside)
         if gpus:
@@ -68,7 +58,7 @@ class RunProcess:
         context = multiprocessing.get_context("forkserver")
         self._pipe, childs_end = context.Pipe(duplex=False)
         self._report: str | list[RunExit] = ""
-        self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, str(log_file), childs_end))
+        self._process: ForkServerProcess = context.Process(target=_run_process, args=(works, log_file, childs_end))
         self._started = time.monotonic()
         with _hide_main_module():
             self._process.start()
@@ -110,8 +100,7 @@ class RunProcess:
 
         Returns:
             The outcomes of its runs, and the jobs to queue again: unfinished runs of a shared process that died without
-                a stop
-            signal.
+            a stop signal.
         """
         self._process.join(timeout=10)
         self.listen()
@@ -120,9 +109,10 @@ class RunProcess:
         is_shared = len(self.pack.jobs) > 1
         ends = {end.folder: end for end in self._report} if isinstance(self._report, list) else {}
         words = self._report if isinstance(self._report, str) else ""
+        attempts = self.claim.attempts
         outcomes, retry_jobs = [], []
         for job in self.pack.jobs:
-            attempt, end = self.attempts[job.folder], ends.get(job.folder, RunExit(job.folder, code, words))
+            attempt, end = attempts[job.folder], ends.get(job.folder, RunExit(job.folder, code, words))
             if is_shared and not ends:
                 if has_ended(job, attempt):
                     end = RunExit(job.folder, 0)

@@ -1,16 +1,15 @@
-"""Display of the runs of a sweep while it waits for them: a table on a terminal, else log lines at intervals."""
+"""Display of the runs of a sweep while it waits for them, at intervals."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.results.run_records import RunRecord, read_run
-from llmrl.run.folder_names import title
 from llmrl.run.progress_bar import ProgressBar, clock
-from llmrl.sweeps.stages import stage_counts, stage_of, stage_text
+from llmrl.sweeps.stages import stage_counts, stage_of
 
 if TYPE_CHECKING:
     from llmrl.sweeps.backends.protocol import Job
@@ -19,7 +18,6 @@ LOG_INTERVAL_S = 60.0
 """Seconds between two lines if there is no terminal."""
 _BAR_INTERVAL_S = 5.0
 _COST = "usage/llm_cost"
-_MAX_NAMES = 2
 _RESULTS = ("principal/objective", "search/best_return", "evaluation/return", "episode/return")
 
 
@@ -42,86 +40,41 @@ class SweepWatch:
             return
         self._last_update = now
         records = [read_run(folder) for folder in folders if folder.is_dir()]
-        if not _running(records) and not stage_counts(records):
-            return
-        if self._progress.drawn:
-            cells = rows(records)
-            # Most sweeps have no stages.
-            columns = [i for i, name in enumerate(COLUMNS) if name != "stage" or any(row[i] != "-" for row in cells)]
-            self._progress.table([COLUMNS[i] for i in columns], [[row[i] for i in columns] for row in cells])
-        else:
-            self._progress.note(summary(records))
+        if text := summary(records):
+            self._progress.note(text)
 
 
 def summary(records: Sequence[RunRecord]) -> str:
     """Return a text about running runs; empty if there are none.
 
     It has the number of runs in each stage, if any run waits for another one; the number and progress of the others;
-    those with the most time left by name with their newest value; and the money they have spent.
+    the time left and the newest value of the slowest; and the money they have spent.
 
     >>> summary([])
     ''
     """
     stages = stage_counts(records)
-    running = [record for record in _running(records) if stage_of(record) is None]
+    running = [record for record in records if record.state == "running" and stage_of(record) is None]
     if not running:
         return stages
-    shares = [share for record in running if (share := _share(record)) is not None]
-    status_text = f"{len(running)} running" + (f", {sum(shares) / len(shares):.0%} done" if shares else "")
-    common = _common_overrides(running)
-    last = sorted(running, key=lambda record: -(record.progress.eta_s or 0.0))
-    metrics = {record.folder: record.last_metrics() for record in running}
-    descriptions = [_describe_run(record, common, metrics[record.folder]) for record in last]
-    remainder = f" and {len(descriptions) - _MAX_NAMES} more" if len(descriptions) > _MAX_NAMES else ""
-    costs = [float(x) for values in metrics.values() if isinstance(x := values.get(_COST), int | float)]
-    money = f"; ${sum(costs):,.2f} spent" if costs else ""
-    return f"{stages}{'; ' * bool(stages)}{status_text}: {'; '.join(descriptions[:_MAX_NAMES])}{remainder}{money}"
+    parts = [f"{len(running)} running"]
+    shares = [min(r.progress.done / r.progress.total, 1.0) for r in running if r.progress.total]
+    if shares:
+        parts.append(f"{sum(shares) / len(shares):.0%} done")
+    slowest = max(running, key=lambda record: record.progress.eta_s or 0.0).progress
+    if slowest.eta_s is not None:
+        parts.append(f"{clock(slowest.eta_s)} left")
+    costs = [record.last_metrics().get(_COST) for record in running]
+    if any(costs):
+        parts.append(f"${sum(cost or 0.0 for cost in costs):,.2f} spent")
+    news = f"; {slowest.news}" if slowest.news else ""
+    return f"{stages}{'; ' * bool(stages)}{', '.join(parts)}{news}"
 
 
 def bar_name(jobs: Sequence[Job]) -> str:
     """Return the description of a sweep's progress: the kind of work if all `jobs` are needed by other runs."""
     kinds = dict.fromkeys(job.what for job in jobs)
     return ", ".join(kinds) if all(kinds) else "sweep"
-
-
-COLUMNS = ("run", "seed", "stage", "done", "objective", "last proposal", "$", "left")
-"""Columns of `rows`."""
-
-
-def rows(records: Sequence[RunRecord]) -> list[list[str]]:
-    """Return the cells of a table of running runs, those that will take longest first; see `COLUMNS`."""
-    running = sorted(_running(records), key=lambda record: -(record.progress.eta_s or 0.0))
-    common = _common_overrides(running)
-    table = []
-    for record in running:
-        metrics, progress = record.last_metrics(), record.progress
-        overrides = {key: value for key, value in record.overrides.items() if (key, value) not in common}
-        stage, share = stage_of(record), _share(record)
-        value, cost = newest_value(record, metrics), metrics.get(_COST)
-        eta_s = progress.eta_s if stage is None else stage.eta_s
-        done = f"{progress.done:,.0f} {progress.unit}" + ("" if share is None else f" ({share:.0%})")
-        table.append(
-            [
-                title(overrides) or record.group.rpartition("-")[0],
-                str(record.seed),
-                "-" if stage is None else stage_text(stage),
-                done if stage is None else "-",
-                "-" if value is None else f"{value:.4g}",
-                progress.proposed or "-",
-                "-" if cost is None else f"{cost:.2f}",
-                "-" if eta_s is None else clock(eta_s),
-            ]
-        )
-    return table
-
-
-def _running(records: Sequence[RunRecord]) -> list[RunRecord]:
-    return [record for record in records if record.state == "running"]
-
-
-def _common_overrides(running: Sequence[RunRecord]) -> Set[tuple[str, str]]:
-    """Return the overrides that several runs have in common."""
-    return set.intersection(*(set(record.overrides.items()) for record in running)) if len(running) > 1 else set()
 
 
 def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
@@ -131,20 +84,3 @@ def newest_value(record: RunRecord, metrics: Mapping[str, Any]) -> float | None:
     if record.progress.value is not None:
         return record.progress.value
     return next((float(metrics[name]) for name in _RESULTS if isinstance(metrics.get(name), int | float)), None)
-
-
-def _describe_run(record: RunRecord, common: Set[tuple[str, str]], metrics: Mapping[str, Any]) -> str:
-    overrides = {key: value for key, value in record.overrides.items() if (key, value) not in common}
-    words = [title(overrides)] if overrides else []
-    words.append(f"seed {record.seed}")
-    share, value = _share(record), newest_value(record, metrics)
-    words += [f"{share:.0%}"] if share is not None else []
-    words += [f"at {value:.4g}"] if value is not None else []
-    words += [f"with {record.progress.proposed}"] if record.progress.proposed else []
-    eta_s = record.progress.eta_s
-    return " ".join(words) + (f", {clock(eta_s)} left" if eta_s is not None else "")
-
-
-def _share(record: RunRecord) -> float | None:
-    progress = record.progress
-    return min(progress.done / progress.total, 1.0) if progress.total else None

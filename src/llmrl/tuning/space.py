@@ -1,10 +1,8 @@
-"""The search space of tuning: the values that a trial may set, and their text as Hydra overrides."""
+"""The search space of tuning: Optuna's distributions by key, and their values as text for Hydra overrides."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
@@ -15,97 +13,51 @@ if TYPE_CHECKING:
 _DIGITS = 6
 """Significant digits of real values; they suffice, and folder names contain them."""
 
-
-@dataclass(frozen=True)
-class NumericRange:
-    """A range of numbers.
-
-    Attributes:
-        low, high: bounds, both included.
-        step: distance of the numbers; None: all numbers.
-        log: whether to search on a logarithmic scale.
-        integer: whether only integers are searched.
-    """
-
-    low: float
-    high: float
-    step: float | None = None
-    log: bool = False
-    integer: bool = False
-
-    def check(self, key: str) -> None:
-        """Raise ConfigError if the range is invalid; `key` is for the message."""
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low <= self.high):
-            raise ConfigError(f"{key} is searched from {self.low:g} to {self.high:g}; give two finite numbers in order")
-        if self.log and self.low <= 0:
-            raise ConfigError(
-                f"{key} is searched on a logarithmic scale from {self.low:g}; it must start above 0 (or leave out log)"
-            )
-        if self.log and self.step is not None and not (self.integer and self.step == 1):
-            raise ConfigError(
-                f"{key} is searched on a logarithmic scale in steps of {self.step:g}; leave out the step or log, or "
-                "name the values: choice(1,10,100)"
-            )
-
-    def distribution(self) -> BaseDistribution:
-        """Return the dimension as a distribution of Optuna."""
-        from optuna.distributions import FloatDistribution, IntDistribution
-
-        if self.integer:
-            return IntDistribution(int(self.low), int(self.high), log=self.log, step=int(self.step or 1))
-        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
-
-    def text(self, value: Any) -> str:
-        """Return `value` as the right-hand side of an override, never outside the bounds."""
-        if self.integer:
-            return str(int(value))
-        text = f"{value:.{_DIGITS}g}"
-        return text if self.low <= float(text) <= self.high else repr(float(value))
-
-    def first(self) -> str:
-        """Return one value, to test whether the key can be set."""
-        return self.text(self.low)
-
-    def __str__(self) -> str:
-        step = "" if self.step is None or (self.integer and self.step == 1) else f" in steps of {self.step:g}"
-        kind = "whole numbers" if self.integer else "numbers"
-        return f"{kind} from {self.low:.{_DIGITS}g} to {self.high:.{_DIGITS}g}{step}{', log scale' if self.log else ''}"
+Space = Mapping[str, "BaseDistribution"]
+"""Distributions by the left-hand side of the override: `agent.ppo.epochs`, `principal`, `+agent.extra`. The choices of
+a categorical distribution are right-hand sides."""
 
 
-@dataclass(frozen=True)
-class CategoricalChoice:
-    """A choice among values without an order, each given as the right-hand side of an override."""
-
-    options: tuple[str, ...]
-
-    def check(self, key: str) -> None:
-        """Raise ConfigError if there are no values; `key` is for the message."""
-        if not self.options:
-            raise ConfigError(f"{key} has no values to choose from; give at least one, as in choice(1,10)")
-
-    def distribution(self) -> BaseDistribution:
-        """Return the dimension as a distribution of Optuna."""
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.options)
-
-    def text(self, value: Any) -> str:
-        """Return `value` as the right-hand side of an override."""
-        return str(value)
-
-    def first(self) -> str:
-        """Return one value, to test whether the key can be set."""
-        return self.options[0]
-
-    def __str__(self) -> str:
-        return f"one of {', '.join(self.options)}"
-
-
-Dimension = NumericRange | CategoricalChoice
-Space = Mapping[str, Dimension]
-"""Dimensions of the search by the left-hand side of the override: `agent.ppo.epochs`, `principal`, `+agent.extra`."""
+def check_optuna() -> None:
+    """Raise ConfigError if Optuna is not installed."""
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError("a hyperparameter search needs Optuna: pip install 'llmrl[tuning]'") from error
 
 
 def overrides(space: Space, params: Mapping[str, Any]) -> list[str]:
     """Return the Hydra overrides that set `params`, in the order of the space."""
-    return [f"{key}={dimension.text(params[key])}" for key, dimension in space.items()]
+    return [f"{key}={value_text(distribution, params[key])}" for key, distribution in space.items()]
+
+
+def value_text(distribution: BaseDistribution, value: Any) -> str:
+    """Return a value of a distribution as the right-hand side of an override, never outside the bounds."""
+    if not isinstance(value, float):
+        return str(value)
+    low, high = vars(distribution)["low"], vars(distribution)["high"]
+    text = f"{value:.{_DIGITS}g}"
+    return text if low <= float(text) <= high else repr(float(value))
+
+
+def options(distribution: BaseDistribution) -> list[str]:
+    """Return all options of a choice, or the lowest number of a range, as right-hand sides of overrides."""
+    from optuna.distributions import CategoricalDistribution
+
+    if isinstance(distribution, CategoricalDistribution):
+        return [str(option) for option in distribution.choices]
+    return [value_text(distribution, vars(distribution)["low"])]
+
+
+def describe(distribution: BaseDistribution) -> str:
+    """Return a distribution as text, such as `numbers from 0 to 0.1, log scale`."""
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    if not isinstance(distribution, FloatDistribution | IntDistribution):
+        return f"one of {', '.join(options(distribution))}"
+    integer = isinstance(distribution, IntDistribution)
+    step = "" if distribution.step is None or (integer and distribution.step == 1) else distribution.step
+    steps = f" in steps of {step:g}" if step else ""
+    kind = "whole numbers" if integer else "numbers"
+    bounds = f"from {distribution.low:.{_DIGITS}g} to {distribution.high:.{_DIGITS}g}"
+    return f"{kind} {bounds}{steps}{', log scale' if distribution.log else ''}"

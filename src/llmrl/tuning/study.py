@@ -9,7 +9,6 @@ of its own).
 from __future__ import annotations
 
 import csv
-import errno
 import io
 import math
 import warnings
@@ -22,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.seeding import Seeds
@@ -30,10 +28,9 @@ from llmrl.run.files import write_atomic, write_bytes
 from llmrl.run.folder import split_overrides, unwritable
 from llmrl.run.ownership import Ownership
 from llmrl.statistics.estimators import interquartile_mean, mean
-from llmrl.tuning.space import Space, overrides
+from llmrl.tuning.space import Space, check_optuna, describe, overrides
 
 if TYPE_CHECKING:
-    from optuna.pruners import BasePruner
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
@@ -104,10 +101,9 @@ class Study:
     def __init__(
         self, folder: Path, settings: TuningSettings, space: Space, seeds: Sequence[str], fixed: Sequence[str]
     ) -> None:
-        try:
-            import optuna
-        except ModuleNotFoundError as error:
-            raise ConfigError("a hyperparameter search needs Optuna: pip install 'llmrl[tuning]'") from error
+        check_optuna()
+        import optuna
+
         # Optuna would print a line for every trial; callers of this class show the trials instead.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.settings, self.space, self.seeds = settings, space, list(seeds)
@@ -166,7 +162,6 @@ class Study:
         size = max(0, min(self.settings.parallel_trials, missing))
         if running := [trial for trial in trials if trial.state == "running"][:size]:
             return running
-        distributions = {key: dimension.distribution() for key, dimension in self.space.items()}
         batch = []
         with self._translate_errors():
             for partial_trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
@@ -174,7 +169,7 @@ class Study:
                     self._study.tell(partial_trial.number, state=TrialState.FAIL)
             for index in range(len(trials), len(trials) + size):
                 self._study.sampler = self._sampler(index)
-                optuna_trial = self._study.ask(distributions)
+                optuna_trial = self._study.ask(dict(self.space))
                 batch.append(TuningTrial(optuna_trial.number, overrides(self.space, optuna_trial.params)))
         return batch
 
@@ -209,8 +204,10 @@ class Study:
         Returns:
             The pruned trial; None if its other seeds are to be run.
         """
+        from optuna.pruners import MedianPruner
         from optuna.trial import Trial, TrialState
 
+        pruner = MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
         seed_results = dict(zip(self.seeds, results, strict=False))
         with self._translate_errors():
             [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
@@ -218,7 +215,7 @@ class Study:
                 # The object that Study.ask returned may belong to an earlier process.
                 Trial(self._study, stored._trial_id).report(float(np.mean(results)), len(results))
                 [stored] = [candidate for candidate in self._complete_trials() if candidate.number == trial.number]
-            if not self._pruner().prune(self._study, stored):
+            if not pruner.prune(self._study, stored):
                 return None
             self._study.set_user_attr(f"results of trial {trial.number}", seed_results)
             self._study.tell(trial.number, state=TrialState.PRUNED)
@@ -308,19 +305,12 @@ class Study:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return TPESampler(seed=seed, multivariate=True, group=True, constant_liar=True)
 
-    def _pruner(self) -> BasePruner:
-        from optuna.pruners import MedianPruner, NopPruner
-
-        if self.settings.pruner == "none":
-            return NopPruner()
-        return MedianPruner(n_startup_trials=self.settings.pruner_startup_trials, n_warmup_steps=0)
-
     def _purpose(self, fixed: Sequence[str]) -> dict[str, str]:
         """Return the properties that all trials of a study must share to be comparable."""
         objective = f"{self.settings.direction} the {self.settings.aggregate} over seeds {', '.join(self.seeds)}"
         return {
             "the objective": objective,
-            **{key: f"searched, {dimension}" for key, dimension in self.space.items()},
+            **{key: f"searched, {describe(distribution)}" for key, distribution in self.space.items()},
             **split_overrides(fixed),
         }
 
@@ -352,11 +342,8 @@ class Study:
             yield
         except (OptunaError, SQLAlchemyError) as error:
             message = str(error.__cause__ or error).splitlines()[0]
-            path, hint = self.folder / STUDY_NAME, "hydra.sweeper.folder=<folder>"
-            if "is full" in message or "disk I/O" in message:
-                reason = describe_write_error(path, OSError(errno.ENOSPC, message), hint)
-                raise RunFolderError(f"cannot write the study {path}: {reason}") from error
             raise RunFolderError(
-                f"{path} cannot be used as a study ({message}); move it away to start a new one, or choose another "
-                f"folder with {hint}"
+                f"{self.folder / STUDY_NAME} cannot be used as a study ({message}); free some space if the disk is "
+                "full, move the file away to start a new study, or choose another folder with "
+                "hydra.sweeper.folder=<folder>"
             ) from error

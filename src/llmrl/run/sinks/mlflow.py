@@ -7,7 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,6 @@ _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    # `fan_out` retries later if a server is down, so a request must not retry for minutes.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 
 
@@ -41,9 +38,8 @@ class MLflow(Sink):
     """A sink that sends metrics, parameters, texts and pictures of a run to MLflow; texts and pictures are artifacts.
 
     Resuming: the sink continues the same MLflow run and skips the rows that it has. If that run has rows that were
-        logged
-    after the checkpoint and are computed anew, it is deleted (MLflow keeps it among the deleted runs), and a new one is
-    written from the beginning.
+    logged after the checkpoint and are computed anew, it is deleted (MLflow keeps it among the deleted runs), and a new
+    one is written from the beginning.
 
     Args:
         tracking_uri: address of a server or a database; None: `<output_root>/mlflow/mlflow.db`, with artifacts in the
@@ -69,7 +65,7 @@ class MLflow(Sink):
         folder = opening.root / FOLDER
         if self._uri is None:
             folder.mkdir(parents=True, exist_ok=True)
-        with _exclusive(folder) if self._uri is None else _shared_umask():
+        with _exclusive(folder) if self._uri is None else nullcontext():
             self._client = MlflowClient(self._uri or database_uri(opening.root))
             experiment = self._experiment_id(
                 self._experiment or opening.name, None if self._uri else (folder / "artifacts").as_uri()
@@ -170,8 +166,3 @@ def _exclusive(folder: Path) -> Iterator[None]:
     with (folder / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def _shared_umask() -> Iterator[None]:
-    yield

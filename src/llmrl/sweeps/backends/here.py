@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.errors import ConfigError
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend
-
-if TYPE_CHECKING:
-    from llmrl.sweeps.backends.protocol import Hardware, Job, JobOutcome, Pack
-    from llmrl.sweeps.work import Task
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
+from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, ended_outcome
+from llmrl.sweeps.machine import Machine
+from llmrl.sweeps.packing import pack_for_machine, works_of
+from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
 
@@ -40,62 +38,47 @@ class Here(Backend):
             )
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        from llmrl.sweeps.machine import Machine
-        from llmrl.sweeps.packing import pack_for_machine
-
         return pack_for_machine(jobs, 1, Machine.this().memory_gb)
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:
         return 1
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
-        from llmrl.sweeps.backends.protocol import JobOutcome, Pack
-        from llmrl.sweeps.jobs import cancelled, describe, take_on
-
         outcomes: list[JobOutcome] = []
         with StopFlag("no further run is started") as stop:
-            waiting = []
+            waiting: list[Claim] = []
             for pack in self.packs(jobs):
-                attempts = {}
-                for job in pack.jobs:
-                    try:
-                        attempts[job.folder] = take_on(job, sweep_folder, beside=pack.folders).attempt
-                    except RunFolderError as error:
-                        outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-                if active_jobs := tuple(job for job in pack.jobs if job.folder in attempts):
-                    waiting.append((Pack(active_jobs), attempts))
-            for pack, attempts in waiting:
+                claims, failures = claim(pack, sweep_folder)
+                waiting += claims
+                outcomes += failures
+            for accepted in waiting:
                 if stop.requested:
-                    pack_outcomes = [cancelled(job) for job in pack.jobs]
+                    pack_outcomes = [cancelled(job) for job in accepted.pack.jobs]
                 else:
-                    pack_outcomes = _compute(pack, attempts, task, stop)
+                    pack_outcomes = _compute(accepted, task, stop)
                 outcomes += pack_outcomes
                 for outcome in pack_outcomes:
                     log.info("%s", describe(outcome))  # the progress bar is that of the run
         return outcomes
 
 
-def _compute(pack: Pack, attempts: Mapping[Path, int], task: Task, stop: StopFlag) -> list[JobOutcome]:
-    """Compute the runs of a pack and return their outcomes, whatever exceptions occur."""
-    from llmrl.sweeps.jobs import ended_outcome
-    from llmrl.sweeps.packing import works_of
-
+def _compute(accepted: Claim, task: Task, stop: StopFlag) -> list[JobOutcome]:
+    """Compute the runs of a claim and return their outcomes, whatever exceptions occur."""
     began = time.monotonic()
     with _preserve_environment(os.environ):
-        ends = works_of(pack, task, {})()
+        ends = works_of(accepted.pack, task, {})()
     seconds = time.monotonic() - began
-    jobs = {job.folder: job for job in pack.jobs}
+    attempts, jobs = accepted.attempts, {job.folder: job for job in accepted.pack.jobs}
     return [ended_outcome(jobs[e.folder], attempts[e.folder], e.exit_code, e.error, stop.signal, seconds) for e in ends]
 
 
 @contextmanager
 def _preserve_environment(environment: os._Environ[str]) -> Iterator[None]:
-    """Restore environment variables and module finders that are set for a run."""
-    previous, finders = dict(environment), list(sys.meta_path)
+    """Restore environment variables that are set for a run."""
+    previous = dict(environment)
     try:
         yield
     finally:
         for name in environment.keys() - previous.keys():
             del environment[name]
         environment.update(previous)
-        sys.meta_path[:] = finders

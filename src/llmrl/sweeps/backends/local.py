@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -16,9 +15,9 @@ from llmrl.run.folder import unwritable
 from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import PROMISED_S, StopFlag
 from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack
-from llmrl.sweeps.jobs import cancelled, describe, resumed_job, take_on, write_log_header
+from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, write_log_header
 from llmrl.sweeps.machine import Machine
-from llmrl.sweeps.packing import pack_for_machine, repack
+from llmrl.sweeps.packing import pack_for_machine
 from llmrl.sweeps.process import RunProcess, preload, thread_limits
 from llmrl.sweeps.watch import SweepWatch, bar_name
 from llmrl.sweeps.work import Task
@@ -53,23 +52,12 @@ class Local(Backend):
         return PackPool(self.packs(jobs), task, sweep_folder).run()
 
 
-@dataclass
-class _Waiting:
-    """A process that has yet to be started.
-
-    It has its runs, the number of attempts of each when it was queued, and the file for its output.
-    """
-
-    pack: Pack
-    attempts: dict[Path, int]
-    log_file: Path
-
-
 class PackPool:
     """A pool of processes that compute packs of runs; a failed run does not stop the others.
 
     The first Ctrl-C or termination signal is passed on to the runs, which save and stop, and no others are started. A
-    second Ctrl-C stops them at once. If a process of several runs dies, its unfinished runs are queued again.
+    second Ctrl-C stops them at once. If a process of several runs dies, its unfinished runs are queued
+    again, each for a process of its own.
 
     Args:
         packs: runs to compute, by process.
@@ -82,11 +70,9 @@ class PackPool:
         self.packs, self.task, self.logs = packs, task, sweep_folder / "logs"
         self.jobs = [job for pack in packs for job in pack.jobs]
         self.free_gpus = list(self.machine.gpus)
-        self.waiting: list[_Waiting] = []
+        self.waiting: list[Claim] = []
         self.running: list[RunProcess] = []
         self.outcomes: list[JobOutcome] = []
-        self.deaths: Counter[Path] = Counter()
-        self._processes = 0
 
     def run(self) -> list[JobOutcome]:
         """Compute all runs; return their outcomes in order of ending, canceled runs last.
@@ -97,15 +83,18 @@ class PackPool:
         threads = max((job.hardware.threads or job.cores for job in self.jobs), default=1)
         # The flag is entered before launches are recorded, so that waiting runs are recorded as canceled after a stop.
         with thread_limits(threads), StopFlag() as stop:
-            self._make_folder()
-            for pack in self.packs:
+            try:
+                self.logs.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(self.logs, error) from error
+            for number, pack in enumerate(self.packs):
                 if stop.requested:
-                    self.waiting.append(_Waiting(pack, {}, self.logs))
+                    self.outcomes += [cancelled(job) for job in pack.jobs]
                 else:
-                    self._take_on(pack)
+                    self._claim(number, pack)
             preload(self.jobs)
             self._compute(stop)
-        return self.outcomes + [cancelled(job) for waiting in self.waiting for job in waiting.pack.jobs]
+        return self.outcomes + [cancelled(job) for claim in self.waiting for job in claim.pack.jobs]
 
     def _compute(self, stop: StopFlag) -> None:
         """Start processes and collect their outcomes, until none is left or a signal stops the sweep."""
@@ -132,55 +121,34 @@ class PackPool:
                     self.running.remove(process)
                     self.free_gpus += process.gpus
                     process_outcomes, retry_jobs = process.outcomes(stop.signal)
+                    self.outcomes += process_outcomes
                     for outcome in process_outcomes:
-                        self.outcomes.append(self._with_deaths(outcome))
-                        progress.print_line(describe(self.outcomes[-1]))
+                        progress.print_line(describe(outcome))
                     if retry_jobs:
                         n = len(process.pack.jobs)
                         progress.print_line(f"a process of {n} runs {process.died}; {len(retry_jobs)} are queued again")
-                        self._requeue(retry_jobs, process.attempts)
+                        self._requeue(process.claim, retry_jobs)
                     progress.update(len(self.outcomes))
 
-    def _make_folder(self) -> None:
-        try:
-            self.logs.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.logs, error) from error
-
-    def _take_on(self, pack: Pack) -> None:
+    def _claim(self, number: int, pack: Pack) -> None:
         """Record the launch of a pack's runs, and queue those for which this succeeded."""
-        is_shared, first = len(pack.jobs) > 1, pack.jobs[0].folder
-        name = f"{len(pack.jobs)}-rows" if is_shared else f"{first.parent.name}-{first.name}"
-        log_file = self.logs / f"{self._processes:04d}-{name}.log"
-        self._processes += 1
-        attempts: dict[Path, int] = {}
-        for job in pack.jobs:
+        first = pack.jobs[0].folder
+        name = f"{len(pack.jobs)}-rows" if len(pack.jobs) > 1 else f"{first.parent.name}-{first.name}"
+        log_file = self.logs / f"{number:04d}-{name}.log"
+        write_log_header(log_file, pack)
+        claims, failures = claim(pack, self.logs.parent, str(log_file))
+        self.waiting += claims
+        self.outcomes += failures
+
+    def _requeue(self, shared: Claim, jobs: Sequence[Job]) -> None:
+        """Queue runs whose process has died before all others, each by itself: one of them may have killed it."""
+        requeued: list[Claim] = []
+        for job in jobs:
             try:
-                if not attempts:
-                    write_log_header(log_file, pack)
-                deaths = self.deaths[job.folder]
-                launch_record = take_on(job, self.logs.parent, str(log_file), beside=pack.folders, deaths=deaths)
+                requeued.append(shared.alone(job))
             except RunFolderError as error:
                 self.outcomes.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-                continue
-            attempts[job.folder] = launch_record.attempt
-        if active_jobs := tuple(job for job in pack.jobs if job.folder in attempts):
-            self.waiting.append(_Waiting(Pack(active_jobs), attempts, log_file))
-
-    def _requeue(self, jobs: Sequence[Job], attempts: Mapping[Path, int]) -> None:
-        """Queue runs again whose process has died, before all waiting ones."""
-        self.deaths.update(job.folder for job in jobs)
-        waiting, self.waiting = self.waiting, []
-        for pack in repack([resumed_job(job, attempts[job.folder]) for job in jobs], self.deaths):
-            self._take_on(pack)
-        self.waiting += waiting
-
-    def _with_deaths(self, outcome: JobOutcome) -> JobOutcome:
-        """Return the outcome with a note on how often the run's process had died before."""
-        if not (deaths := self.deaths[outcome.folder]):
-            return outcome
-        text = f"its process died {'once' if deaths == 1 else f'{deaths} times'} before"
-        return replace(outcome, error=f"{outcome.error}; {text}" if outcome.error else text)
+        self.waiting = requeued + self.waiting
 
     def _start_processes(self) -> None:
         while self.waiting and self._fits(self.waiting[0].pack):
@@ -189,7 +157,7 @@ class PackPool:
             gpus = tuple(self.free_gpus[: hardware.gpus])
             del self.free_gpus[: hardware.gpus]
             n_processes = min(self.machine.places(hardware, first.pack.cores), len(self.packs))
-            self.running.append(RunProcess(first.pack, first.attempts, self.task, first.log_file, gpus, n_processes))
+            self.running.append(RunProcess(first, self.task, gpus, n_processes))
 
     def _fits(self, pack: Pack) -> bool:
         """Return whether one more process fits; with no process running, it always does."""

@@ -13,7 +13,6 @@ from functools import cached_property
 from llmrl.results.run_records import JobEnd, Queue
 from llmrl.run.queued import Queued
 from llmrl.sweeps.backends.protocol import SchedulerError
-from llmrl.sweeps.backends.slurm_pending_reasons import in_words
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +47,7 @@ class SlurmQueue:
         if jobs is None:
             raise SchedulerError("squeue does not answer on this machine")
         states = {job: state for job, (state, _) in jobs.items()}
-        reasons = {
-            job: words for job, (state, reason) in jobs.items() if state == "PENDING" and (words := in_words(reason))
-        }
+        reasons = {job: reason for job, (state, reason) in jobs.items() if state == "PENDING" and reason != "None"}
         ends = {job: _end(state) for job, state in states.items() if state in ENDED}
         active = {job: state for job, state in states.items() if job not in ends}
         backends = dict.fromkeys(launch_record.backend for launch_record in taken)

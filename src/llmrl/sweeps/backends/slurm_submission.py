@@ -8,28 +8,26 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from llmrl.core.atomic_files import describe_write_error
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.run.ownership import JOB_ID
-from llmrl.run.queued import Queued
 from llmrl.run.signals import StopFlag
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Scheduler, SchedulerError
-from llmrl.sweeps.backends.slurm_status import SlurmQueue, output_of, setting
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack, Scheduler, SchedulerError
+from llmrl.sweeps.backends.slurm_status import SlurmQueue, setting
+from llmrl.sweeps.backends.slurm_work import ALONE_S, ClusterWork
+from llmrl.sweeps.jobs import Claim, cancelled, claim, prerequisite_job_ids
 from llmrl.sweeps.machine import THREAD_VARIABLES
-
-if TYPE_CHECKING:
-    from llmrl.sweeps.backends.protocol import Job, JobOutcome, Pack
-    from llmrl.sweeps.work import Task
+from llmrl.sweeps.packing import group_equal, pack_into, works_of
+from llmrl.sweeps.work import Task
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _SBATCH = re.compile(r"[A-Za-z][\w-]*")
 _COMMANDS = ("sbatch", "srun", "squeue")
@@ -120,20 +118,12 @@ class Slurm(Backend):
             raise ConfigError("hardware=slurm_* needs submitit: pip install 'llmrl[slurm]'") from error
 
     def packs(self, jobs: Sequence[Job]) -> list[Pack]:
-        from llmrl.sweeps.packing import pack_into
-
-        groups: list[list[Job]] = []
-        for job in jobs:
-            group = next((candidate for candidate in groups if candidate[0].hardware == job.hardware), None)
-            if group is None:
-                groups.append([job])
-            else:
-                group.append(job)
+        groups = group_equal(jobs, lambda job: job.hardware)
         return [pack for hardware_jobs in groups for pack in pack_into(hardware_jobs, hardware_jobs[0].hardware.jobs)]
 
     def requests(self, packs: Sequence[Pack]) -> list[str]:
         texts = []
-        for array in _group_equal_needs(packs, lambda pack: pack):
+        for array in group_equal(packs, _needs):
             hardware = array[0].hardware
             parameters = self._parameters(hardware, array[0].cores, max(pack.memory_gb for pack in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
@@ -149,37 +139,37 @@ class Slurm(Backend):
 
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
-        from llmrl.sweeps.backends.protocol import JobOutcome
-        from llmrl.sweeps.jobs import cancelled
-
         folder = sweep_folder / "slurm"
         outcomes: list[JobOutcome] = []
-        claims: list[_Claim] = []
+        claims: list[Claim] = []
+        cluster, user = SlurmQueue().cluster, getpass.getuser()
         limit = int(setting("MaxArraySize") or 1000)
         # A signal takes effect after submissions are recorded.
         with StopFlag("no more runs are submitted") as stop:
             for pack in self.packs(jobs):
-                pack_claims, failures = _take_on(pack, sweep_folder)
+                pack_claims, failures = claim(pack, sweep_folder, cluster=cluster, user=user)
                 claims += pack_claims
                 outcomes += failures
-            for array in _group_equal_needs(claims, lambda claim: claim.pack):
+            for array in group_equal(claims, lambda accepted: _needs(accepted.pack)):
                 previous_id = ""
                 for chunk in (array[i : i + limit] for i in range(0, len(array), limit)):
                     if stop.requested:
-                        outcomes += [cancelled(job) for claim in chunk for job in claim.pack.jobs]
+                        outcomes += [cancelled(job) for accepted in chunk for job in accepted.pack.jobs]
                         continue
                     try:
-                        ids = self._submit_array([claim.pack for claim in chunk], task, folder, previous_id)
+                        ids = self._submit_array([accepted.pack for accepted in chunk], task, folder, previous_id)
                     except SchedulerError as error:
-                        for claim in chunk:
-                            outcomes += [JobOutcome(j, j.folder, "refused", error=str(error)) for j in claim.pack.jobs]
-                            claim.write(error=str(error))
+                        for accepted in chunk:
+                            refused = accepted.pack.jobs
+                            outcomes += [JobOutcome(job, job.folder, "refused", error=str(error)) for job in refused]
+                            accepted.write(error=str(error))
                         continue
                     previous_id = ids[0].partition("_")[0]
-                    for claim, job_id in zip(chunk, ids, strict=True):
-                        outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in claim.pack.jobs]
+                    for accepted, job_id in zip(chunk, ids, strict=True):
+                        submitted = accepted.pack.jobs
+                        outcomes += [JobOutcome(job, job.folder, "submitted", job_id=job_id) for job in submitted]
                         try:
-                            claim.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
+                            accepted.write(job_id=job_id, log=str(folder / f"{job_id}_0_log.out"))
                         except RunFolderError as error:
                             log.error("job %s is submitted, but its id could not be recorded: %s", job_id, error)
         return outcomes
@@ -193,10 +183,6 @@ class Slurm(Backend):
         """
         import submitit
         from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-        from llmrl.sweeps.backends.slurm_work import ClusterWork
-        from llmrl.sweeps.jobs import prerequisite_job_ids
-        from llmrl.sweeps.packing import works_of
 
         hardware = packs[0].hardware
         works = [ClusterWork(works_of(pack, task, {})) for pack in packs]
@@ -215,7 +201,8 @@ class Slurm(Backend):
                     return [executor.submit(works[0]).job_id]
                 return [submitted.job_id for submitted in executor.submit_array(list(works))]
         except (FailedSubmissionError, FailedJobError, subprocess.CalledProcessError) as error:
-            raise SchedulerError(self._submission_error(error)) from error
+            reason = str(getattr(error, "stderr", "") or error).replace("sbatch: error: ", "")
+            raise SchedulerError(f"sbatch refused: {' '.join(reason.split())}") from error
         except OSError as error:
             raise SchedulerError(
                 f"cannot write the job's files to {folder}: {describe_write_error(folder, error)}"
@@ -223,8 +210,6 @@ class Slurm(Backend):
 
     def _parameters(self, hardware: Hardware, cores: int, memory_gb: float) -> dict[str, Any]:
         """Return the parameters for submitit."""
-        from llmrl.sweeps.backends.slurm_work import ALONE_S
-
         threads = hardware.threads or cores
         wait_options = [f"--wait={ALONE_S}"] if self.processes > 1 else []
         parameters: dict[str, Any] = {
@@ -249,68 +234,10 @@ class Slurm(Backend):
                 parameters[name] = value
         return parameters
 
-    def _submission_error(self, error: Exception) -> str:
-        """Return sbatch's error message, with a remedy if one is known."""
-        text = str(getattr(error, "stderr", "") or error).strip()
-        reason = " ".join(text.replace("sbatch: error: ", "").splitlines()) or type(error).__name__
-        hint = ""
-        if "partition" in reason.lower():
-            partitions = (output_of(["sinfo", "--noheader", "--format=%R"]) or "").split()
-            hint = f"; hardware.backend.partition={self.partition} must be one of: {', '.join(partitions) or 'none'}"
-        return f"sbatch refused: {reason}{hint}"
-
 
 def _option(value: Any) -> str:
     """Return a value in sbatch's syntax."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """A job whose launch is recorded: its runs, and the launch record of each."""
-
-    pack: Pack
-    queued: tuple[Queued, ...]
-
-    def write(self, **changes: Any) -> None:
-        """Update the launch record of each run."""
-        for job, launch_record in zip(self.pack.jobs, self.queued, strict=True):
-            replace(launch_record, **changes).write(job.folder)
-
-
-def _take_on(pack: Pack, sweep_folder: Path) -> tuple[list[_Claim], list[JobOutcome]]:
-    """Record the launch of a job's runs.
-
-    Return the claim, empty if this failed for all of them, and the outcomes of the runs for which it failed.
-    """
-    from llmrl.sweeps.backends.protocol import JobOutcome, Pack
-    from llmrl.sweeps.jobs import take_on
-
-    cluster, user = SlurmQueue().cluster, getpass.getuser()
-    pairs: list[tuple[Job, Queued]] = []
-    failed = []
-    for job in pack.jobs:
-        try:
-            launch_record = take_on(job, sweep_folder, cluster=cluster, user=user, beside=pack.folders)
-            pairs.append((job, launch_record))
-        except RunFolderError as error:
-            failed.append(JobOutcome(job, job.folder, "failed", error=str(error)))
-    if not pairs:
-        return [], failed
-    return [_Claim(Pack(tuple(job for job, _ in pairs)), tuple(launch_record for _, launch_record in pairs))], failed
-
-
-def _group_equal_needs(jobs: Sequence[T], get_pack: Callable[[T], Pack]) -> list[list[T]]:
-    """Return jobs in groups of equal requirements and equal prerequisites."""
-    groups: list[list[T]] = []
-    for job in jobs:
-        for group in groups:
-            if _needs(get_pack(group[0])) == _needs(get_pack(job)):
-                group.append(job)
-                break
-        else:
-            groups.append([job])
-    return groups
 
 
 def _needs(pack: Pack) -> tuple[Hardware, int, frozenset[Path]]:
