@@ -207,18 +207,6 @@ class Budget:
                 reservation for reservation in self._reserved.values() if reservation.id in self._sent
             )
 
-    def reclaim(self, reservation: Reservation) -> None:
-        """Move an attempt that was counted as lost, by this process or an earlier one, back to those in flight."""
-        with self._condition:
-            self.spent = replace(
-                self.spent,
-                unsettled=max(self.spent.unsettled - 1, 0),
-                unsettled_tokens=max(self.spent.unsettled_tokens - reservation.tokens, 0),
-                unsettled_cost=max(self.spent.unsettled_cost - (reservation.cost or 0.0), 0.0),
-            )
-            self._reserved[reservation.id] = reservation
-            self._sent.add(reservation.id)
-
     def settle(self, reservation: Reservation, reply: ChatReply) -> bool:
         """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
         with self._condition:

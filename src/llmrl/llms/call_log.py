@@ -33,7 +33,7 @@ _TAIL_BYTES = 1 << 16
 """Number of bytes that are read first in the search for the last complete line."""
 
 Fate = Literal["refused", "lost"]
-"""Outcome of an attempt without a reply: `refused`, nothing was generated; `lost_attempts`, unknown."""
+"""Outcome of an attempt without a reply: `refused`, nothing was generated; `lost`, unknown."""
 
 
 class Verdict(NamedTuple):
@@ -167,10 +167,6 @@ class CallLog:
         self._write(line, budget, values=values)
         return Verdict(call.key, now)
 
-    def lost_attempts(self) -> set[str]:
-        """Return the names (`Reservation.id`) of attempts whose outcome is unknown, including those in flight."""
-        return set(_unknown_outcomes(self.path))
-
     def _write(
         self, line: dict[str, Any], budget: Budget, durably: bool = False, values: Mapping[str, Any] | None = None
     ) -> None:
@@ -224,7 +220,7 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
 
     Calls with a reply have `valid`, `fault` and `understood`, each None if the reply was never parsed. Attempts whose
     reply was lost and may have been charged are yielded too, marked `unsettled: true`. They have `hash`, `attempt`
-    (from 1), `reserved` tokens and cost, and the reason as `lost_attempts` (None if the process was killed), but
+    (from 1), `reserved` tokens and cost, and the reason as `lost` (None if the process was killed), but
     neither `reply` nor `error`.
     """
     loss_reasons, verdicts = _unknown_outcomes(path), {}

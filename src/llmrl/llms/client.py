@@ -129,7 +129,7 @@ class ChatClient:
         self._terms = Terms(cache, None, self.policies.retry, self.policies.budget, stream, stopping)
         self._log_into(ledger)
         models = {CHOSEN: (provider, self.policies.limits), **(others or {})}
-        self.endpoints = {name: _endpoint(model, limits, self._terms) for name, (model, limits) in models.items()}
+        self.endpoints = {name: Endpoint(model, limits, self._terms) for name, (model, limits) in models.items()}
         self.provider = provider
         self.label = ", ".join(dict.fromkeys(model.label for model, _ in models.values()))
         self.validity = Validity()
@@ -327,11 +327,3 @@ class ChatClient:
             summary = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
             raise LLMError(f"{errors[0]}{summary}") from None
         return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
-
-
-def _endpoint(provider: Provider, limits: RateLimit, terms: Terms) -> Endpoint:
-    if provider.batch:
-        from llmrl.llms.batches.endpoint import BatchEndpoint
-
-        return BatchEndpoint(provider, limits, terms)
-    return Endpoint(provider, limits, terms)

@@ -36,13 +36,9 @@ class Provider(ABC):
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
             prompts that the provider found in its own cache or stored there (None: charged like others), and of
             replies. An unknown price (None) makes costs unknown, never zero.
-        price_share: fraction of these prices that is charged.
-        batch: whether requests go to the provider's batch API; such a provider is a `batches.endpoint.Batched`.
     """
 
     label: str
-    price_share = 1.0
-    batch = False
     parallel = True
     remote = True
     include_reasoning = False
@@ -149,7 +145,7 @@ class Provider(ABC):
             _charge(cache_writes, self.cache_write_price or 0.0),
             _charge(completion_tokens, self.output_price),
         ]
-        return None if None in parts else self.price_share * sum(part for part in parts if part is not None)
+        return None if None in parts else sum(part for part in parts if part is not None)
 
 
 def _charge(tokens: int | None, price: float | None) -> float | None:
