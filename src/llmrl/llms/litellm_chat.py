@@ -27,8 +27,6 @@ N_LAST_MARKS = 2
 
 The second mark matches the cache even if the end of the newest block has changed.
 """
-MAX_LOG_LINES = 1000
-"""Maximum number of distinct lines of litellm's log that are shown, each once."""
 
 
 @dataclass(frozen=True)
@@ -216,19 +214,6 @@ def _import_litellm() -> Any:
     import litellm
 
     litellm.suppress_debug_info = True
-    logger_ = logging.getLogger("LiteLLM")
-    if _is_new_line not in logger_.filters:
-        logger_.addFilter(_is_new_line)
+    # Its warnings of a model's parameters come with every call; failures are raised.
+    logging.getLogger("LiteLLM").setLevel(logging.ERROR)
     return litellm
-
-
-_logged_lines: set[str] = set()
-
-
-def _is_new_line(record: logging.LogRecord) -> bool:
-    """Filter repeated lines of litellm's log, which warns of a model's parameters at every call."""
-    line = record.getMessage()
-    if line in _logged_lines or len(_logged_lines) == MAX_LOG_LINES:
-        return False
-    _logged_lines.add(line)
-    return True

@@ -25,10 +25,9 @@ class Provider(ABC):
 
     Attributes:
         label: name of the model in results, e.g. `gpt-4o (litellm)`.
-        parallel: true: requests are sent one by one, from several threads at once (a server);
-            false: whole batches, from one thread (a model in this process).
-        remote: whether requests leave this process. A request whose reply is lost may then still be charged, so each is
-            logged before it is sent.
+        remote: true: requests are sent to a server one by one, from several threads at once. A request whose reply is
+            lost may still be charged, so each is logged before it is sent. False: a model in this process answers whole
+            batches, from one thread.
         context_window: maximum number of tokens of messages and reply together; None: unknown.
         max_tokens: maximum number of tokens of an answer; None: the provider's default.
         thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
@@ -39,7 +38,6 @@ class Provider(ABC):
     """
 
     label: str
-    parallel = True
     remote = True
     include_reasoning = False
 
@@ -91,7 +89,7 @@ class Provider(ABC):
 
     @abstractmethod
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Make one attempt and return the replies in order; `parallel` providers get one request at a time.
+        """Make one attempt and return the replies in order; `remote` providers get one request at a time.
 
         The client fills in cost, latency and attempts.
 

@@ -26,7 +26,7 @@ from llmrl.llms.local.loading import (
     load_tokenizer,
 )
 from llmrl.llms.local.prefix_cache import PrefixCache
-from llmrl.llms.local.small import SmallModelFactory
+from llmrl.llms.local.small import SmallModelFactory, find_model
 from llmrl.llms.local.small_chat import SmallChat
 from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan, request_stream
 from llmrl.llms.provider import Provider
@@ -83,7 +83,6 @@ class LocalChat(Provider):
         LLMError: a file of the adapter cannot be read.
     """
 
-    parallel = False
     remote = False
 
     def __init__(
@@ -94,18 +93,8 @@ class LocalChat(Provider):
             max_tokens=settings.max_tokens, context_window=settings.context_window, input_price=0.0, output_price=0.0
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
-        if (settings.model is None) == (settings.make is None):
-            raise ConfigError(
-                f"got llm.model={settings.model} and llm.make={'null' if settings.make is None else 'settings'}; set "
-                "exactly one of the two (llm.model loads a model, llm.make creates one)"
-            )
-        self._workshop, model = workshop, settings.model
-        if settings.make is not None:
-            if workshop is None:
-                raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
-            model = str(workshop.folder("chat", settings.make))
-        assert model is not None
-        self.model, adapter, template = model, settings.adapter, settings.chat_template
+        self._workshop, adapter, template = workshop, settings.adapter, settings.chat_template
+        self.model = find_model(settings.model, settings.make, "chat", workshop)
         # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
         self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
         title = self.model if settings.make is None else f"a small model that {settings.make.told}"

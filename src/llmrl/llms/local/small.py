@@ -91,6 +91,24 @@ class SmallModelFactory(Protocol):
         ...
 
 
+def find_model(model: str | None, make: Any, kind: SmallKind, workshop: SmallModelFactory | None) -> str:
+    """Return the folder or hub name of the model that is loaded (`model`) or created (settings `make`).
+
+    Raises:
+        ConfigError: both or neither are given, or there is no factory.
+    """
+    if (model is None) == (make is None):
+        raise ConfigError(
+            f"got llm.model={model} and llm.make={'null' if make is None else 'settings'}; set exactly one of the two "
+            "(llm.model loads a model, llm.make creates one)"
+        )
+    if model is not None:
+        return model
+    if workshop is None:
+        raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
+    return str(workshop.folder(kind, make))
+
+
 def make_small_model(
     folder: Path, texts: Iterable[str], kind: Kind = "causal", shape: SmallModelShape | None = None, seed: int = 0
 ) -> int:

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, greedy_log_probs, request
-from llmrl.chat_learning.trajectories import TrajectoryBuffer, merge_turns, token_sequences
 from llmrl.core.records import TokenSample
+from llmrl.llms.local.trajectories import TrajectoryBuffer, merge_turns, token_sequences
 
 
 def sample(prompt, tokens):
