@@ -65,10 +65,10 @@ class PromptFamily:
             text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
             return Prompt(text, f"{self.family}/{name}", self.hash(name))
         except jinja2.TemplateNotFound as error:
-            needed_by = "" if error.name == f"{name}.j2" else f", which {self.family}/{name} extends or includes,"
+            reference = "" if error.name == f"{name}.j2" else f" extends or includes {error.name}, which"
             raise ConfigError(
-                f"the prompt {self.family}/{error.name}{needed_by} does not exist; use one of "
-                f"{', '.join(self._stems())}, or {PACKAGE_PREFIX}/<name>.j2 for the package's prompts"
+                f"the prompt {self.family}/{name}.j2{reference} does not exist; use one of {', '.join(self._stems())}, "
+                f"or {PACKAGE_PREFIX}/<name>.j2 for the package's prompts"
             ) from error
         except jinja2.UndefinedError as error:
             names = ", ".join(sorted(variables))

@@ -160,7 +160,7 @@ def _code_block(text: str) -> str:
         note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
         text = f"{text[:half]}\n\n{note}\n\n{text[-half:]}"
     text = "\n".join(_wrap(line) for line in _encodable(text).splitlines())
-    fence = "`" * max(3, *(len(backticks) + 1 for backticks in re.findall("`+", text)))
+    fence = "`" * max([3, *(len(backticks) + 1 for backticks in re.findall("`+", text))])
     return f"{fence}\n{text}\n{fence}"
 
 

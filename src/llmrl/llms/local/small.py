@@ -125,7 +125,7 @@ def make_small_model(
         seed: seed of the weights.
 
     Raises:
-        ConfigError: transformers is not installed, a number is too small, or `width` does not fit `heads`.
+        ConfigError: as `make_tokenizer`.
     """
     shape = shape or SmallModelShape()
     tokenizer = make_tokenizer(list(texts), shape)
@@ -151,9 +151,6 @@ def _check_shape(shape: SmallModelShape) -> None:
     """Raise ConfigError if transformers is not installed, or a model of this shape cannot be made."""
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
-    for name in ("width", "layers", "heads", "longest"):
-        if (value := getattr(shape, name)) < 1:
-            raise ConfigError(f"{name}={value}: a model needs at least 1")
     width, heads = shape.width, shape.heads
     if width % heads or (width // heads) % 2:
         raise ConfigError(
@@ -170,10 +167,6 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
         ConfigError: transformers is not installed, or a model of this shape cannot be made.
     """
     _check_shape(shape)
-    return _tokenizer(texts, shape.vocabulary, shape.tokens)
-
-
-def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -181,13 +174,13 @@ def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             # A space belongs to the unit after it.
-            pre_tokenizers.Split(Regex(rf"\s?({_PIECES[tokens]})"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(rf"\s?({_PIECES[shape.tokens]})"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=shape.vocabulary,
         special_tokens=[PAD, END, START],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

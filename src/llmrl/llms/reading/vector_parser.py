@@ -76,6 +76,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         answer_name: str = "",
     ) -> None:
         self.names, self.n, self.d = list(names), n, len(names)
+        self.has_labels = n > 1
         self.answer_name = answer_name or (f"list of {self.d} numbers" if n == 1 else f"{n} lists of {self.d} numbers")
         self.question = question or VectorQuestion()
         turn = self.question.turn
