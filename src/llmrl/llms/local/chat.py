@@ -96,7 +96,8 @@ class LocalChat(Provider):
         self._workshop, adapter, template = workshop, settings.adapter, settings.chat_template
         self.model = find_model(settings.model, settings.make, "chat", workshop)
         # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
-        self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
+        has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
+        self._adapter_files = adapter_fingerprint(str(adapter)) if has_adapter else None
         title = self.model if settings.make is None else f"a small model that {settings.make.told}"
         self.label = f"{title} (local chat)"
         if adapter is not None:
@@ -401,10 +402,6 @@ def pad_left(prompts: Sequence[Sequence[int]], pad: int, prefix: int = 0) -> tup
     ids = [[*p[:prefix], *[pad] * n, *p[prefix:]] for p, n in zip(prompts, pads, strict=True)]
     mask = [[1] * prefix + [0] * n + [1] * (width - n - prefix) for n in pads]
     return torch.tensor(ids), torch.tensor(mask)
-
-
-def _is_folder(path: str) -> bool:
-    return Path(path).expanduser().is_dir()
 
 
 def _token_set(value: int | Sequence[int] | None) -> set[int]:

@@ -205,8 +205,6 @@ class ChoiceParser(AnswerParser[int]):
     def _parse_action(self, answer: Any, depth: int) -> int | None:
         if isinstance(answer, bool) or answer is None or depth > 5:
             return None
-        if isinstance(answer, int | float) and self.amounts:
-            return self.amounts.get(float(answer))
         if isinstance(answer, int | float):
             return self.names.number(answer) if abs(answer) < 1e6 else None
         if isinstance(answer, str):

@@ -93,10 +93,6 @@ class NameMatcher:
         index = self._index.get(normalize_name(text))
         return self._index.get("".join(_informative_words(text))) if index is None else index
 
-    def knows(self, word: str) -> bool:
-        """Return whether a word occurs in a name or a description."""
-        return word.casefold() in self._vocabulary
-
     def number(self, number: float) -> int | None:
         """Return the index of the name that a number means; None if there is none."""
         if number != int(number) or abs(number) > 10**6:
