@@ -141,7 +141,7 @@ class Endpoint:
             results += [self._store(call, reply) for call, reply in zip(affordable, replies, strict=True)]
         except LLMError as error:
             self.terms.budget.count_failed(len(affordable))
-            results = [error] * len(affordable)
+            results += [error] * len(affordable)
         finally:
             for reservation in reservations:
                 self.terms.budget.release(reservation)
