@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, CandidateAnswer
 from llmrl.llms.reading.json_and_markup import strip_tags
 from llmrl.llms.reading.latex import strip_latex
-from llmrl.llms.reading.name_matcher import negated, words
+from llmrl.llms.reading.name_matcher import NameMatcher, negated, words
 from llmrl.llms.reading.number_parser import ORDINALS
 from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import blank_spans, to_ascii
-
-if TYPE_CHECKING:
-    from llmrl.llms.reading.plan_parser import PlanParser
 
 Step = tuple[str, str]
 """Skill and its object; "" for no object."""
@@ -86,6 +83,19 @@ _CONSEQUENCE = re.compile(
 )
 
 
+class StepParser(Protocol):
+    """The part of `PlanParser` that `PlanFinder` uses. `max_steps` is the maximum number of steps."""
+
+    skills: list[tuple[str, bool]]
+    names: NameMatcher
+    max_steps: int
+
+    def step(self, raw_step: Any, previous_object: str = "") -> Step | str: ...
+    def plan(self, steps: Sequence[Any]) -> tuple[Step, ...]: ...
+    def of_string(self, text: str) -> tuple[Step, ...] | None: ...
+    def is_possible(self, step: Step | str) -> bool: ...
+
+
 class PlanFinder:
     """Finder of plans in texts.
 
@@ -94,7 +104,7 @@ class PlanFinder:
         agent_name: name of the agent, in addition to `the agent`; "" if it has none.
     """
 
-    def __init__(self, step_parser: PlanParser, agent_name: str = "") -> None:
+    def __init__(self, step_parser: StepParser, agent_name: str = "") -> None:
         self.step_parser = step_parser
         self._cue = _cues(agent_name)
 
