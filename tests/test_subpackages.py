@@ -53,7 +53,6 @@ def test_table_lists_subpackages():
         "llmrl.envs.native",
         "llmrl.envs.melting_pot",
         "llmrl.run.sinks",
-        "llmrl.llms.batches",
         "llmrl.finetuning",
         "llmrl.chat_learning",
     } == set(TABLE)

@@ -155,7 +155,7 @@ def make_players(reply, second_model, **options):
 @pytest.mark.parametrize("parallel", [(True, True), (True, False), (False, False)])
 def test_models_receive_their_requests(parallel):
     """Include a model in this process that answers batches."""
-    models = [Echo(parallel=limit) for limit in parallel]
+    models = [Echo(remote=limit) for limit in parallel]
     client = make_players(*models)
     requests = [ask(str(i), model="other" if i % 3 else CHOSEN) for i in range(7)]
     assert [reply.text for reply in client.chat(requests)] == list("0123456")
@@ -165,7 +165,7 @@ def test_models_receive_their_requests(parallel):
 
 @pytest.mark.parametrize("parallel", [(True, True), (False, False)])
 def test_budget_covers_all_models(parallel):
-    models = [Echo(parallel=limit) for limit in parallel]
+    models = [Echo(remote=limit) for limit in parallel]
     client = make_players(*models, budget=Budget(calls=5))
     with pytest.raises(BudgetExhausted):
         client.chat([ask(str(i), model="other" if i % 2 else CHOSEN) for i in range(8)])

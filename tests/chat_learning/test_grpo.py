@@ -8,11 +8,11 @@ import torch
 
 from learning_chats import greedy_log_probs, sampled_trajectories, settings
 from llmrl.chat_learning.token_network import TokenNetwork
-from llmrl.chat_learning.trajectories import token_sequences
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
+from llmrl.llms.local.trajectories import token_sequences
 
 
 def weights(chat):

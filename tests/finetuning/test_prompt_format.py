@@ -253,7 +253,7 @@ def test_model_receives_questions_unchanged():
 
     prompt_format = questions()
     provider = Says(100_000)
-    provider.parallel = False
+    provider.remote = False
     question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(3)]
     replies = ChatClient(provider).chat(chat_requests(prompt_format, question_list))
     assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3

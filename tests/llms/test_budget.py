@@ -72,7 +72,7 @@ def test_dollars_need_prices():
 
 
 def test_local_batch_respects_budget():
-    model = Echo(parallel=False)
+    model = Echo(remote=False)
     exhausted(chat_client(model, budget=Budget(calls=2)), 5)
     assert len(model.asked) == 2
 

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import commands
-from fake_batch_server import FakeBatchServer
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import LLMError
 from llmrl.core.records import ChatRequest
@@ -121,24 +120,6 @@ def test_leaked_key_reaches_no_file(tmp_path, provider):
     assert leaks(out, err, folder=tmp_path) == set()
     assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("llm_calls.jsonl"))
     assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("traceback.txt"))
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("litellm") is None, reason="litellm is optional")
-def test_batches_write_no_key(tmp_path):
-    """Quoted by every operation, in an answer, and in the error that ends the run, while a batch is under way."""
-    with FakeBatchServer("openai", reply=lambda messages: f"you sent {KEY}", key=KEY) as server:
-        for operation in ("upload", "create", "look", "fetch"):
-            server.faults[operation].append("500")
-        words = ("llm.batch=true", "llm.batch_gather=0", "llm.batch_poll=0.05", "llm.max_invalid=null")
-        server.faults["look"] += ["pass"] * 8 + ["echo"]
-        code, out, err = train(tmp_path, *litellm(server.url), *words, "hydra.verbose=true")
-        assert not any(server.faults.values())
-    assert code == 1 and b"your key <redacted> was no help" in err
-    assert leaks(out, err, folder=tmp_path) == set()
-    assert list(tmp_path.rglob("batches/*.json")), "none was under way"
-    assert any("<redacted>" in path.read_text() for path in tmp_path.rglob("llm_calls.jsonl"))
 
 
 @pytest.mark.slow

@@ -208,12 +208,12 @@ class TestFailures:
             cached(tmp_path, model, limits=RateLimit(1)).chat([ask(f"{i}") for i in range(4)])
         assert model.asked == ["0", "1", "2", "3"] and len(list(tmp_path.rglob("*.json"))) == 3
 
-    @pytest.mark.parametrize("parallel", [True, False])
-    def test_fallback_continues(self, parallel):
-        model = Echo(parallel=parallel, fail={"1": LLMError("no")})
+    @pytest.mark.parametrize("remote", [True, False])
+    def test_fallback_continues(self, remote):
+        model = Echo(remote=remote, fail={"1": LLMError("no")})
         client = chat_client(model, failures="fall_back")
         replies = client.chat([ask("0"), ask("1")])
-        assert [reply.error for reply in replies] == (["", "no"] if parallel else ["no", "no"])
+        assert [reply.error for reply in replies] == (["", "no"] if remote else ["no", "no"])
         assert replies[1].text == ""
 
     def test_exhausted_budget_raises_despite_fallback(self):
@@ -250,7 +250,7 @@ class TestFailures:
 
 
 def test_local_batches_start_immediately():
-    model = Echo(parallel=False)
+    model = Echo(remote=False)
     calls = []
     original_complete = model.complete
     model.complete = lambda requests: calls.append(len(requests)) or original_complete(requests)

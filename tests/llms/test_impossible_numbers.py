@@ -30,7 +30,7 @@ class Sure(Provider):
     """Gives the replies it was made with, one after the other."""
 
     label = "sure"
-    parallel = False
+    remote = False
 
     def __init__(self, *replies: ChatReply) -> None:
         super().__init__(**PRICED)
@@ -158,6 +158,6 @@ def test_unstorable_reply_enters_ledger(tmp_path: Path) -> None:
 
 
 def client_call() -> Any:
-    from llmrl.llms.endpoint import Call
+    from llmrl.llms.call_log import Call
 
     return Call(ask(), "ab" * 32)

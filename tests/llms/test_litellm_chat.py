@@ -331,9 +331,7 @@ print(sorted(hosts))
 
 
 @installed
-def test_litellm_warning_is_not_repeated(caplog):
+def test_litellm_warnings_are_not_logged(caplog):
     litellm_chat._import_litellm()
-    logger = logging.getLogger("LiteLLM")
-    for line in ("first of these", "second of these", "first of these"):
-        logger.warning(line)
-    assert [record.message for record in caplog.records] == ["first of these", "second of these"]
+    logging.getLogger("LiteLLM").warning("the model ignores a parameter")
+    assert not caplog.records

@@ -235,7 +235,8 @@ def test_hanging_thread_keeps_reservation(tmp_path):
     thread = threading.Thread(target=client.chat, args=([ask("a")],))
     thread.start()
     assert started.wait(30)
-    client.budget.abandon()
+    [reservation] = client.budget._reserved.values()
+    client.budget.abandon(reservation)
     assert client.budget.spent.unsettled == 1 and client.metrics()["usage/llm_unsettled_tokens"] == 15
     go_on.set()
     thread.join()
@@ -256,11 +257,8 @@ def test_ctrl_c_counts_pending_reply():
 
 
 def test_local_model_has_no_missing_replies(tmp_path):
-    class Local(Echo):
-        remote = False
-
     client = chat_client(
-        Local(parallel=False, fail={"a": LLMError("no")}),
+        Echo(remote=False, fail={"a": LLMError("no")}),
         ledger=CallLog(tmp_path / FILE_NAME),
         budget=Budget(calls=1),
         failures="fall_back",
@@ -305,5 +303,6 @@ def test_budget_bounds_possible_charges(ends, calls):
         assert n_charged.total() + flying <= calls
     assert budget.account().calls == n_charged["settle"]
     assert budget.account().unsettled == n_charged["abandon"] + n_charged["late"] + flying
-    budget.abandon()
+    for held in list(budget._reserved.values()):
+        budget.abandon(held)
     assert budget.spent == budget.account()

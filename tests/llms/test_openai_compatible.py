@@ -132,12 +132,6 @@ def test_unreachable_server_error_contains_address():
             model.chat([ask()])
 
 
-def test_unlisted_model_warns(caplog):
-    with FakeOpenAIServer() as server:
-        openai_model(server.url, "other").check()
-    assert "does not list the model other; it lists fake-model" in caplog.text
-
-
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://user:secret@host/v1"])
 def test_bad_address(url):
     with pytest.raises(ConfigError, match=r"llm\.base_url") as error:
@@ -157,12 +151,11 @@ def test_empty_batch():
     assert ChatClient(openai_model("http://localhost:1/v1", "m")).chat([]) == []
 
 
-def test_model_list_failure_warns(caplog):
+def test_failed_model_list_is_no_error():
     """Some servers answer questions but cannot list what they serve."""
     with FakeOpenAIServer() as server:
         server.models_status = 500
         openai_model(server.url, "fake-model").check()
-    assert "500" in caplog.text
 
 
 def test_stop_reasons_with_cached_tokens():

@@ -17,7 +17,6 @@ class Card:
     cached_input_price: float | None = None
     cache_write_price: float | None = None
     output_price: float | None = 10.0
-    price_share: float = 1.0
 
 
 PLAIN = Card()
@@ -31,7 +30,6 @@ def per_million(*pairs):
 
 def test_cost_is_tokens_times_price():
     assert cost(PLAIN, 300, 20) == per_million((300, 4), (20, 10))
-    assert cost(replace(PLAIN, price_share=0.5), 300, 20) == per_million((150, 4), (10, 10))
     assert cost(PLAIN, 0, 20) == cost(WRITING, 0, 20) == per_million((20, 10)), "an empty prompt is free"
 
 

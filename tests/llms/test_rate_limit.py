@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
-from llmrl.llms.account_state import WINDOW, shared_folder
-from llmrl.llms.rate_limit import RateLimit
+from llmrl.llms.rate_limit import WINDOW, RateLimit, shared_folder
 from models import openai_model
 
 

@@ -158,9 +158,9 @@ FORMS = {
          [0.5, 2.6, 0]),
         (PAY, "| Candidate | eat | clean | other | Expected |\n|---|---|---|---|---|\n| A | 1 | 2.5 | 0 | good "
               "|\n| B | 0.5 | 2.6"
-              " | 0 | same |\n| C | 0 | 3 | 0 | - |\n\nI'm submitting **candidate B**.", [0.5, 2.6, 0]),
+              " | 0 | same |\n| C | 0 | 3 | 0 | - |\n\nI'm submitting **candidate B**.", None),
         (PAY, "| Candidate | eat | clean | other |\n|---|---|---|---|\n| A | 1 | 2.5 | 0 |\n| B | 0.5 | 2.6 | 0 |\n\n"
-              "Final choice: A", [1, 2.5, 0]),
+              "Final choice: A", None),
         (PAY, "| Candidate | eat | clean | other |\n|---|---|---|---|\n| A | 1 | 2.5 | 0 |\n| B | 0.5 | 2.6 | 0 "
               "|", None),
         (PAY, "| Generation | eat | clean | other |\n|---|---|---|---|\n| 2 | 1 | 2.5 | 0 |\n| 3 | 0.5 | 2.6 | "
@@ -213,10 +213,10 @@ FORMS = {
         (LINE, "Option 1: [1.0, 4.0, 0.0], exploration.\nOption 2: [-2.1, 6.0, -0.9], exploitation.\n\nI go "
                "with option 2.",
          [-2.1, 6, -0.9]),
-        (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nI choose B.", [3, -1]),
+        (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nI choose B.", None),
         (KNOBS, "**Candidate 1:** x0 = 1, x1 = 1\n**Candidate 2:** x0 = 3, x1 = -1\n\n**Selected: Candidate "
                 "1**", [1, 1]),
-        (KNOBS, "1. x0 = 1, x1 = 1 (centre)\n2. x0 = 3, x1 = -1 (corner)\n\nI submit the first one.", [1, 1]),
+        (KNOBS, "1. x0 = 1, x1 = 1 (centre)\n2. x0 = 3, x1 = -1 (corner)\n\nI submit the first one.", None),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nI choose B.\n\n"
                 '{"x0": 3, "x1": -1}\n\n{"x0": 3, "x1": -1}', [3, -1]),
         (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. a corner: x0 = 3, x1 = -1\n\nTell me which one you'd like.", None),
@@ -343,7 +343,7 @@ MESSAGES = [
     (KNOBS, '{"x0": 1, "x1": 2} {"x0": 2, "x1": 2}',
      "there are several different answers in the reply, and nothing says which counts; give one list of 2 numbers"),
     (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. stay\n\nI choose B.",
-     "the option that the reply decides for is no list of 2 numbers"),
+     "the reply lists options under labels of its own; give the list of 2 numbers itself"),
 ]  # fmt: skip
 
 

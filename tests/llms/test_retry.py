@@ -7,14 +7,14 @@ from llmrl.llms.retry import Retry, TransientError, parse_retry_after
 
 
 def failing(error, times=10**9):
-    """Return a call that raises `error` so many times and then returns "fine"."""
+    """Return a call that raises `error` so many times and then returns "fine" and the attempt's number."""
     remaining = [times]
 
-    def call():
+    def call(number):
         remaining[0] -= 1
         if remaining[0] >= 0:
             raise error
-        return "fine"
+        return f"fine {number}"
 
     return call
 
@@ -37,7 +37,7 @@ def test_waits_differ_across_processes():
 
 
 def test_attempts_count():
-    assert Retry(3)(failing(TransientError("down"), 2), lambda seconds: None) == ("fine", 3)
+    assert Retry(3)(failing(TransientError("down"), 2), lambda seconds: None) == "fine 3"
 
 
 def test_server_sets_wait():

@@ -20,7 +20,7 @@ class Answers(Echo):
     """Replies from a list, in turn."""
 
     def __init__(self, *texts, finish="", **facts):
-        super().__init__(parallel=False, **facts)
+        super().__init__(remote=False, **facts)
         self.texts, self.requests, self.finish = list(texts), [], finish
 
     def complete(self, requests):
@@ -150,7 +150,7 @@ class TestConversations:
         assert asker(model).schema == {"type": "integer"}
 
     def test_usage_per_question(self):
-        model = Echo(parallel=False, reply={"cost": 0.5}, fail={})
+        model = Echo(remote=False, reply={"cost": 0.5}, fail={})
         query = asker(model, repair_turns=1)
         query.ask(questions("7", "x"))
         good, bad = query.query_stats
@@ -159,7 +159,7 @@ class TestConversations:
         assert (bad.prompt_tokens, bad.completion_tokens, bad.cost) == (6, 4, 1.0)
 
     def test_unknown_usage_is_not_zero(self):
-        model = Echo(parallel=False, reply={"prompt_tokens": None})
+        model = Echo(remote=False, reply={"prompt_tokens": None})
         query = asker(model)
         query.ask(questions("7"))
         assert (query.query_stats[0].prompt_tokens, query.query_stats[0].cost) == (None, None)

@@ -126,30 +126,10 @@ def test_abandonment_counts_after_send():
     budget.abandon(attempt)
     assert budget.spent == total, "it is lost once"
     assert budget.settle(attempt, reply()) is False
-    budget.abandon()
+    budget.abandon(second_attempt)
+    budget.abandon(unsent)
     assert budget.spent == total.plus_lost([second_attempt]) == budget.account()
     assert budget.settle(unsent, reply()) is False, "it was released"
-
-
-def test_missing_attempt_is_recoverable():
-    budget = Budget()
-    attempt = open_attempt(budget)
-    budget.mark_sent(attempt)
-    budget.abandon()
-    budget_ = Budget()
-    budget_.spent = budget.spent.plus_lost([Reservation(5, None)])
-    budget_.reclaim(attempt)
-    assert budget_.spent == Usage(unsettled=1, unsettled_tokens=5)
-    assert budget_.account() == Usage(unsettled=2, unsettled_tokens=110, unsettled_cost=attempt.cost)
-    assert budget_.settle(attempt, reply()) is True
-    assert budget_.spent == Usage(unsettled=1, unsettled_tokens=5).plus(reply(), attempt)
-
-
-def test_recovery_is_idempotent():
-    budget = Budget()
-    budget.reclaim(Reservation(70, 0.5))
-    budget.reclaim(Reservation(70, None))
-    assert budget.spent == Usage()
 
 
 def test_calls_with_no_reply():

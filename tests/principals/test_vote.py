@@ -53,7 +53,7 @@ class Unusable(Echo):
     """Answer every query with an option that does not exist and whose name quotes the fault of a nomination."""
 
     def __init__(self):
-        super().__init__(parallel=False)
+        super().__init__(remote=False)
         self.requests, self.repairs = [], []
 
     def complete(self, requests):

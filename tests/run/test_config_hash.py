@@ -42,9 +42,6 @@ REASONS = {
     "llm.max_invalid": "ends a run, which is then not finished",
     "llm.timeout": "ends an attempt, which is then retried as `llm.retry` says",
     "llm.plain_http": "permits a transport of requests",
-    "llm.batch": "selects the transport of requests",
-    "llm.batch_gather": "selects the transport of requests",
-    "llm.batch_poll": "selects the transport of requests",
 }
 """Why each excluded key cannot change results. A key is excluded only with a reason."""
 

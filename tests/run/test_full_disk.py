@@ -18,7 +18,7 @@ from llmrl.core.errors import CheckpointError, LlmrlError, RunFolderError
 from llmrl.core.frames import save_video
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import CallLog, LoggedCall
+from llmrl.llms.call_log import Call, CallLog
 from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
@@ -110,7 +110,7 @@ def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=r"lines\.jsonl"):
             lines.write([LONG])
         with pytest.raises(RunFolderError, match=r"calls\.jsonl: File too large.*MB are free"):
-            ledger.record(LoggedCall("k", "m", None, ChatRequest(())), {}, ChatReply(LONG), Budget())
+            ledger.record(Call(ChatRequest(()), "k", "m"), {}, ChatReply(LONG), Budget())
         lines.close()
 
 

@@ -63,9 +63,9 @@ class Echo(Provider):
     label = "echo"
     identity = {"model": "echo"}
 
-    def __init__(self, parallel=True, fail=None, reply=None, **facts):
+    def __init__(self, remote=True, fail=None, reply=None, **facts):
         super().__init__(**{"input_price": 1.0, "output_price": 2.0, **facts})
-        self.parallel, self.fail, self.asked = parallel, fail or {}, []
+        self.remote, self.fail, self.asked = remote, fail or {}, []
         self.reply = {"prompt_tokens": 3, "completion_tokens": 2, **(reply or {})}
 
     def complete(self, requests):

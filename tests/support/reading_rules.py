@@ -71,7 +71,7 @@ class ReadingRule(Provider):
         uses: what it takes out of the prompt.
     """
 
-    parallel = False
+    remote = False
 
     def __init__(self, uses: Literal["context_and_rewards", "context", "rewards"]) -> None:
         super().__init__(input_price=0.0, output_price=0.0)

@@ -18,7 +18,7 @@ class Model(Echo):
     """Answers by a function of the messages; keeps the requests."""
 
     def __init__(self, answer=lambda messages: reply("stay"), **facts):
-        super().__init__(parallel=False, **facts)
+        super().__init__(remote=False, **facts)
         self.answer, self.requests, self.batches = answer, [], []
 
     def complete(self, requests):

@@ -34,7 +34,7 @@ class Covetous(Provider):
 
     label = "covetous"
     identity = {"model": "covetous"}
-    parallel = False
+    remote = False
 
     def __init__(self, doubt: int = 0) -> None:
         super().__init__(input_price=0.0, output_price=0.0)

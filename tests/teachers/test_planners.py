@@ -45,7 +45,7 @@ class Answers(Echo):
     """Replies from a list, in turn, the last for ever."""
 
     def __init__(self, *texts):
-        super().__init__(parallel=False)
+        super().__init__(remote=False)
         self.texts, self.requests = list(texts), []
 
     def complete(self, requests):

@@ -88,9 +88,9 @@ def train_format(folder: Path, exchanges: Sequence[Exchange], steps: int, learni
     import torch
 
     from llmrl.chat_learning.token_network import TokenNetwork
-    from llmrl.chat_learning.trajectories import TokenSequence
     from llmrl.core.processes import ProcessGroup
     from llmrl.llms.local.loading import load_model, load_tokenizer
+    from llmrl.llms.local.trajectories import TokenSequence
 
     tokenizer = load_tokenizer(str(folder), None)
 

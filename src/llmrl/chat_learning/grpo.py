@@ -14,7 +14,6 @@ import torch
 from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record
 from llmrl.chat_learning import advantages, losses
 from llmrl.chat_learning.token_network import Precision, TokenNetwork
-from llmrl.chat_learning.trajectories import TokenSequence, Trajectory, TrajectoryBuffer, Turn, token_sequences
 from llmrl.core.errors import ConfigError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
@@ -24,6 +23,7 @@ from llmrl.llms.local.adapter import adapter_weights, adapters_off, write_adapte
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
 from llmrl.llms.local.lora import Lora
+from llmrl.llms.local.trajectories import TokenSequence, Trajectory, TrajectoryBuffer, Turn, token_sequences
 
 Advantage = Literal["episode", "turn", "anchor", "replay"]
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from llmrl.algorithms.optimizer_step import Batch
-from llmrl.chat_learning.trajectories import TokenSequence
 from llmrl.core.processes import ProcessGroup
 from llmrl.llms.local.chat import plan_batches
 from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
+from llmrl.llms.local.trajectories import TokenSequence
 
 Precision = Literal["float32", "bfloat16"]
 

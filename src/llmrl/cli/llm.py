@@ -122,10 +122,6 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
 
     config = compose_keys(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
     resources = RunResources(config, build_model)
-    if config["llm"] is not None and config["llm"].get("batch"):
-        resources.checked_model  # noqa: B018  (this also checks that the provider has batches)
-        # A batch may take a day; one request is sent without it.
-        resources = RunResources({**config, "llm": {**config["llm"], "batch": False}}, build_model)
     if (model := resources.checked_model) is None:
         raise ConfigError("llm=none is not a model; choose one with llm=<option>")
     return _check_chat(model) if isinstance(model, ChatClient) else _check_scorer(model)

@@ -141,8 +141,6 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
         ("  reply tokens", f"about {estimate.completion_tokens:,}"),
     ]
     providers = [client.endpoints[name].provider for name in estimate.shares]
-    if any(provider.price_share < 1 for provider in providers):
-        rows.append(("  batches", "half the price; the replies of a step may take up to 24 hours (llm.batch=true)"))
     expected, maximum = costs(estimate, client)
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]

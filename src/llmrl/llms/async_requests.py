@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+import queue
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -13,15 +12,12 @@ from llmrl.llms.client import ChatClient, FetchedReplies
 
 Sender = TypeVar("Sender")
 
-WAIT_INTERVAL_S = 0.5
-"""Maximum length of one wait for a reply, in seconds, after which signals are handled."""
-
 
 class Mailbox(Generic[Sender]):
     """Sender of requests for many callers, which returns the replies as they arrive.
 
     The client limits the number of requests in flight (`llm.limits`). If a model runs in this process and answers whole
-    batches (`Provider.parallel` is false), all waiting requests are sent as one batch by the caller that waits.
+    batches (`Provider.remote` is false), all waiting requests are sent as one batch by the caller that waits.
 
     Args:
         client: client that sends the requests.
@@ -29,8 +25,8 @@ class Mailbox(Generic[Sender]):
 
     def __init__(self, client: ChatClient) -> None:
         self.client = client
-        self._condition = threading.Condition()
-        self._arrived: deque[tuple[Sender, FetchedReplies | BaseException]] = deque()
+        self._answers: queue.SimpleQueue[tuple[Sender, FetchedReplies | BaseException]] = queue.SimpleQueue()
+        self._arrived: list[tuple[Sender, FetchedReplies | BaseException]] = []
         self._batch: list[tuple[Sender, Sequence[ChatRequest]]] = []
         self._n_in_flight = 0
 
@@ -39,8 +35,7 @@ class Mailbox(Generic[Sender]):
         if not self.client.parallel:
             self._batch.append((sender, requests))
             return
-        with self._condition:
-            self._n_in_flight += 1
+        self._n_in_flight += 1
         daemon_thread("mail", self._fetch, sender, requests).start()
 
     def receive(self) -> list[tuple[Sender, FetchedReplies]]:
@@ -52,10 +47,9 @@ class Mailbox(Generic[Sender]):
         if self._batch:
             batch, self._batch = self._batch, []
             return self._fetch_batch(batch)
-        with self._condition:
-            while not self._arrived and self._n_in_flight:
-                self._condition.wait(WAIT_INTERVAL_S)
-            answers, self._arrived = list(self._arrived), deque()
+        while self._n_in_flight and not (self._arrived and self._answers.empty()):
+            self._take()
+        answers, self._arrived = self._arrived, []
         replies = []
         for sender, answer in answers:
             if isinstance(answer, BaseException):
@@ -69,21 +63,20 @@ class Mailbox(Generic[Sender]):
 
         If the run is to stop, the wait is short (`ChatClient`).
         """
-        with self._condition:
-            while self._n_in_flight:
-                self._condition.wait(WAIT_INTERVAL_S)
+        while self._n_in_flight:
+            self._take()
+
+    def _take(self) -> None:
+        """Wait for the answer to a request in flight."""
+        self._arrived.append(self._answers.get())
+        self._n_in_flight -= 1
 
     def _fetch(self, sender: Sender, requests: Sequence[ChatRequest]) -> None:
         """Send requests in a thread, and store their replies or the error."""
-        answer: FetchedReplies | BaseException
         try:
-            answer = self.client.fetch(requests)
+            self._answers.put((sender, self.client.fetch(requests)))
         except BaseException as error:  # noqa: BLE001  (raised in the waiting thread)
-            answer = error
-        with self._condition:
-            self._arrived.append((sender, answer))
-            self._n_in_flight -= 1
-            self._condition.notify_all()
+            self._answers.put((sender, error))
 
     def _fetch_batch(
         self, batch: Sequence[tuple[Sender, Sequence[ChatRequest]]]

@@ -207,18 +207,6 @@ class Budget:
                 reservation for reservation in self._reserved.values() if reservation.id in self._sent
             )
 
-    def reclaim(self, reservation: Reservation) -> None:
-        """Move an attempt that was counted as lost, by this process or an earlier one, back to those in flight."""
-        with self._condition:
-            self.spent = replace(
-                self.spent,
-                unsettled=max(self.spent.unsettled - 1, 0),
-                unsettled_tokens=max(self.spent.unsettled_tokens - reservation.tokens, 0),
-                unsettled_cost=max(self.spent.unsettled_cost - (reservation.cost or 0.0), 0.0),
-            )
-            self._reserved[reservation.id] = reservation
-            self._sent.add(reservation.id)
-
     def settle(self, reservation: Reservation, reply: ChatReply) -> bool:
         """Count a reply; return False, and count nothing, if its attempt was released or abandoned before."""
         with self._condition:
@@ -232,16 +220,15 @@ class Budget:
         with self._condition:
             self._remove(reservation)
 
-    def abandon(self, reservation: Reservation | None = None) -> None:
-        """Count `reservation`, or all open ones if None, as lost with the full amount; release those not sent yet.
+    def abandon(self, reservation: Reservation) -> None:
+        """Count an attempt as lost with the full amount, or release it if it was not sent yet.
 
-        Later calls of `settle` and `release` for them have no effect.
+        Later calls of `settle` and `release` for it have no effect.
         """
         with self._condition:
-            for attempt in list(self._reserved.values()) if reservation is None else [reservation]:
-                in_flight = attempt.id in self._sent
-                if self._remove(attempt) and in_flight:
-                    self.spent = self.spent.plus_lost([attempt])
+            in_flight = reservation.id in self._sent
+            if self._remove(reservation) and in_flight:
+                self.spent = self.spent.plus_lost([reservation])
 
     def count_failed(self, calls: int) -> None:
         """Count calls that ended without a reply, whatever their attempts cost."""

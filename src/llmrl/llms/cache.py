@@ -13,13 +13,13 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.core.atomic_files import describe_write_error, remove_ignoring_errors
 from llmrl.core.errors import LLMError, RunFolderError
-from llmrl.core.plain_data import parse_record
+from llmrl.core.plain_data import fitting, parse_record
 from llmrl.core.records import REPLY_COUNTS, ChatReply, ChatRequest, impossible
 from llmrl.core.secrets import known_secrets, redact, redact_nested
 from llmrl.llms.images import with_image_hashes
@@ -147,22 +147,6 @@ def _cache_error(verb: str, path: Path, error: OSError) -> RunFolderError:
     )
 
 
-@dataclass(frozen=True)
-class _CachedReply:
-    """Fields of `ChatReply` in an entry, texts as lists of lines."""
-
-    text: list[str]
-    thoughts: list[str]
-    prompt_tokens: int | None
-    completion_tokens: int | None
-    cached_tokens: int | None
-    cache_write_tokens: int | None
-    reasoning_tokens: int | None
-    cost: float | None
-    latency: float
-    finish: str
-
-
 def _parse_entry(entry: Any) -> ChatReply:
     """Return the reply of an entry.
 
@@ -171,9 +155,9 @@ def _parse_entry(entry: Any) -> ChatReply:
     """
     if not isinstance(entry, dict) or not isinstance(entry.get("reply"), dict):
         raise ValueError("it holds no reply")
-    record = parse_record(_CachedReply, entry["reply"])
-    fields = {name: getattr(record, name) for name in _REPLY_FIELDS} | {"thoughts": "\n".join(record.thoughts)}
-    reply = ChatReply("\n".join(record.text), attempts=0, **fields)
+    fields = entry["reply"]
+    texts = {name: "\n".join(fitting(fields.get(name), list[str], name)) for name in ("text", "thoughts")}
+    reply = parse_record(ChatReply, {"error": "", "sample": None, **fields, **texts, "attempts": 0})
     if impossible_fields := impossible(reply):
         raise ValueError(f"its {impossible_fields[0]} is {getattr(reply, impossible_fields[0])!r}")
     return reply

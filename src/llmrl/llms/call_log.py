@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,7 +33,7 @@ _TAIL_BYTES = 1 << 16
 """Number of bytes that are read first in the search for the last complete line."""
 
 Fate = Literal["refused", "lost"]
-"""Outcome of an attempt without a reply: `refused`, nothing was generated; `lost_attempts`, unknown."""
+"""Outcome of an attempt without a reply: `refused`, nothing was generated; `lost`, unknown."""
 
 
 class Verdict(NamedTuple):
@@ -48,20 +48,23 @@ class Verdict(NamedTuple):
     understood: Any = None
 
 
-@dataclass(frozen=True)
-class LoggedCall:
-    """Call with the fields that identify it in the log.
+@dataclass
+class Call:
+    """Call of a model.
 
     Attributes:
-        key: hash of the request and the model.
+        request: the request.
+        key: hash of the request and the model, the address of its reply in caches.
         label: label of the model.
         stream: seed that selects the sample of the model's answers; None: all seeds share one sample.
+        verdict: verdict on the reply of the logged call; None: the call is not logged yet.
     """
 
-    key: str
-    label: str
-    stream: int | None
     request: ChatRequest
+    key: str
+    label: str = ""
+    stream: int | None = None
+    verdict: Verdict | None = None
 
 
 class CallLog:
@@ -94,7 +97,7 @@ class CallLog:
         except OSError as error:
             raise _write_error(path, error) from error
 
-    def announce(self, call: LoggedCall, attempt: int, reservation: Reservation, budget: Budget) -> None:
+    def announce(self, call: Call, attempt: int, reservation: Reservation, budget: Budget) -> None:
         """Write that a request is about to be sent, as attempt number `attempt` (from 1) of its call.
 
         Raises:
@@ -114,17 +117,16 @@ class CallLog:
         }
         self._write(line, budget, durably=True)
 
-    def record_outcome(self, reservations: Collection[Reservation], fate: Fate, error: str, budget: Budget) -> None:
-        """Write the outcome of announced attempts that have no reply; if the disk is full, only warn."""
-        for reservation in reservations:
-            try:
-                self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
-            except RunFolderError as disk_error:
-                logger.warning("%s; the attempt counts as lost", disk_error)
+    def record_outcome(self, reservation: Reservation, fate: Fate, error: str, budget: Budget) -> None:
+        """Write the outcome of an announced attempt that has no reply; if the disk is full, only warn."""
+        try:
+            self._write({"time": time.time(), "settles": reservation.id, "fate": fate, "error": error}, budget)
+        except RunFolderError as disk_error:
+            logger.warning("%s; the attempt counts as lost", disk_error)
 
     def record(
         self,
-        call: LoggedCall,
+        call: Call,
         identity: Mapping[str, Any],
         result: ChatReply | LLMError,
         budget: Budget,
@@ -166,10 +168,6 @@ class CallLog:
             line["error"] = str(result)
         self._write(line, budget, values=values)
         return Verdict(call.key, now)
-
-    def lost_attempts(self) -> set[str]:
-        """Return the names (`Reservation.id`) of attempts whose outcome is unknown, including those in flight."""
-        return set(_unknown_outcomes(self.path))
 
     def _write(
         self, line: dict[str, Any], budget: Budget, durably: bool = False, values: Mapping[str, Any] | None = None
@@ -224,19 +222,10 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
 
     Calls with a reply have `valid`, `fault` and `understood`, each None if the reply was never parsed. Attempts whose
     reply was lost and may have been charged are yielded too, marked `unsettled: true`. They have `hash`, `attempt`
-    (from 1), `reserved` tokens and cost, and the reason as `lost_attempts` (None if the process was killed), but
+    (from 1), `reserved` tokens and cost, and the reason as `lost` (None if the process was killed), but
     neither `reply` nor `error`.
     """
-    loss_reasons, verdicts = _unknown_outcomes(path), {}
-    values, position = ValueReader(path), 0
-    with open_file(path) as file:
-        for line in file:
-            start, position = position, position + len(line)
-            if values.add(line, start):
-                continue
-            verdict = as_record(line) if line.startswith(_VERDICT) else None
-            if verdict is not None:
-                verdicts[verdict_key(verdict)] = verdict
+    values, verdicts, unsettled = _read_index(path)
     with open_file(path) as file:
         for number, line in enumerate(file, start=1):
             if line.startswith(LINE) and line.endswith(b"\n"):
@@ -245,11 +234,37 @@ def read_calls(path: Path) -> Iterator[dict[str, Any]]:
             if call is None:
                 logger.warning("%s, line %d: incomplete record, skipped", path, number)
             elif "asked" in call:
-                if str(call["asked"]) in loss_reasons:
-                    yield {**call, "unsettled": True, "lost": loss_reasons[str(call["asked"])]}
+                if str(call["asked"]) in unsettled:
+                    yield {**call, "unsettled": True, "lost": unsettled[str(call["asked"])]}
             elif JUDGED not in call and "fate" not in call:
                 call.pop("settles", None)
                 yield with_verdict(values.resolve(call), verdicts.get(verdict_key(call)))
+
+
+def _read_index(
+    path: Path,
+) -> tuple[ValueReader, dict[tuple[str, str], dict[str, Any]], dict[str, str | None]]:
+    """Return stored values, verdicts, and the attempts whose outcome is unknown, each with the logged reason."""
+    verdicts: dict[tuple[str, str], dict[str, Any]] = {}
+    unsettled: dict[str, str | None] = {}
+    values, position = ValueReader(path), 0
+    with open_file(path) as file:
+        for line in file:
+            start, position = position, position + len(line)
+            # Quotation marks inside texts are escaped, so only keys match.
+            if values.add(line, start) or not any(key in line for key in (_VERDICT, b'"asked"', b'"settles"')):
+                continue
+            if (record := as_record(line)) is None:
+                continue  # a truncated line settles nothing
+            if JUDGED in record:
+                verdicts[verdict_key(record)] = record
+            elif "asked" in record:
+                unsettled[str(record["asked"])] = None
+            elif record.get("fate") == "lost":
+                unsettled[str(record.get("settles"))] = str(record.get("error"))
+            else:
+                unsettled.pop(str(record.get("settles")), None)
+    return values, verdicts, unsettled
 
 
 def as_record(line: str | bytes) -> dict[str, Any] | None:
@@ -271,28 +286,6 @@ def with_verdict(call: dict[str, Any], verdict: Mapping[str, Any] | None) -> dic
     if "reply" not in call:
         return call
     return call | {name: None if verdict is None else verdict.get(name) for name in ("valid", "fault", "understood")}
-
-
-def _unknown_outcomes(path: Path) -> dict[str, str | None]:
-    """Map each attempt whose outcome is unknown to the logged reason, or to None if no reason was logged."""
-    attempts: list[str] = []
-    settlements: set[str] = set()
-    reasons: dict[str, str] = {}
-    with open_file(path) as file:
-        for line in file:
-            # Quotation marks inside texts are escaped, so only keys match.
-            if b'"asked"' not in line and b'"settles"' not in line:
-                continue
-            record = as_record(line)
-            if record is None:
-                continue  # a truncated line settles nothing
-            if "asked" in record:
-                attempts.append(str(record["asked"]))
-            if record.get("fate") == "lost":
-                reasons[str(record.get("settles"))] = str(record.get("error"))
-            else:
-                settlements.add(str(record.get("settles")))  # may have been logged as lost before its batch was fetched
-    return {name: reasons.get(name) for name in attempts if name not in settlements}
 
 
 def _write_error(path: Path, error: OSError) -> RunFolderError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from llmrl.core.errors import Interrupted
@@ -23,7 +23,7 @@ class PendingCall:
     """State of one call that the sending thread and the waiting thread share.
 
     Attributes:
-        reservations: reservations of the present attempt.
+        reservation: reservation of the present attempt; None: there was no attempt yet.
         abandoned: whether nobody waits for the reply any more.
         lost: whether the call was abandoned during an attempt, whose outcome is then unknown.
     """
@@ -31,7 +31,7 @@ class PendingCall:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._in_flight = False
-        self.reservations: Collection[Reservation] = ()
+        self.reservation: Reservation | None = None
         self.abandoned = self.lost = False
 
     def start(self) -> None:

@@ -15,8 +15,8 @@ from llmrl.core.errors import LLMError, NotAsked
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
 from llmrl.llms.budget import Budget
 from llmrl.llms.cache import Cache, Mode
-from llmrl.llms.call_log import FILE_NAME, CallLog
-from llmrl.llms.endpoint import Call, Endpoint, Terms
+from llmrl.llms.call_log import FILE_NAME, Call, CallLog
+from llmrl.llms.endpoint import Endpoint, Terms
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.local.chat_learner import ChatLearner
 from llmrl.llms.provider import Provider
@@ -126,10 +126,11 @@ class ChatClient:
         others: Mapping[str, tuple[Provider, RateLimit]] | None = None,
     ) -> None:
         self.policies = policies or ClientPolicies()
-        self._terms = Terms(cache, None, self.policies.retry, self.policies.budget, stream, stopping)
+        self._terms = Terms(cache, None, self.policies.retry, self.policies.budget, stopping)
+        self.stream = stream
         self._log_into(ledger)
         models = {CHOSEN: (provider, self.policies.limits), **(others or {})}
-        self.endpoints = {name: _endpoint(model, limits, self._terms) for name, (model, limits) in models.items()}
+        self.endpoints = {name: Endpoint(model, limits, self._terms) for name, (model, limits) in models.items()}
         self.provider = provider
         self.label = ", ".join(dict.fromkeys(model.label for model, _ in models.values()))
         self.validity = Validity()
@@ -153,19 +154,14 @@ class ChatClient:
         return self._terms.budget
 
     @property
-    def stream(self) -> int | None:
-        """Seed that selects the sample of the models' answers; None: all seeds share one sample."""
-        return self._terms.stream
-
-    @property
     def learner(self) -> ChatLearner | None:
         """Learner that trains the chosen model from its replies; None if it does not learn."""
         return self.provider.learner
 
     @property
     def parallel(self) -> bool:
-        """True if every model takes concurrent single requests rather than whole batches (`Provider.parallel`)."""
-        return all(endpoint.provider.parallel for endpoint in self.endpoints.values())
+        """True if every model takes concurrent single requests rather than whole batches (`Provider.remote`)."""
+        return all(endpoint.provider.remote for endpoint in self.endpoints.values())
 
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> None:
         """Log calls into a run's `folder`, and charge the budget with the usage of the run's earlier attempts.
@@ -233,7 +229,13 @@ class ChatClient:
             unique_requests = self._repeats.number(requests)
         identities = {name: endpoint.provider.identity for name, endpoint in self.endpoints.items()}
         calls = [
-            Call(request, request_key(identities[request.model], request, self.stream)) for request in unique_requests
+            Call(
+                request,
+                request_key(identities[request.model], request, self.stream),
+                self.label_of(request.model),
+                self.stream,
+            )
+            for request in unique_requests
         ]
         results: list[ChatReply | LLMError | None] = [
             self.endpoints[call.request.model].from_cache(call) for call in calls
@@ -270,8 +272,19 @@ class ChatClient:
         self._judge(fetched.calls, fetched.results)
 
     def replies(self, fetched: FetchedReplies) -> list[ChatReply]:
-        """Return the fetched replies in the order of their requests; raise as `chat` does."""
-        return self._replies_or_raise(fetched.results)
+        """Return the fetched replies in the order of their requests; raise as `chat` does.
+
+        Errors that need not end the run are replaced by empty replies.
+        """
+        results = fetched.results
+        errors = [result for result in results if isinstance(result, LLMError)]
+        for error in errors:
+            if isinstance(error, NotAsked):
+                raise error from None
+        if errors and self.policies.failures == "stop":
+            summary = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
+            raise LLMError(f"{errors[0]}{summary}") from None
+        return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
 
     def check_invalid_rate(self) -> None:
         """Raise TooManyInvalid if too many of the run's replies were invalid (`max_invalid`)."""
@@ -313,25 +326,7 @@ class ChatClient:
                 reason = str(invalid)
             with self._lock:
                 self.validity.add(result.text, reason, result.cut)
-            verdicts += [] if call.line is None else [call.line._replace(fault=reason, understood=parsed_reply)]
+            if call.verdict is not None:
+                verdicts.append(call.verdict._replace(fault=reason, understood=parsed_reply))
         if self.ledger is not None:
             self.ledger.judge(verdicts)
-
-    def _replies_or_raise(self, results: Sequence[ChatReply | LLMError]) -> list[ChatReply]:
-        """Return the replies; raise an error that must end the run, and replace other errors by empty replies."""
-        errors = [result for result in results if isinstance(result, LLMError)]
-        for error in errors:
-            if isinstance(error, NotAsked):
-                raise error from None
-        if errors and self.policies.failures == "stop":
-            summary = f" ({len(errors)} of {len(results)} requests failed)" if len(results) > 1 else ""
-            raise LLMError(f"{errors[0]}{summary}") from None
-        return [r if isinstance(r, ChatReply) else ChatReply("", attempts=0, error=str(r)) for r in results]
-
-
-def _endpoint(provider: Provider, limits: RateLimit, terms: Terms) -> Endpoint:
-    if provider.batch:
-        from llmrl.llms.batches.endpoint import BatchEndpoint
-
-        return BatchEndpoint(provider, limits, terms)
-    return Endpoint(provider, limits, terms)

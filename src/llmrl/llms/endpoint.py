@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from llmrl.core.records import ChatReply, ChatRequest, impossible
 from llmrl.core.secrets import redact
 from llmrl.llms.budget import Budget, Reservation
 from llmrl.llms.cache import Cache
-from llmrl.llms.call_log import CallLog, LoggedCall, Verdict
+from llmrl.llms.call_log import Call, CallLog
 from llmrl.llms.cancellable_calls import WAIT_SLICE, PendingCall, RequestBatch
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
@@ -43,7 +43,6 @@ class Terms:
         ledger: log of calls; None: no log.
         retry: policy of repeated attempts.
         budget: spending limits.
-        stream: seed that selects the sample of a model's answers; None: all seeds share replies.
         stopping: function that returns whether the run is to stop; then no request is sent and no reply awaited.
     """
 
@@ -51,17 +50,7 @@ class Terms:
     ledger: CallLog | None
     retry: Retry
     budget: Budget
-    stream: int | None
     stopping: Callable[[], bool]
-
-
-@dataclass
-class Call:
-    """Request and the cache key of its reply. `line` is the verdict of its logged call; None until it is logged."""
-
-    request: ChatRequest
-    key: str
-    line: Verdict | None = None
 
 
 class Endpoint:
@@ -102,21 +91,21 @@ class Endpoint:
 
         Return None for a model in this process, which runs when `wait` is called.
         """
-        if not self.provider.parallel:
+        if not self.provider.remote:
             return None
         return RequestBatch(
-            lambda i, pending_call: self._request_one(calls[i], pending_call), len(calls), self.limits.concurrency
+            lambda i, pending_call: self._request(calls[i], pending_call), len(calls), self.limits.concurrency
         )
 
     def wait(self, calls: Sequence[Call], started: Started) -> list[ChatReply | LLMError]:
         """Return the answers to requests that were started."""
         if started is None:
-            return self._request_batch(calls)
+            return self._answer_locally(calls)
         started.wait(self.terms.stopping)
         self.give_up(started)
         return [Interrupted(STOPPING) if answer is None else answer for answer in list(started.answers)]
 
-    def give_up(self, started: Started, reason: str = ABANDONED) -> None:
+    def give_up(self, started: Started) -> None:
         """Stop waiting for replies, and count attempts in flight as lost.
 
         The sending threads make no further attempts.
@@ -125,149 +114,120 @@ class Endpoint:
             return
         for pending_call, answer in zip(started.pending_calls, list(started.answers), strict=True):
             if answer is None and not pending_call.abandoned and pending_call.abandon():
-                self._settle_failure(list(pending_call.reservations), False, reason)
+                assert pending_call.reservation is not None
+                self._settle_failure(pending_call.reservation, False, ABANDONED)
 
-    def _request_one(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
-        """Request one reply, with retries."""
-        try:
-            with self.limits.slot(lambda seconds: self._wait(seconds, pending_call)):
-                self._wait(0.0, pending_call)
-                # Another process may have sent an equal request while this one waited for a slot.
-                reply = self.from_cache(call)
-                if reply is not None:
-                    return reply
-                return self._request([call], pending_call)[0]
-        except LLMError as error:
-            if not pending_call.abandoned:  # otherwise the call log may be closed
-                self._log(call, error)
-            return error
+    def _answer_locally(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
+        """Return the replies of a model in this process, which takes all requests at once.
 
-    def _request_batch(self, calls: Sequence[Call]) -> list[ChatReply | LLMError]:
-        """Request many replies in one call of the provider."""
+        Requests that the budget does not allow are refused.
+        """
+        start = time.perf_counter()
         reservations: list[Reservation] = []
-        refusal: LLMError | None = None
+        results: list[ChatReply | LLMError] = []
+        refusal: LLMError | None = Interrupted(STOPPING) if self.terms.stopping() else None
         try:
-            for call in calls:
-                reservations.append(self.terms.budget.reserve(call.request, self.provider))
+            if refusal is None:
+                for call in calls:
+                    reservations.append(self.terms.budget.reserve(call.request, self.provider))
         except BudgetExhausted as error:
             refusal = error
-        results: list[ChatReply | LLMError] = []
         affordable = calls[: len(reservations)]
         try:
-            with self.limits.slot():
-                results += self._request(affordable, PendingCall(), reservations) if affordable else []
+            answers = self.provider.complete([call.request for call in affordable]) if affordable else []
+            replies = [self._complete_reply(reply, 1, start) for reply in answers]
+            for reply, reservation in zip(replies, reservations, strict=True):
+                self.terms.budget.settle(reservation, reply)
+            results += [self._store(call, reply) for call, reply in zip(affordable, replies, strict=True)]
         except LLMError as error:
+            self.terms.budget.count_failed(len(affordable))
             results += [error] * len(affordable)
+        finally:
+            for reservation in reservations:
+                self.terms.budget.release(reservation)
         results += [refusal] * (len(calls) - len(affordable)) if refusal else []
         for call, result in zip(calls, results, strict=True):
             if isinstance(result, LLMError):
                 self._log(call, result)
         return results
 
-    def _request(
-        self, calls: Sequence[Call], pending_call: PendingCall, reservations: Sequence[Reservation] = ()
-    ) -> list[ChatReply]:
-        """Return paid, cached and logged replies of the provider.
-
-        `reservations` are those of the first attempt, if they exist already; each further attempt makes its own.
-        """
-        start, attempt = time.perf_counter(), 0
-
-        def attempt_request() -> tuple[list[ChatReply], Sequence[Reservation]]:
-            nonlocal attempt
-            attempt += 1
-            attempt_reservations = reservations if reservations and attempt == 1 else self._reserve(calls, pending_call)
-            return self._attempt(calls, attempt_reservations, attempt, start, pending_call), attempt_reservations
-
+    def _request(self, call: Call, pending_call: PendingCall) -> ChatReply | LLMError:
+        """Return the paid, cached and logged reply of the provider, or the error that remains after all retries."""
         try:
-            (replies, charges), _ = self.terms.retry(attempt_request, lambda seconds: self._wait(seconds, pending_call))
+            with self.limits.slot(lambda seconds: self._wait(seconds, pending_call)):
+                self._wait(0.0, pending_call)
+                # Another process may have sent an equal request while this one waited for a slot.
+                reply = self.from_cache(call)
+                return self._request_with_retries(call, pending_call) if reply is None else reply
+        except LLMError as error:
+            if not pending_call.abandoned:  # otherwise the call log may be closed
+                self._log(call, error)
+            return error
+
+    def _request_with_retries(self, call: Call, pending_call: PendingCall) -> ChatReply:
+        start = time.perf_counter()
+        try:
+            reply, reservation = self.terms.retry(
+                lambda attempt: self._attempt(call, attempt, start, pending_call),
+                lambda seconds: self._wait(seconds, pending_call),
+            )
         except NotAsked:
             raise
         except LLMError:
-            self.terms.budget.count_failed(len(calls))
+            self.terms.budget.count_failed(1)
             raise
         if pending_call.lost:
-            # The reply is paid, so it is cached for a later request.
-            for call, reply in zip(calls, replies, strict=True):
-                self._cache(call, reply)
+            self._cache(call, reply)  # the reply is paid, so it is cached for a later request
             raise Interrupted("the call was abandoned")
-        return [self._store(call, reply, charge) for call, reply, charge in zip(calls, replies, charges, strict=True)]
-
-    def _reserve(self, calls: Sequence[Call], pending_call: PendingCall) -> list[Reservation]:
-        """Reserve the maximum usage of one attempt at all `calls`.
-
-        Raises:
-            BudgetExhausted: it could exceed a limit; nothing is reserved.
-        """
-        wait = (lambda seconds: self._wait(seconds, pending_call)) if self.provider.parallel else None
-        reservations: list[Reservation] = []
-        try:
-            for call in calls:
-                reservations.append(self.terms.budget.reserve(call.request, self.provider, wait))
-        except LLMError:
-            for reservation in reservations:
-                self.terms.budget.release(reservation)
-            raise
-        return reservations
+        return self._store(call, reply, reservation)
 
     def _attempt(
-        self,
-        calls: Sequence[Call],
-        reservations: Sequence[Reservation],
-        attempt: int,
-        start: float,
-        pending_call: PendingCall,
-    ) -> list[ChatReply]:
-        """Make one attempt; settle, release or abandon its reservations when it ends.
+        self, call: Call, attempt: int, start: float, pending_call: PendingCall
+    ) -> tuple[ChatReply, Reservation]:
+        """Make one attempt; settle, release or abandon its reservation when it ends.
 
         If the call was abandoned, the waiting thread has done this already.
         """
+
+        def wait(seconds: float) -> None:
+            self._wait(seconds, pending_call)
+
+        reservation = self.terms.budget.reserve(call.request, self.provider, wait)
         in_log = in_flight = False
-        pending_call.reservations = reservations
+        pending_call.reservation = reservation
         try:
-            correct = self.limits.start(
-                sum(reservation.tokens for reservation in reservations),
-                lambda seconds: self._wait(seconds, pending_call),
-            )
-            self._wait(0.0, pending_call)
+            correct = self.limits.start(reservation.tokens, wait)
+            wait(0.0)
             in_log = True
-            self._announce(calls, reservations, attempt)
+            # Counted and logged before it is sent, so that it counts even if this process ends.
+            self.terms.budget.mark_sent(reservation)
+            if self.terms.ledger is not None:
+                self.terms.ledger.announce(call, attempt, reservation, self.terms.budget)
             pending_call.start()
             in_flight = True
-            replies = self._replies([call.request for call in calls], attempt, start)
+            reply = self._complete_reply(self._call_provider(call.request), attempt, start)
         except BaseException as error:
             pending_call.finish()
             if not pending_call.lost:
                 is_free = not in_flight or (isinstance(error, LLMError) and error.refused)
                 reason = str(error) if isinstance(error, LLMError) else type(error).__name__
-                self._settle_failure(reservations, is_free, reason, in_log)
+                self._settle_failure(reservation, is_free, reason, in_log)
             raise
         pending_call.finish()
-        counts = [(reply.prompt_tokens, reply.completion_tokens) for reply in replies]
-        for reservation, reply in zip(reservations, replies, strict=True):
-            self.terms.budget.settle(reservation, reply)
-        correct(
-            sum(x + y for x, y in counts if x is not None and y is not None)
-            or sum(reservation.tokens for reservation in reservations)
-        )
-        return replies
+        self.terms.budget.settle(reservation, reply)
+        counts = (reply.prompt_tokens, reply.completion_tokens)
+        correct(reservation.tokens if None in counts else sum(count or 0 for count in counts) or reservation.tokens)
+        return reply, reservation
 
-    def _announce(self, calls: Sequence[Call], reservations: Sequence[Reservation], attempt: int) -> None:
-        """Count and log attempts before they are sent, so that they count even if this process ends."""
-        for call, reservation in zip(calls, reservations, strict=True):
-            self.terms.budget.mark_sent(reservation)
-            if self.terms.ledger is not None and self.provider.remote:
-                self.terms.ledger.announce(self._logged_call(call), attempt, reservation, self.terms.budget)
-
-    def _replies(self, requests: Sequence[ChatRequest], attempt: int, start: float) -> list[ChatReply]:
-        """Call the provider once; return replies with cost, latency since `start`, and number of attempts."""
+    def _call_provider(self, request: ChatRequest) -> ChatReply:
+        """Call the provider once; if its server asks to wait, hold further requests."""
         try:
-            replies = self.provider.complete(requests)
+            [reply] = self.provider.complete([request])
         except TransientError as error:
             if error.retry_after is not None and error.retry_after <= self.terms.retry.max_retry_after:
                 self.limits.hold(error.retry_after)
             raise
-        return [self._complete_reply(reply, attempt, start) for reply in replies]
+        return reply
 
     def _complete_reply(self, reply: ChatReply, attempt: int, start: float) -> ChatReply:
         """Return a reply with cost, latency since `start`, and number of attempts."""
@@ -284,18 +244,14 @@ class Endpoint:
             attempts=attempt if reply.attempts else 0,
         )
 
-    def _settle_failure(
-        self, reservations: Collection[Reservation], is_free: bool, reason: str, in_log: bool = True
-    ) -> None:
+    def _settle_failure(self, reservation: Reservation, is_free: bool, reason: str, in_log: bool = True) -> None:
         """Settle an attempt that ended without a reply.
 
-        Its reservations are released if it certainly cost nothing (`is_free`), else they count as lost.
+        Its reservation is released if it certainly cost nothing (`is_free`), else it counts as lost.
         """
-        is_free = is_free or not self.provider.remote
-        for reservation in reservations:
-            (self.terms.budget.release if is_free else self.terms.budget.abandon)(reservation)
-        if in_log and self.terms.ledger is not None and self.provider.remote:
-            self.terms.ledger.record_outcome(reservations, "refused" if is_free else "lost", reason, self.terms.budget)
+        (self.terms.budget.release if is_free else self.terms.budget.abandon)(reservation)
+        if in_log and self.terms.ledger is not None:
+            self.terms.ledger.record_outcome(reservation, "refused" if is_free else "lost", reason, self.terms.budget)
 
     def _drop_impossible_counts(self, reply: ChatReply) -> ChatReply:
         """Return a reply in which impossible numbers are replaced by None, so that they do not change the budget."""
@@ -318,13 +274,13 @@ class Endpoint:
         counts = (reply.prompt_tokens, reply.completion_tokens, reply.cached_tokens, reply.cache_write_tokens)
         return self.provider.cost(*counts)
 
-    def _store(self, call: Call, reply: ChatReply, reservation: Reservation) -> ChatReply:
+    def _store(self, call: Call, reply: ChatReply, reservation: Reservation | None = None) -> ChatReply:
         """Cache and log a paid reply, and return it as it is in the cache."""
         try:
             reply = self._cache(call, reply)
         finally:
             # The reply is paid even if it could not be cached.
-            self._log(call, reply, reservation if self.provider.remote else None)
+            self._log(call, reply, reservation)
         return reply
 
     def _cache(self, call: Call, reply: ChatReply) -> ChatReply:
@@ -336,11 +292,8 @@ class Endpoint:
     def _log(self, call: Call, result: ChatReply | LLMError, reservation: Reservation | None = None) -> None:
         """Write a call to the log, unless it was not sent."""
         if self.terms.ledger is not None and not isinstance(result, NotAsked):
-            log_call, identity = self._logged_call(call), self.provider.identity
-            call.line = self.terms.ledger.record(log_call, identity, result, self.terms.budget, reservation)
-
-    def _logged_call(self, call: Call) -> LoggedCall:
-        return LoggedCall(call.key, self.label, self.terms.stream, call.request)
+            identity = self.provider.identity
+            call.verdict = self.terms.ledger.record(call, identity, result, self.terms.budget, reservation)
 
     def _wait(self, seconds: float, pending_call: PendingCall) -> None:
         """Wait, but raise Interrupted if the run is to stop.

@@ -185,27 +185,16 @@ def message_text(message: Mapping[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):  # in parts, some of which are thoughts
         content = "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    calls = [_function(call) for call in message.get("tool_calls") or ()] + [
-        _function_call(message.get("function_call"))
+    functions = [call.get("function") for call in message.get("tool_calls") or () if isinstance(call, dict)]
+    calls = [
+        {"name": str(function.get("name")), "arguments": function["arguments"]}
+        for function in [*functions, message.get("function_call")]
+        if isinstance(function, dict) and function.get("arguments") is not None
     ]
-    call_texts = [
-        f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
-        for call in calls
-        if call["arguments"] is not None
-    ]
+    call_texts = [f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>" for call in calls]
     text = "\n".join([*([str(content)] if content else []), *call_texts])
     reasoning = _thoughts(message)
     return text if text.strip() or not reasoning else f"<think>\n{reasoning}"
-
-
-def _function(call: Any) -> dict[str, Any]:
-    return _function_call(call.get("function") if isinstance(call, dict) else None)
-
-
-def _function_call(function: Any) -> dict[str, Any]:
-    if not isinstance(function, dict):
-        return {"name": "", "arguments": None}
-    return {"name": str(function.get("name")), "arguments": function.get("arguments")}
 
 
 def check_address(address: str, plain_http: bool, where: str) -> None:

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import io
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,10 +58,9 @@ def encode_frame(frame: np.ndarray, side: int) -> str:
 
 def size(url: str) -> tuple[int, int]:
     """Return width and height of an image, in pixels."""
-    # Signature, length and name of the first block take 16 bytes; 24 are 32 characters.
-    head = base64.b64decode(url[len(_PREFIX) : len(_PREFIX) + 32])
-    width, height = struct.unpack(">II", head[16:24])
-    return width, height
+    from PIL import Image
+
+    return Image.open(io.BytesIO(_bytes(url))).size
 
 
 def image_tokens(width: int, height: int) -> int:

@@ -8,36 +8,25 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.ranges import NonNegativeFloat, PositiveFloat
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
 from llmrl.llms.images import to_content_parts
 from llmrl.llms.litellm_fit import completion_arguments, output_config, provider_name
-from llmrl.llms.litellm_requests import RecordedHttpRequest, RecordingTransport, make_client
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
-
-if TYPE_CHECKING:
-    from llmrl.llms.batches.batch_api import BatchWire
-    from llmrl.llms.batches.batch_queue import BatchQueue
 
 BLOCK = 2000
 """Characters of a block of a long message, about 500 tokens.
 
 Anthropic searches its cache in the 20 blocks before a cache mark.
 """
-HALF_PRICE = 0.5
-"""Fraction of their prices that OpenAI and Anthropic charge for batches."""
 N_LAST_MARKS = 2
 """Number of marked blocks in the last message; Anthropic accepts four cache marks.
 
 The second mark matches the cache even if the end of the newest block has changed.
 """
-MAX_LOG_LINES = 1000
-"""Maximum number of distinct lines of litellm's log that are shown, each once."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +35,6 @@ class LiteLLMSettings(HostedSettings):
 
     api_base: str | None
     prompt_caching: bool | None
-    batch: bool
-    batch_gather: NonNegativeFloat
-    batch_poll: PositiveFloat
 
 
 class LiteLLMChat(HostedProvider):
@@ -64,8 +50,6 @@ class LiteLLMChat(HostedProvider):
         if settings.api_base is not None:
             check_address(settings.api_base, settings.plain_http, "llm.api_base")
         self.label = f"{settings.model} (litellm)"
-        self.batch = settings.batch
-        self.price_share = HALF_PRICE if settings.batch else 1.0
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -88,8 +72,6 @@ class LiteLLMChat(HostedProvider):
             )
         super().check()
         self._arguments, self._uses_cache_marks  # noqa: B018  (accessed because they may raise)
-        if self.batch:
-            self._wire  # noqa: B018  (likewise)
 
     @functools.cached_property
     def _arguments(self) -> dict[str, Any]:
@@ -121,55 +103,17 @@ class LiteLLMChat(HostedProvider):
         effort = output_config(_import_litellm(), self.settings.model, self._arguments)
         return {"output_config": {**effort, "format": schema}}
 
-    @functools.cached_property
-    def _wire(self) -> BatchWire:
-        """Batch API of the provider. Raises ConfigError if it is not supported."""
-        from llmrl.llms.batches.batch_api import make_batch_wire
-
-        provider = provider_name(_import_litellm(), self.settings.model)
-        if (wire := make_batch_wire(provider, self.settings.timeout)) is None:
-            raise ConfigError(f"llm.batch=true is not supported for {self.label}; set it to false")
-        return wire
-
     @property
     def account(self) -> str:
         return super().account if self.settings.api_base is None else f"{super().account}, {self.settings.api_base}"
 
-    def batch_queue(self, folder: Path) -> BatchQueue:
-        from llmrl.llms.batches.batch_queue import BatchQueue
-
-        return BatchQueue.of(self._wire, self.account, folder, self.settings.batch_gather, self.settings.batch_poll)
-
-    def prepare(self, request: ChatRequest) -> RecordedHttpRequest:
-        transport = RecordingTransport()
-        try:
-            self._send_through(request, transport)
-        except LLMError:
-            if transport.request is None:
-                raise
-        assert transport.request is not None
-        return transport.request
-
-    def reply_in(self, request: ChatRequest, answer: Mapping[str, Any]) -> ChatReply:
-        return self._send_through(request, RecordingTransport(answer))
-
-    def _send_through(self, request: ChatRequest, transport: RecordingTransport) -> ChatReply:
-        """Return the reply to a request that is sent through `transport`."""
-        provider = provider_name(_import_litellm(), self.settings.model)
-        return self._completion(request, make_client(provider, transport, self._key(), self.settings.api_base))
-
     def _attempt(self, request: ChatRequest) -> ChatReply:
-        return self._completion(request)
-
-    def _completion(self, request: ChatRequest, client: Any = None) -> ChatReply:
-        """Call litellm once, with `client` if given, and return the reply."""
         litellm = _import_litellm()
         options = {
             **self._arguments,
             "api_key": self._key(),
             "api_base": self.settings.api_base,
             "seed": self.settings.seed_of(request.repeat),
-            "client": client,
             **self._schema_argument(request),
         }
         try:
@@ -270,19 +214,6 @@ def _import_litellm() -> Any:
     import litellm
 
     litellm.suppress_debug_info = True
-    logger_ = logging.getLogger("LiteLLM")
-    if _is_new_line not in logger_.filters:
-        logger_.addFilter(_is_new_line)
+    # Its warnings of a model's parameters come with every call; failures are raised.
+    logging.getLogger("LiteLLM").setLevel(logging.ERROR)
     return litellm
-
-
-_logged_lines: set[str] = set()
-
-
-def _is_new_line(record: logging.LogRecord) -> bool:
-    """Filter repeated lines of litellm's log, which warns of a model's parameters at every call."""
-    line = record.getMessage()
-    if line in _logged_lines or len(_logged_lines) == MAX_LOG_LINES:
-        return False
-    _logged_lines.add(line)
-    return True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +14,6 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.hosted import HostedProvider, HostedSettings, check_address, is_refusal, parse_message
 from llmrl.llms.images import to_content_parts
 from llmrl.llms.retry import RETRIABLE_STATUS, TransientError, parse_retry_after
-
-logger = logging.getLogger(__name__)
 
 MAX_RESPONSE_BYTES = 8 << 20
 """Maximum number of bytes of an HTTP response; the longest replies of current models have a tenth of that."""
@@ -90,23 +87,6 @@ class OpenAICompatibleChat(HostedProvider):
             ) from None
         if response.status_code in (401, 403):
             raise LLMError(f"{self.base_url} refuses the request (HTTP {response.status_code}). {self._key_hint()}")
-        if response.status_code >= 500:
-            # Some servers cannot list their models (e.g. if the folder is empty) but can chat.
-            logger.warning(
-                "the chat server at %s is running, but GET %s returned %d", self.base_url, url, response.status_code
-            )
-        self._warn_if_unlisted(response)
-
-    def _warn_if_unlisted(self, response: httpx.Response) -> None:
-        """Warn if the server's list lacks the model. This is not an error, since some servers load models on demand."""
-        try:
-            names = [str(entry["id"]) for entry in response.json()["data"]]
-        except (ValueError, KeyError, TypeError):
-            return
-        if names and not {self.settings.model, f"{self.settings.model}:latest"} & set(names):
-            logger.warning(
-                "%s does not list the model %s; it lists %s", self.base_url, self.settings.model, ", ".join(names[:20])
-            )
 
     def close(self) -> None:
         self._client.close()

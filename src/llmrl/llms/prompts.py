@@ -65,7 +65,11 @@ class PromptFamily:
             text = self._environment.get_template(f"{name}.j2").render(**variables).strip() + "\n"
             return Prompt(text, f"{self.family}/{name}", self.hash(name))
         except jinja2.TemplateNotFound as error:
-            raise ConfigError(self._missing_message(f"{name}.j2", str(error.name))) from error
+            reference = "" if error.name == f"{name}.j2" else f" extends or includes {error.name}, which"
+            raise ConfigError(
+                f"the prompt {self.family}/{name}.j2{reference} does not exist; use one of {', '.join(self._stems())}, "
+                f"or {PACKAGE_PREFIX}/<name>.j2 for the package's prompts"
+            ) from error
         except jinja2.UndefinedError as error:
             names = ", ".join(sorted(variables))
             raise ConfigError(f"the prompt {self.family}/{name}: {error}; its variables are {names}") from error
@@ -103,28 +107,6 @@ class PromptFamily:
             references = meta.find_referenced_templates(self._environment.parse(source))
             self._references[source] = [reference for reference in references if reference is not None]
         return source, self._references[source]
-
-    def _missing_message(self, file: str, missing: str) -> str:
-        """Return the error message for a missing template, with the prompt that needs it and the existing files."""
-        stems = self._stems()
-        if missing == file:
-            return f"the prompt {self.family}/{missing} does not exist; use one of {', '.join(self.names)}"
-        queue, visited = [file], set[str]()
-        while queue:
-            template = queue.pop()
-            visited.add(template)
-            try:
-                references = self._read_template(template)[1]
-            except jinja2.TemplateError:  # another missing file
-                continue
-            if missing in references:
-                file = template
-                break
-            queue += [reference for reference in references if reference not in visited]
-        return (
-            f"the prompt {self.family}/{file} extends or includes {missing}, but {self.family}/{missing} does not "
-            f"exist; use one of {', '.join(stems)}, or {PACKAGE_PREFIX}/<name>.j2 for the package's prompts"
-        )
 
     def _stems(self) -> list[str]:
         folders = [self.folder] if self.own is None else [self.folder, self.own]

@@ -25,10 +25,9 @@ class Provider(ABC):
 
     Attributes:
         label: name of the model in results, e.g. `gpt-4o (litellm)`.
-        parallel: true: requests are sent one by one, from several threads at once (a server);
-            false: whole batches, from one thread (a model in this process).
-        remote: whether requests leave this process. A request whose reply is lost may then still be charged, so each is
-            logged before it is sent.
+        remote: true: requests are sent to a server one by one, from several threads at once. A request whose reply is
+            lost may still be charged, so each is logged before it is sent. False: a model in this process answers whole
+            batches, from one thread.
         context_window: maximum number of tokens of messages and reply together; None: unknown.
         max_tokens: maximum number of tokens of an answer; None: the provider's default.
         thinking_budget: tokens for thoughts, in addition to `max_tokens`; None: thoughts count as part of the answer.
@@ -36,14 +35,9 @@ class Provider(ABC):
         input_price, cached_input_price, cache_write_price, output_price: US dollars per million tokens of prompts, of
             prompts that the provider found in its own cache or stored there (None: charged like others), and of
             replies. An unknown price (None) makes costs unknown, never zero.
-        price_share: fraction of these prices that is charged.
-        batch: whether requests go to the provider's batch API; such a provider is a `batches.endpoint.Batched`.
     """
 
     label: str
-    price_share = 1.0
-    batch = False
-    parallel = True
     remote = True
     include_reasoning = False
 
@@ -95,7 +89,7 @@ class Provider(ABC):
 
     @abstractmethod
     def complete(self, requests: Sequence[ChatRequest]) -> list[ChatReply]:
-        """Make one attempt and return the replies in order; `parallel` providers get one request at a time.
+        """Make one attempt and return the replies in order; `remote` providers get one request at a time.
 
         The client fills in cost, latency and attempts.
 
@@ -149,7 +143,7 @@ class Provider(ABC):
             _charge(cache_writes, self.cache_write_price or 0.0),
             _charge(completion_tokens, self.output_price),
         ]
-        return None if None in parts else self.price_share * sum(part for part in parts if part is not None)
+        return None if None in parts else sum(part for part in parts if part is not None)
 
 
 def _charge(tokens: int | None, price: float | None) -> float | None:

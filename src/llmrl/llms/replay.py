@@ -34,7 +34,6 @@ class ReplayChat(Provider):
         ConfigError: there is no call log with replies.
     """
 
-    parallel = False
     remote = False
 
     def __init__(

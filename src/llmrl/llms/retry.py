@@ -82,15 +82,15 @@ class Retry:
         """Draw the seconds to wait after `attempts` >= 1 failed attempts."""
         return min(self.initial_delay * 2.0 ** (attempts - 1), self.max_delay) * _jitter.uniform(0.5, 1.0)
 
-    def __call__(self, attempt: Callable[[], T], wait: Callable[[float], None]) -> tuple[T, int]:
-        """Return the result of `attempt()` and the number of attempts; `wait(seconds)` is called between them.
+    def __call__(self, attempt: Callable[[int], T], wait: Callable[[float], None]) -> T:
+        """Return the result of `attempt(number)`, number = 1, 2, ...; `wait(seconds)` is called between attempts.
 
         Raises:
             LLMError: the last attempt failed, the server asks for too long a wait, or a failure is not transient.
         """
         for number in range(1, self.retries + 2):
             try:
-                return attempt(), number
+                return attempt(number)
             except TransientError as error:
                 if number > self.retries:
                     tries = "once" if self.retries == 0 else f"{number} times"

@@ -111,7 +111,6 @@ class ScriptedChat(Provider):
     """
 
     label = "scripted rule (not a language model)"
-    parallel = False
     remote = False
 
     def __init__(self, settings: ScriptedSettings, seeds: Seeds) -> None:

@@ -145,13 +145,17 @@ class StructuredQuery(StateFields, Generic[T]):
         self, questions: Sequence[Prompt | Query], parsers: Sequence[Callable[[ChatReply], T]] | None = None
     ) -> ConversationGenerator[list[T | None]]:
         """Run `ask` as a generator: yield requests, receive their replies, and return the values."""
-        values: list[T | None] = [None] * len(questions)
-        parsers = [self.parse] * len(questions) if parsers is None else parsers
+        queries = [
+            question if isinstance(question, Query) else Query((_user(question.text),), question.name, question.hash)
+            for question in questions
+        ]
+        values: list[T | None] = [None] * len(queries)
+        parsers = [self.parse] * len(queries) if parsers is None else parsers
         self.failed_indices = set()
-        self.query_stats = [QueryStats() for _ in questions]
-        pending: dict[int, Messages] = {i: _messages(question) for i, question in enumerate(questions)}
+        self.query_stats = [QueryStats() for _ in queries]
+        pending: dict[int, Messages] = {i: list(query.messages) for i, query in enumerate(queries)}
         for turn in range(self.repair_turns + 1):
-            requests = [self._request(questions[i], messages, parsers[i]) for i, messages in pending.items()]
+            requests = [self._request(queries[i], messages, parsers[i]) for i, messages in pending.items()]
             replies: Sequence[ChatReply] = (yield requests) if requests else []
             for (i, messages), reply in zip(list(pending.items()), replies, strict=True):
                 try:
@@ -161,7 +165,7 @@ class StructuredQuery(StateFields, Generic[T]):
                     self.query_stats[i].add(reply, valid=False)
                     self.counters["invalid_replies"] += 1
                     level = logging.WARNING if self.counters["invalid_replies"] <= MAX_WARNINGS else logging.DEBUG
-                    model = _model(questions[i])
+                    model = queries[i].model
                     hint = " (reply truncated: llm.max_tokens also counts reasoning tokens)" if reply.cut else ""
                     logger.log(level, "invalid reply of %s: %s%s", self.llm.label_of(model), error, hint)
                     previous_reply = _assistant(reply, self.llm.feeds_thoughts(model))
@@ -206,18 +210,17 @@ class StructuredQuery(StateFields, Generic[T]):
         """Return llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts since the start of the run."""
         return {f"llm/{name}": float(count) for name, count in self.counters.items()}
 
-    def _request(self, question: Prompt | Query, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
+    def _request(self, query: Query, messages: Messages, parse: Callable[[ChatReply], T]) -> ChatRequest:
         """Return the chat request of a question with its current messages."""
-        query_schema = question.schema if isinstance(question, Query) else None
         return ChatRequest(
             tuple(messages),
-            schema=self.schema if query_schema is None else query_schema,
+            schema=self.schema if query.schema is None else query.schema,
             purpose=self.purpose,
-            prompt=question.name,
-            prompt_hash=question.hash,
-            place=question.place if isinstance(question, Query) else "",
+            prompt=query.name,
+            prompt_hash=query.hash,
+            place=query.place,
             read=parse,
-            model=_model(question),
+            model=query.model,
         )
 
 
@@ -246,14 +249,6 @@ def max_fitting(fits: Callable[[int], bool], n: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _model(question: Prompt | Query) -> str:
-    return question.model if isinstance(question, Query) else CHOSEN
-
-
-def _messages(question: Prompt | Query) -> Messages:
-    return list(question.messages) if isinstance(question, Query) else [_user(question.text)]
 
 
 def _add(x: Any, y: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -63,9 +64,7 @@ class Transcript:
         if newest is None:
             return None
         index, self._exchanges = self._exchanges, self._exchanges + 1
-        stride = 1
-        while index >= N_ALL_SHOWN * stride:
-            stride *= 2
+        stride = 1 << (index // N_ALL_SHOWN).bit_length()
         return markdown(newest, calls) if index % stride == 0 else None
 
     def _calls_until(self, unix: float) -> Iterator[dict[str, Any]]:
@@ -96,15 +95,13 @@ class Transcript:
                     if (pending := self._unjudged.pop(verdict_key(call), None)) is not None:
                         pending |= with_verdict(pending, call)
                 elif "messages" in call:  # other lines describe attempts
-                    return self._remember(self._values.resolve(call))
+                    call = self._values.resolve(call)
+                    # Its verdict may follow; verdicts of a batch follow after all its calls.
+                    self._unjudged[verdict_key(call)] = call
+                    if len(self._unjudged) > MAX_UNJUDGED:
+                        del self._unjudged[next(iter(self._unjudged))]
+                    return call
         return None
-
-    def _remember(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Remember a call whose verdict may follow, and return it. Verdicts of a batch follow after all its calls."""
-        self._unjudged[verdict_key(call)] = call
-        if len(self._unjudged) > MAX_UNJUDGED:
-            del self._unjudged[next(iter(self._unjudged))]
-        return call
 
 
 def markdown(call: Mapping[str, Any], n_calls: int = 1) -> str:
@@ -163,11 +160,7 @@ def _code_block(text: str) -> str:
         note = f"[... {len(text) - 2 * half:,} characters left out here; all of them are in {FILE_NAME} ...]"
         text = f"{text[:half]}\n\n{note}\n\n{text[-half:]}"
     text = "\n".join(_wrap(line) for line in _encodable(text).splitlines())
-    max_run = length = 0
-    for character in text:
-        length = length + 1 if character == "`" else 0
-        max_run = max(max_run, length)
-    fence = "`" * max(3, max_run + 1)
+    fence = "`" * max([3, *(len(backticks) + 1 for backticks in re.findall("`+", text))])
     return f"{fence}\n{text}\n{fence}"
 
 

@@ -321,12 +321,14 @@ class BallotParser(ChoiceParser):
     """Parser of one of the options of a ballot."""
 
     answer_name = "option"
+    has_labels = True
 
 
 class _Approvals(AnswerParser[list[int]]):
     """Parser of a list of options: under `choices`, as a bare list, as bullets, or in sentences of approval."""
 
     answer_name = "list of choices"
+    has_labels = True
 
     def __init__(self, options: Sequence[str]) -> None:
         self._names = NameMatcher(options)

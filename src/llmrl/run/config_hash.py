@@ -44,9 +44,6 @@ EXCLUDED: tuple[str, ...] = (
     "llm.max_invalid",
     "llm.timeout",
     "llm.plain_http",
-    "llm.batch",
-    "llm.batch_gather",
-    "llm.batch_poll",
 )
 """Config keys that are left out of the hash and of the label, with all keys inside them."""
 

@@ -6,8 +6,7 @@ import importlib.util
 import pytest
 import torch
 
-from llmrl.core.errors import LLMError
-from llmrl.llms.local.loading import check_gradients, four_bit_layers
+from llmrl.llms.local.loading import four_bit_layers
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from models import causal_scorer, seq2seq_scorer
@@ -98,7 +97,14 @@ def test_copy_keeps_gradients(folders):
     copied = copy.deepcopy(scorer.module).eval()
     with torch.no_grad():
         copied(input_ids=torch.tensor([[5, 6, 7]]))
-    check_gradients(copied)
+    scorer.replace_module(copied)
+    train_adapter(scorer)
+    twin = train_adapter(save_dequantized(folders["causal"], "causal", causal_scorer(folders["causal"], four_bit=True)))
+    reference = gradients(twin)
+    errors = torch.stack(
+        [(x - reference[name]).norm() / reference[name].norm() for name, x in gradients(scorer).items()]
+    )
+    assert errors.median() < 0.05 and errors.max() < 0.3
 
 
 def test_only_quantized_layers_enter_training_mode(folders):
@@ -108,23 +114,3 @@ def test_only_quantized_layers_enter_training_mode(folders):
         scorer.score(PROMPTS, NAMES)
     assert {module.training for module in quantized} == {True}
     assert not any(module.training for module in scorer.module.modules() if module not in quantized)
-
-
-@pytest.mark.filterwarnings("ignore:bitsandbytes.*autograd kernel")
-def test_wrong_gradients_raise_early(folders, monkeypatch):
-    """A layer that is in evaluation mode after all, on a processor that packs weights then; and one that lies."""
-    scorer = causal_scorer(folders["causal"], four_bit=True)
-    layers = four_bit_layers(scorer.module)
-    layer = next(iter(layers.values()))
-    forward = type(layer).forward
-    with monkeypatch.context() as patch:
-        patch.setattr(type(layer), "forward", lambda self, x: forward(self, x.detach()) + 0 * x.sum())
-        with pytest.raises(LLMError, match=r"wrong by .* on cpu .*Use llm\.four_bit=false"):
-            Lora(rank=4).inject(scorer.module, 0)
-    assert not any("lora" in name for name, _ in scorer.module.named_modules())
-    if layer.support_avx512bf16_for_cpu:
-        for wrong_layer in layers.values():
-            del wrong_layer.train
-        scorer.module.eval()
-        with pytest.raises(LLMError, match="gradient on cpu"):
-            Lora(rank=4).inject(scorer.module, 0)

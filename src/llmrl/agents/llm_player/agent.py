@@ -20,7 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import image_tokens
-from llmrl.llms.local.chat_learner import ReplyRecorder
+from llmrl.llms.local.trajectories import TrajectoryBuffer
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class LLMPlayer:
         content = PlayerContent(prompt_folder, models, examples, personas)
         self._learner = llm.learner if isinstance(llm, ChatClient) else None
         self.learns = self._learner is not None
-        self._recorder: ReplyRecorder | None = None
+        self._recorder: TrajectoryBuffer | None = None
         self.group_size: int | None = None
         self.n_continuations, self.gamma = 0, 1.0
         if self._learner is not None:

@@ -31,7 +31,7 @@ from llmrl.core.protocols import Camera
 from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, State, on_host
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
-from llmrl.llms.local.chat_learner import ReplyRecorder
+from llmrl.llms.local.trajectories import TrajectoryBuffer
 from llmrl.llms.structured_query import (
     ConversationGenerator,
     Query,
@@ -81,7 +81,7 @@ class LLMPolicy:
         llm: ChatModel,
         settings: PlayerSettings,
         content: PlayerContent | None = None,
-        recorder: ReplyRecorder | None = None,
+        recorder: TrajectoryBuffer | None = None,
     ) -> None:
         if spec.text is None or "text" not in spec.observation:
             raise Incompatible(

@@ -24,7 +24,7 @@ from llmrl.llms.local.loading import (
     load_tokenizer,
 )
 from llmrl.llms.local.scoring_queries import ScoringQuery, candidate_lists, length_batches
-from llmrl.llms.local.small import SmallModel, SmallModelFactory
+from llmrl.llms.local.small import SmallModel, SmallModelFactory, find_model
 from llmrl.llms.local.token_tree import TokenIds, TreeBatch, token_tree
 
 _CACHE_SIZE = 50_000
@@ -118,26 +118,16 @@ class LocalScorer(ABC):
     def __init__(
         self, settings: ScorerSettings, device: str, seeds: Seeds, workshop: SmallModelFactory | None = None
     ) -> None:
-        model, make = settings.model, settings.make
-        if (model is None) == (make is None):
-            raise ConfigError(
-                f"got llm.model={model} and llm.make={'null' if make is None else 'settings'}; set exactly one of the "
-                "two (llm.model loads a model, llm.make creates one)"
-            )
         if settings.parity and settings.length_normalization != "none":
             raise ConfigError(
                 f"llm.length_normalization={settings.length_normalization} cannot be used with llm.parity=true; "
                 "set it to none"
             )
-        if make is not None:
-            if workshop is None:
-                raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
-            model = str(workshop.folder(self.kind, make))
-        assert model is not None
-        self.settings, self.model, self.device, self._workshop = settings, model, device, workshop
+        self.settings, self.device, self._workshop = settings, device, workshop
+        self.model = find_model(settings.model, settings.make, self.kind, workshop)
         self._seed = seeds.integer("weights")
         suffixes = {"pretrained": "", "embeddings": ", drawn weights but for its words", "random": ", drawn weights"}
-        title = model if make is None else f"a small model that {make.told}"
+        title = self.model if settings.make is None else f"a small model that {settings.make.told}"
         self.label = f"{title} (local scorer{suffixes[settings.weights]})"
         self._module: Any = None
         self._tokenizer: Any = None
@@ -207,9 +197,7 @@ class LocalScorer(ABC):
     def lengths(self, prompts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each prompt."""
         self.load()
-        prefixes = {prompt: self._split_prompt(prompt)[0] for prompt in prompts}
-        tokens = self._tokenize_prompts(list(dict.fromkeys(prefixes.values())))
-        return [len(tokens[prefixes[prompt]]) for prompt in prompts]
+        return [len(self._tokenize_prompt(self._split_prompt(prompt)[0])) for prompt in prompts]
 
     def score(self, prompts: Sequence[str], candidates: Sequence[str] | Sequence[Sequence[str]]) -> torch.Tensor:
         """Return log p(candidate | prompt), [n_prompts, n_candidates] float32 on the device.
@@ -297,12 +285,11 @@ class LocalScorer(ABC):
         """Return the distinct queries, and for each prompt the index of its query."""
         pairs = list(zip(prompts, lists, strict=True))
         distinct = {pair: i for i, pair in enumerate(dict.fromkeys(pairs))}
-        prefixes = {prompt: self._split_prompt(prompt) for prompt in prompts}
-        tokens = self._tokenize_prompts(list(dict.fromkeys(prefix for prefix, _ in prefixes.values())))
-        words = {texts: tuple(max(len(text.split()), 1) for text in texts) for texts in dict.fromkeys(lists)}
         queries = [
             ScoringQuery(
-                tokens[prefixes[prompt][0]], token_tree(self._tokenize_candidates(prompt, texts)), words[texts]
+                self._tokenize_prompt(self._split_prompt(prompt)[0]),
+                token_tree(self._tokenize_candidates(prompt, texts)),
+                tuple(max(len(text.split()), 1) for text in texts),
             )
             for prompt, texts in distinct
         ]
@@ -318,20 +305,17 @@ class LocalScorer(ABC):
                 )
         return queries, query_indices
 
-    def _tokenize_prompts(self, prompts: list[str]) -> dict[str, TokenIds]:
-        """Return the tokens of each prompt, from the cache where possible."""
-        if new := [prompt for prompt in prompts if prompt not in self._prompt_token_cache]:
-            if len(self._prompt_token_cache) + len(new) > _CACHE_SIZE:
-                self._prompt_token_cache = {
-                    prompt: self._prompt_token_cache[prompt] for prompt in prompts if prompt in self._prompt_token_cache
-                }
+    def _tokenize_prompt(self, prompt: str) -> TokenIds:
+        """Return the tokens of a prompt, from the cache if possible."""
+        if prompt not in self._prompt_token_cache:
+            if len(self._prompt_token_cache) >= _CACHE_SIZE:
+                self._prompt_token_cache.clear()
             add_special = self.settings.prompt_special_tokens
             add_special = not self.settings.parity if add_special is None else add_special
-            encoding = self._tokenizer(new, add_special_tokens=add_special, return_special_tokens_mask=True)
-            masks = encoding["special_tokens_mask"]
-            for prompt, ids, special in zip(new, encoding["input_ids"], masks, strict=True):
-                self._prompt_token_cache[prompt] = self._truncate(prompt, self._prompt_tokens(ids, special), special)
-        return {prompt: self._prompt_token_cache[prompt] for prompt in prompts}
+            encoding = self._tokenizer(prompt, add_special_tokens=add_special, return_special_tokens_mask=True)
+            ids, special = encoding["input_ids"], encoding["special_tokens_mask"]
+            self._prompt_token_cache[prompt] = self._truncate(prompt, self._prompt_tokens(ids, special), special)
+        return self._prompt_token_cache[prompt]
 
     def _truncate(self, prompt: str, tokens: list[int], special: list[int]) -> TokenIds:
         """Return a prompt's tokens, truncated to `max_prompt_tokens`; raise ConfigError if that is not allowed."""

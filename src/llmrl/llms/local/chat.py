@@ -26,7 +26,7 @@ from llmrl.llms.local.loading import (
     load_tokenizer,
 )
 from llmrl.llms.local.prefix_cache import PrefixCache
-from llmrl.llms.local.small import SmallModelFactory
+from llmrl.llms.local.small import SmallModelFactory, find_model
 from llmrl.llms.local.small_chat import SmallChat
 from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan, request_stream
 from llmrl.llms.provider import Provider
@@ -83,7 +83,6 @@ class LocalChat(Provider):
         LLMError: a file of the adapter cannot be read.
     """
 
-    parallel = False
     remote = False
 
     def __init__(
@@ -94,20 +93,11 @@ class LocalChat(Provider):
             max_tokens=settings.max_tokens, context_window=settings.context_window, input_price=0.0, output_price=0.0
         )
         self.settings, self.device, self._seeds = settings, device, seeds.child("local_chat")
-        if (settings.model is None) == (settings.make is None):
-            raise ConfigError(
-                f"got llm.model={settings.model} and llm.make={'null' if settings.make is None else 'settings'}; set "
-                "exactly one of the two (llm.model loads a model, llm.make creates one)"
-            )
-        self._workshop, model = workshop, settings.model
-        if settings.make is not None:
-            if workshop is None:
-                raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
-            model = str(workshop.folder("chat", settings.make))
-        assert model is not None
-        self.model, adapter, template = model, settings.adapter, settings.chat_template
+        self._workshop, adapter, template = workshop, settings.adapter, settings.chat_template
+        self.model = find_model(settings.model, settings.make, "chat", workshop)
         # The fingerprint distinguishes retrained adapters in caches; `check` raises if the folder is missing.
-        self._adapter_files = None if adapter is None or not _is_folder(adapter) else adapter_fingerprint(adapter)
+        has_adapter = adapter is not None and Path(adapter).expanduser().is_dir()
+        self._adapter_files = adapter_fingerprint(str(adapter)) if has_adapter else None
         title = self.model if settings.make is None else f"a small model that {settings.make.told}"
         self.label = f"{title} (local chat)"
         if adapter is not None:
@@ -412,10 +402,6 @@ def pad_left(prompts: Sequence[Sequence[int]], pad: int, prefix: int = 0) -> tup
     ids = [[*p[:prefix], *[pad] * n, *p[prefix:]] for p, n in zip(prompts, pads, strict=True)]
     mask = [[1] * prefix + [0] * n + [1] * (width - n - prefix) for n in pads]
     return torch.tensor(ids), torch.tensor(mask)
-
-
-def _is_folder(path: str) -> bool:
-    return Path(path).expanduser().is_dir()
 
 
 def _token_set(value: int | Sequence[int] | None) -> set[int]:

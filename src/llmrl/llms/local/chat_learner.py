@@ -2,63 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from llmrl.core.records import State, TokenSample
+from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
+from llmrl.llms.local.trajectories import Trajectory, TrajectoryBuffer
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
-
-
-class ReplyRecorder(Protocol):
-    """Recorder of the sampled replies of all players of all games, with their rewards."""
-
-    def begin(self, games: Iterable[int]) -> None:
-        """Discard the records of unfinished episodes of `games`, which begin new ones."""
-        ...
-
-    def add_reply(
-        self, game: int, agent: int, sample: TokenSample, observation: str, is_valid: bool, step: int
-    ) -> None:
-        """Record a reply of a player.
-
-        Args:
-            game, agent: indices of the game and of the player in it.
-            sample: sampled tokens.
-            observation: text that identifies the observation.
-            is_valid: whether the reply could be parsed.
-            step: step of the episode in which the reply was given.
-        """
-        ...
-
-    def add_reward(self, game: int, agent: int, reward: float) -> None:
-        """Add a reward to a player's newest reply."""
-        ...
-
-    def end(self, game: int) -> None:
-        """End the episode of a game, from which can now be learned."""
-        ...
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Return a context in which nothing is recorded."""
-        ...
-
-    def set_values(self, values: np.ndarray) -> None:
-        """Set the values of the states of ended episodes, [n_steps, n_envs, n_agents]."""
-        ...
-
-    def take(self) -> Sequence[Any]:
-        """Return the trajectories of ended episodes, and remove them."""
-        ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 class ChatLearner(Protocol):
@@ -72,11 +25,11 @@ class ChatLearner(Protocol):
     n_continuations: int
     gamma: float
 
-    def recorder(self, n_envs: int, n_agents: int) -> ReplyRecorder:
+    def recorder(self, n_envs: int, n_agents: int) -> TrajectoryBuffer:
         """Return an empty recorder of trajectories for `update`."""
         ...
 
-    def update(self, trajectories: Sequence[Any], generator: torch.Generator) -> dict[str, float]:
+    def update(self, trajectories: Sequence[Trajectory], generator: torch.Generator) -> dict[str, float]:
         """Train on trajectories of replies with their rewards; return metrics."""
         ...
 

@@ -292,10 +292,6 @@ def _sampled_hash(file: BinaryIO, size: int) -> str:
     return digest.hexdigest()
 
 
-MAX_ERROR = 0.05
-"""Maximum relative error of a layer's output or gradient; bfloat16 alone causes an error of less than 0.01."""
-
-
 def four_bit_layers(module: torch.nn.Module) -> dict[str, Any]:
     """Return the layers with four-bit weights by name. Nothing is imported for a model without such layers."""
     if "bitsandbytes" not in sys.modules:
@@ -314,56 +310,6 @@ def keep_gradients(module: torch.nn.Module) -> None:
     for layer in four_bit_layers(module).values():
         layer.training = True
         layer.train = lambda mode=True, layer=layer: layer
-
-
-def check_gradients(module: torch.nn.Module) -> None:
-    """Compare outputs and gradients of four-bit layers, one of each shape, with those of their dequantized weights.
-
-    Each layer first runs without gradients, as in a rollout. A model without four-bit layers passes the check.
-
-    Raises:
-        LLMError: they differ by more than `MAX_ERROR`, so training through these layers would be wrong.
-    """
-    import torch
-
-    layer_by_shape = {
-        (layer.in_features, layer.out_features, layer.weight.device): n for n, layer in four_bit_layers(module).items()
-    }
-    for name in layer_by_shape.values():
-        layer: Any = module.get_submodule(name)
-        generator = torch.Generator().manual_seed(0)
-        x = torch.randn(4, layer.in_features, generator=generator).to(layer.weight.device)
-        output_gradient = torch.randn(4, layer.out_features, generator=generator).to(layer.weight.device)
-        with torch.no_grad():
-            layer(x)
-        with torch.enable_grad():
-            y = layer(x.requires_grad_())
-            [gradient] = torch.autograd.grad(y, x, output_gradient, allow_unused=True) if y.requires_grad else [None]
-        error = (
-            float("inf")
-            if gradient is None
-            else _relative_error(layer, x.detach(), y.detach(), output_gradient, gradient)
-        )
-        if not error <= MAX_ERROR:
-            problem = "no gradient" if gradient is None else f"outputs or gradients that are wrong by {error:.0%}"
-            raise LLMError(
-                f"four-bit weights give {problem} on {layer.weight.device} (layer {name}), so an adapter cannot be "
-                "trained. Use llm.four_bit=false, with llm.dtype=bfloat16 to save half of the memory, or the version "
-                "of bitsandbytes in constraints.txt"
-            )
-
-
-def _relative_error(
-    layer: Any, x: torch.Tensor, y: torch.Tensor, output_gradient: torch.Tensor, gradient: torch.Tensor
-) -> float:
-    """Return the larger relative error of the output `y` for inputs `x` and of the gradient of sum(y * pull)."""
-    import torch
-    from bitsandbytes.functional import dequantize_4bit
-
-    weight = dequantize_4bit(layer.weight.data, layer.weight.quant_state).float()
-    bias = None if layer.bias is None else layer.bias.detach().float()
-    pairs = ((y, torch.nn.functional.linear(x, weight, bias)), (gradient, output_gradient @ weight))
-    return max(float((actual - true).norm() / true.norm()) for actual, true in pairs)
 
 
 def enable_recomputation(module: Any, source: str) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveFloat, PositiveInt, UnitInterval
-from llmrl.llms.local.loading import check_gradients
 
 if TYPE_CHECKING:
     import torch
@@ -54,12 +53,10 @@ class Lora:
 
         Raises:
             ConfigError: peft is not installed, the model has no such layers, or its output layer is among them.
-            LLMError: the model's weights are in four bits, and gradients do not pass through them correctly.
         """
         if importlib.util.find_spec("peft") is None:
             raise ConfigError("adapters need the optional package peft: pip install 'llmrl[finetune]'")
         self.check(module)
-        check_gradients(module)
         import torch
         from peft import LoraConfig, inject_adapter_in_model
 

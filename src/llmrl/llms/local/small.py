@@ -91,6 +91,24 @@ class SmallModelFactory(Protocol):
         ...
 
 
+def find_model(model: str | None, make: Any, kind: SmallKind, workshop: SmallModelFactory | None) -> str:
+    """Return the folder or hub name of the model that is loaded (`model`) or created (settings `make`).
+
+    Raises:
+        ConfigError: both or neither are given, or there is no factory.
+    """
+    if (model is None) == (make is None):
+        raise ConfigError(
+            f"got llm.model={model} and llm.make={'null' if make is None else 'settings'}; set exactly one of the two "
+            "(llm.model loads a model, llm.make creates one)"
+        )
+    if model is not None:
+        return model
+    if workshop is None:
+        raise ConfigError("llm.make needs an environment for which the model is created; set llm.model instead")
+    return str(workshop.folder(kind, make))
+
+
 def make_small_model(
     folder: Path, texts: Iterable[str], kind: Kind = "causal", shape: SmallModelShape | None = None, seed: int = 0
 ) -> int:
@@ -107,7 +125,7 @@ def make_small_model(
         seed: seed of the weights.
 
     Raises:
-        ConfigError: transformers is not installed, a number is too small, or `width` does not fit `heads`.
+        ConfigError: as `make_tokenizer`.
     """
     shape = shape or SmallModelShape()
     tokenizer = make_tokenizer(list(texts), shape)
@@ -133,9 +151,6 @@ def _check_shape(shape: SmallModelShape) -> None:
     """Raise ConfigError if transformers is not installed, or a model of this shape cannot be made."""
     if importlib.util.find_spec("transformers") is None:
         raise ConfigError("language models need the optional package transformers: pip install 'llmrl[local-llm]'")
-    for name in ("width", "layers", "heads", "longest"):
-        if (value := getattr(shape, name)) < 1:
-            raise ConfigError(f"{name}={value}: a model needs at least 1")
     width, heads = shape.width, shape.heads
     if width % heads or (width // heads) % 2:
         raise ConfigError(
@@ -152,10 +167,6 @@ def make_tokenizer(texts: list[str], shape: SmallModelShape) -> Any:
         ConfigError: transformers is not installed, or a model of this shape cannot be made.
     """
     _check_shape(shape)
-    return _tokenizer(texts, shape.vocabulary, shape.tokens)
-
-
-def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -163,13 +174,13 @@ def _tokenizer(texts: list[str], vocabulary: int, tokens: Tokens) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             # A space belongs to the unit after it.
-            pre_tokenizers.Split(Regex(rf"\s?({_PIECES[tokens]})"), behavior="isolated"),
+            pre_tokenizers.Split(Regex(rf"\s?({_PIECES[shape.tokens]})"), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=shape.vocabulary,
         special_tokens=[PAD, END, START],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

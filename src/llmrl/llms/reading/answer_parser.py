@@ -16,8 +16,8 @@ from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.json_and_markup import find_outermost_values, strip_tags
 from llmrl.llms.reading.latex import blank_brace_escapes
 from llmrl.llms.reading.non_answer_text import is_non_answer, is_quoted
-from llmrl.llms.reading.options import Options, find_options
-from llmrl.llms.reply_cleaning import CleanedReply, blank_spans, clean_reply, to_ascii
+from llmrl.llms.reading.own_labels import chosen_option, end_of_own_labels
+from llmrl.llms.reply_cleaning import CleanedReply, clean_reply, to_ascii
 
 T = TypeVar("T")
 
@@ -127,6 +127,7 @@ class AnswerParser(ABC, Generic[T]):
         reasons: names of fields with reasons.
         kept: names of fields with notes to keep for later questions.
         turn: pattern of the start of another turn, for replies that invent further turns; None: there is none.
+        has_labels: whether the question itself labels options, so that labels in a reply are answers.
     """
 
     answer_name: str
@@ -142,6 +143,7 @@ class AnswerParser(ABC, Generic[T]):
     )
     kept: tuple[str, ...] = ()
     turn: re.Pattern[str] | None = None
+    has_labels = False
 
     @abstractmethod
     def parse_value(self, value: Any) -> T | None:
@@ -158,16 +160,6 @@ class AnswerParser(ABC, Generic[T]):
     def parse_prose(self, text: str) -> T | None:
         """Return the answer in prose; None if there is none."""
         return None
-
-    def parse_option(self, text: str) -> T | None:
-        """Return the answer in the text of an option that the reply lists and chooses; None if there is none."""
-        candidates = _candidates(text, self, False, errors := _Errors())
-        decision = _decide(text, candidates, self, errors)
-        return decision.answer if decision is not None else self.parse_prose(to_ascii(strip_tags(text)))
-
-    def is_ambiguous_label(self, label: str, answer: T) -> bool:
-        """Return whether a bare number chosen by the reply may be the question's own number for another answer."""
-        return False
 
     def hint(self, text: str) -> str:
         """Return a hint on what a reply without an answer lacks; "" if there is none."""
@@ -232,44 +224,19 @@ def _read_reasoning(reasoning: str, question: AnswerParser[T]) -> ParsedAnswer[T
 
 
 def _read(reply: CleanedReply, question: AnswerParser[T], prose: bool = True) -> ParsedAnswer[T]:
-    options = find_options(reply.text[reply.after :]) if prose and not reply.truncated else None
-    if options is None:
-        return _read_plainly(reply, question, prose)
-    text = reply.text[reply.after :]
-    if options.chosen is None:
-        return _read_plainly(CleanedReply(blank_spans(text, options.mentions)), question, prose)
-    return _read_option(text, options, question)
-
-
-def _read_option(text: str, options: Options, question: AnswerParser[T]) -> ParsedAnswer[T]:
-    """Return the answer of the option that the reply decides for, or a complete answer after all options.
-
-    Raises:
-        InvalidReply: the option is no answer, or a complete answer before or among the options contradicts it.
-    """
-    assert options.chosen is not None and options.decision_span is not None
-    rest = blank_spans(text, [*options.spans, options.decision_span, *options.mentions])
-    candidates = _candidates(rest, question, False, errors := _Errors())
-    decision = _decide(rest, [candidate for candidate in candidates if candidate.form == 2], question, errors)
-    if decision is not None and decision.start >= options.end:
-        return ParsedAnswer(decision.answer, decision.reasons or _surrounding_text(text, decision), decision.kept)
-    answer = question.parse_option(options.texts[options.chosen])
-    if answer is None:
-        raise InvalidReply(f"the option that the reply decides for is no {question.answer_name}")
-    contradicts = decision is not None and not question.same(decision.answer, answer)
-    if contradicts or (
-        options.has_number_labels
-        and not options.is_explicit
-        and question.is_ambiguous_label(options.labels[options.chosen], answer)
-    ):
-        raise InvalidReply(f"it is not clear which {question.answer_name} is meant")
-    return ParsedAnswer(answer, " ".join(text.split())[:REASONS])
-
-
-def _read_plainly(reply: CleanedReply, question: AnswerParser[T], prose: bool) -> ParsedAnswer[T]:
     text = reply.text
     errors = _Errors()
     candidates = _candidates(text, question, reply.truncated, errors)
+    if prose and not question.has_labels and (end := end_of_own_labels(text[reply.after :])):
+        # The options are no answers themselves.
+        candidates = [c for c in candidates if c.requested or (c.form == 2 and c.start >= reply.after + end)]
+        option = None if candidates else chosen_option(to_ascii(text[reply.after :]))
+        if option is not None:
+            return ParsedAnswer(_read(CleanedReply(option), question).answer, " ".join(text.split())[:REASONS])
+        if not candidates:
+            raise InvalidReply(
+                f"the reply lists options under labels of its own; give the {question.answer_name} itself"
+            )
     late = [candidate for candidate in candidates if candidate.end > reply.after]
     decision = _decide(text, late or candidates, question, errors)
     if decision is not None:

@@ -12,8 +12,6 @@ from llmrl.llms.reading.latex import strip_latex
 from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name, words
 from llmrl.llms.reading.non_answer_text import is_example
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, NUMBER_IN_WORDS, parse_number
-from llmrl.llms.reading.options import ROW_LABEL
-from llmrl.llms.reading.tables import tables
 from llmrl.llms.reading.word_lists import load_word_list
 from llmrl.llms.reply_cleaning import to_ascii
 
@@ -207,8 +205,6 @@ class ChoiceParser(AnswerParser[int]):
     def _parse_action(self, answer: Any, depth: int) -> int | None:
         if isinstance(answer, bool) or answer is None or depth > 5:
             return None
-        if isinstance(answer, int | float) and self.amounts:
-            return self.amounts.get(float(answer))
         if isinstance(answer, int | float):
             return self.names.number(answer) if abs(answer) < 1e6 else None
         if isinstance(answer, str):
@@ -337,33 +333,6 @@ class ChoiceParser(AnswerParser[int]):
             return index
         numbers = [parse_number(amount[0]) for amount in _AMOUNT.finditer(re.sub(r"\([^()]*\)", "", to_ascii(text)))]
         return self.amounts.get(numbers[0]) if len(numbers) == 1 and numbers[0] is not None else None
-
-    def parse_option(self, text: str) -> int | None:
-        """Return the action of an option: from a cell of a table, its first words, or its first sentence."""
-        for table in tables(text):
-            column = table.column(("action", "move", "choice", "decision", "option"))
-            row = table.rows[0]
-            label = ROW_LABEL.sub("", row[0]) if row else ""
-            if not column and not label.isdigit() and (index := self._parse_name(label)) is not None:
-                return index
-            cells = row[column : column + 1] if column else row[1:]
-            cell_actions = {self._parse_name(cell) for cell in cells} - {None}
-            return cell_actions.pop() if len(cell_actions) == 1 else None
-        first = re.split(r"[.!?;](?=\s|\Z)|\n", re.sub(r"[*`\"]", "", text), maxsplit=1)[0]
-        clause = re.split(
-            r"\s[-\u2013\u2014]\s|[:(,]|\bto (?=\w)|\bwhich\b|\band\b|\bbecause\b|\bsince\b|\bas\b", first
-        )[0]
-        if _IF.search(first) or negated(clause):
-            return None
-        if (index := self._parse_name(clause)) is not None and not clause.strip().isdigit():
-            return index
-        actions = {i for _, _, i in self.names.mentions(clause)} or {i for _, _, i in self.names.mentions(first)}
-        if actions:
-            return actions.pop() if len(actions) == 1 else None
-        return super().parse_option(text)
-
-    def is_ambiguous_label(self, label: str, answer: int) -> bool:
-        return self.names.numbered and self.names.number(float(label)) != answer
 
     def _parse_label(self, text: str) -> int | None:
         text = re.sub(r"[*_`\"]", lambda m: " " if m[0] in '*`"' else m[0], text).strip()

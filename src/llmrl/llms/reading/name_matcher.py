@@ -84,23 +84,14 @@ class NameMatcher:
             if len(owners) == 1:
                 for phrase in phrases:
                     synonyms[phrase] |= owners
-        self._exact = _certain(exact)
-        self._other = {key: i for key, i in _certain(synonyms).items() if key not in exact}
-        self._max_length = max((len(key) for key in (*self._exact, *self._other)), default=0)
+        self._index = {key: i for key, i in _certain(synonyms).items() if key not in exact} | _certain(exact)
+        self._max_length = max(map(len, self._index), default=0)
         self._vocabulary = {word for text in (*names, *descriptions) for word, _, _ in words(text)}
 
     def exact(self, text: str) -> int | None:
         """Return the index of the name that `text` spells in some way or is a synonym of; None if there is none."""
-        key = normalize_name(text)
-        index = self._exact.get(key, self._other.get(key))
-        if index is not None:
-            return index
-        key = "".join(word for word, _, _ in words(text) if word not in NOISE)
-        return self._exact.get(key, self._other.get(key)) if key else None
-
-    def knows(self, word: str) -> bool:
-        """Return whether a word occurs in a name or a description."""
-        return word.casefold() in self._vocabulary
+        index = self._index.get(normalize_name(text))
+        return self._index.get("".join(_informative_words(text))) if index is None else index
 
     def number(self, number: float) -> int | None:
         """Return the index of the name that a number means; None if there is none."""
@@ -125,7 +116,7 @@ class NameMatcher:
                 key += spans[j][0]
                 if len(key) > self._max_length:
                     break
-                index = self._exact.get(key, self._other.get(key))
+                index = self._index.get(key)
                 if index is not None:
                     best = (j, index)
             if best is None and _SPACELESS.search(spans[i][0]):
@@ -206,7 +197,7 @@ class NameMatcher:
 
     def _direction(self, text: str) -> int | None:
         """Return the only name with the direction that is the whole text, e.g. `turn left` for `left`."""
-        tokens = [word for word, _, _ in words(text) if word not in NOISE]
+        tokens = _informative_words(text)
         if len(tokens) != 1 or tokens[0] not in _DIRECTIONS:
             return None
         matches = [i for i, name in enumerate(self.names) if tokens[0] in (word for word, _, _ in words(name))]
@@ -218,13 +209,18 @@ class NameMatcher:
         while i < len(run):
             for length in range(min(self._max_length, len(run) - i), 0, -1):
                 key = run[i : i + length]
-                index = self._exact.get(key, self._other.get(key))
+                index = self._index.get(key)
                 if index is not None:
                     mentions.append((start + i, start + i + length, index))
                     i += length - 1
                     break
             i += 1
         return mentions
+
+
+def _informative_words(text: str) -> list[str]:
+    """Return the words of a text that say which name is meant."""
+    return [word for word, _, _ in words(text) if word not in NOISE]
 
 
 @functools.cache

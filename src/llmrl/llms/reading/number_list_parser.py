@@ -96,8 +96,6 @@ class NumberListFinder:
 
     def parse_value(self, raw: Any, position: int = 0) -> float | None:
         """Return the only number that a value means for a position; None if there is none."""
-        if isinstance(raw, list) and len(raw) == 1:
-            raw = raw[0]
         if isinstance(raw, str) and self.words is not None and (index := self.words.exact(raw)) is not None:
             return float(index)
         return parse_number(raw, self.shares[position])

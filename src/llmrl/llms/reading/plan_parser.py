@@ -128,10 +128,7 @@ class PlanParser(AnswerParser[tuple[Step, ...]]):
             return self.plan([value])
         if value and all(str(k).strip().lower().removeprefix("step").strip(" _").isdigit() for k in value):
             return self.plan(list(value.values()))
-        if (plan := self.parse_value(value, depth + 1)) is not None:
-            return plan
-        only = next(iter(value.values())) if len(value) == 1 else None
-        return self.plan(only if isinstance(only, list) else [only]) if isinstance(only, dict | list) else None
+        return self.parse_value(value, depth + 1)
 
     def _nested_plan(self, values: Sequence[Any], depth: int) -> tuple[Step, ...] | None:
         """Return the only plan inside `values`; None if there is none. Raises InvalidReply for different plans."""

@@ -19,27 +19,17 @@ class Table:
         start, end: span of the table in the text.
         head: cells of the first row, without markup.
         rows: cells of the other rows, without markup.
-        raw: unparsed lines, first that of the head.
-        row_spans: start and end of each of `rows` in the text.
-        has_rule: whether the table has a line of dashes, as below a head.
     """
 
     start: int
     end: int
     head: list[str]
     rows: list[list[str]]
-    raw: list[str]
-    row_spans: list[tuple[int, int]]
-    has_rule: bool
 
     def column(self, names: Sequence[str]) -> int | None:
         """Return the column with the first of the lower-case `names` among the heads, ignoring case; None if none."""
         headings = [cell.casefold() for cell in self.head]
         return next((headings.index(name) for name in names if name in headings), None)
-
-    def single_row(self, row: int) -> str:
-        """Return the text of the table with the head and one row only."""
-        return "\n".join([self.raw[0], re.sub(r"[^|]+", "---", self.raw[0]), self.raw[row + 1]])
 
 
 def tables(text: str) -> Iterator[Table]:
@@ -60,15 +50,7 @@ def _table(block: Sequence[re.Match[str]]) -> Table | None:
     if len(lines) < 2 or (not any(rules) and not all(row[0].strip(" \t>").startswith("|") for row in lines)):
         return None
     cells = [_cells(row[0]) for row in lines]
-    return Table(
-        block[0].start(),
-        block[-1].end(),
-        cells[0],
-        cells[1:],
-        [row[0] for row in lines],
-        [(row.start(), row.end()) for row in lines[1:]],
-        any(rules),
-    )
+    return Table(block[0].start(), block[-1].end(), cells[0], cells[1:])
 
 
 def _cells(line: str) -> list[str]:

@@ -76,6 +76,7 @@ class VectorParser(AnswerParser[np.ndarray]):
         answer_name: str = "",
     ) -> None:
         self.names, self.n, self.d = list(names), n, len(names)
+        self.has_labels = n > 1
         self.answer_name = answer_name or (f"list of {self.d} numbers" if n == 1 else f"{n} lists of {self.d} numbers")
         self.question = question or VectorQuestion()
         turn = self.question.turn
@@ -221,12 +222,6 @@ class VectorParser(AnswerParser[np.ndarray]):
     def _parse_sequence(self, value: Sequence[Any], depth: int) -> list[float] | None:
         if TRUNCATION_MARKER in value:
             raise InvalidReply("a list of numbers was cut off")
-        if (
-            len(value) == 1
-            and isinstance(value[0], dict | list | str)
-            and (self.d > 1 or not isinstance(value[0], str))
-        ):
-            return self._parse_list(value[0], depth + 1)
         if value and all(isinstance(item, dict) for item in value):
             number_map: dict[int, float] = {}
             self._collect(list(value), number_map, 0)

@@ -1,21 +1,18 @@
-"""Trajectories of replies, and sequences of tokens from chat templates of both kinds."""
+"""Token sequences of sampled replies, from chat templates of both kinds."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from learning_chats import FORGETFUL_TEMPLATE, QUESTIONS, greedy_log_probs, request
-from llmrl.chat_learning.trajectories import TrajectoryBuffer, merge_turns, token_sequences
 from llmrl.core.records import TokenSample
+from llmrl.llms.local.trajectories import token_sequences
 
 
-def sample(prompt, tokens):
-    return TokenSample(tuple(prompt), tuple(tokens), np.zeros(len(tokens), np.float32))
+class Recorder:
+    """Settings of a learner that only records."""
 
-
-def add(buffer, game):
-    buffer.add_reply(game, 0, sample([1, 2], [3]), "x", True, 0)
+    def learner(self, chat, seeds):
+        return self
 
 
 @pytest.fixture
@@ -61,55 +58,3 @@ def test_sampled_log_probs_equal_plain_passes(make_chat):
 def test_reply_has_no_sample_without_learner(make_chat):
     [reply] = make_chat().complete([request(QUESTIONS[0])])
     assert reply.sample is None
-
-
-class Recorder:
-    """Settings of a learner that only records."""
-
-    def learner(self, chat, seeds):
-        return self
-
-
-def test_merge_turns():
-    first, second = sample([1, 2], [3]), sample([1, 2, 3, 4], [5])
-    assert merge_turns([first, second]) == [[0, 1]]
-    assert merge_turns([first, sample([1, 2, 4], [5]), sample([1, 2, 4, 5, 6], [7])]) == [[0], [1, 2]]
-
-
-@given(st.lists(st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=4), st.booleans()), min_size=1, max_size=5))
-def test_merged_sequences_contain_each_reply(turns):
-    samples, history = [], ()
-    for tokens, keeps_history in turns:
-        prompt = (*(history if keeps_history else ()), 9)
-        samples.append(sample(prompt, tokens))
-        history = (*prompt, *tokens)
-    sequences = token_sequences(samples)
-    for i, original in enumerate(samples):
-        [sequence] = [s for s in sequences if i in s.replies]
-        positions = sequence.positions[sequence.replies == i]
-        assert tuple(np.array(sequence.tokens)[positions]) == original.tokens
-        assert sequence.tokens[: positions[0]] == original.prompt
-
-
-def test_buffer():
-    buffer = TrajectoryBuffer(2, 1)
-    buffer.add_reward(0, 0, 5.0)  # before any reply
-    add(buffer, 1)
-    add(buffer, 0)
-    buffer.add_reward(0, 0, 1.0)
-    add(buffer, 0)
-    buffer.add_reward(0, 0, 2.0)
-    buffer.end(1)
-    assert [t.game for t in buffer.take()] == [1]
-    buffer.end(0)
-    restored = TrajectoryBuffer(2, 1)
-    add(restored, 1)
-    restored.load_state_dict(buffer.state_dict())
-    for each in (buffer, restored):
-        [trajectory] = each.take()
-        assert [t.reward for t in trajectory.turns] == [1.0, 2.0]
-        assert not each.take()
-    add(buffer, 0)
-    buffer.begin([0])
-    buffer.end(0)
-    assert not buffer.take()

@@ -1,1 +1,0 @@
-"""Requests through the batch APIs of OpenAI and Anthropic: half the price, replies within a day."""
