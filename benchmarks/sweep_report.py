@@ -85,7 +85,7 @@ def of_improvement(draw: Draw, rng: np.random.Generator, n: int, experiments: in
     x, y = (draw(rng, (1_000_000,)) for _ in range(2))
     ahead = float(x.std())
     truth = float(np.searchsorted(np.sort(y), x + ahead).mean() / len(y))
-    found = [improvement([draw(rng, (n,)) + ahead], [draw(rng, (n,))], [None], [None]) for _ in range(experiments)]
+    found = [improvement(draw(rng, (n,)) + ahead, draw(rng, (n,))) for _ in range(experiments)]
     return float(np.mean([interval.low <= truth <= interval.high for interval in found]))
 
 

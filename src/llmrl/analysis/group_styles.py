@@ -1,4 +1,4 @@
-"""Colors, line styles and markers of groups in figures, and labels at the ends of their curves.
+"""Colors, line styles and markers of groups in figures.
 
 Twelve groups differ in line style and marker, so that they can be distinguished without color.
 """
@@ -6,13 +6,7 @@ Twelve groups differ in line style and marker, so that they can be distinguished
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from typing import Any
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 """Okabe and Ito's palette without yellow: distinguishable for color-blind readers, and visible on white."""
@@ -32,10 +26,6 @@ LINE_STYLES: tuple[Any, ...] = (
     (0, (3, 3)),
     (0, (10, 2, 1.2, 2, 1.2, 2, 1.2, 2)),
 )
-_MAX_MARKERS = 12
-_FONT_SIZE = 9.5
-_LABEL_HEIGHT = 1.3
-"""Height of a label relative to its font size."""
 
 
 def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
@@ -53,100 +43,13 @@ def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[st
             "color": GRAY if is_baseline else COLORS[k % len(COLORS)],
             "linestyle": LINE_STYLES[k % len(LINE_STYLES)],
             "marker": MARKERS[k % len(MARKERS)],
+            "markevery": 0.08,  # distance of markers, in shares of the diagonal of the axes
             "linewidth": 1.8,
             "markersize": 5.5,
         }
     return styles
 
 
-def sparse_markers(style: dict[str, Any], n_points: int) -> dict[str, Any]:
-    """Return a style for a line of `n_points`, with at most about `_MAX_MARKERS` markers."""
-    return style if n_points <= _MAX_MARKERS else {**style, "markevery": -(-n_points // _MAX_MARKERS)}
-
-
 def level_style(style: dict[str, Any]) -> dict[str, Any]:
     """Return a style for a horizontal line, which has no markers."""
     return {**style, "marker": "", "linewidth": 1.5}
-
-
-@dataclass(frozen=True)
-class LineEnd:
-    """The right end of a line in a figure.
-
-    Attributes:
-        label: text.
-        x: coordinate of the end; None: the right edge of the axes.
-        y: coordinate of the end.
-        color: color of the line.
-    """
-
-    label: str
-    x: float | None
-    y: float
-    color: str
-
-
-def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
-    """Write labels to the right of the axes, each next to the end of its line, without overlap.
-
-    Call it last: it fixes the limits of the axes.
-
-    Returns:
-        Whether there is space for all labels; if not, nothing is drawn.
-    """
-    left, right = panel.get_xlim()
-    low, high = panel.get_ylim()
-    panel.set_xlim(left, right)
-    panel.set_ylim(low, high)
-    figure = panel.get_figure(root=True)
-    assert figure is not None
-    height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
-    gap = _FONT_SIZE * _LABEL_HEIGHT / height
-    if gap * len(ends) > 1:
-        return False
-    shares = np.array([(end.y - low) / (high - low) for end in ends])
-    for end, share, place in zip(ends, shares, spread_positions(shares, gap), strict=True):
-        panel.annotate(
-            end.label,
-            xy=(1.0, share) if end.x is None else (end.x, end.y),
-            xycoords="axes fraction" if end.x is None else "data",
-            xytext=(1.045, place),
-            textcoords="axes fraction",
-            fontsize=_FONT_SIZE,
-            color="#222222",
-            va="center",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": end.color,
-                "linewidth": 0.8,
-                "alpha": 0.6,
-                "relpos": (0.0, 0.5),  # the left end of the text
-                "shrinkA": 1,
-                "shrinkB": 1,
-            },
-        )
-    return True
-
-
-def spread_positions(positions: np.ndarray, gap: float) -> np.ndarray:
-    """Return the closest positions (least squares) in [0, 1] with a minimum distance, in the same order.
-
-    Args:
-        positions: target positions, [n].
-        gap: minimum distance, at most 1 / n.
-    """
-    order = np.argsort(positions, kind="stable")
-    offsets = gap * np.arange(len(positions))
-    # With p_i = q_i + i * gap, the distances hold if q is nondecreasing: an isotonic regression by adjacent pooling.
-    blocks: list[tuple[float, int]] = []
-    for value in positions[order] - offsets:
-        mean, size = float(value), 1
-        while blocks and blocks[-1][0] > mean:
-            before, n = blocks.pop()
-            mean, size = (before * n + mean * size) / (n + size), n + size
-        blocks.append((mean, size))
-    fitted = np.concatenate([np.full(size, mean) for mean, size in blocks]) if blocks else np.array([])
-    spread = np.empty(len(positions))
-    spread[order] = np.clip(fitted, 0.0, 1.0 - gap * max(len(positions) - 1, 0)) + offsets
-    return spread

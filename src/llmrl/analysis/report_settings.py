@@ -14,7 +14,6 @@ class ReportSettings:
 
     Args:
         rule: definition of the score of a run.
-        target: score from which the optimality gap is measured; None: the mean of the best group.
         curves: metrics to draw; empty: the main objective of each task.
         x_axis: x axis of the curves, one of `scores.AXES`.
         width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
@@ -25,7 +24,6 @@ class ReportSettings:
     """
 
     rule: ScoreRule = field(default_factory=ScoreRule)
-    target: float | None = None
     curves: tuple[str, ...] = ()
     x_axis: str = "env_steps"
     width: int | None = None

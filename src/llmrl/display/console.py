@@ -5,14 +5,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
 from llmrl.core.printable import printable
+
+if TYPE_CHECKING:
+    from llmrl.results.table_format import ReportTable
 
 
 class Terminal(Console):
@@ -41,19 +43,6 @@ def print_line(text: object) -> None:
     sys.stdout.write(f"{printable(text)}\n")
 
 
-def print_link(text: str, address: str) -> None:
-    """Print a text that links to an address in terminals; in files the address itself follows the text.
-
-    Args:
-        text: text of the link.
-        address: URL of any length.
-    """
-    if sys.stdout.isatty():
-        terminal().print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
-    else:
-        print_line(f"{text}: {address}")
-
-
 def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """Print a table of names and values."""
     table = Table(title=title, show_header=False, min_width=70)
@@ -74,12 +63,26 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         sides: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
     """
     print_line(f"\n{title}")
-    table = Table()
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
+    table = new_table(None, columns, sides)
     for row in rows:
         table.add_row(*row)
     Terminal(200).print(table)
+
+
+def new_table(title: str | None, columns: Sequence[str], sides: str = "l") -> Table:
+    """Return a table without rows; `sides` as for `print_table`."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
+    return table
+
+
+def print_report_table(table: ReportTable) -> None:
+    """Print a table of a report with its notes; nothing if it is only written to a file."""
+    if table.columns:
+        print_table(table.caption, table.columns, table.rows, table.sides)
+        for note in table.notes:
+            print_line(note)
 
 
 def near(folder: Path) -> Path:

@@ -39,13 +39,3 @@ def estimate_text(estimate: Estimate, form: NumberFormat) -> str:
     if not np.isfinite(value):
         return NOTHING
     return form(value) + (f" ± {form(error)}" if np.isfinite(error) else "")
-
-
-def bars(estimates: Sequence[Estimate]) -> list[tuple[float, float] | None]:
-    """Return the start and end of a bar from zero to each mean of a column, in [0, 1] of the column's range."""
-    finite = [value for value, _ in estimates if np.isfinite(value)]
-    low, high = min([0.0, *finite]), max([0.0, *finite])
-    if high == low:
-        return [None] * len(estimates)
-    ends = [sorted(((0.0 - low) / (high - low), (value - low) / (high - low))) for value, _ in estimates]
-    return [(end[0], end[1]) if np.isfinite(value) else None for end, (value, _) in zip(ends, estimates, strict=True)]
