@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from llmrl.run.status import RunProgress, Status
 from llmrl.statistics.intervals import Band, difference_interval, improvement, mean_interval
 

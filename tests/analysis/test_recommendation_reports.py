@@ -11,8 +11,8 @@ import pytest
 
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.group_comparison import GroupComparison
+from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.report_tables import tables_of
 from llmrl.core.errors import RunFolderError
 from llmrl.results.principal_scores import SCORES_NOTE

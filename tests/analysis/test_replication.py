@@ -10,8 +10,7 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import GroupNumbers
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import GroupNumbers, ReportSettings
 from llmrl.cli.sweep_report import main
 from llmrl.evaluation.suite_groups import merge_suite_results
 from llmrl.results.groups import tasks_of

@@ -16,7 +16,7 @@ import pytest
 
 from experiments import run as run_experiment
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.scores import ScoreRule
 from llmrl.cli.sweep_report import main, parser
 from llmrl.core.errors import RunFolderError

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import Report
+from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.story.society import informative_metrics
 from llmrl.results.table_format import ReportTable
 from llmrl.run.run import Run

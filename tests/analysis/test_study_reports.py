@@ -13,8 +13,8 @@ import pytest
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape, _held_out_best
+from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_settings import ReportSettings
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
 from llmrl.results.reference_lines import read_references

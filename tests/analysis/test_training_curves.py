@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from experiments import compose, only_run_folder, run_experiment
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_tables import efficiency_table
 from llmrl.analysis.scores import ScoreRule, metric_names, series
 from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, common_frames, curve, read_training

@@ -12,8 +12,7 @@ from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.group_comparison import compare_groups
 from llmrl.analysis.landscape import landscape
 from llmrl.analysis.llm_calls import CallTotals, run_totals, summed
-from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, Section
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, ReportSettings, Section
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.task_warnings import task_warnings
@@ -46,9 +45,9 @@ def summarize(
         RunFolderError: `folder` does not exist, or has no run.
         ConfigError: no run has logged a metric, or a setting is invalid.
     """
-    for option, frames in (("bin", settings.width), ("budget", settings.budget)):
-        if frames is not None and frames < 1:
-            raise ConfigError(f"--{option}={frames} must be a number of frames, 1 or more")
+    for option, n_frames in (("bin", settings.width), ("budget", settings.budget)):
+        if n_frames is not None and n_frames < 1:
+            raise ConfigError(f"--{option}={n_frames} must be a number of frames, 1 or more")
     runs = read_runs(folder) if runs is None else list(runs)
     if not runs:
         raise RunFolderError(f"there are no runs in {folder} (folders s<seed>); give outputs, or a folder in it")

@@ -40,7 +40,8 @@ class GroupCurve:
     def points(self) -> list[list[float]]:
         """Rows of x coordinate, mean, and both ends of its interval."""
         columns = (self.places, self.band.estimate, self.band.low, self.band.high)
-        return np.stack(columns, axis=-1).tolist()
+        rows: list[list[float]] = np.stack(columns, axis=-1).tolist()
+        return rows
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Content of a report: numbers of each group of runs, comparisons of groups, and excluded runs."""
+"""Settings and content of a report: numbers of groups of runs, comparisons of groups, and excluded runs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 from llmrl.analysis.curves import Curve
 from llmrl.analysis.final_episodes import FinalEpisodes
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.scores import ScoreRule
 from llmrl.analysis.story.story import Story
 from llmrl.results.groups import Group
 from llmrl.results.reference_lines import ReferenceLine
 from llmrl.results.run_records import RunRecord
-from llmrl.results.study_settings import StudyResult
+from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.statistics.intervals import Band
 
 ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median"}
@@ -26,6 +26,30 @@ ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median"}
 
 MAX_GROUPS_SHOWN = 12
 """Maximum number of groups in one figure or matrix."""
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """Settings of a report.
+
+    Args:
+        rule: definition of the score of a run.
+        curves: metrics to draw; empty: the main objective of each task.
+        x_axis: x axis of the curves, one of `scores.AXES`.
+        width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
+        budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
+        study: presentation of a study; None: the settings of its newest run.
+        by_name: whether runs of different names are different tasks; False: they are compared with each other, and
+            nothing is a study.
+    """
+
+    rule: ScoreRule = field(default_factory=ScoreRule)
+    curves: tuple[str, ...] = ()
+    x_axis: str = "env_steps"
+    width: int | None = None
+    budget: int | None = None
+    study: StudySettings | None = None
+    by_name: bool = True
 
 
 @dataclass(frozen=True)

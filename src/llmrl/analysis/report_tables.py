@@ -10,8 +10,7 @@ import numpy as np
 
 from llmrl.analysis.final_episodes import players_table
 from llmrl.analysis.llm_calls import CallTotals, summed
-from llmrl.analysis.report import ESTIMATES, Report, Section
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section
 from llmrl.analysis.study_tasks import compare_tasks
 from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
 from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine

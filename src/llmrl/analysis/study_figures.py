@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.curves import GroupCurve
 from llmrl.analysis.figures import (
     Drawing,
     add_legend,
@@ -30,7 +28,6 @@ from llmrl.results.principal_scores import MEASUREMENTS
 from llmrl.results.study_settings import StudyResult
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MAX_WIDTH = 13.0
@@ -161,23 +158,12 @@ def _groups(study: GroupComparison, online: bool) -> Figure:
     if has_curves:
         left.set_xlabel(AXES[MEASUREMENTS if is_anytime else study.settings.x_axis][1])
         if is_anytime:
-            _measurement_axis(left, [curve for curve in curves.values() if curve is not None])
+            left.set_xscale("log")
+            left.xaxis.set_major_formatter("{x:g}")
         else:
             use_prefixes(left)
     add_legend(figure, left, _LEGEND_COLUMNS)
     return figure
-
-
-def _measurement_axis(panel: Axes, curves: Sequence[GroupCurve]) -> None:
-    """Make the x axis logarithmic, with ticks at the numbers of measurements that were evaluated."""
-    places = sorted({float(place) for curve in curves for place in curve.places})
-    ticks: list[float] = []
-    for place in places:
-        if not ticks or place > 1.2 * ticks[-1]:  # closer labels overlap
-            ticks.append(place)
-    panel.set_xscale("log")
-    panel.set_xticks(ticks, [f"{place:g}" for place in ticks])
-    panel.minorticks_off()
 
 
 def tasks_drawing(tasks: TaskComparison, name: str) -> Drawing:

@@ -97,7 +97,7 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         LlmrlError: a missing folder, no runs, an unknown metric, invalid settings, missing matplotlib, or a folder that
             cannot be written.
     """
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.scores import ScoreRule
     from llmrl.display.reports import create_report
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.analysis.report import Report, Section
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import Report, ReportSettings, Section
     from llmrl.analysis.study_tasks import TaskComparison
 
 
@@ -40,8 +39,8 @@ def create_report(
     from llmrl.analysis.aggregate import summarize
     from llmrl.analysis.figures import check_installed
     from llmrl.analysis.probes import draw_probes
+    from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_files import write_report
-    from llmrl.analysis.report_settings import ReportSettings
     from llmrl.sweeps.run_control import records
 
     if figures:
@@ -67,7 +66,7 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
     """
     from importlib.util import find_spec
 
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_tables import slugs
     from llmrl.analysis.study_tasks import NAME, compare_tasks
     from llmrl.display.console import near, print_line

@@ -1,19 +1,36 @@
-"""Means over the runs of a group, and their text in tables."""
+"""Metrics of the runs of a group, their means, and the text of these in tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from llmrl.core.errors import RunFolderError
+from llmrl.core.run_context import Kind
 from llmrl.results.replication import units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat
+from llmrl.run.metrics import FILE_NAME, read_metrics
 from llmrl.statistics.estimators import standard_error, unit_means
 
 Estimate = tuple[float, float]
 """A mean and its standard error; NaN if they are unknown."""
 UNKNOWN: Estimate = (float("nan"), float("nan"))
+
+
+def read_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+    """Return a run's rows of metrics, of one `kind` or all; empty if the file is missing or damaged.
+
+    The tables of scores report damaged files.
+    """
+    path = folder / FILE_NAME
+    try:
+        return read_metrics(path, kind) if path.is_file() else []
+    except RunFolderError:
+        return []
 
 
 def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.story.means import Estimate, estimate_text, mean_over_runs, number_form
-from llmrl.analysis.story.records import read_rows
+from llmrl.analysis.story.means import Estimate, estimate_text, mean_over_runs, number_form, read_rows
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.groups import Group
 from llmrl.results.principal_scores import RECOMMENDATION, principal_scores

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.analysis.story.means import UNKNOWN, Estimate, estimate_text, mean_over_runs, number_form
-from llmrl.analysis.story.records import read_rows
+from llmrl.analysis.story.means import UNKNOWN, Estimate, estimate_text, mean_over_runs, number_form, read_rows
 from llmrl.core.run_context import Kind
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
