@@ -10,12 +10,12 @@ import numpy as np
 from llmrl.analysis.curves import curves_of
 from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.group_comparison import compare_groups
-from llmrl.analysis.landscape import landscape
+from llmrl.analysis.landscape import Landscape, landscape
 from llmrl.analysis.llm_calls import CallTotals, run_totals, summed
 from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, ReportSettings, Section
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
-from llmrl.analysis.task_warnings import task_warnings
+from llmrl.analysis.task_warnings import identical_proposals, task_warnings
 from llmrl.analysis.training_curves import EFFICIENCY, FrameBudget, common_frames, is_training_metric, training_note
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.groups import FinishedGroups, Group, ReportTask, tasks_of
@@ -124,6 +124,9 @@ def _section(
     width = None if frames is None else frames.width
     curves, notes = curves_of(groups, settings.curves, settings.x_axis, width)
     references, warnings = read_references(groups)
+    study = _study(task, groups, references, settings.study, width) if settings.by_name else None
+    if not isinstance(study, Landscape):  # whose proposals are identical by design
+        warnings = (*warnings, *identical_proposals(groups))
     return Section(
         task.title,
         task.common,
@@ -137,7 +140,7 @@ def _section(
         () if frames is None else _efficiency(task, frames),
         references,
         (*task_warnings(groups), *warnings),
-        _study(task, groups, references, settings.study, width) if settings.by_name else None,
+        study,
         build_story(task, groups),
     )
 
