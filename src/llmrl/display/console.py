@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
@@ -41,6 +42,19 @@ def terminal() -> Console:
 def print_line(text: object) -> None:
     """Print a line without wrapping it, with control characters spelled out."""
     sys.stdout.write(f"{printable(text)}\n")
+
+
+def print_link(text: str, address: str) -> None:
+    """Print a text that links to an address in terminals; in files the address itself follows the text.
+
+    Args:
+        text: text of the link.
+        address: URL of any length.
+    """
+    if sys.stdout.isatty():
+        terminal().print(Text(text, style=Style(link=address, underline=True)), soft_wrap=True)
+    else:
+        print_line(f"{text}: {address}")
 
 
 def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:

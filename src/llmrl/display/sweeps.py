@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrl.display.console import near, new_table, terminal
+from llmrl.display.console import near, new_table, print_line, print_link, terminal
 from llmrl.display.run_summary import record, validity_warning_of
 from llmrl.run.status import SUMMARY_NAME
 
@@ -57,10 +57,11 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
 
 
 def print_commands(folder: Path) -> None:
-    """Print the commands that show a folder of runs."""
+    """Print the commands that show a folder of runs, and a link to the means of its groups."""
     root = shlex.quote(str(near(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
         terminal().print(f"{command} {root}", soft_wrap=True)
+    print_first_screen(folder)
 
 
 def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
@@ -103,6 +104,24 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
         style = None if state in ("finished", "submitted") else "bold"
         table.add_row(prerequisite.name, prerequisite.what, state or "-", duration, str(near(folder)), style=style)
     terminal().print(table)
+
+
+def print_first_screen(folder: Path) -> None:
+    """Write the means of a folder's groups for TensorBoard, and print a link to them.
+
+    Nothing is printed if there are no groups to compare, or no finished run has a TensorBoard log.
+    """
+    from llmrl.analysis.first_screen import write_first_screen
+    from llmrl.core.errors import LlmrlError
+    from llmrl.results.run_records import read_runs
+
+    try:
+        link = write_first_screen(folder, read_runs(folder))
+    except LlmrlError as error:
+        print_line(f"The means of the groups cannot be written for TensorBoard: {error}")
+        return
+    if link is not None:
+        print_link("Means of the groups, with TensorBoard on its usual port", link)
 
 
 def common_folder(folders: Sequence[Path]) -> Path:
