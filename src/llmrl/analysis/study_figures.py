@@ -20,7 +20,7 @@ from llmrl.analysis.figures import (
     use_prefixes,
 )
 from llmrl.analysis.group_comparison import GroupComparison
-from llmrl.analysis.group_styles import group_styles, level_style
+from llmrl.analysis.group_styles import group_styles, label_line_ends, level_style
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.study_tasks import TaskComparison
@@ -122,7 +122,7 @@ def _adaptation(study: Landscape) -> Figure:
     panel.set_xlabel("adaptation rounds")
     panel.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))
     panel.set_title(", ".join(study.names), loc="right", fontsize=9)
-    add_legend(figure, panel, _LEGEND_COLUMNS)
+    label_line_ends(panel)
     return figure
 
 
@@ -135,7 +135,7 @@ def _groups(study: GroupComparison, online: bool) -> Figure:
     curves = {trace.name: trace.anytime if is_anytime else trace.curve for trace in traces}
     has_curves = any(curve is not None for curve in curves.values())
     width = 1.5 + 0.45 * len(traces)
-    figure = new_figure((8.2 if has_curves else 0.6) + width, 5.6 + 0.12 * len(traces))
+    figure = new_figure((8.2 if has_curves else 0.6) + width, 5.6)
     panels = figure.subplots(
         1, 2 if has_curves else 1, sharey=True, squeeze=False, width_ratios=[6, width] if has_curves else [1]
     )[0]
@@ -162,7 +162,8 @@ def _groups(study: GroupComparison, online: bool) -> Figure:
             left.xaxis.set_major_formatter("{x:g}")
         else:
             use_prefixes(left)
-    add_legend(figure, left, _LEGEND_COLUMNS)
+    if not (has_curves and label_line_ends(left)):
+        add_legend(figure, left, _LEGEND_COLUMNS)
     return figure
 
 
