@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from explored import played
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
 from llmrl.analysis.story.society import informative_metrics
+from llmrl.analysis.story.talks import MAX_CHARACTERS, truncate_start
+from llmrl.core.frames import save_video
 from llmrl.results.table_format import ReportTable
 from llmrl.run.run import Run
 
@@ -107,6 +111,21 @@ def test_teacher_plans_and_invalid_shares(tmp_path: Path) -> None:
     assert told(report, "plans").rows == [["all runs", "a locked door", "find the key (75%); explore (25%)"]]
 
 
+def test_page_shows_conversation(tmp_path: Path) -> None:
+    played(tmp_path, 3, video=True)
+    report = summarize(tmp_path, SETTINGS)
+    [section] = report.sections
+    [exchange] = section.story.exchanges
+    assert exchange.prompt.endswith("prompt of step 0 for 0") and exchange.action == "go 0" and exchange.reward == 1.0
+    page = write_report(report, tmp_path / "report")
+    text = page.read_text()
+    assert "Requests and replies of language models" in text and "data:image/gif;base64," in text
+    assert "<script>" not in text and "&lt;script&gt;" in text
+    assert (page.parent / "figures" / "corridor_video_0.gif").is_file()
+    # What these runs have nothing of has no heading.
+    assert not [title for title in ("Proposals over time", "Society of agents", "Advice of teachers") if title in text]
+
+
 def test_page_shows_proposals(tmp_path: Path) -> None:
     for seed in range(3):
         has_principal(tmp_path, "ucb", seed, [1.0, 5.0 + seed])
@@ -117,3 +136,32 @@ def test_page_shows_proposals(tmp_path: Path) -> None:
     assert "Proposals over time" in text and (page.parent / "figures" / "town_proposals.png").is_file()
     # Chapters without content have no heading.
     assert "Society of agents" in text and "Advice of teachers" not in text
+
+
+def test_long_prompts_are_truncated() -> None:
+    text = "\n".join(f"line {i}" for i in range(1000))
+    shortened = truncate_start(text)
+    assert shortened.endswith("line 999") and len(shortened) < MAX_CHARACTERS + 60
+    first, rest = shortened.split("\n", 1)
+    assert first == f"[{len(text) - len(rest):,} characters before]" and rest.startswith("line ")
+
+
+def test_page_shows_principal_text(tmp_path: Path) -> None:
+    folder = has_principal(tmp_path, "llm", 0, [1.0, 2.0])
+    call = {"hash": "x", "time": 1.0, "spent": {}, "model": "m", "stream": 0, "repeat": 0, "purpose": "principal"}
+    calls = [
+        {**call, "messages": [{"role": "user", "content": "Propose a fee."}], "reply": reply}
+        for reply in ("fee 1", "fee 2")
+    ]
+    (folder / "llm_calls.jsonl").write_text("".join(json.dumps(call_line) + "\n" for call_line in calls))
+    frames = [np.full((16, 32, 3), 60 * i, dtype=np.uint8) for i in range(3)]
+    videos = folder / "evaluation_mechanism_none-best" / "videos"
+    (videos / "best").mkdir(parents=True)
+    save_video(frames, videos / "best", "world", 2.0)
+    save_video(frames, videos, "side_by_side", 2.0)
+    [section] = summarize(tmp_path, SETTINGS).sections
+    [exchange] = section.story.exchanges
+    assert (exchange.prompt, exchange.reply, exchange.place) == ("Propose a fee.", "fee 2", "principal, call 2")
+    [video] = section.story.videos
+    assert video.path == videos / "side_by_side.gif" and "side by side" in video.caption
+    assert "fee 2" in write_report(summarize(tmp_path, SETTINGS), tmp_path / "report").read_text()

@@ -13,6 +13,7 @@ import llmrl
 from llmrl.analysis.figures import Drawing, drawings_of
 from llmrl.analysis.report import Report, Section
 from llmrl.analysis.report_tables import online_performance, slugs, tables_of
+from llmrl.analysis.story.talks import Exchange, StoryVideo
 from llmrl.analysis.story.timeline_figure import timeline_drawing
 from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
 from llmrl.analysis.study_tasks import NAME as OVERVIEW
@@ -54,12 +55,18 @@ class Chapter:
         title: heading; empty for the chapter of a study.
         notes: sentences at the start.
         drawings, tables: figures, then tables.
+        exchanges, videos: conversations with language models, and videos of agents.
     """
 
     title: str
-    notes: Sequence[str]
-    drawings: Sequence[Drawing]
-    tables: Sequence[ReportTable]
+    notes: Sequence[str] = ()
+    drawings: Sequence[Drawing] = ()
+    tables: Sequence[ReportTable] = ()
+    exchanges: Sequence[Exchange] = ()
+    videos: Sequence[StoryVideo] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.drawings or self.tables or self.exchanges or self.videos)
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,9 @@ def write_report(
     for drawing in (*overview, *(d for part in parts for chapter in part.chapters for d in chapter.drawings)):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
+    for part in parts:
+        for number, video in enumerate(video for chapter in part.chapters for video in chapter.videos):
+            write_bytes(out / "figures" / f"{part.name}_video_{number}.gif", video.content)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
         write_atomic(path, _render(template, report, parts, tables, comparison, overview))
     return out / PAGE
@@ -152,12 +162,14 @@ def _chapters(section: Section, name: str, tables: Sequence[ReportTable], drawin
 
     study = chapter("", _STUDY, section.study.sentences if section.study is not None else ())
     story = [chapter(title, kinds) for title, kinds in _STORY.items()]
+    videos = section.story.videos if drawings else ()
+    story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges, videos=videos))
     curves = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
     notes = ["No run has finished."] if not section.compared else [*section.not_shown, *section.notes]
     scores = chapter("Scores", (*curves, "scores", "efficiency", "improvement"), notes)
     # A study starts with its results, other runs with their scores.
     chapters = [study, *story, scores] if section.study is not None else [scores, *story]
-    return [candidate for candidate in chapters if candidate.drawings or candidate.tables]
+    return [candidate for candidate in chapters if candidate]
 
 
 def count_sentence(report: Report) -> str:
@@ -214,6 +226,7 @@ def _render(
         undefined=StrictUndefined,
     )
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
+    environment.filters["quoted"] = lambda text: "\n".join(f"    {line}" for line in text.split("\n"))
     tables_by_name: Mapping[str, ReportTable] = {table.name: table for table in tables}
     text = environment.get_template(template).render(
         report=report,

@@ -1,4 +1,4 @@
-"""The story of a task: proposals, society and teachers, in reading order."""
+"""The story of a task: proposals, society, teachers and players, in reading order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmrl.analysis.story.proposed import GroupProposals, best_table, read_group_proposals
 from llmrl.analysis.story.society import society_table
+from llmrl.analysis.story.talks import Exchange, StoryVideo, find_exchanges, find_videos
 from llmrl.analysis.story.taught import plans_table, teacher_table
 from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.study_settings import short_group_names
@@ -19,10 +20,14 @@ class Story:
     Attributes:
         proposals: proposals of each group.
         tables: tables in the order in which they are shown.
+        exchanges: prompts to language models with their replies.
+        videos: videos of agents.
     """
 
     proposals: tuple[GroupProposals, ...] = ()
     tables: tuple[ReportTable, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+    videos: tuple[StoryVideo, ...] = ()
 
 
 def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
@@ -42,7 +47,7 @@ def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
     tables += [
         table for table in (society_table(groups), teacher_table(groups), plans_table(groups)) if table is not None
     ]
-    return Story(proposals, tuple(tables))
+    return Story(proposals, tuple(tables), find_exchanges(groups), find_videos(groups))
 
 
 def short_names(task: ReportTask) -> dict[str, str]:
