@@ -18,8 +18,8 @@ import numpy as np
 from llmrl.analysis.curves import group_curve
 from llmrl.analysis.story.story import short_names
 from llmrl.core.atomic_files import remove_ignoring_errors
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.privacy import OWNER_ONLY, kept_private
-from llmrl.core.run_context import Kind
 from llmrl.results.groups import Group, ReportTask, tasks_of
 from llmrl.results.principal_scores import ANYTIME
 from llmrl.results.reference_lines import LINES, OBJECTIVE, read_references
@@ -130,8 +130,8 @@ def _means(group: Group) -> tuple[Points, Points, Points]:
         tag = tag_of(kind, metric)
         if tag is None or len(series) < len(group.runs) or (curve := group_curve(series, units)) is None:
             continue
-        for place, *values in curve.points:
-            for curve_points, value in zip(points, values if tag.startswith(COMPARE) else values[:1], strict=False):
+        for place, *band in curve.points:
+            for curve_points, value in zip(points, band if tag.startswith(COMPARE) else band[:1], strict=False):
                 if np.isfinite(value):
                     curve_points[round(place)][tag] = value
     return points

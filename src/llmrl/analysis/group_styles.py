@@ -77,14 +77,14 @@ def label_line_ends(panel: Axes) -> bool:
     assert figure is not None
     height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
     gap = _FONT_SIZE * _LABEL_HEIGHT / height
-    lines, labels = panel.get_legend_handles_labels()
+    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
     if gap * len(lines) > 1:
         return False
     points = [line.get_transform().transform(line.get_xydata()[-1]) for line in lines]
     ends = panel.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
-    for line, label, end, place in zip(lines, labels, ends, spread_positions(ends[:, 1], gap), strict=True):
+    for line, end, place in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
         panel.annotate(
-            label,
+            str(line.get_label()),
             xy=end,
             xycoords="axes fraction",
             xytext=(1.045, place),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.run_context import Kind
+from llmrl.core.metric_kinds import Kind
 from llmrl.results.replication import units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat

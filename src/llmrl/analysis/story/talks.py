@@ -116,8 +116,8 @@ def _videos(folder: Path) -> Iterator[Path]:
 def _exchange(name: str, run: RunRecord) -> Exchange | None:
     """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
     try:
-        episode = next(read_episodes(run.folder), {"steps": []})
-        for number, step in enumerate(episode["steps"]):
+        episode = next(read_episodes(run.folder), None)
+        for number, step in enumerate(episode["steps"] if episode is not None else ()):
             for player in step:
                 if player.get("calls") and player.get("valid") is not False and "reply" in player:
                     return _player_exchange(name, episode, number, player)
