@@ -80,7 +80,7 @@ def label_line_ends(panel: Axes) -> bool:
     lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
     if gap * len(lines) > 1:
         return False
-    points = [line.get_transform().transform(line.get_xydata()[-1]) for line in lines]
+    points = [line.get_transform().transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     ends = panel.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
     for line, end, place in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
         panel.annotate(

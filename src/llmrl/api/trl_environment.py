@@ -34,10 +34,9 @@ class TextEnvironment:
         from llmrl.agents.llm_player.answer_format import make_answer_format
         from llmrl.core.option_files import option
 
-        self._env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._trusted)
-        self._answers: AnswerFormat = make_answer_format(
-            self._env.spec, "name", option("agent", "llm_player")["decimals"]
-        )
+        env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._trusted)
+        self._env = env
+        self._answers: AnswerFormat = make_answer_format(env.spec, "name", option("agent", "llm_player")["decimals"])
         self._observation: Observation = {}
         self._return, self._is_over = 0.0, True
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,11 @@ def _videos(folder: Path) -> Iterator[Path]:
 def _exchange(name: str, run: RunRecord) -> Exchange | None:
     """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
     try:
-        episode = next(read_episodes(run.folder), None)
-        for number, step in enumerate(episode["steps"] if episode is not None else ()):
-            for player in step:
-                if player.get("calls") and player.get("valid") is not False and "reply" in player:
-                    return _player_exchange(name, episode, number, player)
+        for episode in islice(read_episodes(run.folder), 1):
+            for number, step in enumerate(episode["steps"]):
+                for player in step:
+                    if player.get("calls") and player.get("valid") is not False and "reply" in player:
+                        return _player_exchange(name, episode, number, player)
     except (RunFolderError, ValueError, KeyError, TypeError) as error:
         log.warning("%s: its episodes cannot be read (%r)", run.folder, error)
     return None
