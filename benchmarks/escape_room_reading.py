@@ -185,8 +185,7 @@ def principals(folder: Path, seeds: int) -> None:
 
 
 def interval(scores: np.ndarray) -> str:
-    band = mean_interval(scores)
-    return with_interval(float(band.estimate), float(band.low), float(band.high), "{:.0f}".format)
+    return with_interval(mean_interval(scores), "{:.0f}".format)
 
 
 PARTS = {"landscape": landscape, "contexts": contexts, "principals": principals}

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from llmrl.run.status import RunProgress, Status
 from llmrl.statistics.intervals import Band, difference_interval, improvement, mean_interval
 
@@ -85,7 +85,7 @@ def of_improvement(draw: Draw, rng: np.random.Generator, n: int, experiments: in
     x, y = (draw(rng, (1_000_000,)) for _ in range(2))
     ahead = float(x.std())
     truth = float(np.searchsorted(np.sort(y), x + ahead).mean() / len(y))
-    found = [improvement([draw(rng, (n,)) + ahead], [draw(rng, (n,))], [None], [None]) for _ in range(experiments)]
+    found = [improvement(draw(rng, (n,)) + ahead, draw(rng, (n,))) for _ in range(experiments)]
     return float(np.mean([interval.low <= truth <= interval.high for interval in found]))
 
 

@@ -25,8 +25,7 @@ from results_pages import ResultPages
 from results_runs import restore_runs, write_runs
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import Report
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_tables import slugs
 from llmrl.analysis.study_tasks import NAME, TaskComparison, compare_tasks
 from llmrl.display.reports import create_report

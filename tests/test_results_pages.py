@@ -14,7 +14,7 @@ from results_pages import ResultPages, interval, negated, number, numbers_in, si
 from results_runs import read_rows, restore_runs, write_runs
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from llmrl.results.study_settings import StudySettings
 from llmrl.run.training_episodes import TrainingEpisodes
 from run_folders import SCRIPTED, write_run

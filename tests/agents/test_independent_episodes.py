@@ -9,7 +9,7 @@ import pytest
 from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.final_episodes import players_table
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from llmrl.cli.evaluate import evaluate, main, parser
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_parts

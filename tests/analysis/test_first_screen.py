@@ -49,8 +49,7 @@ def scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
 
 
 def test_group_has_mean_and_band(sweep: Path) -> None:
-    screen = write_first_screen(sweep, read_runs(sweep))
-    assert screen is not None and screen.groups == 2 and screen.bands
+    assert write_first_screen(sweep, read_runs(sweep)) == link(bands=True)
     assert scalars(sweep / "mean" / "ucb", "Compare/2_online_objective") == [(1, 1.0), (2, 4.0), (3, 7.0)]
     assert scalars(sweep / "mean" / "ucb", "validation/apples") == [(1, 2.0), (2, 8.0), (3, 14.0)]
     low, high = (scalars(sweep / "mean" / "ucb" / end, "Compare/2_online_objective") for end in ("low95", "high95"))
@@ -61,7 +60,7 @@ def test_group_has_mean_and_band(sweep: Path) -> None:
     accumulator.Reload()
     assert accumulator.Tags()["scalars"] == ["Compare/2_online_objective"]
     # They are nobody's runs.
-    assert len(find_runs(sweep)) == 10 and screen == write_first_screen(sweep, read_runs(sweep))
+    assert len(find_runs(sweep)) == 10 and write_first_screen(sweep, read_runs(sweep)) == link(bands=True)
     assert len(list((sweep / "mean" / "ucb").glob("events*"))) == 1
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from llmrl.analysis.group_styles import LineEnd, group_styles, label_line_ends, sparse_markers, spread_positions
+from llmrl.analysis.group_styles import group_styles, label_line_ends, spread_positions
 
 
 def test_twelve_groups_differ_in_grayscale() -> None:
@@ -17,11 +17,6 @@ def test_twelve_groups_differ_in_grayscale() -> None:
     assert len({str(style["linestyle"]) for style in styles.values()}) == 12
     assert styles["g03"]["color"] == styles["g07"]["color"] != styles["g00"]["color"]
     assert styles == group_styles(names[::-1], baselines=["g03", "g07"])
-
-
-def test_long_lines_have_few_markers() -> None:
-    style = group_styles(["a"])["a"]
-    assert "markevery" not in sparse_markers(style, 8) and 100 / sparse_markers(style, 100)["markevery"] <= 13
 
 
 @given(st.lists(st.floats(-0.5, 1.5), min_size=1, max_size=12), st.floats(0.001, 1 / 12))
@@ -40,7 +35,20 @@ def test_labels_avoid_overlap() -> None:
 
 def test_omits_excess_labels() -> None:
     panel = Figure(figsize=(4, 2)).subplots()
-    panel.plot([0, 1], [0, 1])
-    ends = [LineEnd(str(i), 1.0, i / 30, "black") for i in range(30)]
-    assert not label_line_ends(panel, ends) and not panel.texts
-    assert label_line_ends(panel, ends[:3]) and [text.get_text() for text in panel.texts] == ["0", "1", "2"]
+    for i in range(30):
+        panel.plot([0, 1], [0, i], label=str(i))
+    assert not label_line_ends(panel) and not panel.texts
+
+
+def test_labels_point_to_ends_of_lines() -> None:
+    panel = Figure(figsize=(4, 2)).subplots()
+    panel.set_xscale("log")
+    panel.plot([1, 10], [5, 2], label="curve", color="red")
+    panel.plot([1, 100], [0, 10])
+    panel.axhline(4, label="level")
+    panel.set(xlim=(1, 100), ylim=(0, 10))
+    assert label_line_ends(panel)
+    curve, level = panel.texts
+    assert (curve.get_text(), level.get_text()) == ("curve", "level")
+    np.testing.assert_allclose([curve.xy, level.xy], [(0.5, 0.2), (1.0, 0.4)], atol=1e-9)
+    assert curve.arrow_patch.get_edgecolor()[:3] == (1.0, 0.0, 0.0)

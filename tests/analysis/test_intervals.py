@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from llmrl.statistics.estimators import optimality_gap, standard_error
+from llmrl.statistics.estimators import standard_error
 from llmrl.statistics.intervals import (
     MINIMUM_UNITS,
     Band,
@@ -24,9 +24,6 @@ from llmrl.statistics.intervals import (
     improvement,
     improvement_matrix,
     mean_interval,
-    mean_over_tasks,
-    performance_profile,
-    probability_of_improvement,
 )
 
 SCORES = st.lists(st.integers(-20, 20).map(float), min_size=1, max_size=12)
@@ -69,11 +66,6 @@ def cover_clustered_difference(rng: np.random.Generator, n: int) -> float:
     return coverage(difference_interval(x, y, labels, labels), 0)
 
 
-def cover_task_mean(rng: np.random.Generator, n: int) -> float:
-    tasks = [rng.normal(level, scale, (EXPERIMENTS, n)) for level, scale in ((0, 1), (3, 2), (6, 4))]
-    return coverage(mean_over_tasks(tasks, [None] * 3), 3)
-
-
 @pytest.mark.parametrize("n", [5, 10])
 @pytest.mark.parametrize(
     "simulate",
@@ -83,7 +75,6 @@ def cover_task_mean(rng: np.random.Generator, n: int) -> float:
         cover_unpaired_difference,
         cover_paired_difference,
         cover_clustered_difference,
-        cover_task_mean,
     ],
 )
 def test_normal_score_intervals_have_coverage(simulate: Callable[[np.random.Generator, int], float], n: int) -> None:
@@ -95,7 +86,7 @@ def test_normal_score_intervals_have_coverage(simulate: Callable[[np.random.Gene
 def test_improvement_intervals_have_coverage(n: int, shift: float) -> None:
     rng, truth, n_covered = np.random.default_rng(n), stats.norm.cdf(shift / math.sqrt(2)), 0
     for _ in range(2000):
-        interval = improvement([rng.normal(shift, 1, n)], [rng.normal(0, 1, n)], [None], [None])
+        interval = improvement(rng.normal(shift, 1, n), rng.normal(0, 1, n))
         n_covered += interval.low <= truth <= interval.high
     assert n_covered / 2000 > 0.935  # 94 % less a standard error of 0.5 %
 
@@ -160,14 +151,12 @@ def test_small_samples_have_no_interval(units: int) -> None:
         difference_interval(small, large),
         difference_interval(large, small),
         difference_interval(small, small + 1, list(range(units)), list(range(units))),
-        mean_over_tasks([large, small], [None, None]),
-        estimates([small], [None], 0.0)["mean"],
-        performance_profile([large, small], np.array([1.0])),
-        improvement_matrix([[small], [large]]),
+        estimates(small)["mean"],
+        improvement_matrix([small, large]),
     ]
     for band in bands:
         assert np.isfinite(band.estimate).all() and np.isnan(band.low).all() and np.isnan(band.high).all()
-    assert math.isnan(improvement([small], [large], [None], [None]).low)
+    assert math.isnan(improvement(small, large).low)
 
 
 def test_curve_points_have_separate_intervals() -> None:
@@ -183,14 +172,11 @@ def test_equal_scores_have_zero_width() -> None:
     assert (float(band.low), float(band.high)) == (0.5, 0.5)
 
 
-def test_task_estimates() -> None:
-    tasks = [np.array([0.0, 2, 0, 2, 1]), np.array([10.0] * 6), np.array([40.0, 60, 50, 45, 55])]
-    interval = estimates(tasks, [None] * 3, 50.0)
-    assert interval["mean"].estimate == pytest.approx(61 / 3) and interval["median"].estimate == 10
-    assert interval["gap"].estimate == pytest.approx(optimality_gap(np.concatenate(tasks), 50.0))
-    assert np.isfinite(interval["mean"].low)
-    for name in ("iqm", "median", "gap"):
-        assert np.isnan(interval[name].low)
+def test_only_mean_has_interval() -> None:
+    found = estimates(np.array([40.0, 60, 50, 45, 60]))
+    assert found["mean"].estimate == 51 and found["median"].estimate == 50
+    assert found["iqm"].estimate == pytest.approx(155 / 3)
+    assert np.isfinite(found["mean"].low) and np.isnan(found["iqm"].low) and np.isnan(found["median"].high)
 
 
 def slow_probability(x: list[float], y: list[float]) -> float:
@@ -201,21 +187,21 @@ def slow_probability(x: list[float], y: list[float]) -> float:
 
 @given(SCORES, SCORES)
 def test_improvement_counts_pairs(x: list[float], y: list[float]) -> None:
-    share = probability_of_improvement([np.array(x)], [np.array(y)])
+    share = improvement(np.array(x), np.array(y)).estimate
     assert share == pytest.approx(slow_probability(x, y))
-    assert share + probability_of_improvement([np.array(y)], [np.array(x)]) == pytest.approx(1)
+    assert share + improvement(np.array(y), np.array(x)).estimate == pytest.approx(1)
 
 
 @settings(max_examples=30)
-@given(st.lists(st.tuples(SCORES, SCORES), min_size=1, max_size=4))
-def test_matrix_matches_pairs(groups: list[tuple[list[float], list[float]]]) -> None:
-    """Use two tasks and groups of different sizes."""
-    scores = [[np.array(task) for task in group] for group in groups]
+@given(st.lists(SCORES, min_size=1, max_size=4))
+def test_matrix_matches_pairs(groups: list[list[float]]) -> None:
+    """Use groups of different sizes."""
+    scores = [np.array(group) for group in groups]
     band = improvement_matrix(scores)
     for i, j in itertools.product(range(len(scores)), repeat=2):
-        expected = 0.5 if i == j else probability_of_improvement(scores[i], scores[j])
+        expected = 0.5 if i == j else slow_probability(groups[i], groups[j])
         assert band.estimate[i, j] == pytest.approx(expected)
-        has_units = i != j and all(len(task) >= MINIMUM_UNITS for k in (i, j) for task in scores[k])
+        has_units = i != j and all(len(scores[k]) >= MINIMUM_UNITS for k in (i, j))
         assert np.isfinite(band.low[i, j]) == np.isfinite(band.high[i, j]) == has_units
         if has_units:
             assert -1e-9 <= band.low[i, j] <= band.estimate[i, j] <= band.high[i, j] <= 1 + 1e-9
@@ -223,33 +209,14 @@ def test_matrix_matches_pairs(groups: list[tuple[list[float], list[float]]]) -> 
 
 
 def test_complete_separation_is_not_certainty() -> None:
-    interval = improvement([np.arange(5.0) + 10], [np.arange(5.0)], [None], [None])
+    interval = improvement(np.arange(5.0) + 10, np.arange(5.0))
     assert interval.estimate == interval.high == 1 and 0.4 < interval.low < 0.8
 
 
 def test_improvement_uses_common_units() -> None:
     x, y, labels = np.array([1.1, 1.2, 9.1, 9.2]), np.array([1.0, 1.0, 9.0, 9.0]), list("aabb")
-    assert improvement([x], [y], [labels], [labels]).estimate == 1.0
-    assert improvement([x], [y], [None], [None]).estimate == 0.75
-
-
-@settings(max_examples=40)
-@given(SCORES)
-def test_profile_decreases_within_band(scores: list[float]) -> None:
-    thresholds = np.array([-21.0, *np.unique(scores), 21])
-    band = performance_profile([np.array(scores)], thresholds)
-    assert band.estimate[0] == 1 and band.estimate[-1] == 0 and (np.diff(band.estimate) <= 0).all()
-    assert band.estimate == pytest.approx([np.mean([s > t for s in scores]) for t in thresholds])
-    if len(scores) >= MINIMUM_UNITS:
-        assert ((band.low <= band.estimate) & (band.estimate <= band.high)).all()
-        assert (np.diff(band.low) <= 0).all() and (np.diff(band.high) <= 0).all()
-        wilson = stats.binomtest(sum(s > thresholds[1] for s in scores), len(scores)).proportion_ci(method="wilson")
-        assert (band.low[1], band.high[1]) == pytest.approx((wilson.low, wilson.high), abs=1e-9)
-
-
-def test_profile_with_shared_units_has_no_band() -> None:
-    scores, labels = np.arange(20.0), np.repeat(range(5), 4).tolist()
-    assert np.isnan(performance_profile([scores], np.array([3.0]), [labels]).low).all()
+    assert improvement(x, y, labels, labels).estimate == 1.0
+    assert improvement(x, y).estimate == 0.75
 
 
 def test_describe() -> None:
@@ -301,8 +268,7 @@ def test_unreliable_difference_has_no_interval() -> None:
         lambda: mean_interval(np.ones(3), [1, 2]),
         lambda: mean_interval(np.ones(5), level=95),
         lambda: mean_interval(np.ones(5), level=0),
-        lambda: mean_over_tasks([np.ones(5)], []),
-        lambda: improvement_matrix([[np.array([np.nan])], [np.array([1.0])]]),
+        lambda: improvement_matrix([np.array([np.nan]), np.array([1.0])]),
     ],
 )
 def test_invalid_input_raises(call: Callable[[], object]) -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from experiments import compose, only_run_folder, run
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import GroupNumbers
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import GroupNumbers, ReportSettings
 from llmrl.cli.sweep_report import main
 from llmrl.evaluation.suite_results import experiments, merge_suite_results
 from llmrl.results.groups import tasks_of
@@ -40,10 +39,8 @@ def test_seeds_of_single_pretraining_warn(tmp_path: Path) -> None:
         write_pretrained_run(tmp_path, 0, seed, 40.0 + seed)
     found = numbers(tmp_path)
     assert found.remark == "1 pre-training run: no interval below 5" and np.isnan(found.estimates["mean"].low)
-    assert found.units == "1 pre-training run, 6 runs"
     main([str(tmp_path), "--no-figures"])
-    summary = (tmp_path / "report" / "summary.md").read_text()
-    assert "1 pre-training run, 6 runs" in summary and "1 pre-training run: no interval below 5" in summary
+    assert "1 pre-training run: no interval below 5" in (tmp_path / "report" / "summary.md").read_text()
 
 
 def test_pretraining_seeds_form_level(tmp_path: Path) -> None:
@@ -54,8 +51,7 @@ def test_pretraining_seeds_form_level(tmp_path: Path) -> None:
             write_pretrained_run(tmp_path / "shared", pretraining, seed, level + seed)
             write_run(tmp_path / "alone", "harvest", ["principal=ucb"], 3 * pretraining + seed, [level + seed])
     shared, independent = numbers(tmp_path / "shared"), numbers(tmp_path / "alone")
-    assert shared.group.label == "all runs" and len(shared.pooled) == shared.expected == 15
-    assert shared.units == "5 pre-training runs, 15 runs"
+    assert shared.group.label == "all runs" and len(shared.scores) == shared.group.expected == 15
     assert shared.remark == independent.remark == ""
     widths = [
         float(numbers_of_group.estimates["mean"].high - numbers_of_group.estimates["mean"].low)
@@ -102,19 +98,8 @@ def test_interval_is_over_runs(tmp_path: Path) -> None:
         write_run(tmp_path / "inside", "game", ["principal=ucb"], seed, inside=within_runs)
         write_run(tmp_path / "alone", "game", ["principal=ucb"], seed, [float(np.mean(within_runs))])
     within_runs, independent = numbers(tmp_path / "inside"), numbers(tmp_path / "alone")
-    assert within_runs.units == "5 runs, 10 societies, 30 episodes" and independent.units == "5 runs"
     bands = [numbers_of_group.estimates["mean"] for numbers_of_group in (within_runs, independent)]
     assert float(bands[0].low) == pytest.approx(float(bands[1].low)) and np.isfinite(bands[0].low)
-
-
-def test_foreign_summary_is_ignored(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, "game", ["principal=ucb"], 0, inside=[[1.0, 2.0]])
-    write_run(tmp_path, "game", ["principal=ucb"], 1, inside=[[3.0, 2.0]])
-    assert numbers(tmp_path).units == "2 runs, 4 episodes"
-    (folder / "summary.json").write_text('{"result_episodes": [[7.0]]}')
-    assert numbers(tmp_path).units == "2 runs, 2 episodes"
-    (folder / "summary.json").write_text("{}")
-    assert numbers(tmp_path).units == "2 runs, 2 episodes"
 
 
 ROOM = ("env=escape_room", "env.n_envs=8", "design.adapt_rounds=1", "design.steps=6", "design.evaluations=4")

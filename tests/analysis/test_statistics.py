@@ -18,11 +18,9 @@ from llmrl.statistics.estimators import (
     mean,
     mean_proportion,
     median,
-    optimality_gap,
     proportion,
     standard_error,
     standard_error_of_mean,
-    standard_error_over_tasks,
     unit_means,
     wilson,
 )
@@ -59,9 +57,6 @@ def test_estimates_are_equivariant(scores: list[float], shift: float, scale: flo
 def test_standard_errors_of_small_samples() -> None:
     assert math.isnan(standard_error(np.array([3.0])))
     assert standard_error_of_mean(np.array([3.0])) is None
-    tasks = [np.array([1.0, 3]), np.array([5.0, 9])]
-    assert standard_error_over_tasks(tasks, [None, None]) == pytest.approx(np.sqrt(1 + 4) / 2)
-    assert math.isnan(standard_error_over_tasks([np.array([1.0]), np.array([5.0, 9])], [None, None]))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +65,6 @@ def test_standard_errors_of_small_samples() -> None:
         lambda: mean(np.array([])),
         lambda: mean(np.array([1.0, np.nan])),
         lambda: standard_error(np.ones(3), [1, 2]),
-        lambda: standard_error_over_tasks([np.ones(2), np.ones(2)], [None]),
     ],
 )
 def test_invalid_input_raises(call: Callable[[], object]) -> None:
@@ -84,13 +78,6 @@ def test_estimates_are_permutation_invariant(scores: list[float], random: object
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     for statistic in (mean, median, interquartile_mean, standard_error):
         assert statistic(np.array(shuffled)) == pytest.approx(statistic(np.array(scores)), nan_ok=True, abs=1e-6)
-
-
-@given(SCORES, st.floats(-30, 30))
-def test_gap_counts_missing_improvement(scores: list[float], target: float) -> None:
-    x = np.array(scores)
-    assert optimality_gap(x, target) == pytest.approx(np.maximum(target - x, 0).mean(), abs=1e-6)
-    assert optimality_gap(x, float(x.min())) == pytest.approx(0, abs=1e-6)
 
 
 def test_runs_are_averaged_per_unit() -> None:

@@ -10,9 +10,8 @@ import pytest
 
 from explored import played
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report import Report
+from llmrl.analysis.report import Report, ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.story.society import informative_metrics
 from llmrl.analysis.story.talks import MAX_CHARACTERS, truncate_start
 from llmrl.core.frames import save_video
@@ -82,8 +81,6 @@ def test_welfare_accompanies_objective(town: Path) -> None:
     assert [row[0] for row in table.rows] == ["ucb", "random"]
     assert table.rows[0][1] == "7.00 ± 0.00" and table.rows[0][5] == "2.50 ± 0.50"
     assert "validation/apples_paid" in table.data[0]
-    # A bar reaches from zero to the value, to the left where it is negative.
-    assert table.bars[0][2] == (0.0, 1.0) and table.bars[1][1] == (0.0, pytest.approx(3 / 7))
 
 
 def test_single_agent_has_no_society(tmp_path: Path) -> None:
@@ -129,17 +126,16 @@ def test_page_shows_conversation(tmp_path: Path) -> None:
     assert not [title for title in ("Proposals over time", "Society of agents", "Advice of teachers") if title in text]
 
 
-def test_three_runs_share_matrix(tmp_path: Path) -> None:
+def test_page_shows_proposals(tmp_path: Path) -> None:
     for seed in range(3):
         has_principal(tmp_path, "ucb", seed, [1.0, 5.0 + seed])
         has_principal(tmp_path, "random", seed, [1.0, 2.0 + 2 * seed * seed])
     page = write_report(summarize(tmp_path, SETTINGS), tmp_path / "report")
     text = page.read_text()
-    assert '<th class="r">mean</th>' in text and "IQM</th>" not in text and "optimality gap</th>" not in text
-    assert text.count("robability that a run of the row") == 2 and "Performance profiles" not in text  # alt and caption
+    assert '<th class="r">mean</th>' in text and "robability that a run of the row" in text
     assert "Proposals over time" in text and (page.parent / "figures" / "town_proposals.png").is_file()
-    header = (page.parent / "tables" / "town_scores.csv").read_text().splitlines()[0]
-    assert "iqm" in header and "gap" in header  # files have all
+    # Chapters without content have no heading.
+    assert "Society of agents" in text and "Advice of teachers" not in text
 
 
 def test_long_prompts_are_truncated() -> None:

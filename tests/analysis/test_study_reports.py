@@ -13,8 +13,8 @@ import pytest
 from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.group_comparison import GroupComparison
 from llmrl.analysis.landscape import Landscape, _held_out_best
+from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_settings import ReportSettings
 from llmrl.core.errors import RunFolderError
 from llmrl.results.groups import SCRIPTED_NOTE
 from llmrl.results.reference_lines import read_references
@@ -121,7 +121,7 @@ def test_files(study: Path, tmp_path: Path) -> None:
     page = write_report(summarize(study, ReportSettings()), tmp_path)
     assert (tmp_path / "figures" / "toy_study.png").stat().st_size > 10_000
     text = page.read_text()
-    assert text.index(REPORT["question"]) < text.index("optimality gap")
+    assert text.index(REPORT["question"]) < text.index("<h3>Scores</h3>")
     summary = (tmp_path / "summary.md").read_text()
     assert "figures/toy_study.png" in summary and summary.count("figures/toy_study.png") == 1
     with (tmp_path / "tables" / "toy_study_comparisons.csv").open() as file:

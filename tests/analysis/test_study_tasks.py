@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmrl.analysis.aggregate import summarize
+from llmrl.analysis.report import ReportSettings
 from llmrl.analysis.report_files import write_report
-from llmrl.analysis.report_settings import ReportSettings
 from llmrl.analysis.study_tasks import NAME, TaskComparison, compare_tasks
 from run_folders import write_run
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.report import ReportSettings
 from run_folders import write_run
 
 

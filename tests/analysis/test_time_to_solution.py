@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmrl.analysis.time_to_solution import kaplan_meier_median, solution_level, solution_times
-from llmrl.core.errors import RunFolderError
+from llmrl.analysis.time_to_solution import kaplan_meier_median, solution_times
 
 
 def test_first_crossing_or_censoring() -> None:
     values = np.array([[0.0, 5.0, 0.0], [9.0, 5.0, 0.0], [3.0, 9.0, 8.9]])
-    times = solution_times("gp", np.array([1.0, 5.0, 20.0]), values, 9.0)
-    assert times.times.tolist() == [5, 20, 20] and times.reached.tolist() == [True, True, False]
-    assert times.median == 20 and times.text == "20 (2 of 3 runs)"
+    times, reached = solution_times(np.array([1.0, 5.0, 20.0]), values, 9.0)
+    assert times.tolist() == [5, 20, 20] and reached.tolist() == [True, True, False]
+    assert kaplan_meier_median(times, reached) == 20
 
 
 def test_median_needs_half_of_runs() -> None:
     values = np.array([[0.0] * 4 + [2.0], [0.0] * 3 + [2.0, 2.0]])
-    times = solution_times("gp", np.array([1.0, 80.0]), values, 1.0)
-    assert times.median is None and times.text == "> 80 (2 of 5 runs)"
+    assert kaplan_meier_median(*solution_times(np.array([1.0, 80.0]), values, 1.0)) is None
 
 
 def test_short_run_leaves_risk_set() -> None:
@@ -38,9 +35,3 @@ def test_equal_budgets_give_sample_median(samples: list[tuple[int, bool]]) -> No
     ordered = np.sort(np.where(reached, times, np.inf))
     expected = ordered[(len(ordered) + 1) // 2 - 1]
     assert kaplan_meier_median(times, reached) == (None if np.isinf(expected) else expected)
-
-
-def test_level_is_ninety_percent() -> None:
-    assert solution_level(10.0, 60.0) == pytest.approx(55.0)
-    with pytest.raises(RunFolderError, match=r"report\.best_known=10"):
-        solution_level(10.0, 10.0)

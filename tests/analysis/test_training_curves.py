@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from experiments import compose, only_run_folder, run_experiment
 from llmrl.analysis.aggregate import summarize
-from llmrl.analysis.report_settings import ReportSettings
-from llmrl.analysis.report_tables import efficiency
+from llmrl.analysis.report import ReportSettings
+from llmrl.analysis.report_tables import efficiency_table
 from llmrl.analysis.scores import ScoreRule, metric_names, series
 from llmrl.analysis.training_curves import FrameBudget, TrainingCurves, common_frames, curve, read_training
 from llmrl.core.errors import ConfigError, RunFolderError
@@ -184,13 +184,13 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
     [section] = report.sections
     [plotted] = section.curves
     budget, width = 50 * (80 - 2 * HORIZON + 2), 4000 // 50
-    assert all(np.unique(np.diff(line.places)).tolist() == [width] for line in plotted.lines)
-    assert all(line.places[0] == width / 2 for line in plotted.lines)
+    assert all(np.unique(np.diff(line.places)).tolist() == [width] for line in plotted.lines.values())
+    assert all(line.places[0] == width / 2 for line in plotted.lines.values())
     assert section.notes[-1].endswith(f"Sample efficiency is the mean over the first {budget:,} frames.")
-    table = efficiency(section, "game")
+    table = efficiency_table(section)
     assert [row[:2] for row in table.rows] == [["agent=a", "6 of 6"], ["agent=b", "6 of 6"]]
     for numbers in section.efficiency:
-        [values] = numbers.scores
+        values = numbers.scores
         assert abs(values.mean() - probability) < 0.08 and len(values) == 6
         assert numbers.estimates["mean"].low <= values.mean() <= numbers.estimates["mean"].high
     folders = [run_.folder for run_ in read_runs(tmp_path)]
@@ -198,11 +198,12 @@ def test_report_compares_agents_by_frames(tmp_path: Path) -> None:
     # As the score of a report, it is the same number.
     ruled_report = summarize(tmp_path, ReportSettings(ScoreRule("train/success")))
     for score, has_mean in zip(ruled_report.sections[0].numbers, section.efficiency, strict=True):
-        assert score.scores[0].tolist() == has_mean.scores[0].tolist()
+        assert score.scores.tolist() == has_mean.scores.tolist()
     short = summarize(tmp_path, ReportSettings(budget=1000, width=500, curves=("train/success",)))
-    assert short.sections[0].curves[0].lines[0].places[:2].tolist() == [250, 750]
+    [line, *_] = short.sections[0].curves[0].lines.values()
+    assert line.places[:2].tolist() == [250, 750]
     long_report = summarize(tmp_path, ReportSettings(ScoreRule("train/success", budget=5000), budget=5000))
-    assert [len(numbers.pooled) for numbers in long_report.sections[0].numbers] == [6, 0]
+    assert [len(numbers.scores) for numbers in long_report.sections[0].numbers] == [6, 0]
     assert any(
         f"the first {budget:,} frames of training, of 5,000" in excluded_run.reason
         for excluded_run in long_report.excluded

@@ -337,7 +337,7 @@ def test_invalid_checkpoint_with_valid_digest_is_reported(tmp_path: Path, data: 
 
 def test_reports_skip_damaged_files(tmp_path: Path) -> None:
     from llmrl.analysis.aggregate import summarize
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import ReportSettings
     from run_folders import write_run
 
     folders = [write_run(tmp_path, "game", ["principal=ucb"], seed, [1.0, 2.0]) for seed in range(6)]

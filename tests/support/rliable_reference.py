@@ -24,15 +24,14 @@ def default_cases():
     large = rng.normal(0.6, 0.3, (10, 8)) + 0.2 * rng.normal(size=8)
     ties = rng.integers(0, 4, (6, 1)).astype(float)
     small = rng.gamma(2, 3, (4, 3))
-    thresholds = np.linspace(-0.5, 4, 10).tolist()
     return [
-        {"x": large.tolist(), "y": (large[:7] - rng.normal(0.1, 0.2, (7, 8))).tolist(), "target": 1.0},
-        {"x": ties.tolist(), "y": rng.integers(0, 4, (6, 1)).astype(float).tolist(), "target": 2.0},
-        {"x": small.tolist(), "y": rng.gamma(2, 3, (5, 3)).tolist(), "target": 8.0},
-    ], thresholds
+        {"x": large.tolist(), "y": (large[:7] - rng.normal(0.1, 0.2, (7, 8))).tolist()},
+        {"x": ties.tolist(), "y": rng.integers(0, 4, (6, 1)).astype(float).tolist()},
+        {"x": small.tolist(), "y": rng.gamma(2, 3, (5, 3)).tolist()},
+    ]
 
 
-def reference(case, thresholds):
+def reference(case):
     """Return rliable's results for one case: estimates, and 95% intervals as [low, high]."""
     import numpy as np
     from rliable import library, metrics
@@ -41,9 +40,7 @@ def reference(case, thresholds):
     x, y = np.array(case["x"]), np.array(case["y"])
     functions = {
         "mean": metrics.aggregate_mean,
-        "median": metrics.aggregate_median,
         "iqm": metrics.aggregate_iqm,
-        "gap": lambda scores: metrics.aggregate_optimality_gap(scores, case["target"]),
     }
 
     def all_statistics(scores):
@@ -53,10 +50,8 @@ def reference(case, thresholds):
     better, improvement_intervals = library.get_interval_estimates(
         {"x,y": [x, y]}, lambda a, b: np.array([metrics.probability_of_improvement(a, b)]), reps=RESAMPLES
     )
-    profile, bands = library.create_performance_profile({"x": x}, np.array(thresholds), reps=1000)
     return {
         "scores": {"x": case["x"], "y": case["y"]},
-        "target": case["target"],
         **{
             group: {
                 name: {"estimate": float(estimates[group][i]), "interval": intervals[group][:, i].tolist()}
@@ -65,7 +60,6 @@ def reference(case, thresholds):
             for group in ("x", "y")
         },
         "improvement": {"estimate": float(better["x,y"][0]), "interval": improvement_intervals["x,y"][:, 0].tolist()},
-        "profile": {"estimate": profile["x"].tolist(), "interval": bands["x"].tolist()},
     }
 
 
@@ -81,19 +75,14 @@ def reexecute(venv):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, default=None, help="folder of the environment with rliable")
-    parser.add_argument("--cases", default="", help="'-': read {cases, thresholds} from standard input")
+    parser.add_argument("--cases", default="", help="'-': read {cases} from standard input")
     args = parser.parse_args()
     if args.venv is not None:
         command = [reexecute(args.venv), __file__, *(["--cases", args.cases] if args.cases else [])]
         raise SystemExit(subprocess.run(command).returncode)
-    if args.cases == "-":
-        input_cases = json.load(sys.stdin)
-        cases, thresholds = input_cases["cases"], input_cases["thresholds"]
-    else:
-        cases, thresholds = default_cases()
+    cases = json.load(sys.stdin)["cases"] if args.cases == "-" else default_cases()
     numbers = {
         "source": f"{', '.join(REQUIREMENTS)}; tests/support/rliable_reference.py; {RESAMPLES} resamples",
-        "thresholds": thresholds,
-        "cases": [reference(case, thresholds) for case in cases],
+        "cases": [reference(case) for case in cases],
     }
     print(json.dumps(numbers, indent=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,20 +23,25 @@ _WITH_SUCCESS = ("train/return", "train/success")
 
 
 @dataclass(frozen=True)
-class Line:
-    """The curve of one group.
+class GroupCurve:
+    """The curve of one group over one counter.
 
     Attributes:
-        label: label of the group.
-        places: x coordinates, [n_places].
+        places: x coordinates, [n_places], increasing.
+        values: value of each run at these, [n_places, n_runs].
         band: mean over the top-level units with pointwise 95% intervals, [n_places].
-        runs: number of runs.
     """
 
-    label: str
     places: np.ndarray
+    values: np.ndarray
     band: Band
-    runs: int
+
+    @property
+    def points(self) -> list[list[float]]:
+        """Rows of x coordinate, mean, and both ends of its interval."""
+        columns = (self.places, self.band.estimate, self.band.low, self.band.high)
+        rows: list[list[float]] = np.stack(columns, axis=-1).tolist()
+        return rows
 
 
 @dataclass(frozen=True)
@@ -45,12 +50,12 @@ class Curve:
 
     Attributes:
         metric: name of the metric.
-        lines: curves of the groups.
+        lines: curves of the groups, by label.
         over: x axis, one of `scores.AXES`.
     """
 
     metric: str
-    lines: tuple[Line, ...]
+    lines: Mapping[str, GroupCurve]
     over: str = "env_steps"
 
 
@@ -70,23 +75,17 @@ def curves_of(
     """
     curves, notes = [], []
     for metric in metrics or (*DEFAULT_CURVES, *_WITH_SUCCESS[1:]):
-        lines = []
-        group_notes = []
+        lines: dict[str, GroupCurve] = {}
+        metric_notes = []
         for group, runs in groups:
-            curves_of_runs, units, lacking = _read_curves(runs, metric, over, width)
-            group_notes += [f"Curve of {metric}, {group.shown}: {reason}." for reason in lacking]
-            if curves_of_runs:
-                line = _line(group.label, curves_of_runs, units)
-                if line is None:
-                    group_notes.append(
-                        f"Curve of {metric}, {group.shown}: its runs have no common range of {AXES[over][1]}."
-                    )
-                else:
-                    lines.append(line)
+            line, reasons = _read_curve(runs, metric, over, width)
+            metric_notes += [f"Curve of {metric}, {group.shown}: {reason}." for reason in reasons]
+            if line is not None:
+                lines[group.label] = line
         if lines:
-            curves.append(Curve(metric, tuple(lines), over))
+            curves.append(Curve(metric, lines, over))
         if lines or metrics:
-            notes += group_notes
+            notes += metric_notes
         if lines and not metrics and metric != _WITH_SUCCESS[0]:
             break
     return tuple(curves), tuple(notes)
@@ -113,29 +112,39 @@ def on_common_grid(runs: Sequence[Series]) -> tuple[np.ndarray, np.ndarray] | No
     return grid, np.stack([np.interp(grid, places, values) for places, values in runs], axis=-1)
 
 
-def _read_curves(
+def group_curve(runs: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
+    """Return the curve of a group; None if no x coordinate is common to all of its runs.
+
+    Args:
+        runs: the metric of each run.
+        units: label of the top-level unit of each run.
+    """
+    common = on_common_grid(runs)
+    if common is None:
+        return None
+    places, values = common
+    return GroupCurve(places, values, mean_interval(values, units))
+
+
+def _read_curve(
     runs: Sequence[RunRecord], metric: str, over: str, width: int | None
-) -> tuple[list[Series], list[object], list[str]]:
-    """Return the curves of the runs that have one, their top-level units, and remarks on the other runs."""
-    curves, runs_with_metric, missing_seeds, unreadable = [], [], [], []
+) -> tuple[GroupCurve | None, list[str]]:
+    """Return the curve of the runs that have one, if there is any, and reasons why others are left out."""
+    curves, runs_with_metric, missing_seeds, reasons = [], [], [], []
     for run in runs:
         try:
             places, values = series(run.folder, metric, over, width)
         except RunFolderError as error:
-            unreadable.append(f"left out, {error}")
+            reasons.append(f"left out, {error}")
             continue
         if len(places):
             curves.append((places, values))
             runs_with_metric.append(run)
         else:
             missing_seeds.append(run.seed)
-    lacking = [f"seed {', '.join(map(str, missing_seeds))} did not log it"] if missing_seeds else []
-    return curves, units_of(runs_with_metric), lacking + unreadable
-
-
-def _line(label: str, runs: Sequence[Series], units: list[object]) -> Line | None:
-    common = on_common_grid(runs)
-    if common is None:
-        return None
-    grid, values = common
-    return Line(label, grid, mean_interval(values, units), len(runs))
+    if missing_seeds:
+        reasons.insert(0, f"seed {', '.join(map(str, missing_seeds))} did not log it")
+    line = group_curve(curves, units_of(runs_with_metric)) if curves else None
+    if curves and line is None:
+        reasons.append(f"its runs have no common range of {AXES[over][1]}")
+    return line, reasons

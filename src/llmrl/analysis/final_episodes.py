@@ -103,16 +103,15 @@ def summarize_final_episodes(task: ReportTask, group: Group, runs: Sequence[RunR
 def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
     """Return a table with a row for each group of each task: the player, and the means of its final episodes."""
     measures = [name for name in MEASURES if any(name in player.means for player in players)]
-    # Columns on language models only appear if a player asks one.
-    columns = ["task", "player", "language model", "runs", "episodes", *(MEASURES[name] for name in measures)]
+    models = any(player.group.llm for player in players)
+    columns = ["task", "player", *(["language model"] if models else []), "runs", "episodes"]
+    columns += [MEASURES[name] for name in measures]
     rows, data = [], []
     names = _names(players)
     for player, name in zip(players, names, strict=True):
         group = player.group
-        rows.append(
-            [player.task, name, group.llm or NOTHING, str(player.runs), f"{player.episodes:,}"]
-            + [_cell(name, player) for name in measures]
-        )
+        cells = [player.task, name, *([group.llm or NOTHING] if models else []), str(player.runs)]
+        rows.append([*cells, f"{player.episodes:,}", *(_cell(name, player) for name in measures)])
         line: list[object] = [player.task, player.name, group.llm, player.runs, player.episodes, player.learned]
         line.append(" ".join(player.carried))
         for name in measures:
@@ -136,7 +135,7 @@ def players_table(players: Sequence[FinalEpisodes]) -> ReportTable:
         [header, *data],
         columns,
         rows,
-        3,
+        3 if models else 2,
         notes=notes,
     )
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import numpy as np
 
-from llmrl.analysis.curves import on_common_grid
+from llmrl.analysis.curves import group_curve
 from llmrl.analysis.story.story import short_names
 from llmrl.core.atomic_files import remove_ignoring_errors
 from llmrl.core.metric_kinds import Kind
@@ -30,8 +29,6 @@ from llmrl.run.folder_names import safe
 from llmrl.run.metrics import FILE_NAME, metric_tables
 from llmrl.run.tensorboard_file import PATTERN, EventFile
 from llmrl.run.tensorboard_tags import COMPARE, tag_of
-from llmrl.statistics.estimators import mean
-from llmrl.statistics.intervals import mean_interval
 
 FOLDER = "mean"
 """Folder of the groups' event files, next to the run folders of a sweep."""
@@ -47,26 +44,6 @@ PORT = 6006
 
 Points = dict[int, dict[str, float]]
 """Values by step and tag."""
-
-
-@dataclass(frozen=True)
-class FirstScreen:
-    """The written TensorBoard runs.
-
-    Attributes:
-        folder: folder for `tensorboard --logdir`.
-        groups: number of groups with a mean.
-        bands: whether the link shows intervals.
-    """
-
-    folder: Path
-    groups: int
-    bands: bool
-
-    @property
-    def link(self) -> str:
-        """Address of TensorBoard's page on this machine, at its default port."""
-        return link(self.bands)
 
 
 def link(bands: bool, port: int = PORT) -> str:
@@ -86,8 +63,8 @@ def link(bands: bool, port: int = PORT) -> str:
     return f"http://localhost:{port}/?{urlencode(query, quote_via=quote, safe='')}#timeseries"
 
 
-def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> FirstScreen | None:
-    """Write the means of all groups of a folder of runs; return None if there is nothing to compare.
+def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> str | None:
+    """Write the means of all groups of a folder of runs; return a link to them, None if there is nothing to compare.
 
     Args:
         folder: folder of the runs.
@@ -103,7 +80,7 @@ def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> FirstScreen |
         if len(folders) > 1:
             with kept_private(not folders[0].stat().st_mode & OWNER_ONLY):  # with the permissions of the runs
                 groups += _write_task(task)
-    return FirstScreen(folder, groups, groups <= MAX_BANDS) if groups else None
+    return link(bands=groups <= MAX_BANDS) if groups else None
 
 
 def _write_task(task: ReportTask) -> int:
@@ -151,19 +128,12 @@ def _means(group: Group) -> tuple[Points, Points, Points]:
     units = units_of(group.runs)
     for (kind, metric), series in series_by_metric.items():
         tag = tag_of(kind, metric)
-        common = on_common_grid(series) if tag is not None and len(series) == len(group.runs) else None
-        if tag is None or common is None:
+        if tag is None or len(series) < len(group.runs) or (curve := group_curve(series, units)) is None:
             continue
-        places, values = common
-        if not tag.startswith(COMPARE):
-            curves = [mean(values)]
-        else:
-            band = mean_interval(values, units)
-            curves = [band.estimate, band.low, band.high]
-        for curve_points, curve in zip(points, curves, strict=False):
-            for place, value in zip(places, curve, strict=True):
+        for place, *band in curve.points:
+            for curve_points, value in zip(points, band if tag.startswith(COMPARE) else band[:1], strict=False):
                 if np.isfinite(value):
-                    curve_points[round(float(place))][tag] = float(value)
+                    curve_points[round(place)][tag] = value
     return points
 
 

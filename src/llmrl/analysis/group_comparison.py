@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from llmrl.analysis.curves import on_common_grid
-from llmrl.analysis.group_traces import GroupCurve, GroupTrace
-from llmrl.analysis.scores import AXES, DEFAULT_CURVES, Series, series
-from llmrl.analysis.study_captions import figure_caption, online_figure_caption
-from llmrl.analysis.study_tables import curves_table, published_table, recommendations_table, time_tables
-from llmrl.results.groups import Group, scripted_notes
-from llmrl.results.principal_scores import (
-    ANYTIME,
-    ANYTIME_ERROR,
-    MEASUREMENTS,
-    ONLINE,
-    RECOMMENDATION,
-    principal_scores,
-    score_notes,
-)
+from llmrl.analysis.curves import GroupCurve
+from llmrl.analysis.group_traces import GroupTrace, read_traces
+from llmrl.analysis.scores import AXES
+from llmrl.analysis.time_to_solution import solution_table
+from llmrl.results.groups import FinishedGroups, scripted_notes
+from llmrl.results.principal_scores import MEASUREMENTS, score_notes
 from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
-from llmrl.results.replication import pretrainings_of, units_of
-from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, with_interval
+from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, interval_cells, with_interval
 from llmrl.statistics.estimators import Interval
-from llmrl.statistics.intervals import Band, difference_interval, improvement, is_paired, mean_interval
+from llmrl.statistics.intervals import Band, difference_interval, improvement, is_paired
 from llmrl.statistics.multiple_comparisons import SIGNIFICANCE, holm, p_value
 
 
@@ -98,7 +86,7 @@ class GroupComparison(StudyResult):
 def compare_groups(
     settings: StudySettings,
     names: Mapping[str, str],
-    finished: Sequence[tuple[Group, Sequence[RunRecord]]],
+    finished: FinishedGroups,
     references: Sequence[ReferenceLine],
     width: int | None = None,
 ) -> GroupComparison:
@@ -114,122 +102,40 @@ def compare_groups(
     Raises:
         RunFolderError: a metric of a run cannot be read.
     """
-    candidates = [_trace(settings, names[group.label], group, runs, width) for group, runs in finished if runs]
-    traces = _comparable(
-        sorted((trace for trace in candidates if trace is not None), key=lambda trace: -float(trace.score.estimate))
-    )
-    reference_pairs = [
-        (one, other)
-        for name in settings.baselines
-        for other in traces
-        if other.name == name
-        for one in traces
-        if one.name not in settings.baselines[: settings.baselines.index(name) + 1]
-    ]
+    traces = read_traces(settings, [(names[group.label], group, runs) for group, runs in finished], width)
     by_name = {trace.name: trace for trace in traces}
+    reference_pairs = [
+        (one, by_name[name])
+        for i, name in enumerate(settings.baselines)
+        if name in by_name
+        for one in traces
+        if one.name not in settings.baselines[: i + 1]
+    ]
     planned_pairs = [
         (by_name[one], by_name[other]) for one, other in settings.pairs if one in by_name and other in by_name
     ]
     comparisons = [*_compare(reference_pairs), *_compare(planned_pairs)]
     missing_pairs = [" and ".join(pair) for pair in settings.pairs if not by_name.keys() >= set(pair)]
-    unit = settings.unit or settings.metric or "result"
-    shown_references = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
+    references = tuple(references) if settings.metric in (None, OBJECTIVE) else ()
     anytime = any(trace.anytime is not None for trace in traces)
-    axis = AXES[MEASUREMENTS if anytime else settings.x_axis][1]
-    tables = [_scores(settings, traces, shown_references, unit)]
-    tables += [published_table(settings, unit)] if settings.published else []
-    tables += time_tables(settings, traces, shown_references, unit)
-    tables += [_comparisons(comparisons, axis)] if comparisons else []
-    tables += [curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.x_axis)]
-    if anytime:
-        tables += [curves_table("study_anytime", {trace.shown: trace.anytime for trace in traces}, MEASUREMENTS)]
-        tables += [recommendations_table(traces)]
     recommended = {trace.shown: float(trace.score.estimate) for trace in traces if trace.online_score is not None}
     online = {trace.shown: float(trace.online_score.estimate) for trace in traces if trace.online_score is not None}
     sentences = (
-        *_sentences(comparisons, unit),
+        *_sentences(comparisons, settings.score_name),
         *([f"Not compared, because one has no finished run: {'; '.join(missing_pairs)}."] if missing_pairs else []),
         *score_notes(recommended, online),
         *scripted_notes(trace.group for trace in traces),
     )
-    caption = figure_caption(settings, traces, bool(shown_references), unit)
-    online_caption = online_figure_caption(settings, traces, unit) if anytime and online else ""
     return GroupComparison(
-        settings, sentences, tuple(tables), caption, tuple(traces), tuple(comparisons), shown_references, online_caption
+        settings,
+        sentences,
+        tuple(_tables(settings, traces, comparisons, references)),
+        _caption(settings, traces) + (" Level lines were measured before the runs." if references else ""),
+        tuple(traces),
+        tuple(comparisons),
+        references,
+        _online_caption(settings, traces) if anytime and online else "",
     )
-
-
-def _trace(
-    settings: StudySettings,
-    name: str,
-    group: Group,
-    runs: Sequence[RunRecord],
-    width: int | None,
-) -> GroupTrace | None:
-    curves = _read_series(settings, runs, width)
-    if curves is not None and settings.tail_fraction is not None:
-        # The score of a level, which is constant, is the mean of all its values.
-        share = 1.0 if name in settings.levels else settings.tail_fraction
-        tails = [values[-max(1, round(share * len(values))) :] for _, values in curves]
-        scores = np.array([tail.mean() for tail in tails])
-    else:
-        results = [run.result for run in runs if run.result is not None and np.isfinite(run.result)]
-        if len(results) < len(runs):
-            return None
-        scores = np.array(results)
-    units, seeds = units_of(runs), [run.seed for run in runs]
-    score = mean_interval(scores, units)
-    trace = GroupTrace(name, group.display_name(name), group, scores, score, units, seeds, pretrainings_of(runs))
-    recommendations = principal_scores(runs, RECOMMENDATION) if settings.tail_fraction is None else None
-    online = None if recommendations is None else principal_scores(runs, ONLINE)
-    if online is not None:
-        trace = replace(trace, online=online, online_score=mean_interval(online, units))
-    if name in settings.levels:
-        return trace
-    if curves is not None:
-        smoothed = [(places, _smoothed(values, settings.smooth)) for places, values in curves]
-        trace = replace(trace, curve=_group_curve(smoothed, units))
-    if online is None:
-        return trace
-    anytime = [series(run.folder, ANYTIME, MEASUREMENTS) for run in runs]
-    if any(len(places) < 2 for places, _ in anytime):
-        return trace
-    errors = [series(run.folder, ANYTIME_ERROR, MEASUREMENTS)[1] for run in runs]
-    error = max((float(values.max()) for values in errors if len(values)), default=math.nan)
-    return replace(trace, anytime=_group_curve(anytime, units), evaluation_error=error)
-
-
-def _group_curve(curves: Sequence[Series], units: Sequence[object]) -> GroupCurve | None:
-    """Return the curve of a group; None if no x coordinate is common to all of its runs."""
-    common = on_common_grid(curves)
-    if common is None:
-        return None
-    places, values = common
-    return GroupCurve(places, values, mean_interval(values, units))
-
-
-def _comparable(traces: Sequence[GroupTrace]) -> list[GroupTrace]:
-    """Return traces that have curves of recommendations only if all groups with a curve have one."""
-    if all(trace.anytime is not None for trace in traces if trace.curve is not None):
-        return list(traces)
-    return [replace(trace, anytime=None) for trace in traces]
-
-
-def _read_series(settings: StudySettings, runs: Sequence[RunRecord], width: int | None) -> list[Series] | None:
-    """Return the metric of every run; None if a run has none, such as one of agents that only play."""
-    for metric in [settings.metric] if settings.metric else DEFAULT_CURVES:
-        curves = [series(run.folder, metric, settings.x_axis, width) for run in runs]
-        if all(len(places) for places, _ in curves):
-            return curves
-    return None
-
-
-def _smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Return a trailing moving average over `width` values, or fewer at the beginning."""
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - width)
-    return np.asarray((sums[ends] - sums[starts]) / (ends - starts))
 
 
 def _compare(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison]:
@@ -240,7 +146,7 @@ def _compare(family: Sequence[tuple[GroupTrace, GroupTrace]]) -> list[Comparison
             one,
             other,
             difference_interval(one.scores, other.scores, one.units, other.units),
-            improvement([one.scores], [other.scores], [one.units], [other.units]),
+            improvement(one.scores, other.scores, one.units, other.units),
             p_raw,
             adjusted,
             _since(one, other),
@@ -292,94 +198,141 @@ def _sentences(comparisons: Sequence[Comparison], unit: str) -> list[str]:
     }
     for other in dict.fromkeys(comparison.other.shown for comparison in comparisons):
         group_comparisons = [comparison for comparison in comparisons if comparison.other.shown == other]
-        form = NumberFormat(
-            np.array([float(comparison.difference.estimate) for comparison in group_comparisons] + [0.0])
-        )
+        form = _difference_format(group_comparisons)
         for verdict, word in words.items():
             differences = ", ".join(
-                _difference_text(comparison, form) for comparison in group_comparisons if comparison.verdict == verdict
+                f"{comparison.one.shown} ({form.signed(float(comparison.difference.estimate))})"
+                for comparison in group_comparisons
+                if comparison.verdict == verdict
             )
             if differences:
                 sentences.append(f"{word} {other} ({unit}): {differences}.")
     return sentences
 
 
-def _difference_text(comparison: Comparison, form: NumberFormat) -> str:
-    return f"{comparison.one.shown} ({form.signed(float(comparison.difference.estimate))})"
+def _difference_format(comparisons: Sequence[Comparison]) -> NumberFormat:
+    return NumberFormat(np.array([float(comparison.difference.estimate) for comparison in comparisons] + [0.0]))
 
 
-def _signed(band: Band, form: NumberFormat) -> str:
-    difference, low, high = float(band.estimate), float(band.low), float(band.high)
-    return form.signed(difference) + with_interval(difference, low, high, form).removeprefix(form(difference))
+def _caption(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
+    """Return the caption of the main figure."""
+    if any(trace.online is not None for trace in traces):
+        score = "recommendation"
+    else:
+        score = "result" if settings.tail_fraction is None else f"mean of the last {settings.tail_fraction:.0%}"
+    dots = f"each run's {score}, as a dot, and their mean with its 95% interval."
+    title = f"{settings.score_name}, {_runs_text(traces)}. "
+    if any(trace.anytime is not None for trace in traces):
+        return (
+            f"{title}Left, value of the recommendation from the first n measurements of a run alone, with 95% bands; "
+            f"right, {dots}"
+        )
+    if any(trace.curve is not None for trace in traces):
+        return f"{title}Left, over {_axis_text(settings)}; right, {dots}"
+    return title + dots[:1].upper() + dots[1:]
 
 
-def _interval(band: Band | Interval, form: Callable[[float], str]) -> str:
-    return with_interval(float(band.estimate), float(band.low), float(band.high), form)
+def _online_caption(settings: StudySettings, traces: Sequence[GroupTrace]) -> str:
+    """Return the caption of the figure of online performance."""
+    return (
+        f"Online performance: {settings.score_name}, {_runs_text(traces)}. Left, the objective of proposals over "
+        f"{_axis_text(settings)}; right, mean of the last fifth of each run's proposals, as a dot, and their mean with "
+        "its 95% interval."
+    )
 
 
-def _scores(
-    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
+def _runs_text(traces: Sequence[GroupTrace]) -> str:
+    counts = sorted({len(trace.scores) for trace in traces})
+    runs = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}" if counts else "no"
+    pretrained = max((trace.pretrainings for trace in traces), default=0)
+    return f"mean over {runs} runs a group" + (f" on {pretrained} pre-training runs" if pretrained else "")
+
+
+def _axis_text(settings: StudySettings) -> str:
+    smooth = f", each point the mean of {settings.smooth} values of a run" if settings.smooth > 1 else ""
+    return f"{AXES[settings.x_axis][1]}{smooth}, with 95% bands"
+
+
+def _tables(
+    settings: StudySettings,
+    traces: Sequence[GroupTrace],
+    comparisons: Sequence[Comparison],
+    references: Sequence[ReferenceLine],
+) -> Iterable[ReportTable]:
+    """Yield the tables of a study: scores first, those that are only written to files last."""
+    yield _scores_table(settings, traces, references)
+    if settings.published:
+        yield _published_table(settings)
+    if (times := solution_table(settings, traces, references, settings.score_name)) is not None:
+        yield times
+    anytime = [trace for trace in traces if trace.anytime is not None]
+    if comparisons:
+        yield _comparisons_table(comparisons, AXES[MEASUREMENTS if anytime else settings.x_axis][1])
+    yield _curves_table("study_curves", {trace.shown: trace.curve for trace in traces}, settings.x_axis)
+    if anytime:
+        yield _curves_table("study_anytime", {trace.shown: trace.anytime for trace in traces}, MEASUREMENTS)
+        yield _recommendations_table(anytime)
+
+
+def _scores_table(
+    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine]
 ) -> ReportTable:
-    online = any(trace.online_score is not None for trace in traces)
+    online = any(trace.online is not None for trace in traces)
     form = NumberFormat(np.concatenate([trace.scores for trace in traces]) if traces else np.array([]))
-    columns = ["group", "runs", *(["recommendation", "online performance"] if online else [unit])]
-    data: list[list[object]] = [["group", "runs", "pretrainings", "score", "low", "high"]]
-    data[0] += ["online_performance", "online_low", "online_high"] if online else []
+    columns = ["group", "runs", *(["recommendation", "online performance"] if online else [settings.score_name])]
+    header: list[object] = ["group", "runs", "pretrainings", "score", "low", "high"]
+    data = [[*header, *(["online_performance", "online_low", "online_high"] if online else [])]]
     rows = []
     for trace in traces:
         runs = f"{len(trace.scores)}" + (f" ({trace.pretrainings} pre-trained)" if trace.pretrainings else "")
         bands = [trace.score, *([trace.online_score] if online else [])]
-        rows.append([trace.shown, runs, *(NOTHING if band is None else _interval(band, form) for band in bands)])
-        data.append([trace.shown, len(trace.scores), trace.pretrainings])
-        for band in bands:
-            data[-1] += [None] * 3 if band is None else [float(x) for x in (band.estimate, band.low, band.high)]
+        rows.append([trace.shown, runs, *(with_interval(band, form) for band in bands)])
+        cells = [cell for band in bands for cell in interval_cells(band)]
+        data.append([trace.shown, len(trace.scores), trace.pretrainings, *cells])
     for line in references:
         rows.append([line.label, NOTHING, form(line.value), *([NOTHING] if online else [])])
         data.append([line.label, None, None, line.value, *([None] * (len(data[0]) - 4))])
     if online:
-        caption = f"{unit}: means over the runs of a group, with 95% intervals"
+        caption = f"{settings.score_name}: means over the runs of a group, with 95% intervals"
     else:
         share = settings.tail_fraction
         basis = "the runs' results" if share is None else f"the last {share:.0%} of each run"
         basis += f" (all of {', '.join(settings.levels)})" if settings.levels and share is not None else ""
-        caption = f"{unit}: mean over {basis}, with 95% intervals"
+        caption = f"{settings.score_name}: mean over {basis}, with 95% intervals"
     return ReportTable("study_scores", caption, data, columns, rows)
 
 
-def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
-    form = NumberFormat(np.array([float(comparison.difference.estimate) for comparison in comparisons] + [0.0]))
-    columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
+def _published_table(settings: StudySettings) -> ReportTable:
+    """Return the table of published results, which have other agents and budgets than the runs."""
+    columns = ["group", "published"]
+    ordered = sorted(settings.published.items(), key=lambda item: -item[1])
+    rows = [[name, f"{value:g}"] for name, value in ordered]
+    caption = f"Published results ({settings.score_name}), with other agents and budgets"
+    notes = [settings.source] if settings.source else []
+    return ReportTable("study_published", caption, [columns, *map(list, ordered)], columns, rows, notes=notes)
+
+
+def _comparisons_table(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
+    form = _difference_format(comparisons)
     has_onset = any(comparison.since is not None for comparison in comparisons)
+    columns = ["group", "against", "difference", "p", "adjusted p", "probability of a better run"]
     columns += [f"above from ({axis})"] if has_onset else []
-    header = ["group", "against", "difference", "low", "high", "probability", "probability_low", "probability_high"]
-    data: list[list[object]] = [[*header, "since", "paired", "p", "p_adjusted"]]
-    rows = []
+    header: list[object] = ["group", "against", "difference", "low", "high"]
+    header += ["probability", "probability_low", "probability_high", "since", "paired", "p", "p_adjusted"]
+    data, rows = [header], []
     for comparison in comparisons:
-        since = NOTHING if comparison.since is None else f"{comparison.since:,.0f}"
-        cells = [_signed(comparison.difference, form), _p(comparison.p), _p(comparison.p_adjusted)]
-        cells += [_interval(comparison.probability, "{:.2f}".format)]
-        cells += [since] if has_onset else []
-        rows.append([comparison.one.shown, comparison.other.shown, *cells])
-        numbers = [
-            float(x) for x in (comparison.difference.estimate, comparison.difference.low, comparison.difference.high)
-        ]
-        numbers += [
-            float(x) for x in (comparison.probability.estimate, comparison.probability.low, comparison.probability.high)
-        ]
+        names = [comparison.one.shown, comparison.other.shown]
+        sign = "+" if form.signed(float(comparison.difference.estimate)).startswith("+") else ""
+        cells = [sign + with_interval(comparison.difference, form), _p(comparison.p), _p(comparison.p_adjusted)]
+        cells += [with_interval(comparison.probability, "{:.2f}".format)]
+        cells += [NOTHING if comparison.since is None else f"{comparison.since:,.0f}"] if has_onset else []
+        rows.append([*names, *cells])
+        numbers = [*interval_cells(comparison.difference), *interval_cells(comparison.probability)]
         data.append(
-            [
-                comparison.one.shown,
-                comparison.other.shown,
-                *numbers,
-                comparison.since,
-                comparison.paired,
-                comparison.p,
-                comparison.p_adjusted,
-            ]
+            [*names, *numbers, comparison.since, comparison.paired, comparison.p, comparison.p_adjusted],
         )
-    design = (
-        "paired by pre-training run" if any(comparison.paired for comparison in comparisons) else "of independent runs"
-    )
+    is_any_paired = any(comparison.paired for comparison in comparisons)
+    design = "paired by pre-training run" if is_any_paired else "of independent runs"
     caption = f"Planned comparisons, {design}: 95% intervals, p-values, and p-values adjusted by Holm's method"
     return ReportTable("study_comparisons", caption, data, columns, rows, texts=2)
 
@@ -387,3 +340,22 @@ def _comparisons(comparisons: Sequence[Comparison], axis: str) -> ReportTable:
 def _p(p: float) -> str:
     """Return a p-value as text; `-` if there is none."""
     return NOTHING if np.isnan(p) else "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+
+
+def _curves_table(name: str, curves: Mapping[str, GroupCurve | None], over: str) -> ReportTable:
+    """Return a table of curves by display name of their groups, which is written as a file only."""
+    data: list[list[object]] = [["group", over, "mean", "low", "high"]]
+    for group, curve in curves.items():
+        data += [[group, *point] for point in curve.points] if curve is not None else []
+    return ReportTable(name, "Curves of a figure of the study", data)
+
+
+def _recommendations_table(traces: Sequence[GroupTrace]) -> ReportTable:
+    """Return the table of the recommendations of each run, which is written as a file only."""
+    data: list[list[object]] = [["group", "run", "seed", MEASUREMENTS, "objective"]]
+    for trace in traces:
+        assert trace.anytime is not None
+        for i, run in enumerate(trace.runs):
+            points = zip(trace.anytime.places, trace.anytime.values[:, i], strict=True)
+            data += [[trace.shown, i, run.seed, *point] for point in points]
+    return ReportTable("study_recommendations", "Recommendations of each run", data)

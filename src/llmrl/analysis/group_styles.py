@@ -6,7 +6,6 @@ Twelve groups differ in line style and marker, so that they can be distinguished
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,6 @@ LINE_STYLES: tuple[Any, ...] = (
     (0, (3, 3)),
     (0, (10, 2, 1.2, 2, 1.2, 2, 1.2, 2)),
 )
-_MAX_MARKERS = 12
 _FONT_SIZE = 9.5
 _LABEL_HEIGHT = 1.3
 """Height of a label relative to its font size."""
@@ -53,15 +51,11 @@ def group_styles(names: Sequence[str], baselines: Sequence[str] = ()) -> dict[st
             "color": GRAY if is_baseline else COLORS[k % len(COLORS)],
             "linestyle": LINE_STYLES[k % len(LINE_STYLES)],
             "marker": MARKERS[k % len(MARKERS)],
+            "markevery": 0.08,  # distance of markers, in shares of the diagonal of the axes
             "linewidth": 1.8,
             "markersize": 5.5,
         }
     return styles
-
-
-def sparse_markers(style: dict[str, Any], n_points: int) -> dict[str, Any]:
-    """Return a style for a line of `n_points`, with at most about `_MAX_MARKERS` markers."""
-    return style if n_points <= _MAX_MARKERS else {**style, "markevery": -(-n_points // _MAX_MARKERS)}
 
 
 def level_style(style: dict[str, Any]) -> dict[str, Any]:
@@ -69,47 +63,30 @@ def level_style(style: dict[str, Any]) -> dict[str, Any]:
     return {**style, "marker": "", "linewidth": 1.5}
 
 
-@dataclass(frozen=True)
-class LineEnd:
-    """The right end of a line in a figure.
-
-    Attributes:
-        label: text.
-        x: coordinate of the end; None: the right edge of the axes.
-        y: coordinate of the end.
-        color: color of the line.
-    """
-
-    label: str
-    x: float | None
-    y: float
-    color: str
-
-
-def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
-    """Write labels to the right of the axes, each next to the end of its line, without overlap.
+def label_line_ends(panel: Axes) -> bool:
+    """Write the labels of the lines in `panel` to the right of it, each next to the end of its line, without overlap.
 
     Call it last: it fixes the limits of the axes.
 
     Returns:
         Whether there is space for all labels; if not, nothing is drawn.
     """
-    left, right = panel.get_xlim()
-    low, high = panel.get_ylim()
-    panel.set_xlim(left, right)
-    panel.set_ylim(low, high)
+    panel.set_xlim(panel.get_xlim())
+    panel.set_ylim(panel.get_ylim())
     figure = panel.get_figure(root=True)
     assert figure is not None
     height = 72 * figure.get_size_inches()[1] * 0.8  # points; constrained layout leaves about this much
     gap = _FONT_SIZE * _LABEL_HEIGHT / height
-    if gap * len(ends) > 1:
+    lines = [line for line in panel.get_lines() if not str(line.get_label()).startswith("_")]  # those of a legend
+    if gap * len(lines) > 1:
         return False
-    shares = np.array([(end.y - low) / (high - low) for end in ends])
-    for end, share, place in zip(ends, shares, spread_positions(shares, gap), strict=True):
+    points = [line.get_transform().transform(np.asarray(line.get_xydata())[-1]) for line in lines]
+    ends = panel.transAxes.inverted().transform(np.reshape(points, (-1, 2)))  # in shares of the axes
+    for line, end, place in zip(lines, ends, spread_positions(ends[:, 1], gap), strict=True):
         panel.annotate(
-            end.label,
-            xy=(1.0, share) if end.x is None else (end.x, end.y),
-            xycoords="axes fraction" if end.x is None else "data",
+            str(line.get_label()),
+            xy=end,
+            xycoords="axes fraction",
             xytext=(1.045, place),
             textcoords="axes fraction",
             fontsize=_FONT_SIZE,
@@ -118,7 +95,7 @@ def label_line_ends(panel: Axes, ends: Sequence[LineEnd]) -> bool:
             annotation_clip=False,
             arrowprops={
                 "arrowstyle": "-",
-                "color": end.color,
+                "color": line.get_color(),
                 "linewidth": 0.8,
                 "alpha": 0.6,
                 "relpos": (0.0, 0.5),  # the left end of the text

@@ -12,7 +12,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.results.replication import pretrainings_of, units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.study_settings import StudyResult, StudySettings
-from llmrl.results.table_format import NumberFormat, ReportTable, with_interval
+from llmrl.results.table_format import NumberFormat, ReportTable, interval_cells, with_interval
 from llmrl.statistics.intervals import Band, mean_interval
 
 _BEST, _WORST = 10, 5
@@ -97,12 +97,12 @@ def landscape(settings: StudySettings, runs: Sequence[RunRecord]) -> Landscape:
     zero_settings = np.flatnonzero((vectors == 0).all(axis=1))
     form = NumberFormat(band.estimate)
     setting = _setting_text(names, vectors[best])
-    sentence = f"The best of {len(vectors)} settings, {setting}, brings {_interval(band, best, form)} {unit}"
+    sentence = f"The best of {len(vectors)} settings, {setting}, brings {with_interval(band[best], form)} {unit}"
     held_out_value = _held_out_best(values)
     if held_out_value is not None:
         sentence += f" (the best by one half of the runs, measured by the other half: {form(held_out_value)})"
     if len(zero_settings):
-        sentence += f"; no mechanism brings {_interval(band, int(zero_settings[0]), form)}"
+        sentence += f"; no mechanism brings {with_interval(band[int(zero_settings[0])], form)}"
     if len(zero_settings) and np.isfinite(band.low).all():
         better = int((band.low > band.high[zero_settings[0]]).sum())
         worse = int((band.high < band.low[zero_settings[0]]).sum())
@@ -161,10 +161,6 @@ def _setting(mechanism: Mapping[str, Any]) -> _Setting:
     return tuple((name, float(value)) for name, value in mechanism.items())
 
 
-def _interval(band: Band, i: int, form: NumberFormat) -> str:
-    return with_interval(float(band.estimate[i]), float(band.low[i]), float(band.high[i]), form)
-
-
 def _setting_text(names: Sequence[str], vector: np.ndarray) -> str:
     """Return a setting as text: all parameters if they are few, otherwise those that are not zero."""
     shown_values = [(name, x) for name, x in zip(names, vector, strict=True) if x != 0 or len(names) <= 3]
@@ -179,11 +175,11 @@ def _table(names: tuple[str, ...], vectors: np.ndarray, band: Band, unit: str, b
     form = NumberFormat(band.estimate)
     varying = [k for k in range(len(names)) if len(np.unique(vectors[:, k])) > 1]
     rows = [
-        [*(f"{vectors[i, k]:g}" for k in varying), _interval(band, i, form), str(order.index(i) + 1)]
+        [*(f"{vectors[i, k]:g}" for k in varying), with_interval(band[i], form), str(order.index(i) + 1)]
         for i in sorted(listed_settings, key=order.index)
     ]
     data: list[list[object]] = [[*names, "mean", "low", "high"]]
-    data += [[*vectors[i], band.estimate[i], band.low[i], band.high[i]] for i in range(len(vectors))]
+    data += [[*vectors[i], *interval_cells(band[i])] for i in range(len(vectors))]
     return ReportTable(
         "study_landscape",
         f"{unit} under {len(vectors)} settings, mean over {basis} with 95% intervals",
@@ -201,13 +197,11 @@ def _rounds_table(
     last = max(rounds)
     order = [int(i) for i in np.argsort(-rounds[last].estimate, kind="stable")]
     form = NumberFormat(np.concatenate([band.estimate for band in rounds.values()]))
-    rows = [[*(f"{x:g}" for x in vectors[i]), *(_interval(band, i, form) for band in rounds.values())] for i in order]
-    data: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
-    data += [
-        [*vectors[i], n, band.estimate[i], band.low[i], band.high[i]]
-        for n, band in rounds.items()
-        for i in range(len(vectors))
+    rows = [
+        [*(f"{x:g}" for x in vectors[i]), *(with_interval(band[i], form) for band in rounds.values())] for i in order
     ]
+    data: list[list[object]] = [[*names, "rounds", "mean", "low", "high"]]
+    data += [[*vectors[i], n, *interval_cells(band[i])] for n, band in rounds.items() for i in range(len(vectors))]
     return ReportTable(
         "study_adaptation",
         f"{unit} after adaptation, mean over {basis} with 95% intervals",

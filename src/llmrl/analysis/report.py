@@ -1,8 +1,9 @@
-"""Content of a report: numbers of each group of runs, comparisons of groups, and excluded runs."""
+"""Settings and content of a report: numbers of groups of runs, comparisons of groups, and excluded runs."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +13,15 @@ import numpy as np
 from llmrl.analysis.curves import Curve
 from llmrl.analysis.final_episodes import FinalEpisodes
 from llmrl.analysis.llm_calls import CallTotals
-from llmrl.analysis.report_settings import ReportSettings
+from llmrl.analysis.scores import ScoreRule
 from llmrl.analysis.story.story import Story
 from llmrl.results.groups import Group
 from llmrl.results.reference_lines import ReferenceLine
 from llmrl.results.run_records import RunRecord
-from llmrl.results.study_settings import StudyResult
+from llmrl.results.study_settings import StudyResult, StudySettings
 from llmrl.statistics.intervals import Band
 
-ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median", "gap": "optimality gap"}
+ESTIMATES = {"mean": "mean", "iqm": "IQM", "median": "median"}
 """Point estimates and their display names; only the mean has an interval."""
 
 MAX_GROUPS_SHOWN = 12
@@ -28,46 +29,57 @@ MAX_GROUPS_SHOWN = 12
 
 
 @dataclass(frozen=True)
+class ReportSettings:
+    """Settings of a report.
+
+    Args:
+        rule: definition of the score of a run.
+        curves: metrics to draw; empty: the main objective of each task.
+        x_axis: x axis of the curves, one of `scores.AXES`.
+        width: bin width of curves of training episodes, frames; None: see `training_curves.common_frames`.
+        budget: first frames of training, over which sample efficiency is averaged; None: as for `width`.
+        study: presentation of a study; None: the settings of its newest run.
+        by_name: whether runs of different names are different tasks; False: they are compared with each other, and
+            nothing is a study.
+    """
+
+    rule: ScoreRule = field(default_factory=ScoreRule)
+    curves: tuple[str, ...] = ()
+    x_axis: str = "env_steps"
+    width: int | None = None
+    budget: int | None = None
+    study: StudySettings | None = None
+    by_name: bool = True
+
+
+@dataclass(frozen=True)
 class GroupNumbers:
-    """The numbers of one group in one section.
+    """The numbers of one group of a task.
 
     Attributes:
-        group: the group; over several tasks, the group of the first task.
-        expected: expected number of runs.
-        scores: scores of the finished runs, [n_runs] for each task; empty if the section cannot use the group.
+        group: the group.
+        scores: scores of its finished runs, [n_runs].
         estimates: the estimates of `ESTIMATES`; empty without scores.
         standard_error: standard error of the mean; NaN if unknown.
         remark: reason why there are no numbers, no interval, or one that is too narrow; empty if there is none.
-        units: number of units at each level of replication, from the top, as text; empty over several tasks.
     """
 
     group: Group
-    expected: int
-    scores: tuple[np.ndarray, ...] = ()
+    scores: np.ndarray
     estimates: Mapping[str, Band] = field(default_factory=dict)
     standard_error: float = math.nan
     remark: str = ""
-    units: str = ""
-
-    @property
-    def pooled(self) -> np.ndarray:
-        """Scores of all tasks, [total n_runs]."""
-        return np.concatenate(self.scores) if self.scores else np.array([])
 
 
 @dataclass(frozen=True)
 class Section:
-    """The results of one task, or of several tasks together.
+    """The results of one task.
 
     Attributes:
         title: title of the section.
         common: overrides that all its groups share.
-        tasks: titles of the tasks in it.
         numbers: numbers of each group, in the order of their labels.
-        target: target of the optimality gap; None without scores.
-        target_source: origin of the target as text.
         improvement: probability that the row's group beats the column's group, [n_compared, n_compared].
-        thresholds, profiles: share of runs above each threshold, one band for each group in `compared`.
         curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations for the reader.
         efficiency: sample efficiency of each group that trained, if episodes can succeed.
@@ -79,13 +91,8 @@ class Section:
 
     title: str
     common: Mapping[str, str]
-    tasks: tuple[str, ...]
     numbers: tuple[GroupNumbers, ...]
-    target: float | None
-    target_source: str
     improvement: Band
-    thresholds: np.ndarray
-    profiles: tuple[Band, ...]
     curves: tuple[Curve, ...] = ()
     notes: tuple[str, ...] = ()
     efficiency: tuple[GroupNumbers, ...] = ()
@@ -97,7 +104,7 @@ class Section:
     @property
     def compared(self) -> list[GroupNumbers]:
         """The groups that have scores."""
-        return [numbers for numbers in self.numbers if numbers.scores]
+        return [numbers for numbers in self.numbers if numbers.estimates]
 
     @property
     def shown(self) -> list[int]:
@@ -110,11 +117,6 @@ class Section:
         """Note below a figure or matrix that does not show all groups; empty if it does."""
         total = len(self.compared)
         return [f"The {MAX_GROUPS_SHOWN} groups with the highest IQM, of {total}."] if total > MAX_GROUPS_SHOWN else []
-
-    @property
-    def over_tasks(self) -> bool:
-        """True if the section is about several tasks."""
-        return len(self.tasks) > 1
 
 
 @dataclass(frozen=True)
@@ -135,23 +137,19 @@ class Report:
     Attributes:
         folder: folder that was read.
         settings: settings of the report.
-        states: number of runs in each state.
         runs: `(task, group, run, score)` of every run; a run without a score is in `excluded`.
-        sections: one section for each task, then those over several tasks.
+        sections: one section for each task.
         excluded: runs that are left out of the numbers.
         calls: `(task, group, totals)` of the calls to language models, including those of unfinished runs.
         players: final episodes of each group that has any.
-        notes: explanations about the whole report.
     """
 
     folder: Path
     settings: ReportSettings
-    states: Mapping[str, int]
     runs: tuple[tuple[str, Group, RunRecord, float | None], ...]
     sections: tuple[Section, ...]
     excluded: tuple[ExcludedRuns, ...]
     calls: tuple[tuple[str, Group, CallTotals], ...]
-    notes: tuple[str, ...] = ()
     players: tuple[FinalEpisodes, ...] = ()
 
     @property
@@ -160,6 +158,11 @@ class Report:
         folder = self.folder.absolute()
         is_below = folder.is_relative_to(Path.cwd()) and folder != Path.cwd()
         return str(folder.relative_to(Path.cwd()) if is_below else folder)
+
+    @property
+    def states(self) -> Counter[str]:
+        """Number of runs in each state."""
+        return Counter(run.state for _, _, run, _ in self.runs)
 
     @property
     def n_scored(self) -> int:

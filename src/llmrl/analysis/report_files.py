@@ -6,16 +6,14 @@ import base64
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import llmrl
 from llmrl.analysis.figures import Drawing, drawings_of
-from llmrl.analysis.once import collect_remarks, drop_constant_columns, redundant_parts
-from llmrl.analysis.report import ESTIMATES, Report, Section
+from llmrl.analysis.report import Report, Section
 from llmrl.analysis.report_tables import online_performance, slugs, tables_of
-from llmrl.analysis.story.talks import VIDEO_BYTES, Exchange, StoryVideo
+from llmrl.analysis.story.talks import Exchange, StoryVideo
 from llmrl.analysis.story.timeline_figure import timeline_drawing
 from llmrl.analysis.study_figures import drawings_of_study, tasks_drawing
 from llmrl.analysis.study_tasks import NAME as OVERVIEW
@@ -27,7 +25,6 @@ from llmrl.results.principal_scores import SCORES_NOTE
 from llmrl.results.reference_lines import OBJECTIVE
 from llmrl.results.table_format import ReportTable
 from llmrl.run.files import write_atomic, write_bytes
-from llmrl.run.tensorboard_evaluations import pictures
 from llmrl.statistics.intervals import MINIMUM_UNITS
 
 PAGE = "report.html"
@@ -41,8 +38,7 @@ _STUDY = (
     "study_comparisons",
     "study_published",
 )
-_SCORES = ("scores", "efficiency", "improvement")
-"""Kinds of tables and figures in the chapter of scores."""
+"""Kinds of tables and figures in the chapter of a study."""
 _STORY = {
     "Proposals over time": ("proposals", "best"),
     "Society of agents": ("society",),
@@ -56,10 +52,10 @@ class Chapter:
     """The content below one heading of a section.
 
     Attributes:
-        title: heading; empty for the first chapter.
+        title: heading; empty for the chapter of a study.
         notes: sentences at the start.
         drawings, tables: figures, then tables.
-        exchanges, videos: conversations and videos of players.
+        exchanges, videos: conversations with language models, and videos of agents.
     """
 
     title: str
@@ -67,19 +63,10 @@ class Chapter:
     drawings: Sequence[Drawing] = ()
     tables: Sequence[ReportTable] = ()
     exchanges: Sequence[Exchange] = ()
-    videos: Sequence[EncodedVideo] = ()
+    videos: Sequence[StoryVideo] = ()
 
     def __bool__(self) -> bool:
         return bool(self.drawings or self.tables or self.exchanges or self.videos)
-
-
-@dataclass(frozen=True)
-class EncodedVideo:
-    """A video that is small enough for a page."""
-
-    video: StoryVideo
-    name: str
-    content: bytes
 
 
 @dataclass(frozen=True)
@@ -116,14 +103,11 @@ def write_report(
         RunFolderError: the folder cannot be written.
     """
     tables = tables_of(report)
-    parts = [
-        Part(
-            name,
-            section,
-            _chapters(section, name, report, tables, _draw_figures(section, name, report, progress, figures)),
-        )
-        for section, name in zip(report.sections, slugs(report), strict=True)
-    ]
+    parts = []
+    for number, (section, name) in enumerate(zip(report.sections, slugs(report), strict=True), start=1):
+        progress(f"figures of section {number} of {len(report.sections)}; --no-figures leaves them out")
+        drawings = _drawings(section, name, report) if figures else []
+        parts.append(Part(name, section, _chapters(section, name, tables, drawings)))
     comparison = compare_tasks(report)
     overview = [tasks_drawing(comparison, OVERVIEW)] if comparison is not None and figures else []
     try:
@@ -136,85 +120,56 @@ def write_report(
         write_atomic(out / "tables" / f"{table.name}.csv", table.csv())
         if table.columns:
             write_atomic(out / "tables" / f"{table.name}.tex", table.latex())
-    chapters = [chapter for part in parts for chapter in part.chapters]
-    for drawing in (*overview, *(drawing for chapter in chapters for drawing in chapter.drawings)):
+    for drawing in (*overview, *(d for part in parts for chapter in part.chapters for d in chapter.drawings)):
         write_bytes(out / "figures" / f"{drawing.name}.png", drawing.png)
         write_bytes(out / "figures" / f"{drawing.name}.svg", drawing.svg)
-    for video in (video for chapter in chapters for video in chapter.videos):
-        write_bytes(out / "figures" / f"{video.name}.gif", video.content)
+    for part in parts:
+        for number, video in enumerate(video for chapter in part.chapters for video in chapter.videos):
+            write_bytes(out / "figures" / f"{part.name}_video_{number}.gif", video.content)
     for template, path in (("summary.md.j2", out / "summary.md"), ("report.html.j2", out / PAGE)):
         write_atomic(path, _render(template, report, parts, tables, comparison, overview))
     return out / PAGE
 
 
-def _draw_figures(
-    section: Section, name: str, report: Report, progress: Callable[[str], None], figures: bool
-) -> dict[str, Drawing]:
-    """Return the figures of a section by kind; none if `figures` is False."""
-    if not figures:
-        return {}
-    place = f"{report.sections.index(section) + 1} of {len(report.sections)}"
-    progress(f"figures of section {place}; --no-figures leaves them out")
-    study = [] if section.study is None else drawings_of_study(section.study, f"{name}_study")
-    proposals = section.story.proposals
-    redundant = redundant_parts(section, has_figures=True)
-    is_drawn = proposals and "proposals" not in redundant
-    story = [timeline_drawing(proposals, f"{name}_proposals", _unit(section, report))] if is_drawn else []
-    drawings = [*study, *story, *drawings_of(section, report, redundant)]
-    return {drawing.name.removeprefix(f"{name}_"): drawing for drawing in drawings}
+def _drawings(section: Section, name: str, report: Report) -> list[Drawing]:
+    """Return the figures of a section; curves and scores of a study are in its own figures, unless they are chosen."""
+    drawings = [] if section.study is None else drawings_of_study(section.study, f"{name}_study")
+    if section.story.proposals:
+        is_objective = section.study is not None and section.study.settings.metric in (None, OBJECTIVE)
+        unit = section.study.settings.unit if section.study is not None and is_objective else None
+        drawings.append(timeline_drawing(section.story.proposals, f"{name}_proposals", unit or "objective"))
+    if section.study is None or report.settings.curves:
+        drawings += drawings_of(section, report, name)
+    return drawings
 
 
-def _shrink(video: Path) -> bytes:
-    """Return a video unchanged, or with fewer and smaller pictures if it is too large for a page."""
-    return video.read_bytes() if video.stat().st_size <= VIDEO_BYTES else pictures(video, VIDEO_BYTES)[0]
-
-
-def _unit(section: Section, report: Report) -> str:
-    """Return the name of the objective of proposals; that of the study, if it has one."""
-    study = section.study
-    is_objective = study is not None and study.settings.metric in (None, OBJECTIVE)
-    return (study.settings.unit if study is not None and is_objective else None) or "objective"
-
-
-def _chapters(
-    section: Section, name: str, report: Report, tables: Sequence[ReportTable], drawings: Mapping[str, Drawing]
-) -> list[Chapter]:
+def _chapters(section: Section, name: str, tables: Sequence[ReportTable], drawings: Sequence[Drawing]) -> list[Chapter]:
     """Return the chapters of a section that are not empty, in reading order."""
-    redundant = redundant_parts(section, has_figures=bool(drawings))
-    by_kind = {
+    tables_by_kind = {
         table.name.removeprefix(f"{name}_"): table
         for table in tables
         if table.columns and table.name.startswith(f"{name}_")
     }
-    by_kind = {
-        kind: table for kind, table in by_kind.items() if f"{kind}_table" not in redundant and kind not in redundant
-    }
+    drawings_by_kind = {drawing.name.removeprefix(f"{name}_"): drawing for drawing in drawings}
 
-    def chapter(title: str, kinds: Sequence[str], notes: Sequence[str] = (), **fields: Any) -> Chapter:
-        figures = [drawings[kind] for kind in kinds if kind in drawings]
-        return Chapter(title, notes, figures, [by_kind[kind] for kind in kinds if kind in by_kind], **fields)
+    def chapter(title: str, kinds: Sequence[str], notes: Sequence[str] = ()) -> Chapter:
+        return Chapter(
+            title,
+            notes,
+            [drawings_by_kind[kind] for kind in kinds if kind in drawings_by_kind],
+            [tables_by_kind[kind] for kind in kinds if kind in tables_by_kind],
+        )
 
-    studied = chapter("", _STUDY, section.study.sentences if section.study is not None else ())
-    story_parts = [chapter(title, kinds) for title, kinds in _STORY.items()]
-    story = section.story
-    videos = [
-        EncodedVideo(video, f"{name}_video_{i}", _shrink(video.path))
-        for i, video in enumerate(story.videos)
-        if drawings
-    ]
-    story_parts.append(Chapter("Requests and replies of language models", exchanges=story.exchanges, videos=videos))
-    curves = [kind for kind in drawings if kind.startswith("curve_")]
-    shows_gap = "scores" in by_kind and ESTIMATES["gap"] in by_kind["scores"].columns
-    notes = [_target(section)] if shows_gap or section.target is None else []
-    notes += [] if "scores" in by_kind else collect_remarks(section)
-    notes += section.not_shown if drawings else []  # otherwise the table of probabilities has this note
-    scores = chapter("Scores", (*curves, *_SCORES, "profile"), [*notes, *section.notes])
+    study = chapter("", _STUDY, section.study.sentences if section.study is not None else ())
+    story = [chapter(title, kinds) for title, kinds in _STORY.items()]
+    videos = section.story.videos if drawings else ()
+    story.append(Chapter("Requests and replies of language models", exchanges=section.story.exchanges, videos=videos))
+    curves = [kind for kind in drawings_by_kind if kind.startswith("curve_")]
+    notes = ["No run has finished."] if not section.compared else [*section.not_shown, *section.notes]
+    scores = chapter("Scores", (*curves, "scores", "efficiency", "improvement"), notes)
     # A study starts with its results, other runs with their scores.
-    candidates = [studied, *story_parts, scores] if studied else [scores, *story_parts]
-    chapters = [candidate for candidate in candidates if candidate]
-    if chapters and not scores and any(scores.notes):
-        chapters.append(replace(scores, title="Remarks"))
-    return chapters
+    chapters = [study, *story, scores] if section.study is not None else [scores, *story]
+    return [candidate for candidate in chapters if candidate]
 
 
 def count_sentence(report: Report) -> str:
@@ -236,13 +191,11 @@ def method_lines(report: Report) -> list[str]:
         "runs; the scores of the runs of one pre-training run are averaged first. With fewer than "
         f"{MINIMUM_UNITS} of these units there is no interval.",
         "IQM, the interquartile mean, is the mean of the middle half: a quarter of the runs, rounded down, is dropped "
-        "at either end. With fewer than four runs it is the mean. IQM, median and optimality gap have no interval.",
-        "The optimality gap is the mean shortfall below a target; scores above the target count as equal to it.",
+        "at either end. With fewer than four runs it is the mean. IQM and median have no interval.",
         "The probability of improvement is that of a run of one group beating a run of the other; ties count half. "
         "Its interval is Newcombe's; runs that share a pre-training run have none.",
-        "Profiles have pointwise Wilson intervals, curves pointwise t intervals. Curves are the mean over a group's "
-        "finished runs; if these logged at different places, values are interpolated linearly. Only the range that all "
-        "of them cover is drawn.",
+        "Curves are the mean over a group's finished runs with pointwise t intervals; if these runs logged at "
+        "different places, values are interpolated linearly. Only the range that all of them cover is drawn.",
     ]
     if any(section.references for section in report.sections):
         lines.append(
@@ -254,20 +207,7 @@ def method_lines(report: Report) -> list[str]:
         lines.append(SCORES_NOTE)
     if not any(section.study for section in report.sections):  # otherwise the sentences of the study have these notes
         lines += scripted_notes(group for _, group, _, _ in report.runs)
-    if any(section.over_tasks for section in report.sections):
-        lines.append(
-            "Over tasks, scores are normalized within each task, so that 0 is the worst and 1 the best of its finished "
-            "runs; intervals treat these two as known. Mean and median are those of the tasks' means; IQM and "
-            "optimality gap are over all runs, so that a task with more runs has more weight; the probability of "
-            "improvement is averaged over tasks."
-        )
     return lines
-
-
-def _target(section: Section) -> str:
-    if section.target is None:
-        return "No run has finished."
-    return f"The optimality gap is the mean shortfall below {section.target:.4g} ({section.target_source})."
 
 
 def _render(
@@ -287,7 +227,7 @@ def _render(
     )
     environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     environment.filters["quoted"] = lambda text: "\n".join(f"    {line}" for line in text.split("\n"))
-    tables_by_name = {table.name: drop_constant_columns(table) for table in tables}
+    tables_by_name: Mapping[str, ReportTable] = {table.name: table for table in tables}
     text = environment.get_template(template).render(
         report=report,
         parts=parts,

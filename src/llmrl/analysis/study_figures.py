@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.analysis.figures import REFERENCES, Drawing, new_figure, styled
+from llmrl.analysis.figures import (
+    Drawing,
+    add_legend,
+    complete_references,
+    draw_curve,
+    draw_reference,
+    draw_scores,
+    new_figure,
+    set_groups,
+    styled,
+    use_prefixes,
+)
 from llmrl.analysis.group_comparison import GroupComparison
-from llmrl.analysis.group_styles import LineEnd, group_styles, label_line_ends, level_style, sparse_markers
-from llmrl.analysis.group_traces import GroupCurve, GroupTrace
+from llmrl.analysis.group_styles import group_styles, label_line_ends, level_style
 from llmrl.analysis.landscape import Landscape
 from llmrl.analysis.scores import AXES
 from llmrl.analysis.study_tasks import TaskComparison
+from llmrl.results.principal_scores import MEASUREMENTS
 from llmrl.results.study_settings import StudyResult
-from llmrl.statistics.intervals import Band
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MAX_WIDTH = 13.0
 """Maximum width of maps side by side, inches."""
-_DARK = "#333333"
 _PANELS = 4
 """Maximum number of tasks side by side."""
 _MAX_LABELED = 5
@@ -107,110 +113,58 @@ def _adaptation(study: Landscape) -> Figure:
     zero_settings = np.flatnonzero((study.vectors == 0).all(axis=1))[:1]
     names = {int(i): ", ".join(f"{x:g}" for x in study.vectors[i]) for i in (*best, *zero_settings)}
     styles = group_styles(list(names.values()), [names[int(i)] for i in zero_settings])
-    ends = []
     for i, line in enumerate(values.T):
         if i not in names:
             panel.plot(rounds, line, color="#BBBBBB", linewidth=1, zorder=1)
             continue
-        style = styles[names[i]]
-        panel.plot(rounds, line, **style, zorder=2)
-        ends.append(LineEnd(names[i], float(rounds[-1]), float(line[-1]), style["color"]))
+        panel.plot(rounds, line, label=names[i], **styles[names[i]], zorder=2)
     panel.set_xticks(rounds)
     panel.set_xlabel("adaptation rounds")
     panel.set_ylabel(textwrap.fill(study.settings.unit or "objective", 30))
     panel.set_title(", ".join(study.names), loc="right", fontsize=9)
-    label_line_ends(panel, ends)
+    label_line_ends(panel)
     return figure
-
-
-@dataclass(frozen=True)
-class _Columns:
-    """The data of one group in a figure of a study: a curve on the left, and scores on the right."""
-
-    trace: GroupTrace
-    curve: GroupCurve | None
-    scores: np.ndarray
-    score: Band
-
-
-def _columns(study: GroupComparison, online: bool) -> list[_Columns]:
-    """Return the data of each group in a figure, highest score first."""
-    columns = []
-    for trace in study.traces:
-        if not online:
-            curve = trace.anytime if study.has_anytime else trace.curve
-            columns.append(_Columns(trace, curve, trace.scores, trace.score))
-        elif trace.online_score is not None:
-            columns.append(_Columns(trace, trace.curve, trace.online, trace.online_score))
-    return sorted(columns, key=lambda column: -float(column.score.estimate))
 
 
 def _groups(study: GroupComparison, online: bool) -> Figure:
-    columns = _columns(study, online)
-    curves = [column for column in columns if column.curve is not None]
-    width = 1.5 + 0.45 * len(columns)
-    references = (
-        study.references if len(study.references) == len(REFERENCES) else ()
-    )  # several sets are only in the table
-    figure = new_figure((8.2 if curves else 0.6) + width, 5.6)
-    if curves:
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=[6, width])
-    else:
-        left, right = None, figure.subplots()
+    """Draw the groups of a study, best first: their curves on the left, if there are any, and scores on the right."""
+    traces = [trace for trace in study.traces if not online or trace.online_score is not None]
+    if online:
+        traces.sort(key=lambda trace: -float(trace.online_score.estimate) if trace.online_score is not None else 0.0)
+    is_anytime = study.has_anytime and not online
+    curves = {trace.name: trace.anytime if is_anytime else trace.curve for trace in traces}
+    has_curves = any(curve is not None for curve in curves.values())
+    width = 1.5 + 0.45 * len(traces)
+    figure = new_figure((8.2 if has_curves else 0.6) + width, 5.6)
+    panels = figure.subplots(
+        1, 2 if has_curves else 1, sharey=True, squeeze=False, width_ratios=[6, width] if has_curves else [1]
+    )[0]
+    left, right = panels[0], panels[-1]
     styles = group_styles([trace.name for trace in study.traces], study.settings.baselines)
-    for k, column in enumerate(columns):
-        _score(right, k, column, styles[column.trace.name])
-    right.set_xticks(
-        range(len(columns)), [column.trace.shown for column in columns], rotation=60, ha="right", fontsize=9
-    )
-    right.set_xlim(-0.6, len(columns) - 0.4)
-    right.grid(axis="x", visible=False)
-    unit = study.settings.unit or study.settings.metric or "result"
-    (right if left is None else left).set_ylabel(unit)
-    for line in references:
-        for panel in (right, left) if left is not None else (right,):
-            panel.axhline(line.value, label=line.label, **REFERENCES[line.line])
-    if left is None:
-        if references:
-            figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10)
-        return figure
-    ends = [LineEnd(line.label, None, line.value, _DARK) for line in references]
-    for column in columns:
-        style, level = styles[column.trace.name], float(column.score.estimate)
-        if column.curve is None:
-            left.axhline(level, label=f"{column.trace.shown} (level)", **level_style(style))
-            ends.append(LineEnd(f"{column.trace.shown} (level)", None, level, style["color"]))
+    for x, trace in enumerate(traces):
+        scores, band = (trace.online, trace.online_score) if online else (trace.scores, trace.score)
+        assert scores is not None and band is not None
+        draw_scores(right, x, scores, band, styles[trace.name])
+        curve = curves[trace.name]
+        if curve is not None:
+            draw_curve(left, curve, trace.shown, styles[trace.name])
+        elif has_curves:
+            left.axhline(float(band.estimate), label=f"{trace.shown} (level)", **level_style(styles[trace.name]))
+    for line in complete_references(study.references):
+        for panel in panels:
+            draw_reference(panel, line)
+    set_groups(right, [trace.shown for trace in traces])
+    left.set_ylabel(study.settings.score_name)
+    if has_curves:
+        left.set_xlabel(AXES[MEASUREMENTS if is_anytime else study.settings.x_axis][1])
+        if is_anytime:
+            left.set_xscale("log")
+            left.xaxis.set_major_formatter("{x:g}")
         else:
-            _curve(left, column.trace.shown, column.curve, style)
-            ends.append(
-                LineEnd(
-                    column.trace.shown,
-                    float(column.curve.places[-1]),
-                    float(column.curve.band.estimate[-1]),
-                    style["color"],
-                )
-            )
-    if study.has_anytime and not online:
-        left.set_xlabel(AXES["measurements"][1])
-        _measurement_axis(left, [column.curve for column in curves if column.curve is not None])
-    else:
-        left.set_xlabel(AXES[study.settings.x_axis][1])
-        _engineering(left)
-    if not label_line_ends(left, ends):
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=10)
+            use_prefixes(left)
+    if not (has_curves and label_line_ends(left)):
+        add_legend(figure, left, _LEGEND_COLUMNS)
     return figure
-
-
-def _measurement_axis(panel: Axes, curves: Sequence[GroupCurve]) -> None:
-    """Make the x axis logarithmic, with ticks at the numbers of measurements that were evaluated."""
-    places = sorted({float(place) for curve in curves for place in curve.places})
-    ticks: list[float] = []
-    for place in places:
-        if not ticks or place > 1.2 * ticks[-1]:  # closer labels overlap
-            ticks.append(place)
-    panel.set_xscale("log")
-    panel.set_xticks(ticks, [f"{place:g}" for place in ticks])
-    panel.minorticks_off()
 
 
 def tasks_drawing(tasks: TaskComparison, name: str) -> Drawing:
@@ -235,42 +189,18 @@ def _tasks(tasks: TaskComparison) -> Figure:
             if trace.curve is None:
                 handles[trace.name] = panel.axhline(level, label=trace.shown, **level_style(style))
                 continue
-            handles[trace.name] = _curve(panel, trace.shown, trace.curve, {**style, "markersize": 4})
+            handles[trace.name] = draw_curve(panel, trace.curve, trace.shown, {**style, "markersize": 4})
             panel.plot([float(trace.curve.places[-1])], [level], marker="_", markersize=14, color=style["color"])
         panel.set_title(title, fontsize=11)
         panel.tick_params(labelsize=8)
-        _engineering(panel)
+        use_prefixes(panel)
     for k, panel in enumerate(panels.flat):
         if k >= len(tasks.titles):
             panel.set_visible(False)
         elif k + n_columns >= len(tasks.titles):
             panel.set_xlabel(AXES[tasks.settings.x_axis][1], fontsize=9)
     for row in panels:
-        row[0].set_ylabel(textwrap.fill(tasks.settings.unit or tasks.settings.metric or "result", 30), fontsize=9)
+        row[0].set_ylabel(textwrap.fill(tasks.settings.score_name, 30), fontsize=9)
     legend_handles = [handles[name] for name in tasks.names if name in handles]
     figure.legend(handles=legend_handles, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize=10)
     return figure
-
-
-def _curve(panel: Axes, label: str, curve: GroupCurve, style: dict[str, Any]) -> Any:
-    line_style = sparse_markers(style, len(curve.places))
-    [handle] = panel.plot(curve.places, curve.band.estimate, label=label, **line_style)
-    if np.isfinite(curve.band.low).all():
-        panel.fill_between(curve.places, curve.band.low, curve.band.high, color=style["color"], alpha=0.1, lw=0)
-    return handle
-
-
-def _score(panel: Axes, k: int, column: _Columns, style: dict[str, Any]) -> None:
-    offsets = np.linspace(-0.14, 0.14, len(column.scores)) if len(column.scores) > 1 else np.zeros(1)
-    color, marker = style["color"], style["marker"]
-    panel.scatter(k + offsets, column.scores, s=14, marker=marker, color=color, alpha=0.45, linewidths=0)
-    if np.isfinite(column.score.low):
-        ends = [float(column.score.low), float(column.score.high)]
-        panel.plot([k, k], ends, color=color, linewidth=5, alpha=0.5, solid_capstyle="butt")
-    panel.plot([k], [float(column.score.estimate)], marker="_", markersize=16, markeredgewidth=2.5, color=color)
-
-
-def _engineering(panel: Axes) -> None:
-    from matplotlib.ticker import EngFormatter
-
-    panel.xaxis.set_major_formatter(EngFormatter(sep=""))

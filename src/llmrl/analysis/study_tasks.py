@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmrl.analysis.group_comparison import GroupComparison
-from llmrl.analysis.group_traces import GroupTrace
 from llmrl.analysis.report import Report
 from llmrl.results.study_settings import StudySettings
-from llmrl.results.table_format import NOTHING, NumberFormat, ReportTable, with_interval
+from llmrl.results.table_format import NumberFormat, ReportTable, interval_cells, with_interval
 
 NAME = "study_tasks"
 """Name of the table and the figure."""
@@ -45,12 +44,11 @@ class TaskComparison:
     @property
     def caption(self) -> str:
         """Caption of the figure."""
-        unit = self.settings.unit or self.settings.metric or "result"
         runs = sorted({len(trace.scores) for study in self.studies for trace in study.traces})
         counts = f"{runs[0]} to {runs[-1]}" if len(runs) > 1 else f"{runs[0]}"
         return (
-            f"{unit} in {len(self.titles)} tasks: means over {counts} runs a group with 95% bands; dashes at the right "
-            "end are the scores. Groups without a curve are drawn as a level."
+            f"{self.settings.score_name} in {len(self.titles)} tasks: means over {counts} runs a group with 95% bands; "
+            "dashes at the right end are the scores. Groups without a curve are drawn as a level."
         )
 
     @property
@@ -81,13 +79,12 @@ class TaskComparison:
         for title, study in zip(self.titles, self.studies, strict=True):
             traces = {trace.name: trace for trace in study.traces}
             form = NumberFormat(np.concatenate([trace.scores for trace in traces.values()]))
-            rows.append([title, *(_cell(traces.get(name), form) for name in self.names)])
-            for trace in traces.values():
-                numbers = [float(x) for x in (trace.score.estimate, trace.score.low, trace.score.high)]
-                data.append([title, trace.shown, len(trace.scores), *numbers])
+            scores = {name: trace.score for name, trace in traces.items()}
+            rows.append([title, *(with_interval(scores.get(name), form) for name in self.names)])
+            for name, trace in traces.items():
+                data.append([title, trace.shown, len(trace.scores), *interval_cells(scores[name])])
         columns = ["task", *(self.shown(name) for name in self.names)]
-        unit = self.settings.unit or self.settings.metric or "result"
-        return ReportTable(NAME, f"{unit} in each task, with 95% intervals", data, columns, rows)
+        return ReportTable(NAME, f"{self.settings.score_name} in each task, with 95% intervals", data, columns, rows)
 
 
 def compare_tasks(report: Report) -> TaskComparison | None:
@@ -112,9 +109,3 @@ def _short(titles: Sequence[str]) -> tuple[str, ...]:
         ", ".join(part.rpartition("=")[2] for part in parts) or title
         for parts, title in zip(remaining, titles, strict=True)
     )
-
-
-def _cell(trace: GroupTrace | None, form: NumberFormat) -> str:
-    if trace is None:
-        return NOTHING
-    return with_interval(float(trace.score.estimate), float(trace.score.low), float(trace.score.high), form)

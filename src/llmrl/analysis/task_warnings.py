@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrl.results.groups import Group
+from llmrl.results.groups import FinishedGroups
 from llmrl.results.run_records import RunRecord
 
 _FIXED_PROPOSALS = ("fixed", "listed")
 """Principals whose proposals are part of the config."""
-
-_Sequence = tuple[tuple[object, ...], ...]
-
-
-FinishedGroups = Sequence[tuple[Group, Sequence[RunRecord]]]
-"""Groups and their finished runs."""
-
 _OBJECTIVE = ("design.objective", "design.spending_cost")
 """Options that define what a score is."""
 
@@ -60,6 +53,6 @@ def _are_identical(runs: Sequence[RunRecord]) -> bool:
     return not further_sequences and len(set(sequence)) > 1
 
 
-def _vectors(run: RunRecord) -> _Sequence:
+def _vectors(run: RunRecord) -> tuple[tuple[object, ...], ...]:
     rows = run.summary().get("history") or []
     return tuple((row.get("context"), *(row.get("mechanism") or {}).values()) for row in rows)

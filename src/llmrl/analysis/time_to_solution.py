@@ -6,78 +6,35 @@ reach it within its budget is censored there (Kaplan and Meier, 1958, JASA 53).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
+from llmrl.analysis.group_traces import GroupTrace
 from llmrl.core.errors import RunFolderError
+from llmrl.results.reference_lines import ReferenceLine
+from llmrl.results.study_settings import StudySettings
 from llmrl.results.table_format import ReportTable
 
 SHARE = 0.9
 """Share of the distance from no mechanism to the best known value that counts as the solution."""
 
 
-@dataclass(frozen=True)
-class SolutionTimes:
-    """Times to solution of the runs of one group.
-
-    Attributes:
-        name: display name of the group.
-        times: measurements until the level was reached, [n_runs]; of other runs, all of their measurements.
-        reached: whether the level was reached, [n_runs].
-        budget: largest number of measurements that was evaluated.
-    """
-
-    name: str
-    times: np.ndarray
-    reached: np.ndarray
-    budget: float
-
-    @property
-    def median(self) -> float | None:
-        """Median of the times; None if less than half of the runs reach the level."""
-        return kaplan_meier_median(self.times, self.reached)
-
-    @property
-    def text(self) -> str:
-        """Median with the number of runs that reach the level; `> n` if there is no median within n measurements."""
-        median, n = self.median, len(self.times)
-        time = f"> {self.budget:,.0f}" if median is None else f"{median:,.0f}"
-        return f"{time} ({self.reached.sum()} of {n} run{'' if n == 1 else 's'})"
-
-
-def solution_level(no_mechanism: float, best_known: float) -> float:
-    """Return the objective above which a recommendation counts as a solution.
-
-    Args:
-        no_mechanism: objective without a mechanism.
-        best_known: highest known objective, `report.best_known`.
-
-    Raises:
-        RunFolderError: `best_known` is not above `no_mechanism`.
-    """
-    if not best_known > no_mechanism:
-        raise RunFolderError(
-            f"report.best_known={best_known:g} must be above the objective without a mechanism, {no_mechanism:.4g}"
-        )
-    return no_mechanism + SHARE * (best_known - no_mechanism)
-
-
-def solution_times(name: str, places: np.ndarray, values: np.ndarray, level: float) -> SolutionTimes:
+def solution_times(places: np.ndarray, values: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the first numbers of measurements at which the runs of a group reach a level.
 
     Args:
-        name: display name of the group.
         places: numbers of measurements, [n_places], increasing.
         values: objective of the recommendation at these, [n_places, n_runs].
         level: objective to reach.
+
+    Returns:
+        Times, [n_runs], the last of `places` for runs that do not reach the level, and whether they reach it, [n_runs].
     """
     is_above = values >= level
     reached = np.asarray(is_above.any(axis=0))
-    return SolutionTimes(
-        name, np.where(reached, places[is_above.argmax(axis=0)], places[-1]), reached, float(places[-1])
-    )
+    return np.where(reached, places[is_above.argmax(axis=0)], places[-1]), reached
 
 
 def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
@@ -97,28 +54,48 @@ def kaplan_meier_median(times: np.ndarray, reached: np.ndarray) -> float | None:
     return None
 
 
-def times_table(groups: Sequence[SolutionTimes], level: float, unit: str) -> ReportTable:
-    """Return the table of times to solution, shortest first."""
-    ordered = sorted(
-        groups, key=lambda group: (np.inf if group.median is None else group.median, -group.reached.mean())
-    )
-    data: list[list[object]] = [["group", "runs", "reached", "median", "measurements", "level"]]
-    data += [
-        [group.name, len(group.times), int(group.reached.sum()), group.median, group.budget, level] for group in ordered
-    ]
-    caption = (
-        f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), {SHARE:.0%} of the "
-        "distance from no mechanism to the best known value"
-    )
-    note = (
-        "Median over runs (Kaplan-Meier) at the numbers of measurements that were evaluated, with the number of runs "
-        'that reach the level; "> n": fewer than half of the runs do within n measurements.'
-    )
+def solution_table(
+    settings: StudySettings, traces: Sequence[GroupTrace], references: Sequence[ReferenceLine], unit: str
+) -> ReportTable | None:
+    """Return the table of times to solution, shortest first; None if they are not defined.
+
+    They need a best known value, a level without mechanism, and curves of recommendations.
+
+    Raises:
+        RunFolderError: `best_known` is not above the objective without a mechanism.
+    """
+    levels = [line.value for line in references if line.line == "no_mechanism"]
+    # If there are several values, they belong to different groups.
+    levels = levels if len(levels) == 1 else []
+    levels += [float(trace.score.estimate) for name in settings.levels for trace in traces if trace.name == name]
+    if settings.best_known is None or not levels or all(trace.anytime is None for trace in traces):
+        return None
+    if not settings.best_known > levels[0]:
+        raise RunFolderError(
+            f"report.best_known={settings.best_known:g} must be above the objective without a mechanism, "
+            f"{levels[0]:.4g}"
+        )
+    level = levels[0] + SHARE * (settings.best_known - levels[0])
+    lines = []
+    for trace in traces:
+        if trace.anytime is not None:
+            times, reached = solution_times(trace.anytime.places, trace.anytime.values, level)
+            median, budget = kaplan_meier_median(times, reached), float(trace.anytime.places[-1])
+            lines.append((trace.shown, len(times), int(reached.sum()), median, budget))
+    lines.sort(key=lambda line: (math.inf if line[3] is None else line[3], -line[2] / line[1]))
+    rows = []
+    for name, n_runs, n_reached, median, budget in lines:
+        time = f"> {budget:,.0f}" if median is None else f"{median:,.0f}"
+        rows.append([name, f"{time} ({n_reached} of {n_runs} run{'' if n_runs == 1 else 's'})"])
     return ReportTable(
         "study_time_to_solution",
-        caption,
-        data,
+        f"Time to solution: measurements until the recommendation reaches {level:.4g} ({unit}), {SHARE:.0%} of the "
+        "distance from no mechanism to the best known value",
+        [["group", "runs", "reached", "median", "measurements", "level"], *([*line, level] for line in lines)],
         ["group", "measurements"],
-        [[group.name, group.text] for group in ordered],
-        notes=[note],
+        rows,
+        notes=[
+            "Median over runs (Kaplan-Meier) at the numbers of measurements that were evaluated, with the number of "
+            'runs that reach the level; "> n": fewer than half of the runs do within n measurements.'
+        ],
     )

@@ -1,35 +1,33 @@
 """Tables of runs as pandas data frames. All frames of one kind have the same first columns.
 
-This module arranges the columns that `run_columns` reads from files. If a file cannot be read, a warning names it, its
-rows are left out, and the other runs remain.
+If a file of a run cannot be read, a warning names it, its rows are left out, and the other runs remain.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmrl.api.run_columns import (
-    Columns,
-    read_call_columns,
-    read_evaluation_columns,
-    read_final_columns,
-    read_metric_columns,
-    read_proposal_columns,
-    read_training_columns,
-    to_time,
-)
 from llmrl.core.errors import CheckpointError, ConfigError, RunFolderError
+from llmrl.core.plain_data import read_object
+from llmrl.core.records import REPLY_COUNTS
 from llmrl.llms.call_log import FILE_NAME as CALLS
+from llmrl.llms.call_log import read_calls
 from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores
 from llmrl.results.run_records import RunRecord
+from llmrl.run.artifacts import RESULTS_NAME
+from llmrl.run.episode_files import EPISODES
+from llmrl.run.files import read_lines
+from llmrl.run.metrics import COUNTERS, TIME, metric_tables
 from llmrl.run.metrics import FILE_NAME as METRICS
+from llmrl.run.proposals import read_proposed
+from llmrl.run.training_episodes import read_training_episodes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,6 +36,9 @@ log = logging.getLogger(__name__)
 
 Schema = Mapping[str, str]
 """Name -> dtype of pandas, in order."""
+Names = Mapping[str, Any]
+"""Columns that identify a run: `run`, a unique name; `label`, the label of its group; `seed`."""
+NamedRuns = Sequence[tuple[RunRecord, Names]]
 
 _RUN_COLUMNS: Schema = {"run": "category", "label": "category", "seed": "int64"}
 """First columns of every table but `RUNS`, which has them, too."""
@@ -109,11 +110,7 @@ LLM_CALLS: Schema = {
     "fault": "str",
     "cached": "boolean",
     "attempts": "Int64",
-    "prompt_tokens": "Int64",
-    "completion_tokens": "Int64",
-    "cached_tokens": "Int64",
-    "cache_write_tokens": "Int64",
-    "reasoning_tokens": "Int64",
+    **dict.fromkeys(REPLY_COUNTS, "Int64"),
     "cost": "float64",
     "possible_cost": "float64",
     "latency": "float64",
@@ -125,25 +122,8 @@ LLM_CALLS: Schema = {
     "thoughts": "str",
     "error": "str",
 }
-
-
-@dataclass(frozen=True)
-class NamedRun:
-    """A run with its names in tables.
-
-    Attributes:
-        record: record of the run.
-        run: unique name.
-        label: label of its group.
-    """
-
-    record: RunRecord
-    run: str
-    label: str
-
-    @property
-    def columns(self) -> dict[str, Any]:
-        return {"run": self.run, "label": self.label, "seed": self.record.seed}
+_OBJECTIVE = re.compile(r"objective \(.*\)")
+_METRIC_NAMES = {"return per agent": "return", "base return per agent": "base_return"}
 
 
 def pandas() -> Any:
@@ -161,166 +141,218 @@ def pandas() -> Any:
     return pandas
 
 
-def _score(run: RunRecord, key: str) -> float:
-    scores = principal_scores([run], key) if run.state == "finished" else None
-    return math.nan if scores is None else float(scores[0])
-
-
-def runs_frame(runs: Sequence[NamedRun]) -> pd.DataFrame:
+def runs_frame(runs: NamedRuns) -> pd.DataFrame:
     """Return a frame with one row for each run.
 
     Overrides that differ between runs have their own columns, numeric if all their values are numbers.
     """
-    prerequisites = {folder for run in runs for folder in run.record.prerequisites}
+    pd = pandas()
+    prerequisites = {folder for run, _ in runs for folder in run.prerequisites}
     rows = [
         {
-            "run": run.run,
-            "name": run.record.name,
-            "label": run.label,
-            "seed": run.record.seed,
-            "hash": run.record.digest,
-            "state": run.record.state,
-            "is_prerequisite": run.record.folder in prerequisites,
-            "result": math.nan if run.record.result is None else run.record.result,
-            RECOMMENDATION: _score(run.record, RECOMMENDATION),
-            ONLINE: _score(run.record, ONLINE),
-            "environment": run.record.env,
-            "model": run.record.llm,
-            "attempts": run.record.attempt,
-            "done": run.record.progress.done,
-            "total": math.nan if run.record.progress.total is None else run.record.progress.total,
-            "unit": run.record.progress.unit,
-            "started": to_time(run.record.started),
-            "updated": to_time(run.record.updated),
-            "error": run.record.error,
-            "folder": str(run.record.folder),
+            **names,
+            "name": run.name,
+            "hash": run.digest,
+            "state": run.state,
+            "is_prerequisite": run.folder in prerequisites,
+            "result": run.result,
+            RECOMMENDATION: _score(run, RECOMMENDATION),
+            ONLINE: _score(run, ONLINE),
+            "environment": run.env,
+            "model": run.llm,
+            "attempts": run.attempt,
+            "done": run.progress.done,
+            "total": run.progress.total,
+            "unit": run.progress.unit,
+            "started": run.started or None,
+            "updated": run.updated or None,
+            "error": run.error,
+            "folder": str(run.folder),
         }
-        for run in runs
+        for run, names in runs
     ]
-    frame = _frame([{name: [row[name] for row in rows] for name in RUNS}] if rows else [], RUNS)
-    overrides = [run.record.overrides for run in runs]
-    keys = dict.fromkeys(key for run_overrides in overrides for key in run_overrides)
-    for key in keys:
-        values = [run_overrides.get(key) for run_overrides in overrides]
-        if len(set(values)) > 1:
-            frame[key if key not in RUNS else f"{key}="] = _convert_overrides(values)
+    frame = _typed(pd.DataFrame(rows), RUNS)
+    for key in dict.fromkeys(key for run, _ in runs for key in run.overrides):
+        texts = pd.Series([run.overrides.get(key) for run, _ in runs], dtype="str")
+        if texts.nunique(dropna=False) > 1:
+            numbers = pd.to_numeric(texts, errors="coerce").astype("float64")
+            is_numeric = numbers.notna().equals(texts.notna())
+            frame[key if key not in RUNS else f"{key}="] = numbers if is_numeric else texts
     return frame
 
 
-def metrics_frame(runs: Iterable[NamedRun]) -> pd.DataFrame:
+def metrics_frame(runs: NamedRuns) -> pd.DataFrame:
     """Return a frame with one row for each finite number of `metrics.jsonl`.
 
     Metrics of time are left out, except `elapsed_s`.
     """
-    return _frame([chunk for run in runs for chunk in _read_chunks(run, METRICS, read_metric_columns)], METRICS_LONG)
+    return _frame(runs, METRICS_LONG, {METRICS: _read_metrics})
 
 
-def proposals_frame(runs: Iterable[NamedRun]) -> pd.DataFrame:
+def proposals_frame(runs: NamedRuns) -> pd.DataFrame:
     """Return a frame with one row for each proposal of a principal.
 
     Mechanisms and policy parameters have columns `parameter.<name>`.
     """
-    return _frame(
-        [chunk for run in runs for chunk in _read_chunks(run, "its proposals", read_proposal_columns)], PROPOSALS
-    )
+    return _frame(runs, PROPOSALS, {"its proposals": _read_proposals})
 
 
-def episodes_frame(runs: Iterable[NamedRun]) -> pd.DataFrame:
+def episodes_frame(runs: NamedRuns) -> pd.DataFrame:
     """Return a frame with one row for each recorded episode.
 
     Episodes were played during training (`training`), at the end of a run or by players that do not learn (`final`), or
     in an evaluation (the name of its folder).
     """
-    readers: tuple[tuple[str, Callable[[Path], list[Columns]]], ...] = (
-        ("its training episodes", read_training_columns),
-        ("its final episodes", read_final_columns),
-        ("an evaluation", read_evaluation_columns),
-    )
-    chunks = [chunk for run in runs for subject, reader in readers for chunk in _read_chunks(run, subject, reader)]
-    return _frame(chunks, EPISODES_WIDE)
+    readers = {
+        "its training episodes": _read_training,
+        "its final episodes": _read_final,
+        "an evaluation": _read_evaluations,
+    }
+    return _frame(runs, EPISODES_WIDE, readers)
 
 
-def calls_frame(runs: Iterable[NamedRun]) -> pd.DataFrame:
+def calls_frame(runs: NamedRuns) -> pd.DataFrame:
     """Return a frame with one row for each call to a chat model."""
-    return _frame([chunk for run in runs for chunk in _read_chunks(run, CALLS, read_call_columns)], LLM_CALLS)
+    return _frame(runs, LLM_CALLS, {CALLS: _read_calls})
 
 
-def _read_chunks(run: NamedRun, subject: str, reader: Callable[[Path], list[Columns]]) -> list[Columns]:
-    """Return the columns that `reader` finds in a run, with those that identify the run; nothing if it is damaged."""
-    try:
-        chunks = reader(run.record.folder)
-    except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s: %s cannot be read and is left out: %s", run.record.folder, subject, error)
-        return []
-    return [{**run.columns, **chunk} for chunk in chunks]
+def _score(run: RunRecord, key: str) -> float:
+    scores = principal_scores([run], key) if run.state == "finished" else None
+    return math.nan if scores is None else float(scores[0])
 
 
-def _frame(chunks: Sequence[Columns], schema: Schema) -> pd.DataFrame:
-    """Return a frame with the rows of all chunks: the columns of `schema` first, then other, numeric ones."""
+def _frame(
+    runs: NamedRuns, schema: Schema, readers: Mapping[str, Callable[[Path], list[pd.DataFrame]]]
+) -> pd.DataFrame:
+    """Return the rows of all runs: the columns of `schema` first, then other, numeric ones.
+
+    Args:
+        runs: runs with the columns that identify them.
+        schema: first columns of the frame.
+        readers: function that reads rows from a run folder, by name of their source for warnings.
+    """
     pd = pandas()
-    extra_columns = [name for name in dict.fromkeys(name for chunk in chunks for name in chunk) if name not in schema]
-    lengths = [_length(chunk) for chunk in chunks]
-    columns = {}
-    for name, dtype in {**schema, **dict.fromkeys(extra_columns, "float64")}.items():
-        parts = [_part(chunk.get(name), n, dtype) for chunk, n in zip(chunks, lengths, strict=True)]
-        if dtype == "category":
-            columns[name] = pd.api.types.union_categoricals([_part(None, 0, dtype), *parts])
-        else:
-            column = np.concatenate(parts) if parts else np.zeros(0)
-            columns[name] = _convert(column, dtype)
-    return pd.DataFrame(columns)
+    frames = [_typed(pd.DataFrame(), schema)]
+    for run, names in runs:
+        for source, reader in readers.items():
+            try:
+                frames += [_typed(frame.assign(**names), schema) for frame in reader(run.folder) if len(frame)]
+            except (RunFolderError, CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s: %s cannot be read and is left out: %s", run.folder, source, error)
+    frame = pd.concat(frames, ignore_index=True)
+    for name in (name for name, dtype in schema.items() if dtype == "category"):
+        # Categories of an empty column are texts, too.
+        frame[name] = pd.Categorical(frame[name], pd.Index(frame[name].dropna().unique(), dtype="str"))
+    return frame
 
 
-def _length(chunk: Columns) -> int:
-    """Return the number of rows of a chunk, from the first column that has one value per row."""
-    for values in chunk.values():
-        if isinstance(values, tuple):
-            return len(values[1])
-        if not isinstance(values, str | int | float | None):
-            return len(values)
-    return 1
+def _typed(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+    """Return a frame with the columns of `schema` first, all with their dtypes but text instead of categories."""
+    others = dict.fromkeys((name for name in frame if name not in schema), "float64")
+    dtypes = {**schema, **others}
+    frame = frame.reindex(columns=list(dtypes))
+    return pandas().DataFrame({name: _convert(frame[name], dtype) for name, dtype in dtypes.items()})
 
 
-def _part(values: Any, n: int, dtype: str) -> Any:
-    """Return one column of one chunk, [n]: categories as in pandas, others as NumPy arrays."""
+def _convert(column: pd.Series, dtype: str) -> pd.Series:
+    """Return a column with a dtype; values that do not fit it are missing, and missing texts are empty."""
     pd = pandas()
-    if dtype == "category":
-        if isinstance(values, tuple):
-            names, codes = values
-            return pd.Categorical.from_codes(codes, categories=pd.Index(names, dtype="str"))
-        if isinstance(values, str | None):
-            names = [] if values is None else [values]
-            codes = np.full(n, len(names) - 1)
-            return pd.Categorical.from_codes(codes, categories=pd.Index(names, dtype="str"))
-        texts = ["" if value is None else str(value) for value in values]
-        return pd.Categorical(texts, categories=pd.Index(dict.fromkeys(texts), dtype="str"))
-    if dtype in ("str", "boolean") or dtype.startswith("datetime"):
-        cells = [values] * n if isinstance(values, str | float | None) else list(values)
-        array = np.empty(n, dtype=object)
-        array[:] = cells
-        return array
-    empty = math.nan if values is None else values
-    return np.full(n, empty) if isinstance(empty, int | float) else np.asarray(empty)
-
-
-def _convert(column: np.ndarray, dtype: str) -> Any:
-    pd = pandas()
-    if dtype == "str":
-        return pd.array(["" if x is None else str(x) for x in column], dtype="str")
-    if dtype.startswith("datetime"):
-        return pd.to_datetime(pd.Series(column, dtype="float64"), unit="s", utc=True).astype(dtype)
+    if dtype in ("str", "category"):
+        texts = column.astype(object).map(str, na_action="ignore").astype("str")
+        return texts if dtype == "category" else texts.fillna("")
     if dtype == "boolean":
-        return pd.array([x if isinstance(x, bool) else None for x in column], dtype="boolean")
-    if dtype == "Int64":
-        numbers = np.asarray(column, dtype=np.float64)
-        return pd.array([None if math.isnan(x) else round(x) for x in numbers.tolist()], dtype="Int64")
-    return column.astype(dtype)
+        return column.astype(object).map(lambda x: x if isinstance(x, bool) else None).astype(dtype)
+    numbers = pd.to_numeric(column, errors="coerce")
+    if dtype.startswith("datetime"):
+        return pd.to_datetime(numbers.astype("float64"), unit="s", utc=True).astype(dtype)
+    return (numbers.round() if dtype == "Int64" else numbers).astype(dtype)
 
 
-def _convert_overrides(values: Sequence[str | None]) -> Any:
-    """Return overrides as numbers if all given values are numbers, otherwise as text; missing ones are NA."""
-    pd = pandas()
+def _read_metrics(folder: Path) -> list[pd.DataFrame]:
+    path, places = folder / METRICS, ["kind", "axis", "place", "env_steps", "elapsed_s"]
+    frames = []
+    for table in metric_tables(path).values() if path.is_file() else ():
+        wide = pandas().DataFrame(table.columns).rename(columns={f"{TIME}elapsed_s": "elapsed_s"})
+        metrics = [name for name in table.columns if name not in COUNTERS and not name.startswith(TIME)]
+        wide = wide.assign(kind=table.kind, axis=table.x, place=wide[table.x]).reindex(columns=[*places, *metrics])
+        long = wide.melt(places, metrics, var_name="metric", value_name="value")
+        frames.append(long[np.isfinite(long["value"])])
+    return frames
+
+
+def _read_proposals(folder: Path) -> list[pd.DataFrame]:
+    rows = [
+        {
+            "step": proposal.step,
+            "candidate": proposal.candidate,
+            "context": proposal.context,
+            "objective": proposal.objective,
+            "standard_error": proposal.standard_error,
+            "episodes": len(proposal.values),
+            "fallback": proposal.fallback,
+            "reasoning": proposal.reasoning,
+            **{f"parameter.{name}": value for name, value in proposal.parameters.items()},
+        }
+        for proposal in read_proposed(folder)
+    ]
+    return [pandas().DataFrame(rows)]
+
+
+def _read_training(folder: Path) -> list[pd.DataFrame]:
+    episodes = read_training_episodes(folder)
+    if episodes is None:
+        return []
+    places = {name: episodes.places[name] for name in ("start", "game")}
+    frame = pandas().DataFrame({**places, **episodes.metrics}).assign(source="training", policy="student")
+    return [frame.assign(episode=frame.index)]
+
+
+def _read_final(folder: Path) -> list[pd.DataFrame]:
+    if rows := read_lines(folder / EPISODES):
+        names = dict.fromkeys(name for row in rows for name, x in row.items() if _is_number(x))
+        return [pandas().DataFrame([{name: row.get(name) for name in names} for row in rows]).assign(source="final")]
     try:
-        return pd.array([math.nan if x is None else float(x) for x in values], dtype="float64")
-    except ValueError:
-        return pd.array([None if x is None else x for x in values], dtype="str")
+        content = read_object(folder / RESULTS_NAME)
+    except FileNotFoundError:
+        return []
+    return [_measurements(content["per_episode"]).assign(source="final")]
+
+
+def _read_evaluations(folder: Path) -> list[pd.DataFrame]:
+    frames = []
+    for path in sorted(folder.glob(f"evaluation*/{RESULTS_NAME}")):
+        content = read_object(path)
+        for mechanism in content.get("mechanisms", [content]):
+            for player in mechanism["players"]:
+                labels = {"source": path.parent.name, "policy": player["policy"], "mode": player["mode"]}
+                frames.append(_measurements(player["per_episode"]).assign(**labels, mechanism=mechanism["name"]))
+    return frames
+
+
+def _measurements(per_episode: Mapping[str, Sequence[float | None]]) -> pd.DataFrame:
+    """Return a frame of measurements, under the names that all sources share."""
+    columns = {_METRIC_NAMES.get(name, _OBJECTIVE.sub("objective", name)): x for name, x in per_episode.items()}
+    frame = pandas().DataFrame(columns)
+    return frame.assign(episode=frame.index)
+
+
+def _read_calls(folder: Path) -> list[pd.DataFrame]:
+    path = folder / CALLS
+    rows = []
+    for call in read_calls(path) if path.is_file() else ():
+        is_lost, is_cached = bool(call.get("unsettled")), bool(call.get("cached"))
+        derived = {
+            "time": call.get("time") or None,
+            # `failed`: the provider generated nothing; `lost`: it is unknown whether the call was charged.
+            "outcome": "lost" if is_lost else "failed" if "error" in call else "reply",
+            "attempts": call.get("attempt", call.get("attempts")),
+            "cost": 0.0 if is_cached else call.get("cost"),
+            "possible_cost": (call.get("reserved") or {}).get("cost"),
+            "error": call["lost"] if is_lost else call.get("error"),
+        }
+        rows.append({name: call.get(name) for name in LLM_CALLS if name not in _RUN_COLUMNS} | derived)
+    return [pandas().DataFrame(rows)]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
 
 
-class AgentActions(Action):
+class AgentActions(Action):  # type: ignore[misc]
     """Actions of all agents in one step: for each agent an index, the numbers of its action, or the action's name."""
 
     actions: dict[str, int | list[float] | str] = Field(description="action of each agent, by agent id")
 
 
-class AgentObservations(Observation):
+class AgentObservations(Observation):  # type: ignore[misc]
     """Observations of all agents; `reward` is the mean reward of the agents.
 
     Attributes:
@@ -58,7 +58,7 @@ class AgentObservations(Observation):
     truncated: bool = False
 
 
-class EpisodeState(State):
+class EpisodeState(State):  # type: ignore[misc]
     """State of a session: the episode, its steps, the agents, and the mechanism in force."""
 
     agents: list[str] = Field(default_factory=list)
@@ -172,13 +172,14 @@ def make_app(
         session_timeout_s: seconds after which an idle session is closed; None: never.
     """
     limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
-    return create_fastapi_app(
+    app: FastAPI = create_fastapi_app(
         lambda: ServedEnvironment(make(), mechanism),
         AgentActions,
         AgentObservations,
         concurrency_config=limits,
         state_cls=EpisodeState,
     )
+    return app
 
 
 def _numbered(n_agents: int) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmrl.api import dataframes
-from llmrl.api.dataframes import NamedRun
+from llmrl.api.dataframes import NamedRuns
 from llmrl.core.errors import ConfigError
 from llmrl.results.groups import tasks_of
 from llmrl.results.run_records import RunRecord, find_runs, read_run
@@ -150,32 +150,33 @@ class Results:
         Raises:
             ConfigError: pyarrow is not installed.
         """
+        place = Path(folder).expanduser()
+        place.mkdir(parents=True, exist_ok=True)
+        files = {name: place / f"{name}.parquet" for name in TABLES}
         try:
-            from pyarrow import Table, parquet
+            for name, path in files.items():
+                getattr(self, name).to_parquet(path, index=False)
         except ImportError as error:
             raise ConfigError(
                 f"Parquet files need pyarrow, which cannot be imported ({error}): pip install 'llmrl[analysis]'"
             ) from error
-        place = Path(folder).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        files = []
-        for name in TABLES:
-            files.append(place / f"{name}.parquet")
-            parquet.write_table(Table.from_pandas(getattr(self, name), preserve_index=False), files[-1])
-        return files
+        return list(files.values())
 
     @cached_property
-    def _named(self) -> list[NamedRun]:
-        """The runs with their names in tables."""
+    def _named(self) -> NamedRuns:
+        """The runs with the columns that identify them in tables."""
         labels = {
             run.folder: group.shown
             for task in tasks_of(self.records, self.root)
             for group in task.groups
             for run in group.runs
         }
-        name_counts = Counter(run_name(str(record.folder)) for record in self.records)
         names = [run_name(str(record.folder)) for record in self.records]
+        counts = Counter(names)
+        unique_names = [
+            name if counts[name] == 1 else str(record.folder) for record, name in zip(self.records, names, strict=True)
+        ]
         return [
-            NamedRun(record, name if name_counts[name] == 1 else str(record.folder), labels[record.folder])
-            for record, name in zip(self.records, names, strict=True)
+            (record, {"run": name, "label": labels[record.folder], "seed": record.seed})
+            for record, name in zip(self.records, unique_names, strict=True)
         ]

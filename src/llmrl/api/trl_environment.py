@@ -34,8 +34,8 @@ class TextEnvironment:
         from llmrl.agents.llm_player.answer_format import make_answer_format
         from llmrl.core.option_files import option
 
-        env = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._trusted)
-        self._env: Any = env
+        env: Any = build(self._node, "vec", None, self._seed + next(self._instances), "cpu", self._trusted)
+        self._env = env
         self._answers: AnswerFormat = make_answer_format(env.spec, "name", option("agent", "llm_player")["decimals"])
         self._observation: Observation = {}
         self._return, self._is_over = 0.0, True
@@ -110,8 +110,8 @@ def trl_environment(
         ... )
     """
     node = compose_env(env, {**options, "n_envs": 1}, trusted)
-    template = build(node, "vec", None, seed, "cpu", trusted)
-    spec: EnvSpec = template.spec  # type: ignore[union-attr, assignment]
+    template: Any = build(node, "vec", None, seed, "cpu", trusted)
+    spec: EnvSpec = template.spec
     template.close()
     if spec.text is None or "text" not in spec.observation or spec.n_agents != 1:
         raise Incompatible(

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from llmrl.analysis.report import Report
 
 
-_IN_TERMINAL = ("group", "runs", "IQM", "mean", "remark")
+_IN_TERMINAL = ("group", "runs", "mean", "IQM", "remark")
 """Columns of the tables of scores that fit on a terminal."""
 
 
@@ -43,9 +44,6 @@ def parser() -> argparse.ArgumentParser:
         default=0.0,
         metavar="SHARE",
         help="with --metric: mean of the last share of its logged values, such as 0.1 (default: the last value)",
-    )
-    p.add_argument(
-        "--target", type=float, default=None, help="score the optimality gap is below (default: the best group's mean)"
     )
     p.add_argument(
         "--curve",
@@ -99,14 +97,13 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         LlmrlError: a missing folder, no runs, an unknown metric, invalid settings, missing matplotlib, or a folder that
             cannot be written.
     """
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.scores import ScoreRule
     from llmrl.display.reports import create_report
 
     rule = ScoreRule(args.metric, args.tail_fraction, args.budget)
     settings = ReportSettings(
         rule,
-        args.target,
         tuple(dict.fromkeys(args.curve)),
         args.x_axis,
         args.bin,
@@ -131,13 +128,13 @@ def print_differences(numbers: Report) -> None:
         RunFolderError: the config of a run cannot be read.
     """
     from llmrl.analysis.config_differences import config_differences
-    from llmrl.display.console import print_line, print_table
+    from llmrl.display.console import print_line, print_report_table
     from llmrl.results.groups import tasks_of
 
     for task in tasks_of([run for _, _, run, _ in numbers.runs], numbers.folder, numbers.settings.by_name):
         table = config_differences(task)
         if table.rows:
-            print_table(table.caption, table.columns, table.rows, table.sides)
+            print_report_table(table)
         else:
             print_line(f"All runs of {task.title} have the same options.")
 
@@ -174,40 +171,27 @@ class _ProgressWriter:
 def print_numbers(numbers: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
     from llmrl.analysis.final_episodes import players_table
-    from llmrl.analysis.once import collect_remarks, drop_constant_columns, redundant_parts
     from llmrl.analysis.report_files import count_sentence
-    from llmrl.analysis.report_tables import comparable_references, efficiency, excluded_table, scores
+    from llmrl.analysis.report_tables import efficiency_table, excluded_table, scores_table
     from llmrl.analysis.study_tasks import compare_tasks
-    from llmrl.display.console import print_line, print_table
+    from llmrl.display.console import print_line, print_report_table
     from llmrl.display.reports import print_study, print_tasks
 
     if numbers.players:
-        table = drop_constant_columns(players_table(numbers.players))
-        print_table(table.caption, table.columns, table.rows, table.sides)
-        for note in table.notes:
-            print_line(note)
+        print_report_table(players_table(numbers.players))
     if (comparison := compare_tasks(numbers)) is not None:
         print_tasks(comparison)
     for section in numbers.sections:
         print_study(section)
         for warning in section.warnings:
             print_line(warning)
-        omits_scores = "scores" in redundant_parts(section, has_figures=False)  # the study's table has the same means
-        for remark in collect_remarks(section) if omits_scores else ():
-            print_line(remark)
-        for table in (
-            *([] if omits_scores else [scores(section, "", numbers.settings, comparable_references(section, numbers))]),
-            *([efficiency(section, "")] if section.efficiency else []),
-        ):
+        tables = [scores_table(section, numbers.settings)]
+        for table in [*tables, efficiency_table(section)] if section.efficiency else tables:
             columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
             rows = [[row[i] for i in columns] for row in table.rows]
-            sides = "".join(table.sides[i] for i in columns)
-            print_table(table.caption, [table.columns[i] for i in columns], rows, sides)
-            for note in table.notes:
-                print_line(note)
+            print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, texts=1))
     if numbers.excluded:
-        table = excluded_table(numbers)
-        print_table(table.caption, table.columns, table.rows, table.sides)
+        print_report_table(excluded_table(numbers))
     print_line(count_sentence(numbers))
     print_line(f"Report: {page}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.style import Style
@@ -13,6 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from llmrl.core.printable import printable
+
+if TYPE_CHECKING:
+    from llmrl.results.table_format import ReportTable
 
 
 class Terminal(Console):
@@ -74,12 +77,26 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         sides: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
     """
     print_line(f"\n{title}")
-    table = Table()
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
+    table = new_table(None, columns, sides)
     for row in rows:
         table.add_row(*row)
     Terminal(200).print(table)
+
+
+def new_table(title: str | None, columns: Sequence[str], sides: str = "l") -> Table:
+    """Return a table without rows; `sides` as for `print_table`."""
+    table = Table(title=title)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
+    return table
+
+
+def print_report_table(table: ReportTable) -> None:
+    """Print a table of a report with its notes; nothing if it is only written to a file."""
+    if table.columns:
+        print_table(table.caption, table.columns, table.rows, table.sides)
+        for note in table.notes:
+            print_line(note)
 
 
 def near(folder: Path) -> Path:

@@ -9,45 +9,37 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from llmrl.display.console import near, terminal
-from llmrl.display.run_summary import ESTIMATES, interval, numbers, print_carried, print_validity_warning
+from llmrl.display.console import near, new_table, terminal
+from llmrl.display.run_summary import estimates_table, interval, print_carried, print_validity_warning
 
 
 def print_evaluation(results: dict[str, Any]) -> None:
     """Print the results of `llmrl-evaluate`."""
     console = terminal()
     mechanism = results.get("mechanism")
-    table = Table(title=f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}")
+    title = f"{results['episodes']} episodes, seed {results['seed']}, checkpoint {results['checkpoint']}"
     if mechanism:
         console.print(f"Mechanism: {', '.join(f'{k}={v:.3g}' for k, v in mechanism.items())}", soft_wrap=True)
     if results["context"]:
         console.print(f"Context: {results['context']}", soft_wrap=True)
     print_validity_warning(console, results)
     if "mechanisms" in results:
-        _print_comparison(console, table, results)
+        _print_comparison(console, title, results)
         return
-    if len(results["players"]) > 1:
-        _compare_players(table, results["players"])
-    else:
-        for column in ("", *ESTIMATES):
-            table.add_column(column, justify="left" if not column else "right")
-        for name, row in results["table"].items():
-            table.add_row(name, *numbers(row))
-    console.print(table)
+    several = len(results["players"]) > 1
+    console.print(_compare_players(title, results["players"]) if several else estimates_table(title, results["table"]))
     print_carried(console, results["carried"])
     console.print(f"Saved in {results['out']}: results.json, episodes.csv" + (", videos/" if results["videos"] else ""))
 
 
-def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -> None:
+def _print_comparison(console: Console, title: str, results: dict[str, Any]) -> None:
     """Print a comparison of mechanisms: table, method, files and conclusions."""
     from llmrl.results.mechanism_comparison import cells, method_sentences
 
     entries, differences = results["mechanisms"], results["differences"]
-    table.add_column("means of an episode")
-    for mechanism in entries:
-        table.add_column(f"{mechanism['name']}\n{mechanism['words']}", justify="right")
-    for difference in differences:
-        table.add_column(f"{difference['name']} - {difference['reference']}\n(95% interval)", justify="right")
+    columns = ["means of an episode", *(f"{mechanism['name']}\n{mechanism['words']}" for mechanism in entries)]
+    columns += [f"{difference['name']} - {difference['reference']}\n(95% interval)" for difference in differences]
+    table = new_table(title, columns)
     for row in cells(entries, differences, results["labels"]):
         table.add_row(*row)
     console.print(table)
@@ -70,17 +62,16 @@ def _print_comparison(console: Console, table: Table, results: dict[str, Any]) -
         console.print(sentence, style="bold", soft_wrap=True)
 
 
-def _compare_players(table: Table, players: Sequence[dict[str, Any]]) -> None:
-    """Fill a table with a column for each player and a row for each measurement except welfare.
+def _compare_players(title: str, players: Sequence[dict[str, Any]]) -> Table:
+    """Return a table with a column for each player and a row for each measurement except welfare.
 
     A `-` marks measurements without a value.
     """
-    table.add_column("mean\n95% interval")
-    for player in players:
-        table.add_column(f"{player['policy']}\n{player['mode']}", justify="right")
+    table = new_table(title, ["mean\n95% interval", *(f"{player['policy']}\n{player['mode']}" for player in players)])
     names = dict.fromkeys(name for player in players for name in player["table"])
     for name in names:
         if not name.startswith(("welfare/", "base ")):
             rows = [player["table"].get(name) for player in players]
             cells = ["-" if row is None else f"{row['mean']:.3f}\n{interval(row)}" for row in rows]
             table.add_row(name.replace("_", " "), *cells)
+    return table

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llmrl.analysis.report import Report, Section
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import Report, ReportSettings, Section
     from llmrl.analysis.study_tasks import TaskComparison
 
 
@@ -40,8 +39,8 @@ def create_report(
     from llmrl.analysis.aggregate import summarize
     from llmrl.analysis.figures import check_installed
     from llmrl.analysis.probes import draw_probes
+    from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_files import write_report
-    from llmrl.analysis.report_settings import ReportSettings
     from llmrl.sweeps.run_control import records
 
     if figures:
@@ -67,7 +66,7 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
     """
     from importlib.util import find_spec
 
-    from llmrl.analysis.report_settings import ReportSettings
+    from llmrl.analysis.report import ReportSettings
     from llmrl.analysis.report_tables import slugs
     from llmrl.analysis.study_tasks import NAME, compare_tasks
     from llmrl.display.console import near, print_line
@@ -94,26 +93,22 @@ def show_study(folder: Path, report_section: Mapping[str, Any]) -> None:
 
 def print_study(section: Section) -> None:
     """Print the question and the results of the study of a section; nothing if it has none."""
-    from llmrl.display.console import print_line, print_table
+    from llmrl.display.console import print_line, print_report_table
 
     if section.study is None:
         return
     print_line(section.study.settings.question or "")
     for table in section.study.tables:
-        if not table.columns:
-            continue  # a table that is only written to a file
-        print_table(table.caption, table.columns, table.rows, table.sides)
-        for note in table.notes:
-            print_line(note)
+        print_report_table(table)
     for sentence in section.study.sentences:
         print_line(sentence)
 
 
 def print_tasks(comparison: TaskComparison) -> None:
     """Print the question and the results of a study of several tasks; the report has each single task."""
-    from llmrl.display.console import print_line, print_table
+    from llmrl.display.console import print_line, print_report_table
 
     print_line(comparison.settings.question or "")
-    print_table(comparison.table.caption, comparison.table.columns, comparison.table.rows, comparison.table.sides)
+    print_report_table(comparison.table)
     for sentence in comparison.sentences:
         print_line(sentence)

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmrl.core.plain_data import read_object
-from llmrl.display.console import near, print_rows, terminal
+from llmrl.display.console import near, new_table, print_rows, terminal
 from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
@@ -28,8 +28,6 @@ from llmrl.run.status import SUMMARY_NAME
 if TYPE_CHECKING:
     from llmrl.run.run import Run
 
-
-ESTIMATES = ("mean", "s.e.", "95% interval", "min", "max")
 
 SCORES = (RECOMMENDATION, RECOMMENDATION_ERROR, ONLINE)
 """Keys of a summary that `objective_rows` shows in words."""
@@ -91,9 +89,10 @@ def print_summary(run: Run) -> None:
         print_recommendations(console, run.summary)
         if "references" in run.summary:
             print_references(console, run.summary["references"])
-    final_results = _load_results(run.folder)
+    final_results = record(run.folder / RESULTS_NAME)  # measurements of the final episodes
     if final_results:
-        _print_episodes(console, final_results)
+        console.print(estimates_table(f"{final_results['episodes']} final episodes", final_results["table"]))
+        print_carried(console, final_results["carried"])
     table = Table(title=f"{run.folder.parent.parent.name}, {run.folder.name}", show_header=False, min_width=70)
     if history:
         for row in objective_rows(run.summary):
@@ -196,25 +195,22 @@ def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None
         )
 
 
-def _print_episodes(console: Console, results: Mapping[str, Any]) -> None:
-    """Print the table of a run's final episodes, from its `results.json`."""
-    table = Table(title=f"{results['episodes']} final episodes")
-    for column in ("", *ESTIMATES):
-        table.add_column(column, justify="right" if column else "left")
-    for name, row in results["table"].items():
-        table.add_row(name.replace("_", " "), *numbers(row))
-    console.print(table)
-    print_carried(console, results["carried"])
+def estimates_table(title: str, rows: Mapping[str, Mapping[str, float | None]]) -> Table:
+    """Return a table of the `table` in a `results.json`, whose rows are those of `statistics.intervals.describe`."""
+    table = new_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"])
+    for name, row in rows.items():
+        number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
+        cells = [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
+        table.add_row(name.replace("_", " "), *cells)
+    return table
 
 
 def print_steps(console: Console, summary: Mapping[str, Any]) -> None:
     """Print the first and newest proposals of a principal, those that it recommends in bold."""
     history = summary["history"]
     names = list(history[0]["mechanism"])
-    table = Table(title="Principal steps")
     contextual = [] if history[0]["context"] is None else ["context"]
-    for column in ("step", *names, *contextual, "objective", "± s.e."):
-        table.add_column(column, justify="right")
+    table = new_table("Principal steps", ["step", *names, *contextual, "objective", "± s.e."], sides="")
     rows = history if len(history) <= 30 else [*history[:5], *history[-25:]]
     recommendations = [(row["mechanism"], row["context"]) for row in summary["recommendations"]]
     for row in rows:
@@ -229,10 +225,9 @@ def print_steps(console: Console, summary: Mapping[str, Any]) -> None:
 def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:
     """Print the recommendation of each context."""
     rows = summary["recommendations"]
-    table = Table(title="Recommendations" if len(rows) > 1 else "Recommendation")
     contextual = [] if rows[0]["context"] is None else ["context"]
-    for column in (*rows[0]["mechanism"], *contextual, "objective", "± s.e.", "evaluations"):
-        table.add_column(column, justify="right")
+    columns = [*rows[0]["mechanism"], *contextual, "objective", "± s.e.", "evaluations"]
+    table = new_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, sides="")
     for row in rows:
         # A principal that made no proposal in a context recommends no mechanism there.
         mark = "" if row["measurements"] else " (not tried)"
@@ -274,11 +269,6 @@ def print_carried(console: Console, carried: Sequence[str]) -> None:
         )
 
 
-def _load_results(folder: Path) -> dict[str, Any]:
-    """Return the measurements of the final episodes of a run; empty if it has none."""
-    return record(folder / RESULTS_NAME)
-
-
 def record(path: Path) -> dict[str, Any]:
     """Return a JSON record of a run; empty if it is missing or cannot be read."""
     try:
@@ -287,13 +277,7 @@ def record(path: Path) -> dict[str, Any]:
         return {}
 
 
-def numbers(row: dict[str, float | None]) -> list[str]:
-    """Return the cells of a row of `analysis.intervals.describe`."""
-    number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
-    return [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
-
-
-def interval(row: dict[str, float | None]) -> str:
+def interval(row: Mapping[str, float | None]) -> str:
     """Return an interval as text; `-` if it is unknown."""
     low, high = row["low"], row["high"]
     return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
@@ -303,9 +287,8 @@ def print_references(console: Console, references: Mapping[str, Any]) -> None:
     """Print the table of a summary's `references`, and sentences about it."""
     contexts = references["contexts"]
     is_contextual = contexts[0]["context"] is not None
-    table = Table(title="Reference levels")
-    for column in (*(["context"] if is_contextual else []), "", "objective", "± s.e.", "mechanism"):
-        table.add_column(column, justify="right" if column in ("objective", "± s.e.") else "left", overflow="fold")
+    columns = [*(["context"] if is_contextual else []), "", "objective", "± s.e.", "mechanism"]
+    table = new_table("Reference levels", columns, sides="llrrl"[not is_contextual :])
     for context in contexts:
         for i, (line, words) in enumerate(_LINES.items()):
             row = context[line]

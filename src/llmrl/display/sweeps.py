@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-
-from llmrl.display.console import near, print_line, print_link, terminal
+from llmrl.display.console import near, new_table, print_line, print_link, terminal
 from llmrl.display.run_summary import record, validity_warning_of
 from llmrl.run.status import SUMMARY_NAME
 
@@ -37,9 +35,8 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
     for i, outcome in enumerate(outcomes):
         if outcome.state == "finished" and (warning := validity_warning_of(record(outcome.folder / SUMMARY_NAME))):
             notes[i] = warning
-    table = Table(title=", ".join(f"{n} {state}" for state, n in counts.most_common()))
-    for column in ("run", "seed", "state", "result", *([""] if any(notes) else [])):
-        table.add_column(column, justify="right" if column in ("seed", "result") else "left", overflow="fold")
+    title_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
+    table = new_table(title_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], sides="lrlrl")
     for outcome, note in zip(outcomes, notes, strict=True):
         name = title(split_overrides(outcome.job.naming)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
@@ -92,9 +89,7 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
                 folders.append(path)
     if not prerequisites:
         return
-    table = Table(title="Prerequisite runs")
-    for column in ("name", "what", "state", "duration", "folder"):
-        table.add_column(column, justify="right" if column == "duration" else "left", overflow="fold")
+    table = new_table("Prerequisite runs", ["name", "what", "state", "duration", "folder"], sides="lllrl")
     for folder, prerequisite in sorted(
         prerequisites.items(), key=lambda item: (item[1].what, item[1].name, str(item[0]))
     ):
@@ -121,12 +116,12 @@ def print_first_screen(folder: Path) -> None:
     from llmrl.results.run_records import read_runs
 
     try:
-        screen = write_first_screen(folder, read_runs(folder))
+        link = write_first_screen(folder, read_runs(folder))
     except LlmrlError as error:
         print_line(f"The means of the groups cannot be written for TensorBoard: {error}")
         return
-    if screen is not None:
-        print_link("Means of the groups, with TensorBoard on its usual port", screen.link)
+    if link is not None:
+        print_link("Means of the groups, with TensorBoard on its usual port", link)
 
 
 def common_folder(folders: Sequence[Path]) -> Path:

@@ -87,6 +87,10 @@ class Group:
         return len(self.runs) + len(self.missing)
 
 
+FinishedGroups = Sequence[tuple[Group, Sequence[RunRecord]]]
+"""Groups and their finished runs."""
+
+
 @dataclass(frozen=True)
 class ReportTask:
     """Groups whose scores can be compared: runs of one environment and one `name`.

@@ -19,8 +19,6 @@ RECOMMENDATION_ERROR = "recommendation_standard_error"
 """Key of the standard error of the recommendation."""
 ANYTIME = "recommendation/objective"
 """Metric of the recommendation from the first measurements of a run, over the counter `measurements`."""
-ANYTIME_ERROR = "recommendation/standard_error"
-"""Metric of the standard error of this recommendation."""
 MEASUREMENTS = "measurements"
 """Counter of these metrics."""
 SCORES_NOTE = (

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.results.groups import Group
-from llmrl.results.run_records import RunRecord
+from llmrl.results.groups import FinishedGroups
 from llmrl.run.status import SUMMARY_NAME
 from llmrl.statistics.estimators import standard_error
 
@@ -46,9 +45,7 @@ class ReferenceLine:
     standard_error: float
 
 
-def read_references(
-    groups: Sequence[tuple[Group, Sequence[RunRecord]]],
-) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
+def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], tuple[str, ...]]:
     """Return the reference lines of a task, and the warnings of its runs.
 
     There are several sets of lines if groups have different ones. A warning tells that an objective does not respond to

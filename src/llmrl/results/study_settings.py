@@ -54,6 +54,11 @@ class StudySettings:
     published: Mapping[str, float] = field(default_factory=dict)
     source: str | None = None
 
+    @property
+    def score_name(self) -> str:
+        """Name of the score in words."""
+        return self.unit or self.metric or "result"
+
 
 @dataclass(frozen=True)
 class StudyResult:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmrl.statistics.estimators import Interval
+from llmrl.statistics.intervals import Band
+
 NOTHING = "-"
 """Text of a cell without a number."""
 
@@ -44,7 +47,6 @@ class ReportTable:
         texts: number of leading columns with text; the others have numbers.
         last_text: whether the last column has text.
         notes: notes below the table.
-        bars: for each cell, start and end of a bar behind it, as shares of its width in [0, 1]; None: no bar.
     """
 
     name: str
@@ -55,7 +57,6 @@ class ReportTable:
     texts: int = 1
     last_text: bool = False
     notes: Sequence[str] = ()
-    bars: Sequence[Sequence[tuple[float, float] | None]] = ()
 
     @property
     def sides(self) -> str:
@@ -152,9 +153,19 @@ class NumberFormat:
         return f"+{text}" if value > 0 and text.strip("0.") else text
 
 
-def with_interval(estimate: float, low: float, high: float, form: Callable[[float], str]) -> str:
-    """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3` without an interval."""
+def with_interval(interval: Band | Interval | None, form: Callable[[float], str]) -> str:
+    """Return an estimate and its interval as text, `12.3 [11.8, 12.8]`; `12.3` without an interval, `-` for None."""
+    if interval is None:
+        return NOTHING
+    estimate, low, high = (float(x) for x in (interval.estimate, interval.low, interval.high))
     return form(estimate) + (f" [{form(low)}, {form(high)}]" if math.isfinite(low) else "")
+
+
+def interval_cells(interval: Band | Interval | None) -> list[float | None]:
+    """Return an estimate and the ends of its interval as cells of CSV data."""
+    if interval is None:
+        return [None] * 3
+    return [float(x) for x in (interval.estimate, interval.low, interval.high)]
 
 
 def _plain(cell: object) -> object:

@@ -1,9 +1,8 @@
 """Statistics of results: point estimates of scores over runs, their standard errors, tests and proportions.
 
-Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment, on one task or
-several. Definitions are those of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
-Precipice", arXiv 2108.13264, and of the paper's library, rliable. Intervals are in
-`llmrl.statistics.intervals`.
+Scores are [..., n_runs]; estimates are taken over the last axis. Runs are the seeds of one experiment. The
+interquartile mean is that of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical
+Precipice", arXiv 2108.13264. Intervals are in `llmrl.statistics.intervals`.
 """
 
 from __future__ import annotations
@@ -82,21 +81,6 @@ def interquartile_mean(scores: np.ndarray) -> np.ndarray:
     n_runs = scores.shape[-1]
     n_trimmed = n_runs // 4
     return np.asarray(scores[..., n_trimmed : n_runs - n_trimmed].mean(axis=-1))
-
-
-def optimality_gap(scores: np.ndarray, target: float) -> np.ndarray:
-    """Return the mean shortfall below `target`, [..., n_runs] -> [...]; scores above it count as equal to it.
-
-    It is `target - mean(min(scores, target))`, as in arXiv 2108.13264, section 4.3, where scores are normalized and the
-    target is 1.
-    """
-    return np.asarray(target - np.minimum(checked(scores), target).mean(axis=-1))
-
-
-def standard_error_over_tasks(tasks: Sequence[np.ndarray], units: Sequence[Sequence[object] | None]) -> float:
-    """Return the standard error of the mean of task means, from each task's scores [n_runs]; NaN with a lone unit."""
-    errors = [standard_error(scores, labels) for scores, labels in zip(tasks, units, strict=True)]
-    return float(np.sqrt(sum(error**2 for error in errors)) / len(tasks))
 
 
 Z95 = 1.959963984540054

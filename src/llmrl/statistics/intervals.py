@@ -2,7 +2,7 @@
 
 Runs may share a *top-level unit*, such as a pre-training run, and are then correlated. The scores of one unit are
 averaged first; the unit means are independent. Intervals are Student t intervals of unit means (Welch-Satterthwaite for
-several samples of unequal variance), because a percentile bootstrap of few units covers too rarely: 74 % instead of
+two samples of unequal variance), because a percentile bootstrap of few units covers too rarely: 74 % instead of
 95 % with three. With fewer than `MINIMUM_UNITS` units there is no interval; its bounds are NaN.
 
 `benchmarks/sweep_report.py --coverage` simulates the coverage of all intervals.
@@ -23,14 +23,11 @@ from llmrl.statistics.estimators import (
     group_indices,
     interquartile_mean,
     mean,
-    mean_proportion,
     median,
-    optimality_gap,
     proportion,
     standard_error,
     standard_error_of_mean,
     unit_means,
-    wilson,
 )
 
 MINIMUM_UNITS = 5
@@ -49,6 +46,9 @@ class Band:
     estimate: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> Band:
+        return Band(self.estimate[index], self.low[index], self.high[index])
 
 
 @dataclass(frozen=True)
@@ -93,45 +93,22 @@ def mean_interval(scores: np.ndarray, units: Units = None, level: float = LEVEL)
         units: labels of the top-level units.
         level: confidence level in (0, 1).
     """
-    return mean_over_tasks([scores], [units], level)
+    values = unit_means(scores, units)
+    error, degrees = _error([values])
+    return _band(np.asarray(values.mean(axis=-1)), t_quantile(degrees, level) * error, values.shape[-1])
 
 
-def mean_over_tasks(tasks: Sequence[np.ndarray], units: Sequence[Units], level: float = LEVEL) -> Band:
-    """Return the mean of task means, so that each task counts once, with its Welch-Satterthwaite interval.
+def estimates(scores: np.ndarray, units: Units = None) -> dict[str, Band]:
+    """Return the estimates of a group's scores [n_runs]: `iqm`, `mean` and `median`.
 
-    Args:
-        tasks: scores of each task, [..., n_runs]; numbers of runs may differ.
-        units: labels of the top-level units of each task.
-        level: confidence level in (0, 1).
-    """
-    values = [unit_means(scores, labels) for scores, labels in zip(tasks, units, strict=True)]
-    estimate = np.mean([part.mean(axis=-1) for part in values], axis=0)
-    error, degrees = _error(values, [1 / len(tasks)] * len(tasks))
-    return _band(np.asarray(estimate), t_quantile(degrees, level) * error, min(part.shape[-1] for part in values))
-
-
-def estimates(tasks: Sequence[np.ndarray], units: Sequence[Units], target: float) -> dict[str, Band]:
-    """Return the estimates of a group's scores: `iqm`, `mean`, `median`, and `gap`, the optimality gap.
-
-    IQM and optimality gap are over the runs of all tasks; mean and median, over several tasks, are of task means.
     Only the mean has an interval. A t interval of a trimmed mean (Tukey & McLaughlin, 1963) of five scores covers 93 %
-    if they are normally distributed and 67 % if they are bimodal; one of the optimality gap covers 51 to 93 %,
-    depending on the target; one of the median of five scores does not exist at 95 %.
-
-    Args:
-        tasks: scores of each task, [n_runs].
-        units: labels of the top-level units of each task.
-        target: target of the optimality gap.
+    if they are normally distributed and 67 % if they are bimodal; one of the median of five scores does not exist at
+    95 %.
     """
-    all_scores = np.concatenate(tasks)
-    points = {
-        "iqm": interquartile_mean(all_scores),
-        "median": median(all_scores if len(tasks) == 1 else np.array([part.mean() for part in tasks])),
-        "gap": optimality_gap(all_scores, target),
-    }
     no_bound = np.array(np.nan)
+    points = {"iqm": interquartile_mean(scores), "median": median(scores)}
     bands = {name: Band(point, no_bound, no_bound) for name, point in points.items()}
-    return {**bands, "mean": mean_over_tasks(tasks, units)}
+    return {**bands, "mean": mean_interval(scores, units)}
 
 
 def is_paired(units_x: Units, units_y: Units) -> bool:
@@ -156,7 +133,7 @@ def difference_of_means(x: np.ndarray, y: np.ndarray, units_x: Units = None, uni
     else:
         parts = [unit_means(x, units_x), unit_means(y, units_y)]
         estimate = parts[0].mean(axis=-1) - parts[1].mean(axis=-1)
-    error, degrees = _error(parts, [1.0] * len(parts))
+    error, degrees = _error(parts)
     return Difference(np.asarray(estimate), error, degrees, min(part.shape[-1] for part in parts))
 
 
@@ -169,65 +146,44 @@ def difference_interval(
     return _band(difference.estimate, half, difference.units)
 
 
-def probability_of_improvement(x: Sequence[np.ndarray], y: Sequence[np.ndarray]) -> float:
-    """Return P(X > Y): the share of pairs in which a run of X beats a run of Y on the same task, averaged over tasks.
+def improvement(x: np.ndarray, y: np.ndarray, units_x: Units = None, units_y: Units = None) -> Interval:
+    """Return P(X > Y): the share of pairs in which a run of X beats a run of Y; ties count half.
 
-    Ties count half. It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3).
-
-    Args:
-        x: scores of each task, [n_runs] each.
-        y: scores of the same tasks in the same order; numbers of runs may differ.
-    """
-    return float(np.mean([_wins(a, b).mean() for a, b in zip(x, y, strict=True)]))
-
-
-def improvement(
-    x: Sequence[np.ndarray], y: Sequence[np.ndarray], units_x: Sequence[Units], units_y: Sequence[Units]
-) -> Interval:
-    """Return the probability of improvement of X over Y, within the units that both have, else over all pairs of runs.
-
-    The interval is Newcombe's (2006, Statistics in Medicine 25: 559, method 5), over tasks that of
-    `statistics.mean_proportion`. It supposes that runs are independent: if a unit has several runs, or groups are
-    paired, there is no interval.
+    It is the Mann-Whitney statistic divided by the number of pairs (arXiv 2108.13264, section 4.3). Pairs are within
+    the units that both have, else all pairs of runs. The interval is Newcombe's (2006, Statistics in Medicine 25: 559,
+    method 5). It supposes that runs are independent: if a unit has several runs, or groups are paired, there is none.
 
     Args:
-        x: scores of each task, [n_runs] each.
-        y: scores of the same tasks in the same order.
-        units_x: labels of the top-level units of each task of `x`.
-        units_y: labels of the top-level units of each task of `y`.
+        x: scores [n].
+        y: scores [m].
+        units_x: labels of the top-level units of `x`.
+        units_y: labels of the top-level units of `y`.
     """
-    parts = []
-    for a, b, labels_x, labels_y in zip(x, y, units_x, units_y, strict=True):
-        independent = all(labels is None or len(set(labels)) == len(labels) for labels in (labels_x, labels_y))
-        same_units = is_paired(labels_x, labels_y)
-        if same_units:
-            assert labels_x is not None and labels_y is not None
-            indices_y = dict(zip(dict.fromkeys(labels_y), group_indices(labels_y), strict=True))
-            indices_x = dict(zip(dict.fromkeys(labels_x), group_indices(labels_x), strict=True))
-            estimate = float(np.mean([_wins(a[i], b[indices_y[label]]).mean() for label, i in indices_x.items()]))
-        else:
-            estimate = float(_wins(a, b).mean())
-        bounds = (math.nan, math.nan)
-        if independent and not same_units and min(len(a), len(b)) >= MINIMUM_UNITS:
-            bounds = _mann_whitney_bounds(estimate, len(a), len(b))
-        parts.append(Interval(estimate, *bounds))
-    if any(math.isnan(part.low) for part in parts):
-        return Interval(float(np.mean([part.estimate for part in parts])), math.nan, math.nan)
-    return mean_proportion(parts)
+    if is_paired(units_x, units_y):
+        assert units_x is not None and units_y is not None
+        indices_y = dict(zip(dict.fromkeys(units_y), group_indices(units_y), strict=True))
+        indices_x = dict(zip(dict.fromkeys(units_x), group_indices(units_x), strict=True))
+        shares = [_wins(x[i], y[indices_y[label]]).mean() for label, i in indices_x.items()]
+        return Interval(float(np.mean(shares)), math.nan, math.nan)
+    estimate = float(_wins(x, y).mean())
+    independent = all(labels is None or len(set(labels)) == len(labels) for labels in (units_x, units_y))
+    if not independent or min(len(x), len(y)) < MINIMUM_UNITS:
+        return Interval(estimate, math.nan, math.nan)
+    return Interval(estimate, *_mann_whitney_bounds(estimate, len(x), len(y)))
 
 
-def improvement_matrix(groups: Sequence[Sequence[np.ndarray]], units: Sequence[Sequence[Units]] | None = None) -> Band:
+def improvement_matrix(groups: Sequence[np.ndarray], units: Sequence[Units] | None = None) -> Band:
     """Return `improvement` of every group over every other.
 
     Args:
-        groups: for each group, the scores of its tasks, [n_runs] each; all have the same tasks in the same order.
-        units: labels of the top-level units of each group's tasks.
+        groups: scores of each group, [n_runs] each.
+        units: labels of the top-level units of each group.
 
     Returns:
         Band [n_groups, n_groups], row over column; 1/2 without an interval on the diagonal.
     """
     n = len(groups)
-    units = [[None] * len(group) for group in groups] if units is None else units
+    units = [None] * n if units is None else units
     estimate, low, high = np.full((n, n), 0.5), np.full((n, n), np.nan), np.full((n, n), np.nan)
     for i in range(n):
         for j in range(i):
@@ -235,32 +191,6 @@ def improvement_matrix(groups: Sequence[Sequence[np.ndarray]], units: Sequence[S
             estimate[i, j], low[i, j], high[i, j] = probability.estimate, probability.low, probability.high
             estimate[j, i], low[j, i], high[j, i] = 1 - probability.estimate, 1 - probability.high, 1 - probability.low
     return Band(estimate, low, high)
-
-
-def performance_profile(
-    tasks: Sequence[np.ndarray], thresholds: np.ndarray, units: Sequence[Units] | None = None
-) -> Band:
-    """Return the share of runs with a score above each threshold, [n_thresholds], with Wilson's interval.
-
-    It is defined in arXiv 2108.13264, section 4.2; the interval is pointwise.
-
-    Runs of several tasks are pooled, which makes the interval rather wide. If a unit has several runs there is none.
-
-    Args:
-        tasks: scores of each task, [n_runs] each.
-        thresholds: thresholds [n_thresholds].
-        units: labels of the top-level units of each task.
-    """
-    scores = np.concatenate([checked(part) for part in tasks])
-    share = (scores[None, :] > np.asarray(thresholds)[:, None]).mean(axis=-1)
-    has_repeated_units = units is not None and any(
-        labels is not None and len(set(labels)) < len(labels) for labels in units
-    )
-    n = len(scores)
-    if has_repeated_units or min(len(part) for part in tasks) < MINIMUM_UNITS:
-        no_bound = np.full(share.shape, np.nan)
-        return Band(share, no_bound, no_bound)
-    return Band(share, *wilson(share, n))
 
 
 def describe(
@@ -306,21 +236,19 @@ def describe_difference(
     return row
 
 
-def _error(parts: Sequence[np.ndarray], weights: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard error of a weighted sum of means of independent samples, and its degrees of freedom.
+def _error(samples: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the standard error of a sum of means of independent samples, and its degrees of freedom.
 
     Samples have shape [..., n_k] (Satterthwaite, 1946; Welch, 1947). Both results are NaN if a sample has one value.
     """
-    if min(part.shape[-1] for part in parts) < 2:
-        unknown = np.full(parts[0].shape[:-1], np.nan)
+    if min(sample.shape[-1] for sample in samples) < 2:
+        unknown = np.full(samples[0].shape[:-1], np.nan)
         return unknown, unknown
-    variances = np.stack(
-        [w**2 * part.var(axis=-1, ddof=1) / part.shape[-1] for w, part in zip(weights, parts, strict=True)]
-    )
-    freedom = np.array([part.shape[-1] - 1 for part in parts]).reshape(-1, *(1,) * (variances.ndim - 1))
+    variances = np.stack([sample.var(axis=-1, ddof=1) / sample.shape[-1] for sample in samples])
+    freedom = np.array([sample.shape[-1] - 1 for sample in samples]).reshape(-1, *(1,) * (variances.ndim - 1))
     total = variances.sum(axis=0)
     # Computed in shares of the total, because the square of a small variance underflows.
-    shares = np.divide(variances, total, out=np.full_like(variances, 1 / len(parts)), where=total > 0)
+    shares = np.divide(variances, total, out=np.full_like(variances, 1 / len(samples)), where=total > 0)
     return np.sqrt(total), 1 / (shares**2 / freedom).sum(axis=0)
 
 

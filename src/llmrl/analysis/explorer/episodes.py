@@ -34,24 +34,19 @@ def episode_rows(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def read_episodes(folder: Path, episodes: set[int] | None = None) -> Iterator[dict[str, Any]]:
+def read_episodes(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield each episode of a run whose steps were recorded, in order.
 
     An episode is `{episode, players, texts, steps}`. `steps` is a list of lists with a record for each player. The
     `observation`, the `reply` and the messages of `calls` (`conversations.call_record`) are indices in `texts`.
 
-    Args:
-        folder: run folder.
-        episodes: numbers of the episodes to read; None: all.
-
     Raises:
         ValueError, KeyError: a line is damaged.
     """
     numbers = [row["episode"] for row in episode_rows(folder) if row["recorded"]]
-    calls = _group_calls(folder, set(numbers) if episodes is None else episodes)
+    calls = _group_calls(folder, set(numbers))
     for k in numbers:
-        if episodes is None or k in episodes:
-            yield _episode(k, read_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
+        yield _episode(k, read_lines(folder / FOLDER / str(k) / REPLIES), calls.pop(k, {}))
 
 
 def _group_calls(folder: Path, episodes: set[int]) -> dict[int, Calls]:

@@ -100,8 +100,7 @@ def _write_run(key: str, record: RunRecord, data: Path, report: Callable[[str], 
 
 def _write_episodes(key: str, folder: Path, place: Path, report: Callable[[str], None]) -> dict[str, Any]:
     rows = episode_rows(folder)
-    recorded_episodes = {row["episode"] for row in rows if row["recorded"]}
-    for episode in read_episodes(folder, recorded_episodes):
+    for episode in read_episodes(folder):
         report(f"explorer, {folder.name}, episode {episode['episode']:,}")
         k = episode["episode"]
         content = episode | {"frames": write_sheets(folder, k, place, f"e{k}")}

@@ -1,19 +1,36 @@
-"""Means over the runs of a group, and their text in tables."""
+"""Metrics of the runs of a group, their means, and the text of these in tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from llmrl.core.errors import RunFolderError
+from llmrl.core.metric_kinds import Kind
 from llmrl.results.replication import units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import NOTHING, NumberFormat
+from llmrl.run.metrics import FILE_NAME, read_metrics
 from llmrl.statistics.estimators import standard_error, unit_means
 
 Estimate = tuple[float, float]
 """A mean and its standard error; NaN if they are unknown."""
 UNKNOWN: Estimate = (float("nan"), float("nan"))
+
+
+def read_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
+    """Return a run's rows of metrics, of one `kind` or all; empty if the file is missing or damaged.
+
+    The tables of scores report damaged files.
+    """
+    path = folder / FILE_NAME
+    try:
+        return read_metrics(path, kind) if path.is_file() else []
+    except RunFolderError:
+        return []
 
 
 def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:
@@ -39,13 +56,3 @@ def estimate_text(estimate: Estimate, form: NumberFormat) -> str:
     if not np.isfinite(value):
         return NOTHING
     return form(value) + (f" ± {form(error)}" if np.isfinite(error) else "")
-
-
-def bars(estimates: Sequence[Estimate]) -> list[tuple[float, float] | None]:
-    """Return the start and end of a bar from zero to each mean of a column, in [0, 1] of the column's range."""
-    finite = [value for value, _ in estimates if np.isfinite(value)]
-    low, high = min([0.0, *finite]), max([0.0, *finite])
-    if high == low:
-        return [None] * len(estimates)
-    ends = [sorted(((0.0 - low) / (high - low), (value - low) / (high - low))) for value, _ in estimates]
-    return [(end[0], end[1]) if np.isfinite(value) else None for end, (value, _) in zip(ends, estimates, strict=True)]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.analysis.story.means import Estimate, bars, estimate_text, mean_over_runs, number_form
-from llmrl.analysis.story.records import read_rows
+from llmrl.analysis.story.means import Estimate, estimate_text, mean_over_runs, number_form, read_rows
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.results.groups import Group
 from llmrl.results.principal_scores import RECOMMENDATION, principal_scores
@@ -135,8 +134,6 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     header += ["evaluations" if has_recommendations else "rounds"]
     mean = "mean_of_runs" if has_recommendations else "highest_of_a_run"
     header += [mean, f"{mean}_standard_error", *responses]
-    column = columns.index("objective")
-    sizes = bars([(best.objective, math.nan) for _, best in ordered])
     if has_recommendations:
         notes = ["Each row is the run of a group with the highest recommendation; groups are sorted by their mean."]
     else:
@@ -153,7 +150,6 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
         rows,
         2 + contexts,
         notes=notes,
-        bars=[[size if i == column else None for i in range(len(columns))] for size in sizes],
     )
 
 

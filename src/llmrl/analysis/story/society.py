@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.analysis.story.means import UNKNOWN, Estimate, bars, estimate_text, mean_over_runs, number_form
-from llmrl.analysis.story.records import read_rows
+from llmrl.analysis.story.means import UNKNOWN, Estimate, estimate_text, mean_over_runs, number_form, read_rows
 from llmrl.core.metric_kinds import Kind
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
@@ -77,24 +76,18 @@ def society_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> R
     objective = [key for key in _OBJECTIVES if key in means][:1]
     if objective:  # best group first
         runs_by_name = dict(sorted(runs_by_name.items(), key=lambda item: -means[objective[0]][item[0]][0]))
-    welfare = [key for key in _WELFARE if key in means and _is_informative(means[key])]
+    welfare = [key for key in _WELFARE if key in means]
     behavior_keys = [key for key in means if key.partition("/")[0] in ("validation", "evaluation")]
     behavior_rows = [
         {key.partition("/")[2]: means[key].get(name, UNKNOWN)[0] for key in behavior_keys} for name in runs_by_name
     ]
-    welfare_columns = {_column(means[key]) for key in welfare}
     key_by_name = {key.partition("/")[2]: key for key in behavior_keys}
-    behavior = [
-        key_by_name[name]
-        for name in informative_metrics(behavior_rows)
-        if _column(means[key_by_name[name]]) not in welfare_columns
-    ][:MAX_MEASURES_SHOWN]
+    behavior = [key_by_name[name] for name in informative_metrics(behavior_rows)][:MAX_MEASURES_SHOWN]
     columns = [*objective, *welfare, *behavior]
     if not welfare and not behavior:
         return None
     forms = {key: number_form(list(means[key].values())) for key in columns}
     rows = [[name, *(estimate_text(means[key][name], forms[key]) for key in columns)] for name in runs_by_name]
-    sizes = [bars([means[key][name] for name in runs_by_name]) for key in columns]
     titles = [_OBJECTIVES.get(key) or _WELFARE.get(key) or key.partition("/")[2].replace("_", " ") for key in columns]
     header = ["group", "runs", *(cell for key in metrics for cell in (key, f"{key}_standard_error"))]
     data: list[list[object]] = [
@@ -110,7 +103,6 @@ def society_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> R
             f"The last {SHARE:.0%} of each run's measurements; ± standard error over runs. Worst-off: the lowest "
             "return of an agent. Equality: 1 if all returns are equal."
         ],
-        bars=[[None, *(size[i] for size in sizes)] for i in range(len(rows))],
     )
 
 
@@ -134,12 +126,3 @@ def _has_several_agents(row: Mapping[str, float]) -> bool:
     """Return whether a row is of several agents, whose sum then differs from their mean."""
     total, mean = row.get("welfare/sum", 0.0), row.get("welfare/mean", 0.0)
     return abs(total - mean) > 1e-9
-
-
-def _is_informative(means: Mapping[str, Estimate]) -> bool:
-    """Return whether the means of a metric differ between groups; for one group, whether they are not zero."""
-    return len(set(_column(means))) > 1 or (len(means) == 1 and any(value for value, _ in means.values()))
-
-
-def _column(means: Mapping[str, Estimate]) -> tuple[float, ...]:
-    return tuple(float(f"{value:.6g}") for value, _ in means.values())  # metrics have single precision

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmrl.analysis.story.proposed import GroupProposals, best_table, read_group_proposals
 from llmrl.analysis.story.society import society_table
 from llmrl.analysis.story.talks import Exchange, StoryVideo, find_exchanges, find_videos
 from llmrl.analysis.story.taught import plans_table, teacher_table
-from llmrl.results.groups import Group, ReportTask
-from llmrl.results.run_records import RunRecord
+from llmrl.results.groups import FinishedGroups, ReportTask
 from llmrl.results.study_settings import short_group_names
 from llmrl.results.table_format import ReportTable
 
@@ -31,11 +29,8 @@ class Story:
     exchanges: tuple[Exchange, ...] = ()
     videos: tuple[StoryVideo, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.proposals or self.tables or self.exchanges or self.videos)
 
-
-def build_story(task: ReportTask, finished: Sequence[tuple[Group, Sequence[RunRecord]]]) -> Story:
+def build_story(task: ReportTask, finished: FinishedGroups) -> Story:
     """Return the story of a task.
 
     Args:

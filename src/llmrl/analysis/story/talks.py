@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from llmrl.analysis.explorer.episodes import episode_rows, read_episodes
+from llmrl.analysis.explorer.episodes import read_episodes
 from llmrl.core.errors import RunFolderError
 from llmrl.core.frames import SIDE_BY_SIDE
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
 from llmrl.run.episode_files import FOLDER
+from llmrl.run.tensorboard_evaluations import pictures
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,12 @@ class StoryVideo:
         """Caption of the video."""
         return f"{self.name}, mechanisms side by side" if self.path.stem == SIDE_BY_SIDE else self.name
 
+    @cached_property
+    def content(self) -> bytes:
+        """The animation, with fewer and smaller pictures if it is too large for a page."""
+        is_small = self.path.stat().st_size <= VIDEO_BYTES
+        return self.path.read_bytes() if is_small else pictures(self.path, VIDEO_BYTES)[0]
+
 
 def find_exchanges(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> tuple[Exchange, ...]:
     """Return one exchange of each group whose players or principal asked a language model.
@@ -108,9 +117,7 @@ def _videos(folder: Path) -> Iterator[Path]:
 def _exchange(name: str, run: RunRecord) -> Exchange | None:
     """Return the first decision with a valid reply of a language model in a run's first recorded episode."""
     try:
-        recorded = [int(row["episode"]) for row in episode_rows(run.folder) if row["recorded"]]
-        episodes = read_episodes(run.folder, set(recorded[:1]))
-        for episode in episodes:
+        for episode in islice(read_episodes(run.folder), 1):
             for number, step in enumerate(episode["steps"]):
                 for player in step:
                     if player.get("calls") and player.get("valid") is not False and "reply" in player:
@@ -136,20 +143,12 @@ def _player_exchange(name: str, episode: dict[str, Any], number: int, player: di
 
 def _principal_exchange(name: str, run: RunRecord) -> Exchange | None:
     """Return the last call of a run's principal with a valid reply."""
-    path = run.folder / FILE_NAME
-    if not path.exists():
-        return None
-    last: tuple[int, dict[str, Any]] | None = None
-    for number, call in enumerate(read_calls(path), start=1):
+    path, last = run.folder / FILE_NAME, None
+    for number, call in enumerate(read_calls(path), start=1) if path.exists() else ():
         if call.get("purpose") == "principal" and call.get("valid") is not False and call.get("reply"):
-            last = number, call
-    if last is None:
-        return None
-    number, call = last
-    messages = [message["content"] for message in call.get("messages", ()) if isinstance(message["content"], str)]
-    return Exchange(
-        name, f"principal, call {number}", truncate_start("\n".join(messages)), truncate_end(str(call["reply"]))
-    )
+            prompt = "\n".join(m["content"] for m in call.get("messages", ()) if isinstance(m["content"], str))
+            last = Exchange(name, f"principal, call {number}", prompt, str(call["reply"]))
+    return last and replace(last, prompt=truncate_start(last.prompt), reply=truncate_end(last.reply))
 
 
 def truncate_end(text: str) -> str:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.analysis.story.means import Estimate, mean_over_runs
-from llmrl.analysis.story.records import read_rows
+from llmrl.analysis.story.means import Estimate, mean_over_runs, read_rows
 from llmrl.core.plain_data import read_object
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
