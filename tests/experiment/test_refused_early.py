@@ -160,7 +160,7 @@ def test_missing_mechanism_lists_alternatives():
         (
             "experiment=xyz",
             "it has: citizens/..., first/..., grounding/..., legislative/..., regimes/..., search/..., "
-            "studies/..., teacher/..., trial/..., zero_shot/",
+            "studies/..., teacher/..., zero_shot/",
         ),
     ],
 )

@@ -1,12 +1,12 @@
-"""`llmrl-llm`: check or try out a language model, total the calls of runs, or make a small model to be trained."""
+"""`llmrl-llm`: check a language model, or total the calls of runs."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from llmrl.run.command_exit import handle_interrupt
 
@@ -43,70 +43,10 @@ def parser() -> argparse.ArgumentParser:
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
-    trial = commands.add_parser(
-        "trial",
-        help="try a model in all families, small and within some dollars, and write a page of what came of it",
-        description="Try a model in all families, within some dollars: llmrl-llm trial llm=gpt4o_mini budget=1",
-    )
-    trial.add_argument(
-        "overrides",
-        nargs="+",
-        help="llm=<option>, its fields, budget=<US dollars>, families=principal,search,teacher,player (all)",
-    )
-    trial.add_argument("--out", type=Path, default=None, help="folder of the page (outputs/trials/<what was typed>)")
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_root(totals)
-    _add_make(commands)
     return p
-
-
-def _add_make(commands: Any) -> None:
-    """Add the subcommand `make`."""
-    make = commands.add_parser(
-        "make",
-        help="write a small model with random weights that can be trained on a processor",
-        description="Write a small model with random weights and a tokenizer made of the texts of an environment: "
-        "llmrl-llm make outputs/models/small env=goto_red_ball",
-    )
-    make.add_argument("folder", type=Path, help="to write, e.g. outputs/models/small; then llm.model=<folder>")
-    make.add_argument("overrides", nargs="*", help="as for llmrl-train: env=<option> and its fields, seed=<n>")
-    make.add_argument(
-        "--kind",
-        choices=("seq2seq", "causal"),
-        default="causal",
-        help="causal (Llama, for llm=local_scorer_causal; learns sooner from nothing) or seq2seq (T5, for "
-        "llm=local_scorer_seq2seq) (default causal)",
-    )
-    make.add_argument("--width", type=int, default=128, help="of the layers (default 128)")
-    make.add_argument(
-        "--layers", type=int, default=2, help="of the (en)coder; seq2seq has one in the decoder (default 2)"
-    )
-    make.add_argument("--heads", type=int, default=4, help="of attention (default 4)")
-    make.add_argument("--vocabulary", type=int, default=1024, help="most tokens, >= 300 (default 1024)")
-    make.add_argument(
-        "--tokens",
-        choices=("phrases", "words"),
-        default="phrases",
-        help="what may become one token: phrases (short prompts, learned sooner) or words (default phrases)",
-    )
-    make.add_argument(
-        "--longest",
-        type=int,
-        default=1024,
-        help="most tokens of a prompt and an action together; seq2seq has no limit (default 1024)",
-    )
-    make.add_argument(
-        "--reads",
-        choices=("nothing", "stories", "meaningless"),
-        default="nothing",
-        help="what it reads by the next token before it is used (causal models): nothing; stories in which somebody "
-        "looks for things, in other words than the game's; or meaningless ones: the same words, which say nothing "
-        "(default nothing)",
-    )
-    make.add_argument("--stories", type=int, default=20000, help="how many there are (default 20000)")
-    make.add_argument("--pretraining-steps", type=int, default=1500, help="steps of 32 stories each (default 1500)")
-    make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
 
 
 def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, str]]:
@@ -115,12 +55,17 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     Raises:
         LlmrlError: no model is chosen, or it did not answer.
     """
+    from llmrl.config.trust_options import with_typed_trust
     from llmrl.core.errors import ConfigError
+    from llmrl.experiment.composition import composed, plain_config
     from llmrl.experiment.models import build_model
     from llmrl.experiment.resources import RunResources
     from llmrl.llms.client import ChatClient
 
-    config = compose_keys(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
+    with composed("train", overrides, [] if config_dir is None else [config_dir]) as composition:
+        plain = plain_config(composition)
+    keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
+    config = with_typed_trust({key: plain[key] for key in keys}, overrides)
     resources = RunResources(config, build_model)
     if config["llm"] is not None and config["llm"].get("batch"):
         resources.checked_model  # noqa: B018  (this also checks that the provider has batches)
@@ -225,30 +170,6 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     ]
 
 
-def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
-    """Run a trial of the model that `overrides` choose; return the page, and the columns and rows of its table.
-
-    Raises:
-        ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
-    """
-    from llmrl.core.errors import ConfigError
-    from llmrl.experiment.model_trial import PAGE, result_table, trial
-
-    words = [word for word in overrides if not word.startswith(("budget=", "families="))]
-    options = dict(word.split("=", 1) for word in overrides if word not in words)
-    try:
-        usd = float(options["budget"]) if "budget" in options else None
-    except ValueError:
-        raise ConfigError(f"budget={options['budget']} must be a number of US dollars") from None
-    if usd is not None and not 0 <= usd < float("inf"):
-        raise ConfigError(f"budget={options['budget']} must be 0 or more")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:80]
-    folder = Path("outputs/trials") / name if out is None else out
-    trial_result = trial(words, usd, folder, [family for family in options.get("families", "").split(",") if family])
-    columns, rows = result_table(trial_result)
-    return folder / PAGE, columns, rows
-
-
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a table of calls: one row for each model of each run in `folder`, and their sum.
 
@@ -282,55 +203,6 @@ def _format_count(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Write a small model; return (subject, description) pairs.
-
-    Args:
-        args: arguments of the command line.
-        config: `env`, `seed` and `trusted_modules` of a config of `llmrl-train`.
-
-    Raises:
-        ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
-    """
-    from dataclasses import fields
-
-    from llmrl.config.builder import Builder
-    from llmrl.core.errors import ConfigError
-    from llmrl.experiment.small_models import make_for_env
-    from llmrl.llms.local.small import SmallModel
-
-    if args.folder.exists() and any(args.folder.iterdir()):
-        raise ConfigError(f"{args.folder} exists and is not empty; use another folder, or remove it")
-    names = [field.name for field in fields(SmallModel) if field.name != "seed"]
-    node = {"_target_": f"{SmallModel.__module__}.SmallModel", "seed": config["seed"]}
-    model: SmallModel = Builder().build({**node, **{name: getattr(args, name) for name in names}}, "--")
-    summary = make_for_env(args.folder, config, args.kind, model)
-    read = "" if summary.losses is None else "; loss on others {:.3g}, then {:.3g} nats a token".format(*summary.losses)
-    return [
-        ("model", str(args.folder)),
-        ("weights", f"{summary.parameters:,}; it {model.told}{read}"),
-        (
-            "tokenizer",
-            f"of {summary.texts:,} different texts of the environment" + (" and the stories" if read else ""),
-        ),
-        ("use it", f"agent=llm_ppo llm=local_scorer_{args.kind} llm.model={args.folder}"),
-    ]
-
-
-def compose_keys(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[str]) -> dict[str, Any]:
-    """Return some keys of the config of `llmrl-train` as plain data.
-
-    Raises:
-        ConfigError: an unknown option or field, or a missing value.
-    """
-    from llmrl.config.trust_options import with_typed_trust
-    from llmrl.experiment.composition import composed, plain_config
-
-    with composed("train", overrides, [] if config_dir is None else [config_dir]) as config:
-        plain = plain_config(config)
-    return with_typed_trust({key: plain[key] for key in keys}, overrides)
-
-
 @handle_interrupt("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
@@ -347,13 +219,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_rows("One request", checked)
             if dict(checked).get("form", VALID_FORM) != VALID_FORM:
                 raise SystemExit(1)
-        elif args.command == "trial":
-            page, columns, rows = run_trial(args.overrides, args.out)
-            print_table("Trial", columns, rows)
-            print(f"The page: {page}")
-        elif args.command == "make":
-            config = compose_keys(args.overrides, None, ("env", "seed", "trusted_modules"))
-            print_rows("A small model", make(args, config))
         else:
             from llmrl.experiment.run_lookup import folder_of
 
