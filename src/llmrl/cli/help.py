@@ -241,11 +241,9 @@ def unknown(key: str, documents: Iterable[str]) -> str:
 
 
 def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
-    from llmrl.config.option_schema import arguments, kind_of, load
+    from llmrl.config.option_types import option_type
 
-    schema = load()
-    schema_arguments = arguments(schema)
-    rows = [_row(document, kind_of(document.key, schema, schema_arguments, targets)) for document in documents]
+    rows = [_row(document, option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))

@@ -80,7 +80,7 @@ def header(path: Path) -> str:
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
-        if not line.startswith(("# @", "# yaml-language-server", "#   ")):
+        if not line.startswith(("# @", "#   ")):
             lines.append(line.lstrip("# ").rstrip())
     return " ".join(lines)
 

@@ -31,6 +31,13 @@ def choosable(path: str) -> bool:
     return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
 
 
+def part_groups() -> list[str]:
+    """Return the groups whose options are parts of a run, sorted."""
+    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", "__pycache__")
+    folders = (path.name for path in root().iterdir() if path.is_dir() and choosable(path.name))
+    return sorted(name for name in folders if name not in other_groups)
+
+
 def names(group: str) -> list[str]:
     """Return the names of the options of a group, sorted."""
     return sorted(path.stem for path in (root() / group).glob("*.yaml") if choosable(path.stem))
