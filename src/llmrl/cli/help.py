@@ -26,7 +26,7 @@ GROUPS = {
     "loggers": "metric loggers: loggers=[jsonl,tensorboard,wandb]",
     "method": "method of fine-tuning a proposer",
     "dataset": "data of fine-tuning",
-    "debug": "small sizes or diagnostics: +debug=quick, or several, +debug=[quick,profile]",
+    "debug": "small sizes or diagnostics: +debug=quick, or several, +debug=[quick,anomaly]",
 }
 """Groups of options with descriptions, in the order in which they are listed."""
 
@@ -204,14 +204,14 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
     from hydra.errors import HydraException
 
     from llmrl.config.option_docs import document_config
-    from llmrl.config.suggestions import config_dirs, hint
+    from llmrl.config.overrides import config_dirs
 
     overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
     keys = [word for word in arguments if "=" not in word and not word.startswith("-") and not Path(word).is_dir()]
     try:
         documents = document_config(primary, overrides, config_dirs(arguments))
     except HydraException as error:
-        raise ConfigError(hint(arguments, primary) or " ".join(str(error).split())) from error
+        raise ConfigError(" ".join(str(error).split())) from error
     if not keys:
         option_keys = [word.partition("=")[0].lstrip("+").partition("@")[0] for word in overrides]
         keys = [key for key in option_keys if key != "experiment"]
@@ -248,16 +248,9 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
         for row in rows:
             print("\t".join(row))
         return
-    from rich.table import Table
+    from llmrl.display.console import print_table
 
-    from llmrl.display.console import terminal
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, ratio in zip(EXPLAINED, (3, 2, 2, 6, 3), strict=True):
-        table.add_column(name, ratio=ratio, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    terminal().print(table, markup=False)
+    print_table("Options", EXPLAINED, rows, "lllll")
 
 
 def _row(document: DocumentedKey, kind: str) -> tuple[str, ...]:

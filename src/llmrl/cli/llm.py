@@ -11,10 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from llmrl.core.model_protocols import Scorer
-    from llmrl.core.records import ChatReply
     from llmrl.llms.client import ChatClient
 
 PROBE = "check"
@@ -112,7 +109,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
-    form = VALID_FORM
+    form, schema_support = VALID_FORM, "accepted and kept"
     try:
         answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.cut))
         if answer.number != NUMBER:
@@ -124,10 +121,13 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         )
     if refusal:
         schema_support = f"refused, set llm.structured=false: {refusal}"
-    elif uses_schema:
-        schema_support = "accepted and kept" if _is_read(reply, Probe) else IGNORED
-    else:
+    elif not uses_schema:
         schema_support = "not asked for: the format is described in the prompt only"
+    else:
+        try:
+            read(reply, lambda completion: parse_object(completion.text, Probe, completion.cut))
+        except InvalidReply:
+            schema_support = IGNORED
     provider = client.provider
     return [
         ("model", client.label),
@@ -139,19 +139,6 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         ("cost", "unknown: no prices or no token counts" if reply.cost is None else f"${reply.cost:.6f}"),
         ("context window", "unknown" if provider.context_window is None else f"{provider.context_window:,} tokens"),
     ]
-
-
-def _is_read(reply: ChatReply, model: type[BaseModel]) -> bool:
-    """Return whether a reply holds an object of a type."""
-    from llmrl.llms.invalid_reply import InvalidReply
-    from llmrl.llms.reading.object_parser import parse_object
-    from llmrl.llms.structured import read
-
-    try:
-        read(reply, lambda completion: parse_object(completion.text, model, completion.cut))
-    except InvalidReply:
-        return False
-    return True
 
 
 def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report
+    from llmrl.results.table_format import ReportTable
 
 
 _IN_TERMINAL = ("group", "runs", "IQM", "mean", "remark")
@@ -171,6 +172,17 @@ class _ProgressWriter:
             sys.stderr.write(f"llmrl-report: {printable(text, lines=False)}\n")
 
 
+def _print_table(table: ReportTable, columns: Sequence[int] | None = None) -> None:
+    """Print a table with its notes, or only some of its columns."""
+    from llmrl.display.console import print_line, print_table
+
+    columns = range(len(table.columns)) if columns is None else columns
+    rows = [[row[i] for i in columns] for row in table.rows]
+    print_table(table.caption, [table.columns[i] for i in columns], rows, "".join(table.sides[i] for i in columns))
+    for note in table.notes:
+        print_line(note)
+
+
 def print_numbers(numbers: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
     from llmrl.analysis.final_episodes import players_table
@@ -178,14 +190,11 @@ def print_numbers(numbers: Report, page: Path) -> None:
     from llmrl.analysis.report_files import count_sentence
     from llmrl.analysis.report_tables import comparable_references, efficiency, excluded_table, scores
     from llmrl.analysis.study_tasks import compare_tasks
-    from llmrl.display.console import print_line, print_table
+    from llmrl.display.console import print_line
     from llmrl.display.reports import print_study, print_tasks
 
     if numbers.players:
-        table = drop_constant_columns(players_table(numbers.players))
-        print_table(table.caption, table.columns, table.rows, table.sides)
-        for note in table.notes:
-            print_line(note)
+        _print_table(drop_constant_columns(players_table(numbers.players)))
     if (comparison := compare_tasks(numbers)) is not None:
         print_tasks(comparison)
     for section in numbers.sections:
@@ -199,15 +208,9 @@ def print_numbers(numbers: Report, page: Path) -> None:
             *([] if omits_scores else [scores(section, "", numbers.settings, comparable_references(section, numbers))]),
             *([efficiency(section, "")] if section.efficiency else []),
         ):
-            columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
-            rows = [[row[i] for i in columns] for row in table.rows]
-            sides = "".join(table.sides[i] for i in columns)
-            print_table(table.caption, [table.columns[i] for i in columns], rows, sides)
-            for note in table.notes:
-                print_line(note)
+            _print_table(table, [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL])
     if numbers.excluded:
-        table = excluded_table(numbers)
-        print_table(table.caption, table.columns, table.rows, table.sides)
+        _print_table(excluded_table(numbers))
     print_line(count_sentence(numbers))
     print_line(f"Report: {page}")
 

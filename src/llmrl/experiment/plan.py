@@ -110,11 +110,7 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
     condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
-    asks = (
-        isinstance(parts.llm, ChatClient)
-        and bool(asking(config, builder=parts.resources.builder))
-        and not _is_scripted(parts.llm)
-    )
+    asks = isinstance(parts.llm, ChatClient) and not _is_scripted(parts.llm)
     waits = ", and the language model's replies" if asks else ""
     return [("time", f"about {duration(seconds)} on this machine{condition}{waits}")]
 
@@ -146,13 +142,6 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     budget = client.budget.usd
-    if any(provider.cached_input_price is not None for provider in providers):
-        cache_note = (
-            "; at most: each is put there"
-            if any(provider.cache_write_price is not None for provider in providers)
-            else ""
-        )
-        rows.append(("  provider's cache", f"assumed: no prompt token comes out of it{cache_note}"))
     if len(providers) > 1:
         provider_shares = zip(providers, estimate.shares.values(), strict=True)
         rows += [
@@ -224,8 +213,8 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
         mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
         words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         words += " in a context" if principal.space.n_rows > 1 else ""
-    warnings = [warning for warning in (shortage(config, parts), coverage(config, parts)) if warning is not None]
-    return [("principal", words), *(("  but", warning) for warning in warnings)]
+    warning = shortage(config, parts)
+    return [("principal", words), *([] if warning is None else [("  but", warning)])]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:
@@ -261,21 +250,4 @@ def shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
     return (
         f"{supply}, {arms:,} arms: close to a random search, as {arms - n_plays:,} arms or more are never played; set "
         f"{fewer}{longer}, or choose a principal without arms (cem, cmaes, gp, llm)"
-    )
-
-
-def coverage(config: Mapping[str, Any], parts: Parts) -> str | None:
-    """Return a warning for a run in which the candidates of a step cover all arms of its principal.
-
-    None if they do not, or the principal has no arms.
-    """
-    kind, principal = parts.kind, parts.principal
-    if not isinstance(principal, Bandit) or kind not in ("design", "search"):
-        return None
-    candidates, arms = config[kind]["candidates"], principal.n_arms
-    if candidates < arms:
-        return None
-    return (
-        f"the {candidates:,} candidates of a step cover all {arms:,} arms: the first step of a context can measure "
-        f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {arms:,}"
     )
