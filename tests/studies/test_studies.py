@@ -160,7 +160,7 @@ def test_treatment_declares_studies(treatment):
         ({"experiment": "legislative/harvest", "treatment": "props"}, "treatment=dual_rl"),
         ({"experiment": "legislative/harvest", "treatment": "props"}, "is for experiment=search/.* or "),
         ({"experiment": None, "treatment": "props"}, "experiment=search/"),
-        ({"experiment": "legislative/harvest_small", "treatment": "ucb"}, r"takes no treatment; choose its parts"),
+        ({"experiment": "legislative/harvest_small", "treatment": "ucb"}, r"takes no treatment"),
         ({"experiment": "legislative/harvest", "treatment": "ucb", "principal": "llm"}, "principal=llm"),
         ({"experiment": "search/linear", "treatment": "props_plus", "principal": "gp"}, "principal=llm"),
         ({"experiment": "search/linear", "treatment": "numbers/props/hopper"}, "cannot be chosen"),
