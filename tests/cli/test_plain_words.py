@@ -255,9 +255,9 @@ for line in sys.stdin.read().splitlines():
 @pytest.mark.parametrize(
     ("name", "phrase"),
     [
-        ("taken out", "~principal: options cannot be removed; use principal=none"),
-        ("taken out, composition fails", "~env: options cannot be removed"),
-        ("grammar", "no viable alternative at input '[1,2'"),
+        ("taken out", "llmrl-train: ~principal: options cannot be removed; use principal=none"),
+        ("taken out, composition fails", "llmrl-train: ~env: options cannot be removed"),
+        ("grammar", "llmrl-train: no viable alternative at input '[1,2'"),
         ("infinite", "design.spending_cost=inf: input should be a finite number"),
         ("too many", "the games need about"),
     ],

@@ -13,6 +13,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from llmrl.config.option_file_checks import find_interpolation
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import choosable, options, root, subgroups
 
@@ -86,7 +87,8 @@ def _describe_value(error: OmegaConfBaseException, overrides: Sequence[str]) -> 
         places = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
         if "${" in value and (override_key == key or key.startswith(places)):
             return f"{override}: {reason}"
-    return f"{key}: {reason}"
+    place = find_interpolation(key)
+    return f"{key}: {reason}" if place is None else f"{place}: {key}: {reason}"
 
 
 def _misplaced_subgroup(overrides: Sequence[str]) -> str | None:

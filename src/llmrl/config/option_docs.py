@@ -80,7 +80,7 @@ def header(path: Path) -> str:
     for line in path.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
             break
-        if not line.startswith(("# @", "#   ")):
+        if not line.startswith(("# @", "# yaml-language-server", "#   ")):
             lines.append(line.lstrip("# ").rstrip())
     return " ".join(lines)
 
@@ -197,7 +197,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     loader = ConfigLoaderImpl(create_config_search_path("pkg://llmrl.conf"))
     search_path = ",".join(f"file://{folder.absolute()}" for folder in folders)
     all_overrides = [*([f"hydra.searchpath=[{search_path}]"] if folders else []), *overrides]
-    config = loader.load_configuration(primary, all_overrides, RunMode.RUN)
+    config = loader.load_configuration(primary, all_overrides, RunMode.RUN, from_shell=False)
     defaults = loader.compute_defaults_list(primary, all_overrides, RunMode.RUN).defaults
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
-from llmrl.config.option_file_checks import guard_option_files
+from llmrl.config.option_file_checks import begin_composition, guard_option_files
 from llmrl.config.overrides import override_key
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import register_resolved_variable
@@ -170,20 +171,28 @@ def guard_hydra() -> None:
 
     @functools.wraps(load)
     def guard_load(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
-        from hydra.errors import ConfigCompositionException
+        from hydra.errors import ConfigCompositionException, HydraException
         from omegaconf.errors import OmegaConfBaseException
 
         from llmrl.config.composition_errors import check_removals, describe
 
-        overrides = kwargs["overrides"] if "overrides" in kwargs else args[1]
+        call = inspect.signature(load).bind(self, *args, **kwargs)
+        call.apply_defaults()
+        overrides = call.arguments["overrides"]
+        begin_composition()
         try:
             check_removals(overrides)
             config: DictConfig = load(self, *args, **kwargs)
             check_hydra(config, overrides)
-        except (ConfigCompositionException, OmegaConfBaseException) as error:
-            raise ConfigCompositionException(describe(error, overrides)) from None  # Hydra prints causes as well
-        except (ConfigError, ValueError) as error:  # Hydra's ValueError: the option of a group is a number or null
-            raise ConfigCompositionException(str(error)) from error
+        except (HydraException, OmegaConfBaseException, ConfigError, ValueError) as error:
+            # Hydra's ValueError: the option of a group is a number or null.
+            message = str(error)
+            if isinstance(error, HydraException | OmegaConfBaseException):
+                message = describe(error, overrides)
+            # Hydra prints errors of its command line itself.
+            command = f"llmrl-{call.arguments['config_name']}: " if call.arguments["from_shell"] else ""
+            cause = None if isinstance(error, OmegaConfBaseException) else error  # which Hydra would print, too
+            raise ConfigCompositionException(f"{command}{message}") from cause
         return config
 
     setattr(ConfigLoaderImpl, name, guard_load)
