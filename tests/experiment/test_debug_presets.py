@@ -1,9 +1,10 @@
-"""`+debug=quick|anomaly|overfit`: their changes to all families of experiments."""
+"""`+debug=quick|profile|anomaly|overfit`: their changes to all families of experiments."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import pstats
 from types import SimpleNamespace
 
 import numpy as np
@@ -75,12 +76,24 @@ def test_preset_values():
 
 
 def test_presets_compose_in_combination():
-    assert names("debug") == ["anomaly", "overfit", "quick"]
-    combined = debugging(Experiment.compose("env=escape_room", "principal=ucb", "+debug=[quick,anomaly]").config)
-    assert combined.anomaly and combined.upper_limits and not combined.fixed_episode_seed
+    assert names("debug") == ["anomaly", "overfit", "profile", "quick"]
+    combined = debugging(
+        Experiment.compose("env=escape_room", "principal=ucb", "+debug=[quick,profile,anomaly]").config
+    )
+    assert combined.profile and combined.anomaly and combined.upper_limits and not combined.fixed_episode_seed
     for name in names("debug"):
         config = Experiment.compose("env=escape_room", "principal=ucb", f"+debug={name}").config
         assert reason_to_run_alone(config) == Alone.DEBUG
+
+
+def test_profile_is_in_run_folder(tmp_path):
+    run = Experiment.compose(
+        "env=escape_room", "principal=ucb", "+debug=[quick,profile]", f"output_root={tmp_path}"
+    ).run()
+    profile_stats = pstats.Stats(str(run.folder / "profile" / "profile.pstats"))
+    assert any("escape_room.py" in file and name == "step" for file, _, name in profile_stats.stats)  # type: ignore[attr-defined]
+    assert "cumulative" in (run.folder / "profile" / "profile.txt").read_text()
+    assert not (run.folder / "profile" / "trace.json").exists()
 
 
 def transition(**changed) -> Transition:
@@ -116,6 +129,13 @@ def test_anomaly_ends_run_with_exploding_loss(tmp_path):
     with pytest.raises(Diverged, match=r"loss/value.*nan.*2"):
         log.log("update", "updates", {"loss/value": float("nan")}, updates=2)
     log.close()
+
+
+def test_torch_trace_is_optional(tmp_path):
+    words = ("env=cartpole", "agent=ppo", "+debug=[quick,profile]", "debug.trace=true", "learn.env_steps=40")
+    run = Experiment.compose(*words, f"output_root={tmp_path}").run()
+    events = json.loads((run.folder / "profile" / "trace.json").read_text())["traceEvents"]
+    assert any(event.get("name", "").startswith("aten::") for event in events)
 
 
 def list_keys(node, at=""):

@@ -21,12 +21,16 @@ class Debugging:
         replacements: values by section and key of the config, which replace those of the config.
         fixed_episode_seed: whether all episodes start from the same seed.
         anomaly: whether the run ends at the first number that is not finite.
+        profile: whether time is measured by function.
+        trace: whether the operations of torch are recorded.
     """
 
     upper_limits: Mapping[str, Any] = field(default_factory=dict)
     replacements: Mapping[str, Any] = field(default_factory=dict)
     fixed_episode_seed: bool = False
     anomaly: bool = False
+    profile: bool = False
+    trace: bool = False
 
 
 def debugging(config: Mapping[str, Any]) -> Debugging:

@@ -1,20 +1,93 @@
-"""Support for debugging runs (`+debug=`): checks for numbers that are not finite, a single episode."""
+"""Support for debugging runs (`+debug=`): profiles, checks for numbers that are not finite, a single episode."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import cProfile
+import io
+import pstats
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from llmrl.core.errors import Diverged
+from llmrl.config.debugging import Debugging
+from llmrl.core.errors import Diverged, RunFolderError
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.records import Array, Observation, on_host
 
+PROFILE = "profile"
+"""Folder of profiles inside the run folder."""
+_MAX_FUNCTIONS = 60
+"""Maximum number of functions in the text of a profile."""
 _EPISODE = 0
 """Seed of the single episode."""
 
 Env = TypeVar("Env")
+
+
+@contextmanager
+def apply_debugging(options: Debugging, folder: Path, metrics: Any) -> Iterator[None]:
+    """Return a context manager that applies debugging options to the run computed in it.
+
+    Args:
+        options: debugging options of the run's config.
+        folder: run folder.
+        metrics: metric log of the run, whose losses are checked.
+
+    Raises:
+        Diverged: a number is not finite, and the options request a check.
+        RunFolderError: a profile cannot be written.
+    """
+    with ExitStack() as stack:
+        if options.anomaly:
+            import torch
+
+            stack.enter_context(torch.autograd.detect_anomaly())
+            metrics.finite_only = True
+        if options.profile:
+            stack.enter_context(_profile_functions(folder / PROFILE))
+        if options.trace:
+            stack.enter_context(_trace_torch(folder / PROFILE))
+        yield
+
+
+@contextmanager
+def _profile_functions(folder: Path) -> Iterator[None]:
+    """Profile every function of this thread, also if the run fails."""
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        report = io.StringIO()
+        pstats.Stats(profile, stream=report).sort_stats("cumulative").print_stats(_MAX_FUNCTIONS)
+        with _profile_folder(folder):
+            profile.dump_stats(folder / "profile.pstats")
+            (folder / "profile.txt").write_text(report.getvalue(), encoding="utf-8")
+
+
+@contextmanager
+def _trace_torch(folder: Path) -> Iterator[None]:
+    """Record the operations of torch."""
+    import torch
+
+    with torch.profiler.profile() as profile:
+        yield
+    with _profile_folder(folder):
+        profile.export_chrome_trace(str(folder / "trace.json"))
+
+
+@contextmanager
+def _profile_folder(folder: Path) -> Iterator[None]:
+    """Create the folder of profiles; raise RunFolderError if it cannot be written."""
+    try:
+        folder.mkdir(exist_ok=True)
+        yield
+    except OSError as error:
+        raise RunFolderError(f"cannot write the profile into {folder}: {error}") from error
 
 
 def with_single_episode(env: Env) -> Env:

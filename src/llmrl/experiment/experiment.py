@@ -18,6 +18,7 @@ from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
 from llmrl.experiment.application import Application, Rows
+from llmrl.experiment.debug_tools import apply_debugging
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.compute_requests import ExecutorSeat
@@ -183,12 +184,8 @@ class Experiment:
                 with self._open() as run:
                     try:
                         if not run.finished:
-                            if debugging(self.config).anomaly:
-                                import torch
-
-                                stack.enter_context(torch.autograd.detect_anomaly())
-                                run.metrics.finite_only = True
-                            self.application.compute(self.config, self.resources, run, self._compute_needed)
+                            with apply_debugging(debugging(self.config), run.folder, run.metrics):
+                                self.application.compute(self.config, self.resources, run, self._compute_needed)
                     finally:
                         stack.enter_context(self.resources.away())
         finally:

@@ -213,8 +213,8 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
         mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
         words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         words += " in a context" if principal.space.n_rows > 1 else ""
-    warning = shortage(config, parts)
-    return [("principal", words), *([] if warning is None else [("  but", warning)])]
+    warnings = [warning for warning in (shortage(config, parts), coverage(config, parts)) if warning is not None]
+    return [("principal", words), *(("  but", warning) for warning in warnings)]
 
 
 def _llm(parts: Parts) -> list[tuple[str, str]]:
@@ -250,4 +250,21 @@ def shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
     return (
         f"{supply}, {arms:,} arms: close to a random search, as {arms - n_plays:,} arms or more are never played; set "
         f"{fewer}{longer}, or choose a principal without arms (cem, cmaes, gp, llm)"
+    )
+
+
+def coverage(config: Mapping[str, Any], parts: Parts) -> str | None:
+    """Return a warning for a run in which the candidates of a step cover all arms of its principal.
+
+    None if they do not, or the principal has no arms.
+    """
+    kind, principal = parts.kind, parts.principal
+    if not isinstance(principal, Bandit) or kind not in ("design", "search"):
+        return None
+    candidates, arms = config[kind]["candidates"], principal.n_arms
+    if candidates < arms:
+        return None
+    return (
+        f"the {candidates:,} candidates of a step cover all {arms:,} arms: the first step of a context can measure "
+        f"each of them, and only later steps choose; to choose earlier, set {kind}.candidates to less than {arms:,}"
     )
