@@ -12,7 +12,7 @@ COMMANDS = {
     "evaluate": ("llmrl.cli.evaluate", "play a finished run's agents, mechanisms or players again"),
     "sweep": ("llmrl.cli.sweep", "status, retry, cancel and logs of runs"),
     "report": ("llmrl.cli.sweep_report", "figures, tables and a page of runs"),
-    "llm": ("llmrl.cli.llm", "check language models, and total their calls"),
+    "llm": ("llmrl.cli.llm", "check, try and account for language models"),
     "finetune": ("llmrl.cli.finetune", "train the language model that proposes policies"),
 }
 """Command -> module, and what it does. Each is a console script, too: `llmrl-train`."""

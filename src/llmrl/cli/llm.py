@@ -1,4 +1,4 @@
-"""`llmrl-llm`: check a language model, or total the calls of runs."""
+"""`llmrl-llm`: check or try out a language model, or total the calls of runs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,17 @@ def parser() -> argparse.ArgumentParser:
     )
     check.add_argument("overrides", nargs="+", help="as for llmrl-train: llm=<option>, and its fields llm.<field>=...")
     check.add_argument("--config-dir", type=Path, default=None, help="folder with options of your own")
+    trial = commands.add_parser(
+        "trial",
+        help="try a model in all families, small and within some dollars, and write a page of what came of it",
+        description="Try a model in all families, within some dollars: llmrl-llm trial llm=gpt4o_mini budget=1",
+    )
+    trial.add_argument(
+        "overrides",
+        nargs="+",
+        help="llm=<option>, its fields, budget=<US dollars>, families=principal,search,teacher,player (all)",
+    )
+    trial.add_argument("--out", type=Path, default=None, help="folder of the page (outputs/trials/<what was typed>)")
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_root(totals)
@@ -157,6 +168,30 @@ def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
     ]
 
 
+def run_trial(overrides: Sequence[str], out: Path | None = None) -> tuple[Path, list[str], list[list[str]]]:
+    """Run a trial of the model that `overrides` choose; return the page, and the columns and rows of its table.
+
+    Raises:
+        ConfigError: an unknown model or family, an invalid budget, or a model that costs money without a budget.
+    """
+    from llmrl.core.errors import ConfigError
+    from llmrl.experiment.model_trial import PAGE, result_table, trial
+
+    words = [word for word in overrides if not word.startswith(("budget=", "families="))]
+    options = dict(word.split("=", 1) for word in overrides if word not in words)
+    try:
+        usd = float(options["budget"]) if "budget" in options else None
+    except ValueError:
+        raise ConfigError(f"budget={options['budget']} must be a number of US dollars") from None
+    if usd is not None and not 0 <= usd < float("inf"):
+        raise ConfigError(f"budget={options['budget']} must be 0 or more")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(words))[:80]
+    folder = Path("outputs/trials") / name if out is None else out
+    trial_result = trial(words, usd, folder, [family for family in options.get("families", "").split(",") if family])
+    columns, rows = result_table(trial_result)
+    return folder / PAGE, columns, rows
+
+
 def totals(folder: Path) -> tuple[list[str], list[list[str]]]:
     """Return the columns and rows of a table of calls: one row for each model of each run in `folder`, and their sum.
 
@@ -206,6 +241,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             print_rows("One request", checked)
             if dict(checked).get("form", VALID_FORM) != VALID_FORM:
                 raise SystemExit(1)
+        elif args.command == "trial":
+            page, columns, rows = run_trial(args.overrides, args.out)
+            print_table("Trial", columns, rows)
+            print(f"The page: {page}")
         else:
             from llmrl.experiment.run_lookup import folder_of
 
