@@ -2,11 +2,17 @@
 
 import re
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_plan import sweep_plan
+from llmrl.experiment.sweep_plan import makespan, sweep_plan
 from sweeping import refused
 
 SMALL = ("env=escape_room", "env.n_envs=4", "design.steps=2", "design.adapt_rounds=3", "design.validate_episodes=4")
+
+READING = ("env=frozen_lake", "agent=llm_player", "play.episodes=1", "env.n_envs=1", "env.horizon=3")
 
 
 def normalize_text(text):
@@ -14,7 +20,7 @@ def normalize_text(text):
 
 
 def test_table_covers_all_runs(tmp_path):
-    """Check processes, steps, calls, cost and reasons for separate runs; nothing is written."""
+    """Check processes, steps, calls, cost, time and reasons for separate runs; nothing is written."""
     swept = (
         "principal=ucb,llm,metagrad",
         "seed=0,1,2",
@@ -27,6 +33,7 @@ def test_table_covers_all_runs(tmp_path):
     assert done.returncode == 0, done.stderr
     output = normalize_text(done.stdout)
     assert "9 runs in 4 processes: 1 of 6 runs, 3 of 1 run" in output
+    assert re.search(r"time: about \d+ (s|min|h)", output) and "1 at once, and replies of language models" in output
     steps = 2 * (3 + 1) * 5 * 4
     assert re.search(rf"principal=ucb[^│]*│ +3 │ +{3 * steps:,} │ +- │ +- │", done.stdout)
     assert output.count("principal differentiates the agents' learning") == 1
@@ -60,3 +67,17 @@ def test_prerequisites_are_counted_once(tmp_path):
     assert len(prerequisite_rows) == 2 and rows[-1][:2] == ["in all", "6"]
     sums = [int(row[2].replace(",", "")) for row in rows]
     assert sums[-1] == sum(sums[:-1])
+
+
+def test_language_model_agents_are_not_timed(tmp_path):
+    runs = [Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}") for s in (0, 1)]
+    title, rows, _ = sweep_plan(runs)
+    assert "time: unknown" in title and rows[0][-1].startswith("only the loops")
+
+
+@given(st.lists(st.floats(0.0, 10.0), max_size=12), st.integers(1, 5))
+def test_longest_job_is_bounded(seconds, places):
+    bound = makespan(seconds, places)
+    lower_bound = max([sum(seconds) / places, *seconds], default=0.0)
+    assert lower_bound - 1e-9 <= bound <= sum(seconds) + 1e-9
+    assert bound == pytest.approx(sum(seconds)) if places == 1 else True

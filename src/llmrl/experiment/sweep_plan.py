@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from llmrl.core.seeding import Seeds
 from llmrl.experiment import reference_line_runs, run_references
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.models import asking
-from llmrl.experiment.parts import build_loop, build_parts
+from llmrl.experiment.parts import build_loop, build_parts, loop_kind
 from llmrl.experiment.plan import costs
 from llmrl.experiment.prerequisites import PrerequisiteRun
 from llmrl.experiment.run_batching_key import reason_to_run_alone
 from llmrl.experiment.sweep_jobs import jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
+from llmrl.run.progress_bar import duration
 from llmrl.sweeps.backends.protocol import Job, Pack
 from llmrl.sweeps.jobs import check_distinct, missing
 from llmrl.sweeps.launch import group_by_backend
@@ -32,7 +37,7 @@ class SweepPlan(NamedTuple):
     """The plan of a sweep.
 
     Attributes:
-        title: title of the table, with the number of processes.
+        title: title of the table, with the processes and the time.
         rows: rows of the table, as `COLUMNS`.
         requests: requests to a scheduler; empty if runs are computed here.
     """
@@ -90,10 +95,10 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
     rows = [_row(kind_jobs, numbers[digest]) for digest, kind_jobs in kinds.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
     rows.append(_total_row(todo, numbers, first))
-    heading = "Plan of the sweep (dry_run=true: all parts were built)"
+    heading = "Plan of the sweep (dry_run=true: all parts were built, and a few steps were run to estimate the time)"
     summary = f"{len(todo):,} runs in {_processes(packs)}"
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
-    return SweepPlan(f"{heading}\n{summary}", rows, requests)
+    return SweepPlan("\n".join([heading, summary, _time(packs, configs, numbers, first)]), rows, requests)
 
 
 def _numbers(experiment: Experiment) -> _Numbers:
@@ -170,3 +175,90 @@ def _processes(packs: Sequence[Pack]) -> str:
     sizes = sorted(Counter(len(pack.jobs) for pack in packs).items(), reverse=True)
     sizes_text = ", ".join(f"{n:,} of {size:,} run{'s' * (size != 1)}" for size, n in sizes)
     return f"{len(packs):,} process{'es' * (len(packs) != 1)}" + (f": {sizes_text}" if packs else "")
+
+
+def _time(
+    packs: Sequence[Pack],
+    configs: Mapping[Path, Experiment],
+    numbers: Mapping[str, _Numbers],
+    first: Sequence[PrerequisiteRun],
+) -> str:
+    """Return a text with the approximate time of the sweep, at the speed of this machine."""
+    rates = _Rates(configs)
+    seconds = []
+    for pack in packs:
+        steps = [numbers[job.digest].env_steps for job in pack.jobs]
+        rate = None if None in steps else rates.of(pack)
+        if rate is None:
+            return "time: unknown, because the steps of some runs cannot be timed beforehand"
+        seconds.append(sum(step or 0 for step in steps) / rate)
+    if not packs:
+        return "time: none"
+    setup_seconds = sum(run.env_steps for run in first) / (rates.of(Pack(packs[0].jobs[:1])) or 1.0) if first else 0.0
+    places = packs[0].hardware.backend.at_once(packs)
+    concurrency = f"{places:,} at once" if places is not None else "all at once, if the cluster has room"
+    waits = ", and replies of language models" if any(numbers[j.digest].asks for p in packs for j in p.jobs) else ""
+    total_seconds = setup_seconds + makespan(seconds, places or len(seconds))
+    return f"time: about {duration(total_seconds)} at the speed of this machine, {concurrency}{waits}"
+
+
+def makespan(seconds: Sequence[float], places: int) -> float:
+    """Return the time at which the last of several processes ends. Each starts, in order, as soon as a place is free.
+
+    >>> makespan([3.0, 1.0, 1.0, 2.0], 2)
+    4.0
+    """
+    ends = [0.0] * min(places, len(seconds))
+    for length in seconds:
+        heapq.heapreplace(ends, ends[0] + length)
+    return max(ends, default=0.0)
+
+
+class _Rates:
+    """Environment steps per second of processes, measured once for each shape and number of rows.
+
+    Rows are timed as the same number of societies of one run, because these are the same batches.
+
+    Args:
+        configs: runs of the sweep, by folder.
+    """
+
+    def __init__(self, configs: Mapping[Path, Experiment]) -> None:
+        self._configs = configs
+        self._measured_rates: dict[tuple[str, int], float | None] = {}
+
+    def of(self, pack: Pack) -> float | None:
+        """Return the steps per second, summed over all games of a process; None if they cannot be timed."""
+        job, rows = pack.jobs[0], len(pack.jobs)
+        key = (job.key or job.digest, rows)
+        if key not in self._measured_rates:
+            self._measured_rates[key] = _measure_rate(self._configs[job.folder].config, rows)
+        return self._measured_rates[key]
+
+
+def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
+    """Return the steps per second of `rows` runs with this config.
+
+    None for other loops than mechanism design and learning, and if agents use a language model.
+    """
+    kind = loop_kind(config)
+    if kind not in ("design", "learn") or (kind == "learn" and rows > 1) or asking(config, ("agent", "teacher")):
+        return None
+    if rows > 1:
+        config = {
+            **config,
+            "env": {**config["env"], "n_envs": rows * config["env"]["n_envs"]},
+            "design": {**config["design"], "replicates": rows * config["design"]["replicates"]},
+        }
+    resources = Experiment(config).resources
+    parts = build_parts(config, resources.model, resources=resources)
+    try:
+        loop = build_loop(config, parts)
+        seeds = Seeds(config["seed"]).child("rehearsal")
+        if isinstance(loop, DesignLoop):
+            return steps_per_second(loop.adaptation, seeds)
+        seconds = estimate_seconds(loop, seeds)
+        return None if seconds is None else config["learn"]["env_steps"] / seconds
+    finally:
+        parts.close()
+        resources.close()

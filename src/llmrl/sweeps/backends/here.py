@@ -45,6 +45,9 @@ class Here(Backend):
 
         return pack_for_machine(jobs, 1, Machine.this().memory_gb)
 
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        return 1
+
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         from llmrl.sweeps.backends.protocol import JobOutcome, Pack
         from llmrl.sweeps.jobs import cancelled, describe, take_on

@@ -45,6 +45,10 @@ class Local(Backend):
         places = min(machine.places(job.hardware, job.cores) for job in jobs)
         return pack_for_machine(jobs, places, machine.memory_gb)
 
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        machine = Machine.this()
+        return min(len(packs), *(machine.places(pack.hardware, pack.cores) for pack in packs))
+
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         return PackPool(self.packs(jobs), task, sweep_folder).run()
 

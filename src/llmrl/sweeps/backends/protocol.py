@@ -108,6 +108,10 @@ class Backend(Protocol):
         """Return the requests to a scheduler for these processes, a text for each group of equal requests."""
         return []
 
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        """Return the number of these processes that run at the same time; None if the scheduler decides."""
+        return None
+
     @abstractmethod
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         """Compute the runs; a run that fails does not stop the others.

@@ -144,6 +144,9 @@ class Slurm(Backend):
             texts.append(f"sbatch: {jobs}, each with {option_text}; before it starts: {'; '.join(setup)}")
         return texts
 
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        return packs[0].hardware.jobs_at_once
+
     def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
         """Submit all jobs, as arrays of jobs with equal requirements that are no larger than the cluster allows."""
         from llmrl.sweeps.backends.protocol import JobOutcome
