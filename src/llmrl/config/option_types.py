@@ -13,6 +13,8 @@ from llmrl.core.arguments import signature_of
 from llmrl.core.option_files import content, options, root
 
 _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+PART: Mapping[str, Any] = {"type": "object"}
+"""JSON schema of a part."""
 
 
 def option_type(key: str, targets: Mapping[str, str]) -> str:
@@ -23,7 +25,7 @@ def option_type(key: str, targets: Mapping[str, str]) -> str:
         targets: `_target_` of each place of the config that has one. At other places, all classes that the shipped
             options have there are considered.
     """
-    words = (word for hint in _hints(key, targets) for word in _hint_texts(hint))
+    words = (_schema_text(schema) for hint in _hints(key, targets) for schema in hint_schemas(hint))
     return " | ".join(dict.fromkeys(word for word in words if word))
 
 
@@ -55,24 +57,30 @@ def _possible_targets(place: str) -> Iterable[str]:
             yield node["_target_"]
 
 
-def _hint_texts(hint: Any) -> list[str]:
-    """Return the texts of the alternatives of a type hint; none for a hint that accepts anything."""
+def hint_schemas(hint: Any) -> list[dict[str, Any]]:
+    """Return the JSON schemas of the alternatives of a type hint; empty for a hint that accepts anything.
+
+    The schema of a part, or of another class that no schema can describe, is `PART`.
+    """
     from pydantic import TypeAdapter
     from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError
 
     if hint is Any:
         return []
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        alternatives = [_hint_texts(alternative) for alternative in typing.get_args(hint)]
-        return [text for texts in alternatives for text in texts] if all(alternatives) else []
+        alternatives = [hint_schemas(alternative) for alternative in typing.get_args(hint)]
+        return [schema for schemas in alternatives for schema in schemas] if all(alternatives) else []
     if inspect.isclass(hint) and hint.__module__.startswith("llmrl"):
         # A class with its own validator (`objective: sum`) may accept anything.
-        return [] if hasattr(hint, "__get_pydantic_core_schema__") else ["object"]
+        return [] if hasattr(hint, "__get_pydantic_core_schema__") else [PART]
     try:
         schema = TypeAdapter(hint).json_schema()
     except (PydanticInvalidForJsonSchema, PydanticSchemaGenerationError, PydanticUserError):
-        return ["object"]
-    return [_schema_text(alternative) for alternative in schema.get("anyOf", [schema])]
+        return [PART]
+    if "$defs" in schema:  # of values of llmrl's classes only the outer type is given
+        return [{"type": schema["type"]}] if "type" in schema else []
+    alternatives = schema.get("anyOf", [schema])
+    return alternatives if all(alternatives) else []
 
 
 def _schema_text(schema: Mapping[str, Any]) -> str:

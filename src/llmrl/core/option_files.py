@@ -15,6 +15,8 @@ from typing import Any
 
 PIECES = ("parts", "numbers")
 """Folders of files that options are composed from and that cannot be chosen."""
+SCHEMAS = "schema"
+"""Folder of the JSON schemas for editors, if they have been built."""
 
 
 def root() -> Path:
@@ -33,7 +35,7 @@ def choosable(path: str) -> bool:
 
 def part_groups() -> list[str]:
     """Return the groups whose options are parts of a run, sorted."""
-    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", "__pycache__")
+    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMAS, "__pycache__")
     folders = (path.name for path in root().iterdir() if path.is_dir() and choosable(path.name))
     return sorted(name for name in folders if name not in other_groups)
 

@@ -1,0 +1,180 @@
+"""The JSON schema of option files and experiments, for editors.
+
+Keys, types and ranges come from the signatures of the classes that options name, meanings from the comments.
+
+`python -m llmrl.config.option_schema` writes the schema into `conf/schema/`, which is not under version control, and
+prints the line that makes an editor check a file by it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llmrl.config.option_docs import document_keys
+from llmrl.config.option_types import PART, hint_schemas
+from llmrl.config.run_options import HINTS
+from llmrl.core.arguments import signature_of
+from llmrl.core.option_files import SCHEMAS, chain, content, merge, names, option, part_groups, root, subgroups
+from llmrl.core.option_tables import TABLES
+from llmrl.core.services import SERVICES
+
+Schema = dict[str, Any]
+
+FILE = "train.schema.json"
+_OPEN = {"type": "string", "pattern": r"^\?\?\?$|\$\{"}
+"""Schema of texts that may replace any value: `???` (missing), or a reference to another value."""
+_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema_files() -> dict[str, Schema]:
+    """Return the schemas by the name of their file in `conf/schema/`."""
+    files = {FILE: build()}
+    for group in part_groups():
+        files[f"{group}.schema.json"] = {
+            "$schema": _DIALECT,
+            "title": f"An option of {group}=",
+            # Options of several groups at once (`# @package _global_`) are checked as experiments are.
+            "anyOf": [{"$ref": f"{FILE}#/$defs/{group}"}, {"$ref": FILE}],
+        }
+    files["regime.schema.json"] = {"$schema": _DIALECT, "title": "An option of regime=", "$ref": FILE}
+    return files
+
+
+def build() -> Schema:
+    """Return the schema of `conf/train.yaml` and `conf/finetune.yaml`, with a definition of each group."""
+    from llmrl.config.loop_sections import SETTINGS, section
+
+    commands = [root() / f"{name}.yaml" for name in ("_run", "train", "finetune")]
+    meanings = _meanings((path, ()) for path in commands)
+    base: dict[str, Any] = {}
+    for path in commands:
+        merge(base, {key: value for key, value in content(path).items() if key not in ("defaults", "hydra")})
+    properties: Schema = {"defaults": {"type": "array"}, "hydra": PART}
+    # The rows of a table have the keys of an experiment.
+    properties |= {table: {"type": "object", "additionalProperties": {"$ref": "#"}} for table in TABLES}
+    for key, value in base.items():
+        if isinstance(value, Mapping) and value:
+            targets = [target for kind, target in SETTINGS.items() if section(kind) == key]
+            properties[key] = _node([value], targets, meanings, f"{key}.")
+        else:
+            properties[key] = _describe(hint_schemas(HINTS[key]), meanings.get(key))
+    groups: dict[str, Schema] = {}
+    for group in part_groups():
+        places = [(place, name) for place in (group, *subgroups(group)) for name in names(place)]
+        group_meanings = meanings | _meanings(file for place, name in places for file in chain(place, name))
+        nodes = [option(group, name) for name in names(group)]
+        if group == "llm":
+            groups[group] = _node([*nodes, base["llm"]], ["llmrl.llms.client.connect"], group_meanings, f"{group}.")
+        else:
+            groups[group] = dict(PART) if group == "transfer" else _node(nodes, [], group_meanings, f"{group}.")
+        properties[group] = {"$ref": f"#/$defs/{group}"}
+    return {
+        "$schema": _DIALECT,
+        "title": "An experiment of llmrl: what llmrl-train and llmrl-finetune compose",
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "$defs": groups,
+    }
+
+
+def _meanings(files: Iterable[tuple[Path, tuple[str, ...]]]) -> dict[str, str]:
+    return {key: document.meaning for key, document in document_keys(list(files)).items() if document.meaning}
+
+
+def _node(
+    nodes: Sequence[Mapping[str, Any]], always: Sequence[str], meanings: Mapping[str, str], prefix: str
+) -> Schema:
+    """Return the schema of a node.
+
+    With a known `_target_`, the node has the arguments of that class only. Without one, as in experiments that change
+    an option, it has those of any class that may be there. With an unknown one, everything is valid.
+
+    Args:
+        nodes: nodes of the shipped options at this place.
+        always: classes whose arguments the node has in addition.
+        meanings: meanings of keys, by dotted key.
+        prefix: dotted key of the node, with a dot at the end.
+    """
+    targets = sorted({str(node["_target_"]) for node in nodes if node.get("_target_")})
+    hints = {target: _hints(target) for target in (*targets, *always)}
+    known_keys: Schema = {"_target_": {"type": ["string", "null"]}, "defaults": {"type": "array"}}
+    properties = dict(known_keys)
+    for key in dict.fromkeys(
+        [*(key for node in nodes for key in node), *(key for keys in hints.values() for key in keys)]
+    ):
+        if key in known_keys:
+            continue
+        schemas = [hint_schemas(keys[key]) for keys in hints.values() if key in keys]
+        alternatives = [schema for schema_list in schemas for schema in schema_list] if all(schemas) else []
+        if children := _children(nodes, prefix, key):
+            child = _node(children, [], meanings, f"{prefix}{key}.")
+            alternatives = [*(schema for schema in alternatives if schema != PART), child]
+        properties[key] = _describe(alternatives, meanings.get(prefix + key))
+    rules = []
+    for target in targets:
+        keys = {key for name in (target, *always) for key in hints[name]}
+        keys.update(key for node in nodes if node.get("_target_") == target for key in node)
+        # The type of an argument in this class, or in all classes if it may be a part.
+        schemas_by_key = {key: hint_schemas(hint) for key, hint in hints[target].items()}
+        own_schemas = {key: _describe(found) for key, found in schemas_by_key.items() if PART not in found}
+        allowed = {key: own_schemas.get(key, True) for key in sorted(keys | known_keys.keys())}
+        rules.append(
+            {
+                "if": {"properties": {"_target_": {"const": target}}, "required": ["_target_"]},
+                "then": {"properties": allowed, "additionalProperties": False},
+            }
+        )
+    unknown = {"properties": {"_target_": {"type": "string", "not": {"enum": targets}}}, "required": ["_target_"]}
+    known = {"properties": properties, "additionalProperties": False, "allOf": rules}
+    return {"type": ["object", "null"], "if": unknown, "else": known}
+
+
+def _hints(target: str) -> dict[str, Any]:
+    """Return the type hints of the options of a class."""
+    from llmrl.config.builder import Builder
+
+    signature = signature_of(Builder().locate(target, ""))
+    return {name: signature.hints.get(name, Any) for name in signature.parameters if name not in SERVICES}
+
+
+def _children(nodes: Sequence[Mapping[str, Any]], prefix: str, key: str) -> list[Mapping[str, Any]]:
+    """Return the nodes of the shipped options that may be at a key of a node."""
+    values = [node[key] for node in nodes if key in node]
+    group = f"{prefix}{key}".replace(".", "/")  # whose options the key selects, if there is such a group
+    if group.count("/") == 1 and (root() / group).is_dir():
+        values += [option(group, name) for name in names(group)]
+    return [value for value in values if isinstance(value, Mapping) and _is_part(value)]
+
+
+def _is_part(value: Mapping[str, Any]) -> bool:
+    """Return whether a mapping is a part, or changes fields of one (`limits: {concurrency: 4}`)."""
+    return "_target_" in value or any(isinstance(child, Mapping) and "_target_" in child for child in value.values())
+
+
+def _describe(alternatives: Sequence[Mapping[str, Any]], meaning: str | None = None) -> Schema:
+    """Return a schema for any of several schemas and for `_OPEN`, with a description; none: everything is valid."""
+    unique = [schema for i, schema in enumerate(alternatives) if schema not in alternatives[:i]]
+    description = {"description": meaning} if meaning else {}
+    return {"anyOf": [*unique, _OPEN], **description} if unique else description
+
+
+def main() -> None:
+    """Write the schemas, and print the first line of a file for editors.
+
+    The file is an experiment, or an option of the group that the first argument names.
+    """
+    group = sys.argv[1] if len(sys.argv) > 1 else "train"
+    folder = root() / SCHEMAS
+    folder.mkdir(exist_ok=True)
+    for name, schema in schema_files().items():
+        (folder / name).write_text(json.dumps(schema, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sys.stdout.write(f"# yaml-language-server: $schema={folder / f'{group}.schema.json'}\n")
+
+
+if __name__ == "__main__":
+    main()
