@@ -33,7 +33,7 @@ from llmrl.envs.mechanisms import BracketedTax
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic
-from llmrl.networks.grid_cores import OneHots
+from llmrl.networks.spatial_cores import OneHots
 from llmrl.rollout.collector import Collector
 
 SETTINGS = PPOSettings(1e-3, 1e-5, 0.998, 0.98, 4, 512, 0.2, 0.2, True, 0.025, 0.5, 0.5, None, True)

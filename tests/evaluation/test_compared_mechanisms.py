@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import compose, only_run_folder, run
@@ -298,17 +297,12 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
     mechanisms = ("--mechanism", "none", "--mechanism", "0,3,0")
     evaluation = run_evaluation(cleanup, *mechanisms, "--episodes=4", "--video", "--video-steps=9", f"--out={tmp_path}")
     videos = tmp_path / "videos"
-    assert {Path(file).name for file in evaluation["videos"]} == {
-        "side_by_side.mp4", "side_by_side.gif", "side_by_side.webp", "side_by_side_middle.png", "side_by_side_last.png",
-    }  # fmt: skip
+    assert {Path(file).name for file in evaluation["videos"]} == {"side_by_side.mp4", "side_by_side.gif"}
     single_frames = {name: read_frames(videos / name / "world.mp4") for name in ("none", "0,3,0")}
     joint_frames = read_frames(videos / "side_by_side.mp4")
     assert [len(x) for x in (*single_frames.values(), joint_frames)] == [10, 10, 10]
     middle, n_frames = joint_frames.shape[2] // 2, len(read_frames(videos / "side_by_side.gif"))
     assert n_frames == 10 and not list(videos.glob("*/agent_*"))
-    small = videos / "side_by_side.webp"
-    with Image.open(small) as small_video:
-        assert small_video.n_frames == 10 and small.stat().st_size < 1.5e6
     halves = {"none": joint_frames[:, :, : middle - 2], "0,3,0": joint_frames[:, :, middle + 2 :]}
     top = 0
     for name, half in halves.items():
@@ -325,8 +319,6 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
         assert (half[:, top + height :] < 128).any((1, 2, 3)).all(), "and below it what became of the agents"
     assert np.abs(single_frames["none"][0] - single_frames["0,3,0"][0]).mean() < 1, "the same game begins"
     assert (np.abs(single_frames["none"][-1] - single_frames["0,3,0"][-1]).max(-1) > 100).any(), "and becomes another"
-    for name, i in (("middle", 5), ("last", 9)):
-        assert np.abs(read_frames(videos / f"side_by_side_{name}.png") - joint_frames[i]).mean() < 4
     for name in ("none", "0,3,0"):
         accumulator = EventAccumulator(str(tmp_path / name))
         accumulator.Reload()

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from llmrl.core.frames import fitted, save_small_video
+from llmrl.core.frames import fitted
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.envs.mechanisms import BracketedTax, Incentives
 from llmrl.evaluation.society_pictures import (
@@ -90,18 +89,6 @@ def test_world_fills_width():
     resized = fitted(world, 400)
     assert resized.shape == (280, 400, 3)
     assert (resized[6, 6] == world[0, 0]).all() and (resized[-6, -6] == world[-1, -1]).all()
-
-
-def test_small_video_is_not_cropped(tmp_path):
-    rng = np.random.default_rng(0)
-    frames = [rng.integers(0, 255, (120, 160, 3), dtype=np.uint8) for _ in range(120)]
-    file = save_small_video(frames, tmp_path / "a.webp", max_bytes=600_000)
-    with Image.open(file) as film:
-        assert film.n_frames <= 110 and film.size == (160, 120)
-    assert file.stat().st_size <= 600_000 and not list(tmp_path.glob(".*"))
-    first_video = save_small_video(frames[:1], tmp_path / "b.webp")
-    with Image.open(first_video) as film:
-        assert film.size == (160, 120)
 
 
 def test_mechanism_sentences():

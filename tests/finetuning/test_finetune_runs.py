@@ -1,7 +1,6 @@
 """Fine-tuning from end to end, with a model so small that it can be trained here."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -9,10 +8,9 @@ import numpy as np
 import pytest
 
 import commands
-from experiments import compose, only_run_folder
+from experiments import only_run_folder
 from installed import skip_without
 from llmrl.core.errors import ConfigError
-from llmrl.finetuning.summary import adapter_command
 from llmrl.llms.call_log import read_calls
 from some import some
 from tuned import COMMON, QUICK, assert_equal_runs, configured, finetune, lines, only_folder
@@ -98,18 +96,6 @@ def test_commands_report_result_location(sft):
 
     with pytest.raises(ConfigError, match=r"evaluation\.json"):
         evaluate(parser().parse_args([str(sft)]))
-
-
-def test_suggested_command_matches_search_prompts():
-    arguments = ["env=maze", "agent=tabular", "principal.rows=named", "llm.max_tokens=99", "method=sft", "seed=3"]
-    config = {"llm": {"model": "a folder/model"}, "dataset": {"iterations": 7, "episodes": 3}}
-    command = shlex.split(adapter_command(config, "outputs/x=1/adapter", arguments))
-    assert command[0] == "llmrl-train"
-    search = compose(*command[1:])
-    assert search["env"]["name"] == "maze" and search["principal"]["rows"] == "named"
-    assert search["llm"]["model"] == "a folder/model" and search["llm"]["adapter"] == "outputs/x=1/adapter"
-    assert search["llm"]["max_tokens"] == 99
-    assert search["search"]["iterations"] == 7 and search["search"]["episodes"] == 3 and search["seed"] == 0
 
 
 @pytest.mark.parametrize("method", some(["sft"], ["grpo", "sft"]))

@@ -25,8 +25,7 @@ from llmrl.evaluation.players import budget_error, describe_calls, llm_players
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
-from llmrl.evaluation.suite_groups import STUDENT, experiments, merge_suite_results
-from llmrl.evaluation.suite_results import summarize_test, write_suite
+from llmrl.evaluation.suite_results import STUDENT, experiments, merge_suite_results, summarize_test, write_suite
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
@@ -59,7 +58,7 @@ def evaluate_suite(
     name, content = load_suite(suite, changes, settings.episodes)
     players = _players(settings, len(runs))
     saved = [open_saved(run, settings.trusted) for run in runs]
-    groups = experiments(runs, [saved_run.config for saved_run in saved])
+    groups = experiments(runs)
     results: list[dict[str, Any]] = []
     for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
         run_settings = settings
@@ -168,12 +167,11 @@ def _play_suite(
         for i, test in enumerate(suite.tests):
             results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
             report(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
-            write_suite(results, out, figure=False)
+            write_suite(results, out)
     except BudgetExhausted as error:
         raise budget_error(error) from error
     finally:
         parts.close()
-    write_suite(results, out)
     return {**results, "out": str(out)}
 
 

@@ -1,27 +1,31 @@
-"""Results of the tests of a suite: shares of successes by test and kind of task, as a table and a figure."""
+"""Results of the tests of a suite: of one run, of several runs together, and their table."""
 
 from __future__ import annotations
 
-import logging
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from llmrl.core import atomic_files
 from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.results.groups import tasks_of
+from llmrl.results.replication import units_of
+from llmrl.results.run_records import RunRecord, read_run
 from llmrl.results.table_format import NOTHING, ReportTable
 from llmrl.run.artifacts import RESULTS_NAME
-from llmrl.run.files import write_atomic, write_bytes, write_json
+from llmrl.run.files import write_atomic, write_json
 from llmrl.statistics.estimators import Interval, mean_proportion
-
-if TYPE_CHECKING:
-    from llmrl.analysis.figures import Drawing
-
-log = logging.getLogger(__name__)
+from llmrl.statistics.intervals import MINIMUM_UNITS, describe
 
 Results = Mapping[str, Any]
-_MARKS = "os^Dv<>"
+STUDENT = "student"
+"""Player of a single experiment; with several experiments, the player of each run that its experiment averages."""
+_INTERVALS = (
+    f"95%; of several runs Student t over the runs, or over their pre-training runs, none below {MINIMUM_UNITS}; of "
+    "one agent's episodes Wilson, and of the mean over kinds Zou and Donner"
+)
 INCOMPLETE_MARK = "‡"
 """Mark of the result of a player that could not play all kinds of a test."""
 
@@ -47,6 +51,87 @@ def summarize_test(test: Results) -> dict[str, Any]:
             "lacking": test["lacking"],
         }
     return {**{key: value for key, value in test.items() if key != "lacking"}, "players": players}
+
+
+def experiments(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
+    """Return the records of each experiment's runs by its label in reports; a single one has the label `STUDENT`.
+
+    Raises:
+        ConfigError: a run is given twice, or two experiments have one label.
+    """
+    tasks = tasks_of([read_run(run) for run in runs], Path(), by_name=False)
+    groups = [
+        (group.label if len(tasks) == 1 else f"{task.title}, {group.label}", list(group.runs))
+        for task in tasks
+        for group in task.groups
+    ]
+    for label, members in groups:
+        if len({run.folder for run in members}) < len(members) or [name for name, _ in groups].count(label) > 1:
+            raise ConfigError(f"{members[0].folder} is the same experiment with the same seed as another run; give one")
+    return {STUDENT: groups[0][1]} if len(groups) == 1 else dict(groups)
+
+
+def merge_suite_results(results: Sequence[Results], groups: Mapping[str, Sequence[RunRecord]]) -> dict[str, Any]:
+    """Return the results of several runs as one, with each experiment as a player.
+
+    Experiments have the means over their runs and 95% t intervals; an experiment with a single run has that run's
+    results.
+
+    Args:
+        results: results of each run, with the same tests. Players other than the student are those of the first run.
+        groups: records of each experiment's runs (`experiments`). A test that one run could not play has no results for
+            its experiment.
+    """
+    first = results[0]
+    results_of = {Path(result["runs"][0]).absolute(): result for result in results}
+    members = {label: [results_of[run.folder] for run in runs] for label, runs in groups.items()}
+    other_players = [name for name in first["players"] if name != STUDENT]
+    tests = []
+    for k, test in enumerate(first["tests"]):
+        refused: dict[str, str] = {}
+        players: dict[str, Any] = {}
+        for label, group_results in members.items():
+            run_tests = [result["tests"][k] for result in group_results]
+            refusals = [run_test["refused"][STUDENT] for run_test in run_tests if STUDENT in run_test["refused"]]
+            players[label] = None
+            if refusals:
+                refused[label] = refusals[0]
+            else:
+                players[label] = _average_runs([x["players"][STUDENT] for x in run_tests], units_of(groups[label]))
+        for name in other_players:
+            players[name] = test["players"][name]
+            if name in test["refused"]:
+                refused[name] = test["refused"][name]
+        is_same_env = all(result["tests"][k]["env"] == test["env"] for result in results)
+        tests.append({**test, "env": test["env"] if is_same_env else None, "players": players, "refused": refused})
+    return {
+        **{key: value for key, value in first.items() if key not in ("checkpoint", "llm", "out")},
+        "runs": [run for result in results for run in result["runs"]],
+        "experiments": {
+            label: [{"run": x["runs"][0], "checkpoint": x["checkpoint"], "llm": x["llm"]} for x in group_results]
+            for label, group_results in members.items()
+        },
+        "intervals": _INTERVALS,
+        "players": [*groups, *other_players],
+        "tests": tests,
+    }
+
+
+def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[str, Any]:
+    def row(results: Sequence[Results]) -> dict[str, Any]:
+        estimate = describe(np.array([result["success"] for result in results]), units=units)
+        return {
+            "success": estimate["mean"],
+            "low": estimate["low"],
+            "high": estimate["high"],
+            "episodes": sum(result["episodes"] for result in results),
+            "per_run": [result["success"] for result in results],
+        }
+
+    if len(players) == 1:
+        return dict(players[0])
+    kinds = {kind: row([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
+    return {**row(players), "kinds": kinds, "lacking": players[0]["lacking"]}
 
 
 def suite_table(results: Results) -> ReportTable:
@@ -130,10 +215,8 @@ def _notes(tests: Sequence[Results]) -> list[str]:
     ]
 
 
-def write_suite(results: Results, folder: Path, figure: bool = True) -> None:
-    """Write `results.json`, `table.csv`, `table.md` and `suite.png` into a folder, each atomically.
-
-    The figure is left out if matplotlib is not installed.
+def write_suite(results: Results, folder: Path) -> None:
+    """Write `results.json`, `table.csv` and `table.md` into a folder, each atomically.
 
     Raises:
         RunFolderError: the folder cannot be written.
@@ -146,71 +229,6 @@ def write_suite(results: Results, folder: Path, figure: bool = True) -> None:
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
     write_atomic(folder / "table.csv", table.csv())
     write_atomic(folder / "table.md", f"{table.caption}\n\n{table.markdown()}\n")
-    if not figure:
-        return
-    from llmrl.analysis.figures import check_installed
-
-    try:
-        check_installed()
-    except ConfigError:
-        log.warning("suite.png is not drawn: figures need matplotlib (pip install 'llmrl[plots]')")
-        return
-    write_bytes(folder / "suite.png", suite_drawing(results).png)
-
-
-def suite_drawing(results: Results) -> Drawing:
-    """Return the figure of a suite: a bar for each player in each test, with its interval; points are kinds of task.
-
-    Raises:
-        ConfigError: matplotlib is not installed.
-    """
-    from llmrl.analysis.figures import styled
-
-    caption = (
-        f"Success in each test, {results['mode']} actions. Whiskers: intervals ({results['intervals']}). "
-        "Marks: kinds of task."
-    )
-    return styled("suite", caption, lambda: _figure(results))
-
-
-def _figure(results: Results) -> Any:
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    from llmrl.analysis.group_styles import COLORS
-
-    tests, names = results["tests"], results["players"]
-    bar_height, player_kinds = 0.8 / len(names), [p["kinds"] for t in tests for p in t["players"].values() if p]
-    kinds = dict.fromkeys(kind for result in player_kinds if len(result) > 1 for kind in result)
-    marks = {kind: _MARKS[i % len(_MARKS)] for i, kind in enumerate(kinds)}
-    dot: dict[str, Any] = {"color": "white", "mec": "black", "mew": 0.7, "markersize": 4.5, "linestyle": "none"}
-    figure = Figure(figsize=(9, 1.6 + len(tests) * max(0.34, 0.2 * len(names))), layout="constrained")
-    panel = figure.subplots()
-    for y, test in enumerate(tests):
-        for k, name in enumerate(names):
-            place, player = y - 0.4 + bar_height * (k + 0.5), test["players"][name]
-            if player is None:
-                panel.text(0.01, place, "not played", va="center", color="#666666", fontsize=8)
-                continue
-            if player["lacking"]:
-                panel.text(1.03, place, _only(player), va="center", fontsize=8)
-            panel.barh(place, player["success"], bar_height * 0.92, color=COLORS[k % len(COLORS)], alpha=0.75)
-            if player["low"] is not None:
-                panel.plot([player["low"], player["high"]], [place, place], color="black", linewidth=1.5)
-            for kind, result in player["kinds"].items() if len(player["kinds"]) > 1 else ():
-                panel.plot(result["success"], place, marker=marks[kind], clip_on=False, zorder=3, **dot)
-    panel.set_yticks(range(len(tests)), [textwrap.fill(test["title"], 40) for test in tests])
-    panel.set_ylim(len(tests) - 0.4, -0.6)
-    panel.set_xlim(0, 1.02)
-    panel.grid(axis="y", visible=False)
-    panel.tick_params(axis="y", length=0)
-    panel.set_xlabel("success")
-    handles: list[Any] = [Patch(color=COLORS[k % len(COLORS)], alpha=0.75, label=n) for k, n in enumerate(names)]
-    handles.append(Line2D([], [], color="black", label=textwrap.fill(results["intervals"], 70)))
-    handles += [Line2D([], [], label=kind, marker=mark, **dot) for kind, mark in marks.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
-    return figure
 
 
 def _only(player: Results) -> str:

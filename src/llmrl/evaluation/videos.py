@@ -6,43 +6,28 @@ Several videos can be shown side by side.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, fitting, save_image, save_small_video, save_video
-from llmrl.core.observers import Transition
+from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, save_video
 from llmrl.core.protocols import Policy, VecEnv
-from llmrl.core.records import Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.envs.frame_recorder import FrameRecorder, Panel
+from llmrl.evaluation.frame_recorder import MAX_AGENTS, FrameRecorder, Thoughts
 from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
 from llmrl.experiment.parts import Parts
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.episode_summaries import episode_welfare
-from llmrl.rollout.evaluate_policy import UNKNOWN_HORIZON
-
-if TYPE_CHECKING:
-    import torch
 
 COUNTS = 3
 """Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""
 PREFERRED_COUNTS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
-COLUMN = 320
-"""Width of the column of an agent, pixels; even, as video codecs need."""
-_TITLE, _BAR, _LINE = 14, 16, 13
-"""Heights of a title, a bar of probabilities, and a line of text; pixels."""
-MAX_AGENTS = 3
-"""Maximum number of agents whose thoughts are shown."""
-_COLORS = ((31, 119, 180), (255, 127, 14))
 
 
 @dataclass
@@ -99,10 +84,9 @@ def film(
     """
     spec = parts.env.spec
     society = compared or spec.n_agents > MAX_AGENTS
-    captions = None
-    if not society:
-        captions = ThoughtCaptions(policy, spec, None if parts.teacher is None else parts.teacher.policy, parts.device)
-    recorder = FrameRecorder(parts.env, views=not compared, captions=captions)
+    teacher = None if parts.teacher is None else parts.teacher.policy
+    thoughts = None if society else Thoughts(policy, spec, teacher, parts.device)
+    recorder = FrameRecorder(parts.env, views=not compared, thoughts=thoughts)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # The other games are not played, because they are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
@@ -186,15 +170,14 @@ def save_side_by_side(
 ) -> list[Path]:
     """Write videos of one length side by side; return the files.
 
-    The files are MP4, GIF, a small WebP, and the pictures in the middle and at the end as PNG. Long videos skip steps
-    at equal intervals, so that there are at most `MAX_PICTURES` pictures.
+    Long videos skip steps at equal intervals, so that there are at most `MAX_PICTURES` pictures.
 
     Args:
         videos: videos of societies.
         titles: title of each video.
         sentences: effect of the mechanism of each video.
         folder: folder of the files.
-        fps: frames per second of the MP4; the other files skip some.
+        fps: frames per second.
     """
     folder.mkdir(parents=True, exist_ok=True)
     setting = videos[0].setting
@@ -204,125 +187,4 @@ def save_side_by_side(
     stride = -(-len(all_frames) // MAX_PICTURES)
     frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
     pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
-    files = [
-        *save_video(pictures, folder, SIDE_BY_SIDE, fps),
-        save_small_video(pictures, folder / f"{SIDE_BY_SIDE}.webp"),
-    ]
-    stills = {"middle": len(pictures) // 2, "last": len(pictures) - 1}
-    return [*files, *(save_image(pictures[i], folder / f"{SIDE_BY_SIDE}_{name}.png") for name, i in stills.items())]
-
-
-@dataclass(frozen=True)
-class Thought:
-    """The thoughts of one agent.
-
-    Attributes:
-        title: name of the agent.
-        bars: probabilities of actions by thinker, each [n_actions].
-        chosen: the action taken; -1 if it consists of several numbers, which are then among the lines.
-        lines: texts below, e.g. the teacher's plans.
-    """
-
-    title: str
-    bars: dict[str, np.ndarray]
-    chosen: int
-    lines: Sequence[str]
-
-
-class ThoughtCaptions:
-    """Panels with what a player thought of the state in which it acted, and its teacher's advice, for game 0.
-
-    Args:
-        policy: policy that plays.
-        spec: specification of the environment.
-        teacher: teacher whose action probabilities and plans (`thoughts`) are shown, too; None: no teacher is shown.
-        device: torch device of the teacher.
-    """
-
-    def __init__(self, policy: Policy, spec: EnvSpec, teacher: Policy | None, device: str) -> None:
-        self.policy, self.spec, self.teacher, self.device = policy, spec, teacher, device
-        self.channels = () if teacher is None else teacher.channels
-        self._teacher_state: torch.Tensor | None = None
-
-    def panel(self, transition: Transition) -> Panel:
-        act = transition.output
-        thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
-        if self.teacher is not None and self.teacher is not self.policy:
-            thinkers["teacher"] = self._advice(self.teacher, transition.observation)
-        thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MAX_AGENTS))]
-        return lambda height: draw_thoughts(thoughts, self.spec.action_names, height)
-
-    def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
-        """Return the teacher's action in game 0 only, because it may have to ask a language model."""
-        import torch
-
-        # A separate generator, so that captions do not change the game.
-        generator = torch.Generator().manual_seed(0)
-        policy_inputs = {
-            name: observation[name][:1]
-            if self.spec.observation[name].dtype == "object"
-            else torch.as_tensor(observation[name][:1]).to(self.device)
-            for name in teacher.channels
-        }
-        act = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
-        self._teacher_state = act.state
-        return act
-
-    def _thought(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Thought:
-        logits = {name: output.logits for name, output in thinkers.items() if output.logits is not None}
-        bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
-        # Only a teacher that plans has thoughts to show.
-        teacher_thoughts = getattr(self.teacher, "thoughts", None)
-        lines = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
-        note = {} if act.notes is None else act.notes[0][agent]
-        lines = [*([note["reflection"]] if note.get("reflection") else []), *lines]
-        title = "" if self.spec.n_agents == 1 else f"agent {agent}"
-        if self.spec.continuous_actions is not None:
-            pairs = zip(self.spec.continuous_action_names, act.action[0, agent].tolist(), strict=True)
-            return Thought(title, {}, -1, [*lines, *(f"{name} = {value:.3g}" for name, value in pairs)])
-        return Thought(title, bars, int(act.action[0, agent]), lines)
-
-
-def draw_thoughts(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np.ndarray:
-    """Return the panel of some thoughts, a column each, [height, COLUMN * number of thoughts, 3] uint8.
-
-    Texts come before actions. The most probable actions are shown, as many as fit, but at least two. The last line
-    tells how many texts do not fit.
-    """
-    from PIL import Image, ImageDraw, ImageFont
-
-    image = Image.new("RGB", (COLUMN * max(len(thoughts), 1), height), "white")
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
-    for i, thought in enumerate(thoughts):
-        x_start, y = i * COLUMN + 6, 3
-        x = x_start
-        for k, name in enumerate(thought.bars):
-            pen.text((x, y), name, fill=_COLORS[k % 2], font=font)
-            x += 70
-        pen.text((x, y), thought.title, fill="black", font=font)
-        y += _TITLE
-        texts = [textwrap.wrap(line, 52, subsequent_indent="   ") for line in thought.lines]
-        room = height - y - _LINE * sum(map(len, texts))
-        for action in _likeliest(thought, max(2, room // _BAR)) if thought.chosen >= 0 else ():
-            action_text = ("> " if action == thought.chosen else "   ") + actions[action]
-            pen.text((x_start, y), action_text, fill="black", font=font)
-            for k, probabilities in enumerate(thought.bars.values()):
-                top = y + 2 + 5 * k
-                end = x_start + 104 + int(140 * probabilities[action])
-                pen.rectangle((x_start + 104, top, end, top + 3), fill=_COLORS[k % 2])
-            values = "  ".join(f"{p[action]:.2f}" for p in thought.bars.values())
-            pen.text((x_start + 250, y), values, fill="black", font=font)
-            y += _BAR
-        for line in fitting(texts, (height - y) // _LINE):
-            pen.text((x_start, y), line, fill="black", font=font)
-            y += _LINE
-    return np.asarray(image)
-
-
-def _likeliest(thought: Thought, max_actions: int) -> list[int]:
-    """Return the `max_actions` most probable actions with the chosen one, in their order."""
-    if not thought.bars:
-        return [thought.chosen]
-    weight = np.maximum.reduce(list(thought.bars.values()))
-    best = [action for action in np.argsort(-weight, kind="stable").tolist() if action != thought.chosen]
-    return sorted([thought.chosen, *best[: max_actions - 1]])
+    return save_video(pictures, folder, SIDE_BY_SIDE, fps)

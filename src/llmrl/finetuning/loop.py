@@ -13,7 +13,6 @@ import numpy as np
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.proposal_examples import ProposalExample
@@ -26,8 +25,7 @@ from llmrl.finetuning.proposer_evaluation import (
     measure,
     summarize,
 )
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
 from llmrl.finetuning.sft import check_replies
 from llmrl.finetuning.trainer import quiet
@@ -41,6 +39,7 @@ from llmrl.llms.validity import Validity
 from llmrl.loops.compute_requests import Chat, Delegate, Log, Request, Requests, SafePoint
 from llmrl.run.artifacts import ADAPTER
 from llmrl.run.files import write_json
+from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +137,7 @@ class FinetuneLoop:
         ]
         return [*rows, ("  other tasks", ", ".join(task.name for task in self.transfer) or "none")]
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Continue from the state of `run`; return the mean score of the trained proposer on held-out prompts.
 
         A score is a return, scaled to [0, 1].
@@ -185,12 +184,12 @@ class FinetuneLoop:
             "trained": self.trained,
         }
 
-    def _restore(self, run: RunContext) -> None:
+    def _restore(self, run: Run) -> None:
         if run.restored is not None:
             self.measurements, self.meters = run.restored["measured"], run.restored["meters"]
             self.step, self.trained = run.restored["step"], run.restored["trained"]
 
-    def _tasks(self, run: RunContext, ask: Callable[[Request], Any]) -> tuple[dict[str, _EvaluatedTask], PromptDataset]:
+    def _tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, _EvaluatedTask], PromptDataset]:
         """Return every task with its questions, by name, and the dataset of the task that is trained on."""
 
         def prepared(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
@@ -240,7 +239,7 @@ class FinetuneLoop:
 
     def _evaluate(
         self,
-        run: RunContext,
+        run: Run,
         phase: str,
         client: ChatClient,
         tasks: dict[str, _EvaluatedTask],
@@ -276,7 +275,7 @@ class FinetuneLoop:
 
     def _train(
         self,
-        run: RunContext,
+        run: Run,
         ask: Callable[[Request], Any],
         chat: LocalChat,
         data: PromptDataset,
@@ -320,7 +319,7 @@ class FinetuneLoop:
             )
         return checkpoint
 
-    def _conclude(self, run: RunContext, tasks: dict[str, _EvaluatedTask]) -> float:
+    def _conclude(self, run: Run, tasks: dict[str, _EvaluatedTask]) -> float:
         results: dict[str, Any] = {}
         for name, question_set in tasks.items():
             initial, final = self.measurements["before"][name], self.measurements["after"][name]

@@ -15,8 +15,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import REWARDS, Attempt, Rewards, Scale
+from llmrl.finetuning.rewards import REWARDS, Attempt, RewardFunction, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
 from llmrl.statistics.estimators import wilson
 from llmrl.statistics.intervals import mean_interval

@@ -15,7 +15,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
-from llmrl.finetuning.proposal_examples import Target, held_out_of, make_examples, split
+from llmrl.finetuning.proposal_examples import held_out_of, make_examples, split
 from llmrl.finetuning.trials import (
     Play,
     RandomTrials,
@@ -105,7 +105,6 @@ class Dataset:
         share: share of the trials (with several runs: of the runs) held out for evaluation, in (0, 1).
         examples: maximum number of trials in a prompt.
         min_trials: minimum number of trials in a prompt; the number is drawn uniformly; None: `examples`.
-        target: choice of the target among known better parameters, see `make_examples`.
         iterations: length of the search as stated in the prompt; with the adapter in use, the loop's own.
 
     Raises:
@@ -122,7 +121,6 @@ class Dataset:
     share: UnitInterval
     examples: PositiveInt
     min_trials: PositiveInt | None
-    target: Target
     iterations: PositiveInt
 
     def __post_init__(self) -> None:
@@ -226,9 +224,7 @@ class Dataset:
         self, task: SearchTask, series: Sequence[Series], n: int, seeds: Seeds, purpose: str
     ) -> list[ProposalPrompt]:
         """Return `n` prompts made from the trials of `series`."""
-        examples = make_examples(
-            series, n, self.min_examples, self.examples, self.target, seeds, purpose, task.questions.proposable
-        )
+        examples = make_examples(series, n, self.min_examples, self.examples, seeds, purpose, task.questions.proposable)
         return [task.questions.ask(example) for example in examples]
 
 

@@ -21,12 +21,11 @@ from llmrl.core.ranges import PositiveFloat, PositiveInt
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
 from llmrl.networks.action_distributions import NumericActions, distribution
-from llmrl.networks.cnn import PixelCore
 from llmrl.networks.film import FilmCore, FilmSettings
-from llmrl.networks.grid_cores import MAP_CHANNELS, GridCore, PlanesCore
 from llmrl.networks.mlp import POLICY_GAIN, VALUE_GAIN, Activation, initialize, mlp
 from llmrl.networks.recurrent_layer import RecurrentLayer
 from llmrl.networks.running_moments import RunningNormalizer
+from llmrl.networks.spatial_cores import MAP_CHANNELS, GridCore, PixelCore, PlanesCore
 
 MECHANISM = "mechanism"
 """Channel with the mechanism's values, in environments that show them."""

@@ -18,8 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from llmrl.networks.actor_critic import ActorCritic, LogStd
-from llmrl.networks.cnn import PixelCore
-from llmrl.networks.grid_cores import GridCore, OneHots, PlanesCore, StridedConvolution
+from llmrl.networks.spatial_cores import GridCore, OneHots, PixelCore, PlanesCore, StridedConvolution
 
 MAX_CELLS = 12_000
 """Maximum number of map or image cells in one batch on a CPU; intermediate results then stay in its cache."""

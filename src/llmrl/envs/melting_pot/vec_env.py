@@ -44,15 +44,10 @@ class MeltingPotEnv:
         seeds: stream from which episodes draw their seeds.
         render: whether `render` works; this costs a frame of the world at each step.
 
-    Attributes:
-        place: (i, n): the first game is seeded as game i of n (`llmrl.loops.independent_games.OneGame`).
-
     Raises:
         EngineError: the engine is not installed or cannot run on this machine; in later calls: a game died.
         ConfigError: settings that the substrate does not support.
     """
-
-    place = (0, 1)
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
         install.check()
@@ -271,7 +266,7 @@ class MeltingPotEnv:
         games = self.spec.n_envs // len(roots)  # number of games that share a root
         group_size = games if len(roots) > 1 else self._group_size
         return [
-            roots[slot // games].child(f"game{self.place[0] + slot % group_size}").integer(int(count))
+            roots[slot // games].child(f"game{slot % group_size}").integer(int(count))
             for slot, count in enumerate(self._episodes)
         ]
 

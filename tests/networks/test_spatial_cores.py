@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
-from llmrl.networks.grid_cores import GridCore, OneHots, StridedConvolution
+from llmrl.networks.spatial_cores import GridCore, OneHots, StridedConvolution
 
 CODES = (7, 9, 5, 3)
 LARGE_MAP = (300, 300, 20)
