@@ -80,7 +80,7 @@ def _mark(text: str, position: int) -> yaml.Mark:
     """Return the mark of a position in a text."""
     prefix = text[:position]
     column = len(prefix) - prefix.rfind("\n") - 1
-    return yaml.Mark("", position, prefix.count("\n"), column, None, None)
+    return yaml.Mark("", position, prefix.count("\n"), column, None, 0)
 
 
 def _check_text(text: str) -> list[tuple[Key, yaml.ScalarNode]]:

@@ -70,7 +70,7 @@ def build() -> Schema:
         if group == "llm":
             groups[group] = _node([*nodes, base["llm"]], ["llmrl.llms.client.connect"], group_meanings, f"{group}.")
         else:
-            groups[group] = dict(PART) if group == "transfer" else _node(nodes, [], group_meanings, f"{group}.")
+            groups[group] = PART if group == "transfer" else _node(nodes, [], group_meanings, f"{group}.")
         properties[group] = {"$ref": f"#/$defs/{group}"}
     return {
         "$schema": _DIALECT,

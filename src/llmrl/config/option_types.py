@@ -13,7 +13,7 @@ from llmrl.core.arguments import signature_of
 from llmrl.core.option_files import content, options, root
 
 _LIMITS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-PART: Mapping[str, Any] = {"type": "object"}
+PART: dict[str, Any] = {"type": "object"}
 """JSON schema of a part."""
 
 

@@ -112,8 +112,8 @@ class Experiment:
         ]
         environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
         check_no_secrets({"hydra": {"job": {"env_set": environment}}})
-        config = apply_debug_sizes(plain, override_keys)
-        return cls(config, [*overrides, *name_options], environment=environment)
+        overrides = [*overrides, *name_options]
+        return cls(apply_debug_sizes(plain, override_keys), overrides, environment=environment)
 
     @property
     def seed(self) -> int:
