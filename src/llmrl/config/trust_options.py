@@ -190,7 +190,8 @@ def guard_hydra() -> None:
             if isinstance(error, HydraException | OmegaConfBaseException):
                 message = describe(error, overrides)
             # Hydra prints errors of its command line itself.
-            command = f"llmrl-{call.arguments['config_name']}: " if call.arguments["from_shell"] else ""
+            name = "llmrl-finetune" if call.arguments["config_name"] == "finetune" else "llmrl-train"
+            command = f"{name}: " if call.arguments["from_shell"] else ""
             cause = None if isinstance(error, OmegaConfBaseException) else error  # which Hydra would print, too
             raise ConfigCompositionException(f"{command}{message}") from cause
         return config
