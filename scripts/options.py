@@ -1,18 +1,116 @@
-"""Write `docs/options.md` from the comments and signatures of options.
+"""Write the page that lists all options, `docs/options.md`, from the comments and signatures of their files.
 
 python scripts/options.py
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from llmrl.config import option_page
+from llmrl.config.option_docs import Key, document_keys, entries, header, value_text
+from llmrl.config.option_types import option_type
+from llmrl.core.option_files import chain, choosable, content, is_global, part_groups, root, subgroups
+
+_INTRODUCTION = """# Options
+
+`python scripts/options.py` generates this page from the comments of `conf/` and the signatures of the classes that the
+options name. `llmrl-train --explain env=cleanup` explains the options of any choices and values, and
+`llmrl-train --explain design.candidates` explains one key; `llmrl-finetune --explain` does so for that command.
+
+A section is a file. Keys of the files that it includes are documented in their own sections; the section lists only the
+keys that the file sets itself, some with a reason. Options whose names begin with `_` are included by others and cannot
+be chosen.
+
+An editor with a YAML language server checks and completes the keys of a file whose first line names the schema. This
+prints that line for an experiment, and with the name of a group for an option of it:
+
+```bash
+python -m llmrl.config.option_schema          # experiment/mine.yaml
+python -m llmrl.config.option_schema agent    # agent/mine.yaml
+```
+"""
+_COMMANDS = {"_run": "both commands", "train": "llmrl-train", "finetune": "llmrl-finetune"}
+
+
+def page() -> str:
+    """Return the page."""
+    paragraphs = [_INTRODUCTION, "## The commands\n"]
+    for name, title in _COMMANDS.items():
+        paragraphs += _section(title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())])
+    for group in sorted(place for name in (*part_groups(), "regime") for place in (name, *subgroups(name))):
+        paragraphs.append(f"## {group}\n")
+        files = sorted((root() / group).glob("*.yaml"), key=lambda path: (choosable(path.stem), path.stem))
+        for path in files:
+            sign = "=" if choosable(path.stem) else " "
+            paragraphs += _section(f"{group}{sign}{path.stem}", path, chain(group, path.stem))
+    return "\n".join(paragraphs)
+
+
+def _section(title: str, path: Path, files: Sequence[tuple[Path, Key]]) -> Iterable[str]:
+    package = files[-1][1]
+    targets: dict[str, str] = {}
+    for file, place in files:
+        targets |= _targets(content(file), place)
+    documents = document_keys(files)
+    rows = []
+    for entry in entries(path):
+        key = ".".join((*package, *entry.key))
+        if entry.key[0] == "hydra" or (not entry.leaf and not entry.comment):
+            continue
+        # In a group's own section its name is left out.
+        label = key if is_global(path) else ".".join(entry.key)
+        kind = "" if key.endswith("_target_") or not entry.leaf else option_type(key, targets)
+        introduced = documents[key].place == f"conf/{path.relative_to(root()).as_posix()}:{entry.line}"
+        value = f"`{_value(path, entry.key)}`" if entry.leaf else ""
+        rows.append((f"`{label}`", value, kind if introduced else "", entry.comment))
+    links = [link for base in content(path).get("defaults", []) if (link := _base(base, path)) is not None]
+    yield f"### {title}\n"
+    yield f"{header(path)}\n"
+    if links:
+        yield f"Begins with {' and '.join(links)}.\n"
+    if rows:
+        yield "| key | value | type | meaning |\n|---|---|---|---|"
+        yield from ("| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows)
+        yield ""
+
+
+def _targets(node: Mapping[str, Any], place: Key) -> dict[str, str]:
+    targets = {".".join(place): str(node["_target_"])} if node.get("_target_") else {}
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            targets |= _targets(value, (*place, key))
+    return targets
+
+
+def _base(base: Any, path: Path) -> str | None:
+    """Return a link to the file that a file includes; None for an entry that only chooses an option."""
+    if not isinstance(base, str) or base == "_self_" or base.startswith(("/experiment/", "/treatment/")):
+        return None
+    reference, _, place = base.partition("@")
+    if path.parent == root():
+        return f"[{_COMMANDS[reference]}](#{_COMMANDS[reference].replace(' ', '-')})"
+    group, _, name = (reference[1:] if reference.startswith("/") else f"{path.parent.name}/{reference}").partition("/")
+    title = f"{group}={name}" if choosable(name) else f"{group} {name}"
+    anchor = title.replace("=", "").replace(" ", "-")
+    return f"[{title}](#{anchor})" + (f" (as `{place}`)" if place else "")
+
+
+def _value(path: Path, key: Key) -> str:
+    value: Any = content(path)
+    for part in key:
+        value = next(value[name] for name in value if str(name) == part)
+    return "needed" if value == "???" else value_text(value)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;") if not text.startswith("`") else text.replace("|", "\\|")
 
 
 def main() -> None:
     """Write the page."""
-    (Path(__file__).parents[1] / "docs" / "options.md").write_text(option_page.page(), encoding="utf-8")
+    (Path(__file__).parents[1] / "docs" / "options.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

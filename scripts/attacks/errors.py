@@ -162,7 +162,7 @@ def _(folder: Path) -> tuple[bool, str]:
     seen = []
     for arguments, told in (
         (["env=escape_room", "~principal"], "principal=none"),
-        (["env=escape_room", "~env", "env.n_envs=2"], "~env: no option can be taken out"),
+        (["env=escape_room", "~env", "env.n_envs=2"], "~env: options cannot be removed"),
         (["experiment=search/linear", "treatment=short_history", "design={steps:3"], ""),
     ):
         code, said = command(folder, *arguments)

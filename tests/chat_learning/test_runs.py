@@ -1,13 +1,11 @@
 """Runs in which a chat model learns: metrics, checkpoints, adapters, and refused options."""
 
 import json
-import re
 
 import pytest
 from safetensors.torch import load_file
 
 from experiments import comparable_metrics, only_run_folder, silent_run
-from llmrl.config import suggestions
 from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
@@ -130,16 +128,3 @@ def test_stopped_run_resumes_exactly(models):
 def test_incompatible_options_raise(models, overrides, message):
     with pytest.raises(LlmrlError, match=message):
         silent_run(*BLACKJACK, *overrides, f"output_root={models}", "name=refused")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["llm=scripted", "llm/learn=grpo"], r"llm/learn=grpo.*local_chat, small_chat"),
-        (["llm/learn=grpo"], r"llm/learn=grpo.*local_chat"),
-        (["llm=small_chat", "llm/learn=grp"], "grpo"),
-    ],
-)
-def test_hint_lists_trainable_models(arguments, message):
-    hint = suggestions.hint(["agent=llm_player", *arguments], "train")
-    assert hint is not None and re.search(message, hint)

@@ -18,10 +18,10 @@ from hydra.core.config_store import ConfigStore
 
 from experiments import comparable_metrics, compose
 from llmrl.config.installed_options import content_of, installed_options, offer_installed
-from llmrl.config.suggestions import unknown_option_message
 from llmrl.core.errors import ConfigError
 from llmrl.core.installed import entry_points
 from llmrl.core.trust import Trust
+from llmrl.experiment.experiment import Experiment
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -103,12 +103,8 @@ def test_options_are_listed_with_no_import(site, store):
     assert config["env"]["horizon"] == 3 and config["principal"]["rungs"] == 5
     assert config["hardware"]["backend"] == {"_target_": "my_lab.niced.Niced", "level": 10}
     assert Trust().locate("my_lab.parts.Coins", "env._target_").__name__ == "Coins"
-    message = unknown_option_message(["principal=lader"])
-    assert message is not None and "Did you mean ladder?" in message
-    assert (
-        unknown_option_message(["principal=ladder"]) is None
-        and unknown_option_message(["hardware/backend=niced"]) is None
-    )
+    with pytest.raises(ConfigError, match="Did you mean ladder"):
+        Experiment.compose("principal=lader")
 
 
 LABELED_OPTION = """

@@ -7,7 +7,7 @@ import pytest
 
 from llmrl.cli.help import explain
 from llmrl.config.option_docs import document_config, entries, value_text
-from llmrl.config.option_schema import arguments, kind_of, load
+from llmrl.config.option_types import option_type
 from llmrl.core.errors import ConfigError
 
 
@@ -22,7 +22,8 @@ def test_option_is_explained_per_key(capsys):
     value, kind, meaning, place = explained["env.n_agents"]
     assert (value, kind) == ("3", "integer > 0") and meaning.startswith("Number of players per game")
     assert place.startswith("conf/env/_substrate.yaml:")
-    assert explained["env.engine"][:2] == ["native", "meltingpot | native"]
+    value, kind = explained["env.engine"][:2]
+    assert value == "native" and set(kind.split(" | ")) == {"native", "meltingpot"}
     assert (
         "here: two games per society" in explained["env.n_envs"][2]
         and "conf/env/cleanup.yaml:" in explained["env.n_envs"][3]
@@ -63,15 +64,13 @@ def test_reports_missing_keys(arguments, message):
         explain("train", arguments)
 
 
-def test_reported_types_match_schema():
-    """Check that nearly all keys have a type."""
+def test_nearly_all_keys_have_types():
     documents = document_config("train", ["env=cleanup", "principal=llm", "llm=gpt4o", "teacher=none"])
     targets = {
         key.removesuffix("._target_"): str(document.value) for key, document in documents.items() if "_target_" in key
     }
     leaves = [key for key, document in documents.items() if document.leaf and not key.endswith("_target_")]
-    parsed = arguments(load())
-    untold = {key for key in leaves if not kind_of(key, load(), parsed, targets)}
+    untold = {key for key in leaves if not option_type(key, targets)}
     assert len(leaves) > 100 and untold <= {
         "prompts",
         "loggers",

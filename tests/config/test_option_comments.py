@@ -7,15 +7,16 @@ import pytest
 
 from llmrl.config.builder import Builder
 from llmrl.config.option_docs import display_path, document_config, document_keys, entries, header
-from llmrl.config.option_schema import groups
-from llmrl.core.option_files import chain, content, is_global, names, option, options, root
+from llmrl.core.option_files import chain, content, is_global, names, option, options, part_groups, root
 from llmrl.experiment.resources import POLICIES
 
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
-FILES = sorted(path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), path.name))
+FILES = sorted(
+    path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*part_groups(), path.name)
+)
 # Groups that the command `train` has none of.
 FINETUNING = ("dataset", "method", "transfer")
-OPTIONS = [(group, name) for group in groups() for name in names(group)]
+OPTIONS = [(group, name) for group in part_groups() for name in names(group)]
 
 
 def find_files(group, name):
@@ -88,7 +89,7 @@ def test_no_comment_is_copied():
 
 def test_no_key_is_dead():
     """Check that each key of an option is an argument of its target or a request policy."""
-    for group in groups():
+    for group in part_groups():
         for name, node in options(group).items():
             if group == "transfer":
                 continue

@@ -1,7 +1,6 @@
 """The JSON schema of options and experiments for editors."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -9,38 +8,31 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 
-from llmrl.config import option_page, option_schema
-from llmrl.config.option_schema import FILE, groups
-from llmrl.core.option_files import is_global, root
+from llmrl.config import option_schema
+from llmrl.config.option_schema import FILE, schema_files
+from llmrl.core.option_files import SCHEMAS, is_global, part_groups, root
 
-FOLDER = root() / option_schema.FOLDER
 FILES = sorted(
     path
     for path in root().rglob("*.yaml")
-    if path.relative_to(root()).parts[0] in (*groups(), "experiment", "treatment", path.name)
+    if path.relative_to(root()).parts[0] in (*part_groups(), "experiment", "treatment", path.name)
 )
 
 
 @pytest.fixture(scope="module")
-def generated():
-    return option_schema.generated()
+def schemas():
+    return schema_files()
 
 
 @pytest.fixture(scope="module")
-def validators(generated):
-    contents = {name: json.loads(text) for name, text in generated.items()}
-    registry = Registry().with_resources([(name, Resource.from_contents(schema)) for name, schema in contents.items()])
-    return {name: Draft202012Validator(schema, registry=registry) for name, schema in contents.items()}
+def validators(schemas):
+    registry = Registry().with_resources([(name, Resource.from_contents(schema)) for name, schema in schemas.items()])
+    return {name: Draft202012Validator(schema, registry=registry) for name, schema in schemas.items()}
 
 
 def find_schema(path):
     group = path.relative_to(root()).parts[0]
     return FILE if is_global(path) or group in ("experiment", "treatment", path.name) else f"{group}.schema.json"
-
-
-def test_options_page_is_current():
-    """Run python scripts/options.py if this test fails."""
-    assert (Path(__file__).parents[2] / "docs" / "options.md").read_text(encoding="utf-8") == option_page.page()
 
 
 def test_package_files_are_accepted(validators):
@@ -96,39 +88,11 @@ def test_custom_option_uses_group_schema(validators):
     assert not validators["agent.schema.json"].is_valid(option | {"memory": 0})
 
 
-@pytest.mark.slow
-def test_editor_comment_names_built_file(capsys, monkeypatch, generated):
+def test_editor_comment_names_built_file(capsys, monkeypatch, schemas):
     monkeypatch.setattr("sys.argv", ["option_schema", "agent"])
+    monkeypatch.setattr(option_schema, "schema_files", lambda: schemas)
     option_schema.main()
-    path = FOLDER / "agent.schema.json"
+    path = root() / SCHEMAS / "agent.schema.json"
     assert capsys.readouterr().out.strip() == f"# yaml-language-server: $schema={path}"
     assert json.loads(path.read_text(encoding="utf-8"))["anyOf"][0]["$ref"] == f"{FILE}#/$defs/agent"
-    assert option_schema.load() == json.loads(generated[FILE])
-
-
-@pytest.mark.slow
-def test_missing_schema_is_built(tmp_path, monkeypatch):
-    generated_schema = option_schema.generated()
-    monkeypatch.setattr(option_schema, "FOLDER", str(tmp_path / "schema"))
-    monkeypatch.setattr(option_schema, "generated", lambda: generated_schema)
-    schema = option_schema.load()
-    monkeypatch.setattr(option_schema, "generated", lambda: pytest.fail("built twice"))
-    assert option_schema.load() == schema
-
-
-def test_changed_files_rebuild_schema(tmp_path, monkeypatch):
-    builds = []
-
-    def generated():
-        builds.append(1)
-        return {FILE: json.dumps({"$comment": option_schema._sources_digest()})}
-
-    monkeypatch.setattr(option_schema, "root", lambda: tmp_path)
-    monkeypatch.setattr(option_schema, "generated", generated)
-    (tmp_path / "option.yaml").write_text("key: 1")
-    option_schema.load()
-    option_schema.load()
-    assert len(builds) == 1
-    (tmp_path / "option.yaml").write_text("key: 10")
-    option_schema.load()
-    assert len(builds) == 2
+    assert json.loads((root() / SCHEMAS / FILE).read_text(encoding="utf-8")) == schemas[FILE]

@@ -117,7 +117,7 @@ def test_tests_are_independent(tmp_path, suite_file):
     run = only_run_folder(tmp_path / "runs")
     main(["--trust", "errands", str(run), f"suite={suite_file}"])
     reference = index_by_name(run_suite(run))
-    main(["--trust", "errands", str(run), "--suite", str(suite_file), "suite.only=[words]"])
+    main(["--trust", "errands", str(run), f"suite={suite_file}", "suite.only=[words]"])
     single = index_by_name(run_suite(run))
     assert list(single) == ["words"] and single["words"] == reference["words"]
     shares = {kind["success"] for kind in reference["kinds"]["players"]["student"]["kinds"].values()}

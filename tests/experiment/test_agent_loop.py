@@ -55,9 +55,9 @@ def test_loop_follows_agent_and_principal(agent, principal, kind):
     assert loop_kind(compose(f"agent={agent}", f"principal={principal}")) == kind
 
 
-@pytest.mark.parametrize("agent", ["sb3", "bc"])
-def test_independent_learner_has_no_principal(agent):
-    with pytest.raises(ConfigError, match=rf"agent={agent} .*principal=none"):
+@pytest.mark.parametrize(("agent", "name"), [("sb3", "SB3Agent"), ("bc", "CloningAgent")])
+def test_independent_learner_has_no_principal(agent, name):
+    with pytest.raises(ConfigError, match=rf"{name} learns by itself .*principal=none"):
         loop_kind(compose(f"agent={agent}", "principal=ucb"))
 
 

@@ -119,5 +119,5 @@ def test_plan_starts_nothing(tmp_path):
 
 def test_finetuning_is_application(tmp_path):
     experiment = Experiment.compose("llm.model=/nowhere", f"output_root={tmp_path}", primary="finetune")
-    assert experiment.command == "llmrl-finetune" and "method=grpo" in experiment.overrides
+    assert experiment.application.command == "llmrl-finetune" and "method=grpo" in experiment.overrides
     assert experiment.folder.is_relative_to(tmp_path)

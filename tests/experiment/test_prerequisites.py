@@ -23,7 +23,7 @@ class Waiting:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.config, self.overrides = folder, {}, []
-        self.what, self.name, self.error_label, self.title = "reference lines", "coarse scan", "it", "it"
+        self.what, self.name, self.error_label = "reference lines", "coarse scan", "it"
         self.env_steps = 10
         self.finished = False
         self.n_suspensions = self.tries = 0

@@ -157,8 +157,8 @@ def test_seeds_use_matching_runs(outputs):
             start_run(root, text, f"agent.init_from_seed={rule}")
 
 
-def test_latest_is_resolved_once(outputs, caplog):
-    root, folders = outputs
+def test_latest_is_resolved_once(outputs):
+    root, _ = outputs
     first = start_run(root, "latest:pre")
     newer = write_run(root, "pre", ["learn.env_steps=3000"], 0)
     assert run_folder_of("latest:pre", root) == newer
@@ -166,10 +166,8 @@ def test_latest_is_resolved_once(outputs, caplog):
     assert second_start == first and config_hash(second_start) == config_hash(first)
     # Of another seed, too: a sweep that is extended goes on with what it has begun with.
     assert start_run(root, "latest:pre", "seed=4")[RESOLVED] == first[RESOLVED]
-    assert "to compare with those" not in caplog.text
     wider = start_run(root, "latest:pre", "agent.features=32")
     assert wider["agent"]["init_from"] == str(newer)
-    assert "to compare with those" in caplog.text and f"run:{digest(folders['long', 0])}" in caplog.text
     # A plan writes nothing down.
     stored = sorted(root.rglob(".references/*.json"))
     assert len(stored) == 2

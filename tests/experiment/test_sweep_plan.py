@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_jobs import PlannedRun
 from llmrl.experiment.sweep_plan import makespan, sweep_plan
 from sweeping import refused
 
@@ -46,22 +45,19 @@ def test_lists_cluster_requests(tmp_path):
     """List the requests of jobs without a cluster."""
     words = ("hardware=slurm_cpu", "hardware.backend.partition=short", "hardware.backend.setup=[module load cuda]")
     runs = [
-        PlannedRun(Experiment.compose(*SMALL, *words, f"seed={s}", f"output_root={tmp_path}", "hardware.rows=1"))
-        for s in (0, 1, 2)
+        Experiment.compose(*SMALL, *words, f"seed={s}", f"output_root={tmp_path}", "hardware.rows=1") for s in (0, 1, 2)
     ]
     [request] = sweep_plan(runs).requests
     assert request.startswith("sbatch: an array of 3 jobs")
     for option in ("--partition=short", "--cpus-per-task=1", "--time=1440", "module load cuda"):
         assert option in request
-    planned_runs = [PlannedRun(Experiment.compose(*SMALL, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
+    planned_runs = [Experiment.compose(*SMALL, f"seed={s}", f"output_root={tmp_path}") for s in (0, 1)]
     assert sweep_plan(planned_runs).requests == []
 
 
 def test_prerequisites_are_counted_once(tmp_path):
     runs = [
-        PlannedRun(
-            Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}", "hardware.parallel=1")
-        )
+        Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}", "hardware.parallel=1")
         for p in ("ucb", "random")
         for s in (0, 1)
     ]
@@ -74,7 +70,7 @@ def test_prerequisites_are_counted_once(tmp_path):
 
 
 def test_language_model_agents_are_not_timed(tmp_path):
-    runs = [PlannedRun(Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}")) for s in (0, 1)]
+    runs = [Experiment.compose(*READING, f"seed={s}", f"output_root={tmp_path}") for s in (0, 1)]
     title, rows, _ = sweep_plan(runs)
     assert "time: unknown" in title and rows[0][-1].startswith("only the loops")
 

@@ -4,7 +4,6 @@ import pytest
 
 from llmrl.core.option_files import content, root
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.sweep_jobs import PlannedRun
 from llmrl.experiment.sweep_plan import sweep_plan
 from some import some
 
@@ -31,7 +30,7 @@ SHORT_CASES = [
 
 def estimate_cost(tmp_path, *overrides):
     """Return expected US dollars of a run with GPT-4o at its listed price."""
-    run = PlannedRun(Experiment.compose(*overrides, "llm=gpt4o", f"output_root={tmp_path}"))
+    run = Experiment.compose(*overrides, "llm=gpt4o", f"output_root={tmp_path}")
     cost = sweep_plan([run]).rows[-1][-2]
     assert cost.startswith("$"), cost
     return float(cost[1:].partition(",")[0])

@@ -15,6 +15,18 @@ SPECIAL = ["<|pad|>", "<|im_start|>", "<|im_end|>"]
 _TEXT = "the quick brown fox jumps over the lazy dog while 0123456789 tax rates rise and fall between 0.0 and 1.0"
 
 
+def make_model_for_env(folder: Path, *overrides: str, kind: str = "causal", **settings) -> Path:
+    """Return `folder` with a small model for the environment that overrides choose."""
+    from experiments import compose
+    from llmrl.experiment.small_models import make_for_env
+    from llmrl.llms.local.small import SmallModel
+
+    defaults = {"reads": "nothing", "stories": 20_000, "pretraining_steps": 1500, "channel": "prompt"}
+    config = compose(*overrides)
+    make_for_env(folder, config, kind, SmallModel(**{**defaults, "seed": config["seed"], **settings}))
+    return folder
+
+
 def make_tiny_tokenizer(chat_template: str | None = CHAT_TEMPLATE):
     """Byte-level BPE of 320 tokens, so that every text has a spelling; ends turns with <|im_end|>."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

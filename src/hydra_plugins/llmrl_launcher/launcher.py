@@ -15,7 +15,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict, read_write
 
 if TYPE_CHECKING:
-    from llmrl.experiment.sweep_jobs import PlannedRun
+    from llmrl.experiment.experiment import Experiment
     from llmrl.sweeps.backends.protocol import JobOutcome
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class LlmrlLauncher(Launcher):
         with exit_on_error(application_of(self.config).command):
             runs = self._compose(job_overrides, initial_job_idx)
             end_composition()
-            if len(dry := {run.experiment.config["dry_run"] for run in runs}) > 1:
+            if len(dry := {run.config["dry_run"] for run in runs}) > 1:
                 raise ConfigError("dry_run must have the same value in all runs of a sweep")
             if dry == {True}:
                 self._plan(runs)
@@ -87,18 +87,18 @@ class LlmrlLauncher(Launcher):
             _build_job_return(list(o), outcome, code) for o, outcome in zip(job_overrides, run_outcomes, strict=True)
         ]
 
-    def _show(self, runs: Sequence[PlannedRun], outcomes: Sequence[JobOutcome]) -> None:
+    def _show(self, runs: Sequence[Experiment], outcomes: Sequence[JobOutcome]) -> None:
         """Show the results of a study if this sweep was one and is finished."""
         from llmrl.display.reports import show_study
 
-        studies = [run.experiment for run in runs if (run.experiment.config.get("report") or {}).get("question")]
+        studies = [run for run in runs if (run.config.get("report") or {}).get("question")]
         if studies and all(outcome.state == "finished" for outcome in outcomes):
             for folder, report in {
                 experiment.folder.parent.parent: experiment.config["report"] for experiment in studies
             }.items():
                 show_study(folder, report)
 
-    def _plan(self, runs: Sequence[PlannedRun]) -> None:
+    def _plan(self, runs: Sequence[Experiment]) -> None:
         """Print the plan of the runs: all of it for one run, as without --multirun, and a table for several.
 
         Raises:
@@ -108,22 +108,22 @@ class LlmrlLauncher(Launcher):
         from llmrl.experiment.run_job import run_and_print
         from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
 
-        if len(runs) == 1 or any("method" in run.experiment.config for run in runs):
+        if len(runs) == 1 or any("method" in run.config for run in runs):
             for run in runs:
-                run_and_print(run.experiment)
+                run_and_print(run)
             return
         plan = sweep_plan(runs, self.swept)
         print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
         for request in plan.requests:
             print_line(request)
 
-    def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[PlannedRun]:
+    def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Experiment]:
         """Compose every run.
 
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.experiment.sweep_jobs import PlannedRun
+        from llmrl.experiment.experiment import Experiment
 
         assert self.config is not None and self.hydra_context is not None
         runs = []
@@ -141,7 +141,7 @@ class LlmrlLauncher(Launcher):
                 HydraConfig.instance().set_config(config)
                 with read_write(config), open_dict(config):
                     del config["hydra"]
-                runs.append(PlannedRun.of_hydra(config))
+                runs.append(Experiment.of_hydra(config))
         finally:
             HydraConfig.instance().cfg = previous_config
         return runs

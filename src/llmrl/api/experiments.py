@@ -19,7 +19,6 @@ from llmrl.core.typed_values import typed, typed_choices
 if TYPE_CHECKING:
     from llmrl.api.results import Results
     from llmrl.experiment.experiment import Experiment
-    from llmrl.experiment.sweep_jobs import PlannedRun
     from llmrl.sweeps.backends.protocol import JobOutcome
 
 log = logging.getLogger(__name__)
@@ -225,18 +224,18 @@ def _result(outcome: JobOutcome) -> RunResult:
 
 def _compose_run(
     overrides: Sequence[str], command: Command, config_dirs: Place | Sequence[Place]
-) -> tuple[PlannedRun, Path]:
+) -> tuple[Experiment, Path]:
     """Return a run of a sweep, and the folder for the output of the sweep's jobs."""
     from hydra.core.hydra_config import HydraConfig
 
     from llmrl.core.secrets import redacted_folder
     from llmrl.experiment.composition import composed
-    from llmrl.experiment.sweep_jobs import PlannedRun
+    from llmrl.experiment.experiment import Experiment
 
     with composed(command, overrides, _paths(config_dirs)) as config:
         folder = redacted_folder(Path(HydraConfig.get().sweep.dir)).expanduser().absolute()
-        run = PlannedRun.of_hydra(config)
-    _check_no_dry_run(run.experiment)
+        run = Experiment.of_hydra(config)
+    _check_no_dry_run(run)
     return run, folder
 
 

@@ -28,11 +28,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
     add_root(p)
-    p.add_argument(
-        "--suite",
-        default=None,
-        help="tests of generalization, a name or a .yaml file; the same as suite=<name>; suite.<key>=<value> changes "
-        "its settings (docs/generalization.md)",
+    p.epilog = (
+        "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "
+        "settings (docs/generalization.md)"
     )
     p.add_argument(
         "--episodes",
@@ -152,8 +150,8 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word.removeprefix("suite.") for word in suite_words], [word for word in argv if word not in suite_words]
 
 
-def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the suite that `--suite` or a word names, and the words that change it, `key=value`.
+def which_suite(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the suite that the last word `suite=` names, and the words that change it, `key=value`.
 
     Raises:
         ConfigError: no suite is named.
@@ -161,9 +159,9 @@ def which_suite(option: str | None, words: Sequence[str]) -> tuple[str, list[str
     from llmrl.core.errors import ConfigError
 
     suite_names = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
-    if option is None and not suite_names:
+    if not suite_names:
         raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
-    return option or suite_names[-1], [word for word in words if not word.startswith("suite=")]
+    return suite_names[-1], [word for word in words if not word.startswith("suite=")]
 
 
 def print_suite(results: Mapping[str, Any]) -> None:
@@ -192,21 +190,21 @@ def main(argv: list[str] | None = None) -> None:
     from llmrl.display.evaluation_tables import print_evaluation
     from llmrl.run.command_exit import exit_on_error, exit_on_signal
 
-    note = "tests of a suite that were over are written" if words or args.suite else "nothing of it is written"
+    note = "tests of a suite that were over are written" if words else "nothing of it is written"
     with exit_on_error("llmrl-evaluate"), exit_on_signal("llmrl-evaluate", note):
-        from llmrl.experiment.run_lookup import run_folder_of, runs_of
+        from llmrl.experiment.run_lookup import folder_of, run_folder_of
+        from llmrl.results.run_records import find_runs
 
-        if words or args.suite:
-            args.run, *args.others = [
-                run for argument in (args.run, *args.others) for run in runs_of(argument, args.output_root)
-            ]
+        if words:
+            folders = [folder_of(argument, args.output_root) for argument in (args.run, *args.others)]
+            args.run, *args.others = [run for folder in folders for run in find_runs(folder) or [folder]]
         else:
             args.run = run_folder_of(args.run, args.output_root)
         keep_private_like(args.run)
-        if words or args.suite:
+        if words:
             from llmrl.evaluation.evaluate_suite import evaluate_suite
 
-            suite, changes = which_suite(args.suite, words)
+            suite, changes = which_suite(words)
             for results in evaluate_suite([args.run, *args.others], suite, settings_of(args), show, changes):
                 print_suite(results)
         else:

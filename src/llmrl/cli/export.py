@@ -62,17 +62,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with exit_on_error("llmrl-export"):
         from llmrl.display.console import print_line
-        from llmrl.experiment.run_lookup import folder_of
+        from llmrl.experiment.run_lookup import run_folder_of
 
-        folder = folder_of(args.run, args.output_root)
-        keep_private_like(folder)
+        run = run_folder_of(args.run, args.output_root)
+        keep_private_like(run)
         if args.command == "adapter":
             from llmrl.experiment.model_export import export_model
-            from llmrl.results.run_records import only_run
 
-            print_line(f"model: {export_model(only_run(folder), args.out, args.merge)}")
+            print_line(f"model: {export_model(run, args.out, args.merge)}")
             return
-        out, episodes = export_inspect(folder, args.out)
+        out, episodes = export_inspect(run, args.out)
         print_line(f"{episodes:,} episodes: {out}")
         print_line(f"Look at them: inspect view --log-dir {out.parent}")
 

@@ -204,14 +204,14 @@ def explain(primary: str, arguments: Sequence[str]) -> None:
     from hydra.errors import HydraException
 
     from llmrl.config.option_docs import document_config
-    from llmrl.config.suggestions import config_dirs, hint
+    from llmrl.config.overrides import config_dirs
 
     overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
     keys = [word for word in arguments if "=" not in word and not word.startswith("-") and not Path(word).is_dir()]
     try:
         documents = document_config(primary, overrides, config_dirs(arguments))
     except HydraException as error:
-        raise ConfigError(hint(arguments, primary) or " ".join(str(error).split())) from error
+        raise ConfigError(" ".join(str(error).split())) from error
     if not keys:
         option_keys = [word.partition("=")[0].lstrip("+").partition("@")[0] for word in overrides]
         keys = [key for key in option_keys if key != "experiment"]
@@ -241,25 +241,16 @@ def unknown(key: str, documents: Iterable[str]) -> str:
 
 
 def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, str]) -> None:
-    from llmrl.config.option_schema import arguments, kind_of, load
+    from llmrl.config.option_types import option_type
 
-    schema = load()
-    schema_arguments = arguments(schema)
-    rows = [_row(document, kind_of(document.key, schema, schema_arguments, targets)) for document in documents]
+    rows = [_row(document, option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():
         for row in rows:
             print("\t".join(row))
         return
-    from rich.table import Table
+    from llmrl.display.console import print_table
 
-    from llmrl.display.console import terminal
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name, ratio in zip(EXPLAINED, (3, 2, 2, 6, 3), strict=True):
-        table.add_column(name, ratio=ratio, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    terminal().print(table, markup=False)
+    print_table("Options", EXPLAINED, rows, "lllll")
 
 
 def _row(document: DocumentedKey, kind: str) -> tuple[str, ...]:

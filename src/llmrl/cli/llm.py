@@ -1,20 +1,17 @@
-"""`llmrl-llm`: check or try out a language model, total the calls of runs, or make a small model to be trained."""
+"""`llmrl-llm`: check or try out a language model, or total the calls of runs."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from llmrl.core.model_protocols import Scorer
-    from llmrl.core.records import ChatReply
     from llmrl.llms.client import ChatClient
 
 PROBE = "check"
@@ -57,56 +54,7 @@ def parser() -> argparse.ArgumentParser:
     totals = commands.add_parser("totals", help="calls, tokens and money of all runs in a folder")
     totals.add_argument("folder", type=Path, help="outputs, a sweep, or one run; or run:<hash>, latest:<name>")
     add_root(totals)
-    _add_make(commands)
     return p
-
-
-def _add_make(commands: Any) -> None:
-    """Add the subcommand `make`."""
-    make = commands.add_parser(
-        "make",
-        help="write a small model with random weights that can be trained on a processor",
-        description="Write a small model with random weights and a tokenizer made of the texts of an environment: "
-        "llmrl-llm make outputs/models/small env=goto_red_ball",
-    )
-    make.add_argument("folder", type=Path, help="to write, e.g. outputs/models/small; then llm.model=<folder>")
-    make.add_argument("overrides", nargs="*", help="as for llmrl-train: env=<option> and its fields, seed=<n>")
-    make.add_argument(
-        "--kind",
-        choices=("seq2seq", "causal"),
-        default="causal",
-        help="causal (Llama, for llm=local_scorer_causal; learns sooner from nothing) or seq2seq (T5, for "
-        "llm=local_scorer_seq2seq) (default causal)",
-    )
-    make.add_argument("--width", type=int, default=128, help="of the layers (default 128)")
-    make.add_argument(
-        "--layers", type=int, default=2, help="of the (en)coder; seq2seq has one in the decoder (default 2)"
-    )
-    make.add_argument("--heads", type=int, default=4, help="of attention (default 4)")
-    make.add_argument("--vocabulary", type=int, default=1024, help="most tokens, >= 300 (default 1024)")
-    make.add_argument(
-        "--tokens",
-        choices=("phrases", "words"),
-        default="phrases",
-        help="what may become one token: phrases (short prompts, learned sooner) or words (default phrases)",
-    )
-    make.add_argument(
-        "--longest",
-        type=int,
-        default=1024,
-        help="most tokens of a prompt and an action together; seq2seq has no limit (default 1024)",
-    )
-    make.add_argument(
-        "--reads",
-        choices=("nothing", "stories", "meaningless"),
-        default="nothing",
-        help="what it reads by the next token before it is used (causal models): nothing; stories in which somebody "
-        "looks for things, in other words than the game's; or meaningless ones: the same words, which say nothing "
-        "(default nothing)",
-    )
-    make.add_argument("--stories", type=int, default=20000, help="how many there are (default 20000)")
-    make.add_argument("--pretraining-steps", type=int, default=1500, help="steps of 32 stories each (default 1500)")
-    make.add_argument("--channel", default="prompt", help="text channel that the model is to read (default prompt)")
 
 
 def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tuple[str, str]]:
@@ -115,12 +63,17 @@ def check(overrides: Sequence[str], config_dir: Path | None = None) -> list[tupl
     Raises:
         LlmrlError: no model is chosen, or it did not answer.
     """
+    from llmrl.config.trust_options import with_typed_trust
     from llmrl.core.errors import ConfigError
+    from llmrl.experiment.composition import composed, plain_config
     from llmrl.experiment.models import build_model
     from llmrl.experiment.resources import RunResources
     from llmrl.llms.client import ChatClient
 
-    config = compose_keys(overrides, config_dir, ("llm", "hardware", "seed", "trusted_modules", "dry_run"))
+    with composed("train", overrides, [] if config_dir is None else [config_dir]) as composition:
+        plain = plain_config(composition)
+    keys = ("llm", "hardware", "seed", "trusted_modules", "dry_run")
+    config = with_typed_trust({key: plain[key] for key in keys}, overrides)
     resources = RunResources(config, build_model)
     if (model := resources.checked_model) is None:
         raise ConfigError("llm=none is not a model; choose one with llm=<option>")
@@ -163,7 +116,7 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         refusal = str(error)
         [reply] = client.chat([replace(request, schema=None)])
     seconds = time.perf_counter() - start
-    form = VALID_FORM
+    form, schema_support = VALID_FORM, "accepted and kept"
     try:
         answer = read(reply, lambda completion: parse_object(completion.text, Number, completion.cut))
         if answer.number != NUMBER:
@@ -175,10 +128,13 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         )
     if refusal:
         schema_support = f"refused, set llm.structured=false: {refusal}"
-    elif uses_schema:
-        schema_support = "accepted and kept" if _is_read(reply, Probe) else IGNORED
-    else:
+    elif not uses_schema:
         schema_support = "not asked for: the format is described in the prompt only"
+    else:
+        try:
+            read(reply, lambda completion: parse_object(completion.text, Probe, completion.cut))
+        except InvalidReply:
+            schema_support = IGNORED
     provider = client.provider
     return [
         ("model", client.label),
@@ -190,19 +146,6 @@ def _check_chat(client: ChatClient) -> list[tuple[str, str]]:
         ("cost", "unknown: no prices or no token counts" if reply.cost is None else f"${reply.cost:.6f}"),
         ("context window", "unknown" if provider.context_window is None else f"{provider.context_window:,} tokens"),
     ]
-
-
-def _is_read(reply: ChatReply, model: type[BaseModel]) -> bool:
-    """Return whether a reply holds an object of a type."""
-    from llmrl.llms.invalid_reply import InvalidReply
-    from llmrl.llms.reading.object_parser import parse_object
-    from llmrl.llms.structured import read
-
-    try:
-        read(reply, lambda completion: parse_object(completion.text, model, completion.cut))
-    except InvalidReply:
-        return False
-    return True
 
 
 def _check_scorer(scorer: Scorer) -> list[tuple[str, str]]:
@@ -278,55 +221,6 @@ def _format_count(number: int | None) -> str:
     return "unknown" if number is None else f"{number:,}"
 
 
-def make(args: argparse.Namespace, config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Write a small model; return (subject, description) pairs.
-
-    Args:
-        args: arguments of the command line.
-        config: `env`, `seed` and `trusted_modules` of a config of `llmrl-train`.
-
-    Raises:
-        ConfigError: the environment has no such texts, the folder is not empty, or widths do not fit.
-    """
-    from dataclasses import fields
-
-    from llmrl.config.builder import Builder
-    from llmrl.core.errors import ConfigError
-    from llmrl.experiment.small_models import make_for_env
-    from llmrl.llms.local.small import SmallModel
-
-    if args.folder.exists() and any(args.folder.iterdir()):
-        raise ConfigError(f"{args.folder} exists and is not empty; use another folder, or remove it")
-    names = [field.name for field in fields(SmallModel) if field.name != "seed"]
-    node = {"_target_": f"{SmallModel.__module__}.SmallModel", "seed": config["seed"]}
-    model: SmallModel = Builder().build({**node, **{name: getattr(args, name) for name in names}}, "--")
-    summary = make_for_env(args.folder, config, args.kind, model)
-    read = "" if summary.losses is None else "; loss on others {:.3g}, then {:.3g} nats a token".format(*summary.losses)
-    return [
-        ("model", str(args.folder)),
-        ("weights", f"{summary.parameters:,}; it {model.told}{read}"),
-        (
-            "tokenizer",
-            f"of {summary.texts:,} different texts of the environment" + (" and the stories" if read else ""),
-        ),
-        ("use it", f"agent=llm_ppo llm=local_scorer_{args.kind} llm.model={args.folder}"),
-    ]
-
-
-def compose_keys(overrides: Sequence[str], config_dir: Path | None, keys: Sequence[str]) -> dict[str, Any]:
-    """Return some keys of the config of `llmrl-train` as plain data.
-
-    Raises:
-        ConfigError: an unknown option or field, or a missing value.
-    """
-    from llmrl.config.trust_options import with_typed_trust
-    from llmrl.experiment.composition import composed, plain_config
-
-    with composed("train", overrides, [] if config_dir is None else [config_dir]) as config:
-        plain = plain_config(config)
-    return with_typed_trust({key: plain[key] for key in keys}, overrides)
-
-
 @handle_interrupt("llmrl-llm")
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the console script `llmrl-llm`, with `argv` or else the process's arguments."""
@@ -347,9 +241,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             page, columns, rows = run_trial(args.overrides, args.out)
             print_table("Trial", columns, rows)
             print(f"The page: {page}")
-        elif args.command == "make":
-            config = compose_keys(args.overrides, None, ("env", "seed", "trusted_modules"))
-            print_rows("A small model", make(args, config))
         else:
             from llmrl.experiment.run_lookup import folder_of
 

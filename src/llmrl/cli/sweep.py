@@ -58,8 +58,6 @@ def parser() -> argparse.ArgumentParser:
     status = command(
         "status", "a table of all runs; exit code 1 if one has failed or is lost (0 with --json)", any_folder
     )
-    status.add_argument("--watch", action="store_true", help="look again every so often")
-    status.add_argument("--every", type=float, default=5.0, metavar="SECONDS", help="how often (default 5)")
     status.add_argument("--json", action="store_true", help="one JSON list, for programs")
     retry = command("retry", "go on with what is not finished, as each run's config says", any_folder)
     retry.add_argument("--states", default=RETRIED, help=f"which runs, by state (default {RETRIED})")
@@ -84,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Print the table, once or repeatedly; return 1 if a run has failed or is lost."""
+    """Print the table; return 1 if a run has failed or is lost."""
     from llmrl.sweeps.run_control import records
 
     if args.json:
@@ -92,16 +90,9 @@ def status(args: argparse.Namespace) -> int:
         return 0
     from llmrl.display.console import terminal
 
-    if not args.watch:
-        run_records = records(args.folder)
-        terminal().print(table(run_records, args.folder))
-        return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
-    from rich.live import Live
-
-    with Live(console=terminal(), auto_refresh=False) as live:
-        while True:
-            live.update(table(records(args.folder), args.folder), refresh=True)
-            time.sleep(args.every)
+    run_records = records(args.folder)
+    terminal().print(table(run_records, args.folder))
+    return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
 
 
 def table(found: Sequence[RunRecord], folder: Path) -> Table:
@@ -201,14 +192,9 @@ def retry(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED_STATES)}"
         )
-    all_records = records(args.folder)
-    retries = to_retry(all_records, states, args.trust)
+    retries = to_retry(records(args.folder), states, args.trust)
     if not retries:
         print_line(f"no run in {args.folder} is {' or '.join(states)}")
-        if "budget_exhausted" not in states and any(run.state == "budget_exhausted" for run in all_records):
-            print_line(
-                "some have used up their budget for language models: repeat their command with a larger llm.budget"
-            )
         return 0
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     jobs = []

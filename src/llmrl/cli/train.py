@@ -5,24 +5,92 @@ Nothing heavy is imported here: Ctrl-C is handled from the start of `main` on.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from llmrl.cli import command
-from llmrl.run.command_exit import handle_interrupt
+from llmrl.cli.help import explain, print_information
+from llmrl.run.command_exit import end_composition, exit_on_error, handle_interrupt, print_message
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+EXPLAIN = "--explain"
+
+
+def task(name: str, config: DictConfig) -> float | None:
+    """Compute one job of the command `name`, as the task that Hydra calls; return the scalar that a sweeper optimizes.
+
+    A run that is refused before it starts leaves no run folder.
+
+    Raises:
+        SystemExit: the config is invalid, or the run did not finish.
+    """
+    from llmrl.core.privacy import keep_private
+    from llmrl.core.processes import rank_and_world_size
+    from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.run_job import reporting, run_and_print
+
+    with exit_on_error(name):
+        experiment = Experiment.of_hydra(config)
+        end_composition()
+        keep_private(experiment.config.get("private", True))
+        experiment.check()
+        _, world_size = rank_and_world_size()
+    backend = experiment.resources.hardware.backend
+    if world_size == 1 and backend.scheduler is not None:
+        note = f"{type(backend).__name__} submits runs of --multirun; without it the run is computed here"
+        sys.stderr.write(f"{name}: {note}\n")
+    with reporting(name):
+        return run_and_print(experiment)
+
+
+def console(name: str, job: Callable[[DictConfig], float | None], config_name: str) -> None:
+    """Run a console script: make Hydra compose `config_name` and call `job` with the result.
+
+    Hydra prints why a composition failed. Files that are created before the config is known are private, and typed
+    secrets are refused.
+    """
+    import hydra
+
+    from llmrl.config.hydra_versions import BASE
+    from llmrl.config.installed_options import offer_installed
+    from llmrl.config.overrides import overrides_first, translate_arguments
+    from llmrl.config.trust_options import guard_hydra
+    from llmrl.core.option_files import hide_bases
+    from llmrl.core.privacy import keep_private
+    from llmrl.core.secrets import check_no_secrets_in_arguments
+    from llmrl.core.terminal import guard_terminal
+    from llmrl.experiment.repeat_run import repeat_arguments
+
+    guard_terminal()
+    keep_private()
+    with exit_on_error(name):
+        check_no_secrets_in_arguments(sys.argv[1:])
+        if print_information(name, config_name, sys.argv[1:]):
+            return
+        sys.argv[1:] = translate_arguments(repeat_arguments(name, sys.argv[1:]))
+    sys.argv[1:] = overrides_first(sys.argv[1:])
+    guard_hydra()
+    for problem in offer_installed():
+        print_message(name, problem)
+    hide_bases()
+    if EXPLAIN in sys.argv:
+        with exit_on_error(name):
+            explain(config_name, [argument for argument in sys.argv[1:] if argument != EXPLAIN])
+        return
+    hydra.main(config_path="pkg://llmrl.conf", config_name=config_name, **BASE)(job)()
+
 
 def train(config: DictConfig) -> float | None:
     """Run one job for Hydra; return the scalar that a sweeper optimizes."""
-    return command.task("llmrl-train", config)
+    return task("llmrl-train", config)
 
 
 @handle_interrupt("llmrl-train", composes_config=True)
 def main() -> None:
     """Run the console script `llmrl-train`."""
-    command.console("llmrl-train", train, "train")
+    console("llmrl-train", train, "train")
 
 
 if __name__ == "__main__":

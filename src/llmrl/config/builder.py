@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmrl.core.arguments import PartSignature, checked, signature_of
@@ -39,19 +39,6 @@ class Part:
     where: str
 
 
-@dataclass
-class _Validation:
-    """Results of lookups in a config, shared by builders with different services.
-
-    Attributes:
-        targets: class or function by dotted name.
-        parts: nodes with their parts by the identity of the node, which must not be changed afterwards.
-    """
-
-    targets: dict[str, Any] = field(default_factory=dict)
-    parts: dict[int, tuple[Mapping[str, Any], Part]] = field(default_factory=dict)
-
-
 class Builder:
     """A builder of objects from config nodes. Each node is validated once, even if several objects are built from it.
 
@@ -63,7 +50,10 @@ class Builder:
 
     def __init__(self, services: Services | Mapping[str, Any] | None = None, trusted: Sequence[str] = ()) -> None:
         self.trust = Trust(tuple(trusted))
-        self._validation = _Validation()
+        # Shared by builders with other services (`with_services`).
+        self._targets: dict[str, Any] = {}
+        # By the identity of the node, which must not be changed afterwards.
+        self._parts: dict[int, tuple[Mapping[str, Any], Part]] = {}
         self._inject(services)
 
     def _inject(self, services: Services | Mapping[str, Any] | None) -> None:
@@ -130,13 +120,13 @@ class Builder:
         """
         if node.get("_target_") is None:
             return None
-        cached = self._validation.parts.get(id(node))
+        cached = self._parts.get(id(node))
         if cached is not None:
             return cached[1]
         target = self.locate(node["_target_"], where)
         signature = signature_of(target)
         part = Part(target, signature, *self._options(target, signature, node, where), where)
-        self._validation.parts[id(node)] = node, part
+        self._parts[id(node)] = node, part
         return part
 
     def _options(
@@ -187,10 +177,9 @@ class Builder:
         Raises:
             ConfigError: as `Trust.locate`.
         """
-        targets = self._validation.targets
-        if not isinstance(target, str) or target not in targets:  # `Trust.locate` refuses other types than str
-            targets[target] = self.trust.locate(target, f"{where}._target_")
-        return targets[target]
+        if not isinstance(target, str) or target not in self._targets:  # `Trust.locate` refuses other types than str
+            self._targets[target] = self.trust.locate(target, f"{where}._target_")
+        return self._targets[target]
 
     def _unknown(self, name: str, node: Mapping[str, Any], signature: PartSignature, path: str) -> ConfigError:
         """Return the error of an option that a part does not have."""

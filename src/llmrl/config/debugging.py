@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmrl.core.arguments import checked, type_hints_of
-from llmrl.core.errors import ConfigError
+from llmrl.config.builder import Builder
 
 KEY = "debug"
 """Key of the debugging options in a config."""
@@ -40,13 +39,9 @@ def debugging(config: Mapping[str, Any]) -> Debugging:
     Raises:
         ConfigError: an option is unknown or has the wrong type.
     """
-    debug_options = {key: value for key, value in (config.get(KEY) or {}).items() if key != "_target_"}
-    hints = type_hints_of(Debugging)
-    for name, value in debug_options.items():
-        if name not in hints:
-            raise ConfigError(f"{KEY} has no option '{name}'; it has: {', '.join(hints)}")
-        checked(value, hints[name], f"{KEY}.{name}")
-    return Debugging(**debug_options)
+    node = {**(config.get(KEY) or {}), "_target_": "llmrl.config.debugging.Debugging"}
+    options: Debugging = Builder().build(node, KEY)
+    return options
 
 
 def apply_debug_sizes(config: dict[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:

@@ -6,6 +6,7 @@ can be overridden and `--cfg job` shows them. Its package is imported when the o
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +21,19 @@ from llmrl.core.trust import NOBODY
 
 CONFIG_GROUPS = ("env", "agent", "principal", "teacher", "llm", "dataset", "method")
 """Config groups that an entry point of `llmrl.parts` may add to."""
-_PLAIN = (bool, int, float, str, type(None))
+
+
+def _declared_options() -> tuple[dict[tuple[str, str], list[EntryPoint]], list[str]]:
+    """Return the entry points by group and name of their options, and a sentence about each invalid one."""
+    place_entries: dict[tuple[str, str], list[EntryPoint]] = defaultdict(list)
+    problems = []
+    for entry in entry_points():
+        try:
+            if (place := _place(entry)) is not None:
+                place_entries[place].append(entry)
+        except ConfigError as error:
+            problems.append(str(error))
+    return place_entries, problems
 
 
 def offer_installed() -> list[str]:
@@ -29,16 +42,7 @@ def offer_installed() -> list[str]:
     Returns:
         A sentence about each entry point that cannot be an option.
     """
-    place_entries: dict[tuple[str, str], list[EntryPoint]] = defaultdict(list)
-    problems = []
-    for entry in entry_points():
-        try:
-            place = _place(entry)
-        except ConfigError as error:
-            problems.append(str(error))
-            continue
-        if place is not None:
-            place_entries[place].append(entry)
+    place_entries, problems = _declared_options()
     if not place_entries:
         return problems
     from importlib import resources
@@ -58,13 +62,7 @@ def offer_installed() -> list[str]:
 
 def installed_options(group: str) -> list[str]:
     """Return the names of the options that installed packages add to a config group."""
-    places = []
-    for entry in entry_points():
-        try:
-            places.append(_place(entry))
-        except ConfigError:
-            continue  # reported by `offer_installed`
-    return sorted({place[1] for place in places if place is not None and place[0] == group})
+    return sorted(name for option_group, name in _declared_options()[0] if option_group == group)
 
 
 def _place(entry: EntryPoint) -> tuple[str, str] | None:
@@ -136,21 +134,11 @@ def content_of(target: str, where: str) -> dict[str, Any]:
             continue
         if parameter.default is parameter.empty:
             content[name] = "???"
-        elif _is_plain(parameter.default):
-            content[name] = _plain(parameter.default)
+            continue
+        try:
+            text = json.dumps(parameter.default)
+        except TypeError:  # not plain data
+            continue
+        if "${" not in text and "???" not in text:  # texts that OmegaConf would interpret are left to the class
+            content[name] = json.loads(text)
     return content
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_plain(element) for key, element in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    # Texts that OmegaConf would resolve as interpolations are left to the class.
-    return type(value) in _PLAIN and "${" not in str(value) and value != "???"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(element) for key, element in value.items()}
-    return [_plain(element) for element in value] if isinstance(value, list | tuple) else value

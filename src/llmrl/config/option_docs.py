@@ -189,12 +189,16 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
     from hydra.types import RunMode
     from omegaconf import OmegaConf
 
+    from llmrl.config.overrides import override_key
+    from llmrl.config.trust_options import guard_hydra
+
+    guard_hydra()
     Plugins.instance()  # registers the sources of configs
     loader = ConfigLoaderImpl(create_config_search_path("pkg://llmrl.conf"))
     search_path = ",".join(f"file://{folder.absolute()}" for folder in folders)
     all_overrides = [*([f"hydra.searchpath=[{search_path}]"] if folders else []), *overrides]
+    config = loader.load_configuration(primary, all_overrides, RunMode.RUN, from_shell=False)
     defaults = loader.compute_defaults_list(primary, all_overrides, RunMode.RUN).defaults
-    config = loader.load_configuration(primary, all_overrides, RunMode.RUN)
     values = OmegaConf.to_container(config, resolve=False)
     assert isinstance(values, dict)
     files = [
@@ -204,7 +208,7 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
         and (path := _file(str(default.config_path), folders)) is not None
     ]
     documents = document_keys(files, {str(key): value for key, value in values.items()}, choices_of(defaults))
-    override_keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    override_keys = set(map(override_key, overrides))
     return {
         key: DocumentedKey(**{**vars(document), "set_in": "typed"}) if key in override_keys else document
         for key, document in documents.items()

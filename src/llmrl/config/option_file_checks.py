@@ -7,82 +7,94 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from llmrl.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hydra.plugins.config_source import ConfigSource
-    from omegaconf.errors import OmegaConfBaseException
+    from hydra.plugins.config_source import ConfigResult, ConfigSource
+
+Key = tuple[str, ...]
 
 MAX_NODES = 100_000
 """Maximum number of values of an option file, counting those of an alias wherever it is used."""
 _PACKAGES = ("llmrl.conf", "hydra.")
 """Packages whose option files are valid."""
-Interpolations = Sequence[tuple[tuple[str, ...], int, int]]
-"""Interpolations of a file: the keys that lead to each, and its line and column from 0."""
-_latest: dict[Path, Interpolations] = {}  # files of the latest composition
+_interpolations: dict[Path, list[tuple[Key, str]]] = {}
+"""Interpolations of the files of the latest composition, as `check_option_file` returns them."""
 
 
-def check_option_file(path: Path) -> Interpolations:
+def begin_composition() -> None:
+    """Forget the interpolations of the previous composition."""
+    _interpolations.clear()
+
+
+def find_interpolation(key: str) -> str | None:
+    """Return file, line and column of the interpolation that sets a key of the latest composition; None if unknown."""
+    path = tuple(key.replace("[", ".").replace("]", "").split("."))
+    places = (place for file in _interpolations.values() for keys, place in file if path[-len(keys) :] == keys)
+    return next(places, None)
+
+
+def check_option_file(path: Path) -> list[tuple[Key, str]]:
     """Check that a file is UTF-8 and YAML, holds a mapping, and has no alias that contains itself.
+
+    Returns:
+        The interpolations of the file: the keys that lead to each, and its file, line and column.
 
     Raises:
         ConfigError: the file is invalid. The message has file, line, column and reason, on one line.
     """
     try:
-        state = path.stat()
-        return _check(path, state.st_mtime_ns, state.st_size)
+        data = path.read_bytes()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from error
-
-
-@functools.lru_cache
-def _check(path: Path, mtime_ns: int, size: int) -> Interpolations:
-    data = path.read_bytes()
+    text = data.decode(errors="replace")
     try:
-        text = data.decode()
-        return _check_text(text)
+        data.decode()
+        return [(keys, _place(path, scalar.start_mark)) for keys, scalar in _check_text(text)]
     except UnicodeDecodeError as error:
-        prefix = data[: error.start].decode()
-        raise _invalid(path, *_place(prefix, len(prefix)), f"byte 0x{data[error.start]:02x} is not UTF-8") from error
+        mark = _mark(text, len(data[: error.start].decode()))
+        reason = f"byte 0x{data[error.start]:02x} is not UTF-8"
     except yaml.reader.ReaderError as error:
+        mark = _mark(text, error.position)
         reason = f"character U+{error.character:04X}: {error.reason}"
-        raise _invalid(path, *_place(text, error.position), reason) from error
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = (mark.line, mark.column) if mark is not None else (0, 0)
-        raise _invalid(path, *place, error.problem or error.context or "this is not YAML") from error
-    except RecursionError as error:
-        raise _invalid(path, 0, 0, "values are nested too deeply") from error
+        mark = error.problem_mark or error.context_mark or _mark(text, 0)
+        reason = error.problem or error.context or "this is not YAML"
+    except RecursionError:
+        mark, reason = _mark(text, 0), "values are nested too deeply"
+    raise ConfigError(f"{_place(path, mark)}: {' '.join(reason.split())}")
 
 
-def _invalid(path: Path, line: int, column: int, reason: str) -> ConfigError:
-    return ConfigError(f"{path}, line {line + 1}, column {column + 1}: {' '.join(reason.split())}")
+def _place(path: Path, mark: yaml.Mark) -> str:
+    return f"{path}, line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _place(text: str, position: int) -> tuple[int, int]:
-    """Return line and column of a position in a text, from 0."""
+def _mark(text: str, position: int) -> yaml.Mark:
+    """Return the mark of a position in a text."""
     prefix = text[:position]
-    return prefix.count("\n"), len(prefix) - prefix.rfind("\n") - 1
+    column = len(prefix) - prefix.rfind("\n") - 1
+    return yaml.Mark("", position, prefix.count("\n"), column, None, 0)
 
 
-def _check_text(text: str) -> Interpolations:
-    """Raise YAMLError unless `text` can be composed and constructed as OmegaConf does, and holds a mapping."""
+def _check_text(text: str) -> list[tuple[Key, yaml.ScalarNode]]:
+    """Return the interpolations of a text, each with the keys that lead to it.
+
+    Raises:
+        YAMLError: OmegaConf cannot compose and construct the text, it holds no mapping, or an interpolation is invalid.
+    """
     from omegaconf.errors import GrammarParseError
     from omegaconf.grammar_parser import parse
 
-    module = (
-        "omegaconf._yaml" if importlib.util.find_spec("omegaconf._yaml") else "omegaconf._utils"
-    )  # from 2.4 on; 2.3
-    get_yaml_loader = importlib.import_module(module).get_yaml_loader
-
-    loader = get_yaml_loader()(text)
+    # The first module exists from OmegaConf 2.4 on.
+    module = "omegaconf._yaml" if importlib.util.find_spec("omegaconf._yaml") else "omegaconf._utils"
+    loader = importlib.import_module(module).get_yaml_loader()(text)
     try:
         root = loader.get_single_node()
         if root is None:
@@ -99,7 +111,19 @@ def _check_text(text: str) -> Interpolations:
             parse(scalar.value)
         except GrammarParseError as error:
             raise yaml.MarkedYAMLError(problem=str(error), problem_mark=scalar.start_mark) from error
-    return [(keys, scalar.start_mark.line, scalar.start_mark.column) for keys, scalar in interpolations]
+    return interpolations
+
+
+def _scalars(node: yaml.Node, keys: Key) -> Iterator[tuple[Key, yaml.ScalarNode]]:
+    """Yield the scalars of a node, each with the keys that lead to it."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _scalars(value, (*keys, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            yield from _scalars(value, (*keys, str(i)))
+    elif isinstance(node, yaml.ScalarNode):
+        yield keys, node
 
 
 def _count(node: yaml.Node, parents: tuple[yaml.Node, ...], counts: dict[int, int]) -> int:
@@ -121,43 +145,27 @@ def _count(node: yaml.Node, parents: tuple[yaml.Node, ...], counts: dict[int, in
     return counts[id(node)]
 
 
-def _scalars(node: yaml.Node | None, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], yaml.ScalarNode]]:
-    """Yield the scalars of a node, each with the path of keys to it."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _scalars(value, (*keys, str(key.value)))
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            yield from _scalars(value, (*keys, str(i)))
-    elif isinstance(node, yaml.ScalarNode):
-        yield keys, node
-
-
 def guard_option_files() -> None:
     """Make Hydra check option files before it reads them.
 
     It patches Hydra once per process; further calls do nothing.
     """
     from hydra._internal.config_repository import ConfigRepository
+    from hydra.core.object_type import ObjectType
 
-    find = ConfigRepository._find_object_source
-    if hasattr(find, "__wrapped__"):
+    load = ConfigRepository.load_config
+    if hasattr(load, "__wrapped__"):
         return
 
-    @functools.wraps(find)
-    def checked(self: ConfigRepository, config_path: str, *args: Any, **kwargs: Any) -> ConfigSource | None:
-        source = find(self, config_path, *args, **kwargs)
+    @functools.wraps(load)
+    def checked(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
         path = None if source is None else _path(source, config_path)
         if path is not None and path.is_file():
-            _latest[path] = check_option_file(path)
-        return source
+            _interpolations[path] = check_option_file(path)
+        return load(self, config_path)
 
-    ConfigRepository._find_object_source = checked  # type: ignore[method-assign]
-
-
-def begin_composition() -> None:
-    """Forget the files of the previous composition."""
-    _latest.clear()
+    ConfigRepository.load_config = checked  # type: ignore[method-assign]
 
 
 def _path(source: ConfigSource, config_path: str) -> Path | None:
@@ -168,27 +176,3 @@ def _path(source: ConfigSource, config_path: str) -> Path | None:
     if source.scheme() == "pkg" and not source.path.startswith(_PACKAGES):
         return Path(str(resources.files(source.path).joinpath(name)))
     return None
-
-
-def describe(error: OmegaConfBaseException, overrides: Sequence[str]) -> str:
-    """Return one line about an interpolation that cannot be resolved: its place, the key, and the reason.
-
-    Args:
-        error: error of OmegaConf.
-        overrides: overrides that were typed.
-    """
-    reason = next(iter((error.msg or str(error)).splitlines()), type(error).__name__)
-    if not (key := str(error.full_key or "")):
-        return reason
-    task = [word for word in overrides if not word.lstrip("+~").startswith("hydra")]
-    for i, override in enumerate(task):  # Hydra also resolves its own copy of the overrides
-        override_key, _, value = override.lstrip("+").partition("=")
-        places = (f"{override_key}.", f"{override_key}[", f"hydra.overrides.task[{i}]")
-        if "${" in value and (override_key == key or key.startswith(places)):
-            return f"{override}: {reason}"
-    path = tuple(key.replace("[", ".").replace("]", "").split("."))
-    for file, interpolations in _latest.items():
-        for keys, line, column in interpolations:
-            if path[-len(keys) :] == keys:
-                return str(_invalid(file, line, column, f"{key}: {reason}"))
-    return f"{key}: {reason}"

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrl.core.errors import ConfigError
@@ -22,7 +23,15 @@ _FLAGS_WITH_VALUE = (
     *("--info", "-i", "--experimental-rerun"),
 )
 """Flags of Hydra that are followed by a value."""
-_FOLDERS = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+
+
+def override_key(override: str) -> str:
+    """Return the key of an override.
+
+    >>> override_key("+env.kwargs.g=9.81"), override_key("~teacher")
+    ('env.kwargs.g', 'teacher')
+    """
+    return override.lstrip("+~").partition("=")[0].strip()
 
 
 def with_new_key(argument: str) -> str:
@@ -48,12 +57,7 @@ def translate_arguments(arguments: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: an argument has no counterpart; the message says what to write instead.
     """
-    argument_values = {argument.lstrip("+~").partition("=")[0]: argument.partition("=")[2] for argument in arguments}
-    for key in (name for name in _FOLDERS if name in argument_values):
-        raise ConfigError(
-            f"{key} cannot be set, because a run's folder is named after its options, so that the same command finds "
-            f"it again; set output_root={argument_values[key] or '<folder>'}, or name=<name> for a group of runs"
-        )
+    argument_values = {override_key(argument): argument.partition("=")[2] for argument in arguments}
     if argument_values.get("treatment", "").startswith("["):
         raise ConfigError("treatment= must be a single option; compare several by --multirun treatment=a,b")
     plain = (argument.removeprefix("+") if _adds_an_option(argument) else argument for argument in arguments)
@@ -78,6 +82,16 @@ def overrides_first(arguments: Sequence[str]) -> list[str]:
         if argument in _FLAGS_WITH_VALUE:
             flags += [value for value in [next(rest, None)] if value is not None]
     return [*overrides, *flags]
+
+
+def config_dirs(arguments: Sequence[str]) -> list[Path]:
+    """Return the folders of the user's own options (`--config-dir`) that a command line names."""
+    folders: list[str] = []
+    for i, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in ("--config-dir", "-cd"):
+            folders += [value] if equals else arguments[i + 1 : i + 2]
+    return [Path(folder) for folder in folders]
 
 
 def _none_for_null(argument: str) -> str:

@@ -10,11 +10,10 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from importlib import resources
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import PIECES
+from llmrl.core.option_files import PIECES, root
 
 _STUDIES = re.compile(r"^# @studies (\S+)$", re.MULTILINE)
 
@@ -38,7 +37,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
             )
     if treatment in (None, "none"):
         return
-    files = [root / "treatment" / f"{treatment}.yaml" for root in (_conf_folder(), *folders)]
+    files = [folder / "treatment" / f"{treatment}.yaml" for folder in (root(), *folders)]
     file = next((path for path in files if path.is_file()), None)
     if file is None:
         return
@@ -47,11 +46,7 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
         raise ConfigError(f"treatment={treatment} needs a study: add {_join_choices('experiment', study_names)}")
     if study_names is not None and study in studies() and study not in study_names:
         alternatives = [name for name, names in treatments().items() if study in names]
-        takes = (
-            _join_choices("treatment", alternatives)
-            if alternatives
-            else "no treatment; choose its parts, such as principal="
-        )
+        takes = _join_choices("treatment", alternatives) if alternatives else "no treatment"
         raise ConfigError(
             f"treatment={treatment} is for {_join_choices('experiment', study_names)}; experiment={study} takes {takes}"
         )
@@ -65,20 +60,16 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 
 def treatments() -> dict[str, list[str]]:
     """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
-    files = sorted((_conf_folder() / "treatment").glob("*.yaml"))
+    files = sorted((root() / "treatment").glob("*.yaml"))
     return {file.stem: _read_studies(file) or [] for file in files if file.stem != "none"}
 
 
 @functools.cache
 def studies() -> tuple[str, ...]:
     """Return the studies of the package, `<family>/<name>`, sorted."""
-    root = _conf_folder() / "experiment"
-    names = [file.relative_to(root).with_suffix("").as_posix() for file in root.glob("*/*.yaml")]
+    folder = root() / "experiment"
+    names = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.yaml")]
     return tuple(sorted(name for name in names if name.split("/")[0] not in PIECES))
-
-
-def _conf_folder() -> Path:
-    return Path(str(resources.files("llmrl.conf")))
 
 
 def _read_studies(file: Path) -> list[str] | None:

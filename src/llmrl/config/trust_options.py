@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import functools
+import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
-from llmrl.config.option_file_checks import begin_composition, describe, guard_option_files
+from llmrl.config.option_file_checks import begin_composition, guard_option_files
+from llmrl.config.overrides import override_key
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import register_resolved_variable
 from llmrl.core.trust import SHELL, Trust, is_never_trusted, user_file
@@ -44,7 +46,7 @@ def typed_modules(overrides: Sequence[str]) -> list[str]:
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    trust_overrides = [override for override in overrides if _key(override) == KEY]
+    trust_overrides = [override for override in overrides if override_key(override) == KEY]
     if not trust_overrides:
         return []
     override = OverridesParser.create().parse_overrides(trust_overrides[-1:])[0]
@@ -82,7 +84,7 @@ def with_typed_trust(config: dict[str, Any], overrides: Sequence[str]) -> dict[s
             f"set the option on the command line, or write the modules into {user_file()}, one per line"
         )
     fields = shell_keys(config.get("hardware") or {}, modules)
-    override_keys = {_key(override) for override in overrides}
+    override_keys = {override_key(override) for override in overrides}
     if fields and all(any(key == f or key.startswith(f"{f}.") for key in override_keys) for f in fields):
         modules = [*modules, SHELL]
     return {**config, KEY: [*modules, *typed_entries(config, override_keys)]}
@@ -169,22 +171,29 @@ def guard_hydra() -> None:
 
     @functools.wraps(load)
     def guard_load(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
-        from hydra.errors import ConfigCompositionException
+        from hydra.errors import ConfigCompositionException, HydraException
         from omegaconf.errors import OmegaConfBaseException
 
-        overrides = kwargs["overrides"] if "overrides" in kwargs else args[1]
+        from llmrl.config.composition_errors import check_removals, describe
+
+        call = inspect.signature(load).bind(self, *args, **kwargs)
+        call.apply_defaults()
+        overrides = call.arguments["overrides"]
         begin_composition()
-        try:  # `from None`: Hydra prints causes of OmegaConf as well
+        try:
+            check_removals(overrides)
             config: DictConfig = load(self, *args, **kwargs)
             check_hydra(config, overrides)
-        except OmegaConfBaseException as error:
-            raise ConfigCompositionException(describe(error, overrides)) from None
-        except (ConfigError, ValueError) as error:  # Hydra's ValueError: the option of a group is a number or null
-            raise ConfigCompositionException(str(error)) from error
-        except ConfigCompositionException as error:
-            if not isinstance(error.__cause__, OmegaConfBaseException):
-                raise
-            raise ConfigCompositionException(describe(error.__cause__, overrides)) from None
+        except (HydraException, OmegaConfBaseException, ConfigError, ValueError) as error:
+            # Hydra's ValueError: the option of a group is a number or null.
+            message = str(error)
+            if isinstance(error, HydraException | OmegaConfBaseException):
+                message = describe(error, overrides)
+            # Hydra prints errors of its command line itself.
+            name = "llmrl-finetune" if call.arguments["config_name"] == "finetune" else "llmrl-train"
+            command = f"{name}: " if call.arguments["from_shell"] else ""
+            cause = None if isinstance(error, OmegaConfBaseException) else error  # which Hydra would print, too
+            raise ConfigCompositionException(f"{command}{message}") from cause
         return config
 
     setattr(ConfigLoaderImpl, name, guard_load)
@@ -234,14 +243,15 @@ def check_hydra(config: DictConfig, overrides: Sequence[str]) -> None:
     for name, expected in _FOLDERS.items():
         if (value := plain[name]) != expected:
             raise ConfigError(
-                f"hydra.{name}={value} is set in an option file, so Hydra would create other folders; set it to "
-                f"{expected}, and choose folders of runs by output_root and name"
+                f"hydra.{name}={value} must be {expected}, because folders of runs are named after their options; "
+                "choose them by output_root and name"
             )
+    override_keys = {override_key(override) for override in overrides}
     for name in hydra_node.job.env_set:
-        if not _sets_variable(str(name), overrides) and name not in hydra_node.job.env_copy:
+        if f"hydra.job.env_set.{name}" not in override_keys and name not in hydra_node.job.env_copy:
             raise ConfigError(
                 f"hydra.job.env_set.{name} is set in an option file, which may not set variables; set it on the "
-                f"command line, or export {name}"
+                f"command line (hydra.job.env_set.{name}=<value>), or export {name}"
             )
 
 
@@ -254,6 +264,8 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
+
+    from llmrl.config.composition_errors import describe
 
     hydra_node = config.hydra
     shared = HydraConfig.instance()
@@ -278,7 +290,7 @@ def _resolved_nodes(config: DictConfig, overrides: Sequence[str]) -> dict[str, A
 def _check_sweeper(node: Any) -> None:
     """Raise ConfigError for swept keys that only a command line may set."""
     for key in (node.get("params") if isinstance(node, dict) else None) or {}:
-        name = _key(str(key))
+        name = override_key(str(key))
         if name.startswith((KEY, "hydra", "hardware.backend.")) or name.endswith((*ADDRESSES, VARIABLE)):
             raise ConfigError(f"hydra.sweeper.params may not have {key}; set it on the command line")
 
@@ -316,20 +328,3 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
             yield from _entries(value)
             if not isinstance(value, Mapping | list):
                 yield "", value
-
-
-def _sets_variable(name: str, overrides: Iterable[str]) -> bool:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    key = "hydra.job.env_set"
-    for override in overrides:
-        if _key(override) == f"{key}.{name}":
-            return True
-        if _key(override) == key:
-            value = OverridesParser.create().parse_overrides([override])[0].value()
-            return isinstance(value, dict) and name in {str(variable) for variable in value}
-    return False
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].strip()

@@ -15,6 +15,8 @@ from typing import Any
 
 PIECES = ("parts", "numbers")
 """Folders of files that options are composed from and that cannot be chosen."""
+SCHEMAS = "schema"
+"""Folder of the JSON schemas for editors, if they have been built."""
 
 
 def root() -> Path:
@@ -29,6 +31,13 @@ def choosable(path: str) -> bool:
     (True, False, False)
     """
     return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
+
+
+def part_groups() -> list[str]:
+    """Return the groups whose options are parts of a run, sorted."""
+    other_groups = ("experiment", "regime", "treatment", "hydra", "suite", SCHEMAS, "__pycache__")
+    folders = (path.name for path in root().iterdir() if path.is_dir() and choosable(path.name))
+    return sorted(name for name in folders if name not in other_groups)
 
 
 def names(group: str) -> list[str]:

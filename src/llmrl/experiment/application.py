@@ -22,11 +22,9 @@ class Application(ABC):
 
     Attributes:
         command: name of the console script.
-        primary: name of the config in conf/ that the command composes.
     """
 
     command: str
-    primary: str
 
     @abstractmethod
     def named(self, config: Config) -> list[str]:

@@ -12,10 +12,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from llmrl.config.composition_errors import describe
 from llmrl.config.installed_options import offer_installed
-from llmrl.config.option_file_checks import describe
 from llmrl.config.overrides import translate_arguments
-from llmrl.config.suggestions import hint, removal_message
 from llmrl.config.trust_options import guard_hydra
 from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import hide_bases
@@ -61,10 +60,7 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
                 with initialize_config_module("llmrl.conf", **BASE):
                     config = compose(primary, [*search, *hydra_arguments], return_hydra_config=True)
             except (HydraException, OmegaConfBaseException) as error:
-                dir_arguments = [word for folder in config_dirs for word in ("--config-dir", str(folder))]
-                suggestion = hint([*dir_arguments, *hydra_arguments], primary)
-                message = describe(error, hydra_arguments) if isinstance(error, OmegaConfBaseException) else str(error)
-                raise ConfigError(f"{message}\n{suggestion}" if suggestion else message) from error
+                raise ConfigError(describe(error, hydra_arguments)) from error
             hydra_config.set_config(config)
             with read_write(config), open_dict(config):
                 del config["hydra"]
@@ -72,19 +68,6 @@ def composed(primary: str, overrides: Sequence[str], config_dirs: Sequence[str |
         finally:
             # On exit Hydra replaces the instance by another one.
             GlobalHydra.instance().hydra, hydra_config.cfg = previous
-
-
-def job_environment() -> dict[str, str]:
-    """Return the environment variables for the process of a run from `HydraConfig`, which must be set.
-
-    Raises:
-        ConfigError: a variable is a secret.
-    """
-    from hydra.core.hydra_config import HydraConfig
-
-    environment = {str(name): str(value) for name, value in HydraConfig.get().job.env_set.items()}
-    check_no_secrets({"hydra": {"job": {"env_set": environment}}})
-    return environment
 
 
 @functools.cache
@@ -107,13 +90,10 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     """Return a composed config as plain data; `HydraConfig` must be set.
 
     Raises:
-        ConfigError: a value is missing or cannot be resolved, an option no longer exists, or a value is a secret or
-            refers to one.
+        ConfigError: a value is missing or cannot be resolved, or a value is a secret or refers to one.
     """
     from hydra.core.hydra_config import HydraConfig
 
-    if out := removal_message(HydraConfig.get().overrides.task):
-        raise ConfigError(out)
     raw_config = OmegaConf.to_container(config, resolve=False)
     assert isinstance(raw_config, dict)
     check_no_secrets(raw_config)

@@ -64,7 +64,7 @@ def _profile_functions(folder: Path) -> Iterator[None]:
         profile.disable()
         report = io.StringIO()
         pstats.Stats(profile, stream=report).sort_stats("cumulative").print_stats(_MAX_FUNCTIONS)
-        with _reporting_errors(folder):
+        with _profile_folder(folder):
             profile.dump_stats(folder / "profile.pstats")
             (folder / "profile.txt").write_text(report.getvalue(), encoding="utf-8")
 
@@ -76,12 +76,12 @@ def _trace_torch(folder: Path) -> Iterator[None]:
 
     with torch.profiler.profile() as profile:
         yield
-    with _reporting_errors(folder):
+    with _profile_folder(folder):
         profile.export_chrome_trace(str(folder / "trace.json"))
 
 
 @contextmanager
-def _reporting_errors(folder: Path) -> Iterator[None]:
+def _profile_folder(folder: Path) -> Iterator[None]:
     """Create the folder of profiles; raise RunFolderError if it cannot be written."""
     try:
         folder.mkdir(exist_ok=True)

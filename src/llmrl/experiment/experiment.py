@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from llmrl.config.debugging import apply_debug_sizes, debugging
 from llmrl.config.destinations import with_approvals
+from llmrl.config.overrides import override_key
 from llmrl.config.run_options import check_run_options
 from llmrl.core.privacy import kept_private
 from llmrl.core.processes import ProcessGroup
@@ -38,12 +39,14 @@ class Experiment:
         config: resolved config in plain containers, with digests of the files that results depend on.
         overrides: Hydra overrides as typed; the run folder is named after them.
         application: training or fine-tuning.
+        environment: environment variables to set in the process of the run.
         resources: device, cores and language model of the run, each made on first use.
 
     Args:
         config: resolved config in plain containers; digests in it, if any, are compared with the current files.
         overrides: Hydra overrides as typed.
         seat: place at an executor that several runs of this process share; None: the run answers its own requests.
+        environment: environment variables to set in the process of the run.
 
     Raises:
         ConfigError: an option of the run has the wrong type or is out of range, a file that results depend on is
@@ -52,12 +55,17 @@ class Experiment:
     """
 
     def __init__(
-        self, config: Mapping[str, Any], overrides: Iterable[str] = (), seat: ExecutorSeat | None = None
+        self,
+        config: Mapping[str, Any],
+        overrides: Iterable[str] = (),
+        seat: ExecutorSeat | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         check_run_options(config)
         self.application = application_of(config)
         self.config = with_approvals(self.application.with_digests(dict(config)))
         self.overrides = list(overrides)
+        self.environment = dict(environment or {})
         self.resources = RunResources(self.config, self.application.make_model, seat)
 
     @classmethod
@@ -82,13 +90,14 @@ class Experiment:
         """Create the experiment of a config that Hydra has composed; `HydraConfig` must be set.
 
         Raises:
-            ConfigError: a value is missing, a part cannot be found, a file sets `trusted_modules`, or the treatment
-                was not made for the study.
+            ConfigError: a value is missing, a part cannot be found, a file sets `trusted_modules`, the treatment was
+                not made for the study, or an environment variable of the job is a secret.
         """
         from hydra.core.hydra_config import HydraConfig
 
         from llmrl.config.treatments import check_treatment
         from llmrl.config.trust_options import with_typed_trust
+        from llmrl.core.secrets import check_no_secrets
         from llmrl.experiment.composition import plain_config
 
         hydra_config = HydraConfig.get()
@@ -96,17 +105,15 @@ class Experiment:
         folders = [Path(source.path) for source in hydra_config.runtime.config_sources if source.schema == "file"]
         check_treatment(hydra_config.runtime.choices, folders)
         plain = with_typed_trust(plain_config(config), overrides)
-        override_keys = {override.lstrip("+~").partition("=")[0] for override in overrides}
+        override_keys = set(map(override_key, overrides))
         choices = hydra_config.runtime.choices
         name_options = [
             f"{group}={choices[group]}" for group in application_of(plain).named(plain) if group not in override_keys
         ]
-        return cls(apply_debug_sizes(plain, override_keys), [*overrides, *name_options])
-
-    @property
-    def command(self) -> str:
-        """The console script that runs the experiment."""
-        return self.application.command
+        environment = {str(name): str(value) for name, value in hydra_config.job.env_set.items()}
+        check_no_secrets({"hydra": {"job": {"env_set": environment}}})
+        overrides = [*overrides, *name_options]
+        return cls(apply_debug_sizes(plain, override_keys), overrides, environment=environment)
 
     @property
     def seed(self) -> int:

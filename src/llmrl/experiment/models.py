@@ -224,8 +224,7 @@ def _check_kind(node: Config, kind: str, user: str, builder: Builder) -> None:
     if target_path is None:
         raise Incompatible(Misfit.ABSENT, f"the chosen {user} needs a language model; choose one of llm={works}")
     requirement = "chats" if kind == "llm" else "scores texts with weights of its own"
-    limitation = "only scores texts" if kind == "llm" else "gives replies and no log-probabilities"
     raise Incompatible(
         Misfit.MODEL,
-        f"the chosen {user} needs a language model that {requirement}, and {target_path} {limitation}; use llm={works}",
+        f"the chosen {user} needs a language model that {requirement}, unlike {target_path}; use llm={works}",
     )

@@ -114,7 +114,13 @@ def build_parts(
         kind = loop_kind(config, builder)
         has_principal = kind == "design"
         if has_principal and env.spec.mechanism is None:
-            raise Incompatible(Misfit.ABSENT, no_mechanism(env, config["principal"]))
+            works = ", ".join(name for name, option in options("env").items() if option.get("mechanism"))
+            raise Incompatible(
+                Misfit.ABSENT,
+                f"a principal needs an environment with a mechanism, and {env.spec.name} has none (env.mechanism may "
+                f"be off); use env={works} with their mechanism, an agent whose parameters it can search, such as "
+                "agent=linear, or principal=none",
+            )
         design = config["design"]
         shared = has_principal and not play_only
         candidates, societies = (design["candidates"], design["replicates"]) if shared else (proposals or 1, 1)
@@ -222,7 +228,13 @@ def _build_principal(
         )
     )
     if controller is not None and not can_search(config["principal"], builder):
-        raise Incompatible(Misfit.ABSENT, needs_mechanism(config["principal"]["_target_"]))
+        name, nodes = config["principal"]["_target_"].rpartition(".")[2], options("principal")
+        works = [option for option, node in nodes.items() if node["_target_"] and can_search(node, Builder())]
+        raise Incompatible(
+            Misfit.ABSENT,
+            f"{name} needs a society under a mechanism and cannot search the parameters of a policy; use "
+            f"principal={', '.join(works)}",
+        )
     principal: Proposer = builder.build(config["principal"], "principal")
     return principal
 
@@ -268,49 +280,15 @@ def loop_kind(config: Config, builder: Builder | None = None) -> LoopKind:
         loop = "learn"
     if config["principal"].get("_target_") is None:
         return "play" if loop == "search" else loop
-    if loop == "baseline":
-        raise Incompatible(
-            Misfit.UNTAUGHT, "agent=sb3 learns in its own loop, which needs no proposals; use principal=none"
-        )
-    if loop == "clone":
-        raise Incompatible(
-            Misfit.UNTAUGHT, "agent=bc learns from recorded episodes, which needs no proposals; use principal=none"
-        )
+    if loop in ("baseline", "clone"):
+        agent = config["agent"]["_target_"].rpartition(".")[2]
+        raise Incompatible(Misfit.UNTAUGHT, f"{agent} learns by itself and needs no proposals; use principal=none")
     return "search" if loop == "search" else "design"
 
 
 def can_search(principal: Config, builder: Builder) -> bool:
     """Return whether a principal can search any parameter space, and not only the mechanism of an environment."""
     return any(builder.needs(principal, name, "principal") for name in ("space", "controller"))
-
-
-def needs_mechanism(principal: str) -> str:
-    """Return an error message for a principal that cannot search the parameters of a policy."""
-    works = [
-        name for name, option in options("principal").items() if option["_target_"] and can_search(option, Builder())
-    ]
-    return (
-        f"{principal.rpartition('.')[2]} needs a society under a mechanism and cannot search the parameters of a "
-        f"policy; use principal={', '.join(works)}"
-    )
-
-
-def no_mechanism(env: VecEnv, principal: Config) -> str:
-    """Return an error message for a principal in an environment without a mechanism, with options that would work."""
-    works = [name for name, option in options("env").items() if option.get("mechanism")]
-    alternative = ""
-    if hasattr(env, "evaluator") and can_search(principal, Builder()):
-        agents = ", ".join(name for name, option in options("agent").items() if _is_function(option))
-        alternative = f"an agent whose parameters it can search, agent={agents}; or "
-    return (
-        f"a principal needs an environment with a mechanism, and {env.spec.name} has none (env.mechanism may be off); "
-        f"use {alternative}env={', '.join(works)} with their mechanism, or principal=none"
-    )
-
-
-def _is_function(agent: Config) -> bool:
-    """Return whether an agent is a function of parameters that a principal can propose."""
-    return agent_loop(agent, Builder()) == "search"
 
 
 def proposals_of(config: Config, kind: Literal["design", "search"]) -> int:

@@ -111,11 +111,7 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
     if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
     condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
-    asks = (
-        isinstance(parts.llm, ChatClient)
-        and bool(asking(config, builder=parts.resources.builder))
-        and not _is_scripted(parts.llm)
-    )
+    asks = isinstance(parts.llm, ChatClient) and not _is_scripted(parts.llm)
     waits = ", and the language model's replies" if asks else ""
     return [("time", f"about {duration(seconds)} on this machine{condition}{waits}")]
 
@@ -145,13 +141,6 @@ def calls(estimate: CallEstimate, client: ChatClient) -> list[tuple[str, str]]:
     if expected is None:
         return [*rows, ("  cost", "unknown: set llm.input_price and llm.output_price (US dollars per million tokens)")]
     budget = client.budget.usd
-    if any(provider.cached_input_price is not None for provider in providers):
-        cache_note = (
-            "; at most: each is put there"
-            if any(provider.cache_write_price is not None for provider in providers)
-            else ""
-        )
-        rows.append(("  provider's cache", f"assumed: no prompt token comes out of it{cache_note}"))
     if len(providers) > 1:
         provider_shares = zip(providers, estimate.shares.values(), strict=True)
         rows += [

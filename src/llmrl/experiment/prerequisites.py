@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import LlmrlError, NotAsked, PrerequisiteFailed, RunFolderError, RunInUse
 from llmrl.core.threads import daemon_thread
+from llmrl.experiment.run_lookup import is_finished
 from llmrl.run.progress_bar import clock
 from llmrl.run.progress_rows import active_row
 from llmrl.run.status import PrerequisiteRecord, RunStage, read_progress
@@ -80,15 +81,7 @@ class PrerequisiteRun:
 
     @property
     def finished(self) -> bool:
-        from llmrl.run.status import read_status
-
-        status = read_status(self.folder)
-        return status is not None and status.state == "finished"
-
-    @property
-    def title(self) -> str:
-        """Purpose and name."""
-        return f"{self.what} ({self.name})"
+        return is_finished(self.folder)
 
     @property
     def error_label(self) -> str:
@@ -163,7 +156,7 @@ def _ensure_run(
             compute(prerequisite.config, prerequisite.overrides)
         except RunInUse as error:
             if not waiting:
-                log.info("%s: another run computes it: %s", prerequisite.title, error)
+                log.info("%s (%s): another run computes it: %s", prerequisite.what, prerequisite.name, error)
                 start = min(start, time.time())
             waiting = True
             with suspend():

@@ -7,7 +7,6 @@ coarse scans of different sizes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,6 @@ from llmrl.loops.reference_measurements import References, Situation
 from llmrl.results.reference_lines import LINES
 from llmrl.run.status import SUMMARY_NAME
 
-log = logging.getLogger(__name__)
-
 _SUFFIX = "_references"
 """Suffix of the name of these runs; the rest is the name of the runs that need them."""
 
@@ -35,6 +32,7 @@ _ASKING = ("agent", "teacher")
 """Config groups whose language model would also be called in reference measurements."""
 _REPETITIONS = 2
 """Measurements of each vector, if they are affordable."""
+_REMEDY = "they would take more environment steps than the run itself; design.references=1 requests all"
 _FEWEST_VECTORS = 3
 """Minimum number of vectors of a coarse scan: no mechanism, the center, and the maximum."""
 
@@ -50,15 +48,12 @@ class ReferencePlan:
         vectors: number of measured vectors of the coarse scan, the first of which is not a mechanism.
         untrained: whether untrained agents are measured.
         scan_size: number of vectors of the complete coarse scan.
-        omitted_env_steps: environment steps of the measurements that are omitted because of their cost, with the same
-            number of repetitions, at least one.
     """
 
     repetitions: int
     vectors: int
     untrained: bool
     scan_size: int
-    omitted_env_steps: int = 0
 
 
 def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_size: int) -> ReferencePlan:
@@ -83,8 +78,7 @@ def affordable(env_steps: int, vector_steps: int, untrained_steps: int, scan_siz
     else:
         if vector_steps <= env_steps:
             repetitions, vectors = 1, 1
-    excess_steps = (scan_size - vectors) * vector_steps + (not untrained) * untrained_steps
-    return ReferencePlan(repetitions, vectors, untrained, scan_size, max(repetitions, 1) * excess_steps)
+    return ReferencePlan(repetitions, vectors, untrained, scan_size)
 
 
 def absence(config: Config, parts: Parts) -> str | None:
@@ -156,17 +150,6 @@ def prerequisite_runs(config: Config, parts: Parts, loop: object) -> list[Prereq
     return runs
 
 
-def log_absence(config: Config, parts: Parts, loop: object) -> None:
-    """Log why reference lines are missing, or which of their measurements are omitted because of their cost."""
-    if not isinstance(loop, DesignLoop):
-        return
-    reason = absence(config, parts)
-    if reason is None:
-        reason = _omission(reference_plan(config, parts, loop))
-    if reason and config["design"]["references"] != 0:
-        log.info("reference lines: %s", reason)
-
-
 def measured_references(reference_runs: Sequence[PrerequisiteRun]) -> References | None:
     """Return the reference lines that `reference_runs` have measured; None if there are none, or not all are finished.
 
@@ -191,27 +174,21 @@ def _history(path: Path) -> list[dict[str, Any]]:
 def plan_rows(
     config: Config, parts: Parts, loop: object, reference_runs: Sequence[PrerequisiteRun]
 ) -> list[tuple[str, str]]:
-    """Return the part of a plan about reference lines: measurements, runs and omissions."""
+    """Return the part of a plan about reference lines: measurements and runs."""
     if not isinstance(loop, DesignLoop):
         return []
     reason = absence(config, parts)
     if reason is not None:
         return [("reference lines", reason)]
     plan = reference_plan(config, parts, loop)
-    omission = [("", text)] if (text := _omission(plan)) else []
     if not plan.repetitions:
-        return [("reference lines", f"none; {text}")]
-    rows = [
-        ("reference lines", _describe_measurements(plan)),
-        *(("", run.plan_text) for run in reference_runs),
-        *omission,
-    ]
-    references = measured_references(reference_runs)
-    return (
-        rows
-        if references is None
-        else [*rows, *(("", _situation_text(situation)) for situation in references.situations)]
-    )
+        return [("reference lines", f"none: {_REMEDY}")]
+    rows = [("reference lines", _describe_measurements(plan)), *(("", run.plan_text) for run in reference_runs)]
+    if plan.vectors < plan.scan_size or not plan.untrained:
+        rows.append(("", f"others are omitted: {_REMEDY}"))
+    if (references := measured_references(reference_runs)) is not None:
+        rows += [("", _situation_text(situation)) for situation in references.situations]
+    return rows
 
 
 def _describe_measurements(plan: ReferencePlan) -> str:
@@ -224,22 +201,6 @@ def _describe_measurements(plan: ReferencePlan) -> str:
         lines.append(f"{partial}a coarse scan")
     times = "once" if plan.repetitions == 1 else f"{plan.repetitions:,} times"
     return f"{', '.join(lines)}; each vector measured {times}"
-
-
-def _omission(plan: ReferencePlan) -> str:
-    """Return a description of the measurements that are omitted because of their cost; empty if none is.
-
-    It names the option that requests them.
-    """
-    if not plan.omitted_env_steps:
-        return ""
-    lines = ["no mechanism"] * (not plan.vectors) + ["untrained agents"] * (not plan.untrained)
-    if (rest := plan.scan_size - max(plan.vectors, 1)) > 0:
-        lines.append(f"{rest:,} vectors of the coarse scan")
-    return (
-        f"omitted, because reference runs may cost as much as the run itself: {', '.join(lines)} "
-        f"({plan.omitted_env_steps:,} environment steps); design.references={max(plan.repetitions, 1)} requests all"
-    )
 
 
 def _situation_text(situation: Situation) -> str:

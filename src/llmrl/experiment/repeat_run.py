@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.destinations import with_approvals
+from llmrl.config.overrides import config_dirs, override_key
 from llmrl.core.errors import ConfigError
 from llmrl.core.typed_values import override_value
 
 FLAG = "--again"
-_DIRS = ("--config-dir", "-cd")
-_FOLDERS = (*_DIRS, "--config-path", "-cp", "--config-name", "-cn")
 _FREE_KEYS = (
     "output_root",
     "hardware",
@@ -45,8 +44,8 @@ def repeat_arguments(command: str, arguments: Sequence[str]) -> list[str]:
         arguments: arguments as typed.
 
     Raises:
-        ConfigError: there is no run to repeat, another command made it, it was composed of option files that this
-            command does not name, or it sends a key to a host that the user has not approved.
+        ConfigError: there is no run to repeat, another command made it, its overrides compose no config, or it sends a
+            key to a host that the user has not approved.
         RunFolderError: there is no such run, or there are several, which are listed.
     """
     positions = [i for i, argument in enumerate(arguments) if argument == FLAG or argument.startswith(f"{FLAG}=")]
@@ -78,7 +77,7 @@ def _merge_overrides(command: str, run: str, rest: Sequence[str]) -> list[str]:
     from llmrl.run.source_copies import changed_sources
 
     override_texts = {
-        _key(override): override for override in rest if "=" in override and not override.startswith("--")
+        override_key(override): override for override in rest if "=" in override and not override.startswith("--")
     }
     root = override_texts.get("output_root", "output_root=outputs").partition("=")[2].strip("'\"")
     folder = run_folder_of(run, Path(root))
@@ -87,9 +86,8 @@ def _merge_overrides(command: str, run: str, rest: Sequence[str]) -> list[str]:
     if run_command != command:
         raise ConfigError(f"{folder} is a run of {run_command}; repeat it with {run_command} {FLAG} {run}")
     run_overrides = _read_overrides(folder)
-    config_dir = _config_dir(rest)
-    _check_files(folder, config_dir)
-    grants = [override for override in run_overrides if _must_be_typed(_key(override))]
+    config_dir = next((str(folder) for folder in config_dirs(rest)), None)
+    grants = [override for override in run_overrides if _must_be_typed(override_key(override))]
     run_overrides = [override for override in run_overrides if override not in grants]
     if grants:
         sys.stderr.write(
@@ -111,9 +109,11 @@ def _merge_overrides(command: str, run: str, rest: Sequence[str]) -> list[str]:
         for path, value in _changed_values(old, now)
         if path.partition(".")[0] not in (*_FREE_KEYS, *groups) and path not in override_texts
     ]
-    remaining = [override for override in run_overrides if _key(override) not in override_texts]
+    remaining = [override for override in run_overrides if override_key(override) not in override_texts]
     dropped = [
-        override for override in remaining if _key(override).partition(".")[0] in groups and "." in _key(override)
+        override
+        for override in remaining
+        if override_key(override).partition(".")[0] in groups and "." in override_key(override)
     ]
     if dropped:
         sys.stderr.write(f"{command}: left out, because another part is chosen: {shlex.join(dropped)}\n")
@@ -139,34 +139,6 @@ def _read_overrides(folder: Path) -> list[str]:
     return [] if queue_entry is None else list(queue_entry.overrides)
 
 
-def _config_dir(arguments: Sequence[str]) -> str | None:
-    """Return the folder of the user's own options that a command line names; None if it names none."""
-    for i, argument in enumerate(arguments):
-        flag, sign, value = argument.partition("=")
-        if flag in _DIRS:
-            return value if sign else next(iter(arguments[i + 1 : i + 2]), None)
-    return None
-
-
-def _check_files(folder: Path, config_dir: str | None) -> None:
-    """Raise ConfigError if a run was composed of option files that this command does not name."""
-    from llmrl.core.plain_data import read_object
-
-    try:
-        command = read_object(folder / "provenance.json")["attempts"][-1]["command"]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, IndexError):
-        return
-    words = [str(word) for word in command] if isinstance(command, list) else str(command).split()
-    for i, word in enumerate(words):
-        flag, sign, value = word.partition("=")
-        if flag in _FOLDERS and config_dir is None:
-            path = value if sign else "".join(words[i + 1 : i + 2])
-            raise ConfigError(
-                f"{folder} was composed with {flag} {path}, whose files are not in the run folder; add --config-dir "
-                "with that folder"
-            )
-
-
 def _must_be_typed(key: str) -> bool:
     """Return whether an override allows code to run or is one of Hydra's own, so that it must be typed again."""
     return (
@@ -174,10 +146,6 @@ def _must_be_typed(key: str) -> bool:
         or re.split(r"[./@]", key)[0] == "hydra"
         or key.startswith("hardware.backend.")
     )
-
-
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].strip()
 
 
 def _changed_values(old: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -12,10 +12,8 @@ from typing import Any
 
 from llmrl.config.builder import Builder
 from llmrl.config.loop_sections import SETTINGS, LoopKind, section
-from llmrl.config.trust_options import shell_keys
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import local_device
-from llmrl.core.trust import Trust
 from llmrl.llms.client import ChatClient
 from llmrl.loops.compute_requests import ExecutorSeat
 from llmrl.sweeps.backends.protocol import Hardware
@@ -164,12 +162,6 @@ def model_nodes(llm: Config) -> tuple[Config, Config]:
     """
     policies = {name: value for name, value in llm.items() if name in POLICIES and name != "variants"}
     return model_options(llm), {"_target_": "llmrl.llms.client.connect", **policies}
-
-
-def check_command_lines(config: Config) -> None:
-    """Raise ConfigError if a file has set a command line of jobs that is not trusted."""
-    modules = config["trusted_modules"]
-    Trust(tuple(modules)).check_shell(shell_keys(config["hardware"], modules))
 
 
 def game_processes(config: Config, builder: Builder | None = None) -> int:

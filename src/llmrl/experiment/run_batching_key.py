@@ -7,10 +7,8 @@ settings.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -202,10 +200,4 @@ def _on_gpu(hardware: Hardware) -> bool:
     """Return whether a run is computed on a GPU; for `hardware.device=auto`, whether this machine has one."""
     if hardware.device != "auto":
         return hardware.device != "cpu"
-    return hardware.gpus > 0 and _has_gpus(os.environ.get("CUDA_VISIBLE_DEVICES"))
-
-
-@functools.cache
-def _has_gpus(visible: str | None) -> bool:
-    """Return whether this machine has GPUs; `visible` is the value of CUDA_VISIBLE_DEVICES, as the key of the cache."""
-    return bool(Machine.this().gpus)
+    return hardware.gpus > 0 and bool(Machine.this().gpus)

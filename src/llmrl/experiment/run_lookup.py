@@ -109,18 +109,6 @@ def folder_of(text: str | Path, root: Path) -> Path:
     return experiment_runs(reference, root)[0].parent
 
 
-def runs_of(text: str | Path, root: Path) -> list[Path]:
-    """Return all runs that a folder or a reference names, in the order of `find_runs`.
-
-    Raises:
-        ConfigError, RunFolderError: as `run_folder_of`.
-    """
-    from llmrl.results.run_records import find_runs
-
-    folder = folder_of(text, root)
-    return find_runs(folder) or [folder]
-
-
 def experiment_runs(reference: RunReference, root: Path) -> list[Path]:
     """Return the runs of the experiment that `run:` or `latest:` names, sorted by seed.
 
@@ -152,11 +140,6 @@ def only_of(reference: RunReference, runs: Sequence[Path]) -> Path:
     matches = [run for run in runs if reference.seed in (None, seed_of(run))]
     if len(matches) == 1:
         return matches[0]
-    if not matches and reference.kind == "latest":
-        raise RunFolderError(
-            f"{reference}: latest:{reference.what} is the experiment with the run that was finished last, and it has "
-            f"no finished run of seed {reference.seed}; there are {listing(runs)}. Name another one by run:<hash>"
-        )
     raise RunFolderError(f"{reference} is not one run, there are {listing(matches or runs)}")
 
 

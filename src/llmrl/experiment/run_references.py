@@ -7,6 +7,7 @@ starts from other weights is therefore another run, and `latest:` names the same
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import time
@@ -16,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config import input_digests
-from llmrl.core.errors import ConfigError, RunFolderError
+from llmrl.core.errors import ConfigError, Incompatible, Misfit, RunFolderError
+from llmrl.experiment.members import parts_of, reads
 from llmrl.experiment.prerequisites import PrerequisiteRun
-from llmrl.experiment.preset_composition import compose_preset
 from llmrl.experiment.run_lookup import (
     RunReference,
     experiment_runs,
@@ -38,6 +39,27 @@ Config = Mapping[str, Any]
 _STORE = ".references"
 """Folder in that of all runs of a name, with a record of the run that each `latest:` was resolved to."""
 _OWN, _SHARED = "own", "shared"
+_COMMON_KEYS = ("output_root", "hardware", "trusted_modules", "checkpoint_seconds", "private")
+"""Keys that the run of a preset takes from the run that needs it; they do not change results."""
+
+_PRESET_ENV_KEYS = ("n_envs", "render")
+"""Options of the environment that the preset keeps: the number of games, and options outside the game."""
+
+_SHAPE_KEYS = (
+    *(
+        "share_parameters",
+        "observation_channels",
+        "features",
+        "core",
+        "encoding",
+        "map_channels",
+        "map_stride",
+        "planes",
+        "join",
+    ),
+    *("core_hidden", "head_hidden", "memory", "memory_layers", "critic", "film"),
+)
+"""Options of an agent that determine the shapes of its weights."""
 
 
 @dataclass(frozen=True)
@@ -266,23 +288,9 @@ def _pin_reference(place: Place, reference: RunReference, config: Config) -> Run
 
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(path, json.dumps(record))
-        previous_runs = {
-            entry["run"]
-            for file in folder.glob("*.json")
-            if (entry := _read_record(file)) and _match_references(entry, record)
-        }
-        if previous_runs - {digest}:
-            log.warning(
-                "%s=%s is run:%s, but other runs of this name started from %s: to compare with those, use run:<hash>",
-                *(place.key, reference, digest, ", ".join(f"run:{run}" for run in sorted(previous_runs - {digest}))),
-            )
     else:
         log.info("%s=%s is run:%s, as found on %s (%s)", place.key, reference, record["run"], record["time"], path)
     return RunReference("run", record["run"], reference.seed)
-
-
-def _match_references(record: Config, other: Config) -> bool:
-    return all(record[key] == other[key] for key in ("key", "reference"))
 
 
 def _read_record(path: Path) -> dict[str, Any] | None:
@@ -302,7 +310,7 @@ def _preset_run(key: str, reference: RunReference, config: Config) -> Prerequisi
     """Return the run of a preset that the run of `config` names at `key`."""
     from llmrl.experiment.unused_sections import only_read
 
-    seed = _preset_seed(reference, config)
+    seed = _seed(reference.seed, "agent.init_from", config)
     preset_config, overrides = compose_preset(reference.what, seed, config)
     steps = preset_config["learn"]["env_steps"]
     return PrerequisiteRun(
@@ -313,11 +321,6 @@ def _preset_run(key: str, reference: RunReference, config: Config) -> Prerequisi
 def _run_purpose(key: str) -> str:
     """Return the purpose of the run that `key` names, in words."""
     return "pre-training" if key == "agent.init_from" else f"the run of {key}"
-
-
-def _preset_seed(reference: RunReference, config: Config) -> int:
-    """Return the seed of the preset's run that the run of `config` starts from."""
-    return _seed(reference.seed, "agent.init_from", config)
 
 
 def _seed(explicit_seed: int | None, key: str, config: Config) -> int:
@@ -371,3 +374,58 @@ def _compute_hash(run: Path) -> str:
 def _checkpoint(run: Path) -> str:
     """Return the iteration of an unfinished run's newest checkpoint, because another checkpoint means another run."""
     return max((path.stem.rpartition("_")[2] for path in (run / "checkpoints").glob("checkpoint_*.pt")), default="0")
+
+
+def compose_preset(preset: str, seed: int, config: Config) -> tuple[dict[str, Any], list[str]]:
+    """Compose the run of a preset in the environment of `config`, with weights of the same shape.
+
+    Return its plain config, and the overrides that its folder is named after.
+
+    Args:
+        preset: `<study>` or `<study>+<treatment>`.
+        seed: seed of the preset's run.
+        config: resolved config of the run that needs it, in plain containers.
+
+    Raises:
+        ConfigError: an unknown preset, one for another environment, one with a principal, or one that starts from
+            another preset.
+    """
+    from llmrl.experiment.composition import plain
+
+    study, _, treatment = preset.partition("+")
+    overrides = [f"experiment={study}", *([f"treatment={treatment}"] if treatment else [])]
+    run_config = {**copy.deepcopy(plain("train", *overrides)), **{key: config[key] for key in _COMMON_KEYS}}
+    run_config["seed"] = seed
+    if run_config["principal"].get("_target_") is not None or str(run_config["agent"].get("init_from")).startswith(
+        "preset:"
+    ):
+        raise ConfigError(
+            "this preset has a principal, or starts from another preset; use one that trains agents without a "
+            "principal from new weights"
+        )
+    _inherit(run_config, config)
+    return run_config, [*overrides, f"seed={seed}"]
+
+
+def _inherit(preset: dict[str, Any], config: Config) -> None:
+    """Copy the environment of `config`, and the options that shape its agents' weights, to the preset's config."""
+    env = config["env"]
+    for name in ("_target_", "substrate"):
+        if preset["env"].get(name) != env.get(name):
+            raise Incompatible(
+                Misfit.ONE_GAME,
+                f"this preset is for another environment: env.{name} is {preset['env'].get(name)} in the preset and "
+                f"{env.get(name)} in this run",
+            )
+    preset["env"] = {
+        **copy.deepcopy(dict(env)),
+        **{name: preset["env"][name] for name in _PRESET_ENV_KEYS if name in preset["env"]},
+    }
+    if not reads(preset) and preset["env"].get("observe"):  # texts are only for agents that read
+        preset["env"]["observe"] = [channel for channel in preset["env"]["observe"] if channel != "text"]
+    for agent in parts_of(config["agent"]):
+        if preset["agent"].get("_target_") == agent.get("_target_"):
+            preset["agent"] |= {
+                name: copy.deepcopy(agent[name]) for name in _SHAPE_KEYS if name in agent and name in preset["agent"]
+            }
+            break

@@ -8,7 +8,7 @@ import logging
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,21 +34,6 @@ _GAMES, _STEPS = 16, 100
 """Number of games, and steps of each, whose texts the tokenizer is built from."""
 _EXCHANGES = 2000
 """Number of replies from which a chat model learns their format."""
-
-
-@dataclass(frozen=True)
-class SmallModelReport:
-    """Facts about a small model that was made.
-
-    Attributes:
-        parameters: number of parameters of the model.
-        texts: number of different texts of the environment from which the tokenizer was made.
-        losses: losses on held-out stories before and after training, nats per token; None: it was not trained.
-    """
-
-    parameters: int
-    texts: int
-    losses: tuple[float, float] | None
 
 
 class SmallModels:
@@ -90,9 +75,9 @@ class SmallModels:
         try:
             seeded = self._seeded(model)
             if isinstance(seeded, SmallChat):
-                report = make_chat_for_env(scratch, self._config, seeded)
+                make_chat_for_env(scratch, self._config, seeded)
             else:
-                report = make_for_env(scratch, self._config, kind, seeded)  # type: ignore[arg-type]
+                make_for_env(scratch, self._config, kind, seeded)  # type: ignore[arg-type]
             if not folder.is_dir():
                 scratch.replace(folder)
         except OSError:
@@ -100,14 +85,12 @@ class SmallModels:
                 raise
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        if report.losses is not None:
-            log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *report.losses)
 
     def _seeded(self, model: SmallModel | SmallChat) -> SmallModel | SmallChat:
         return replace(model, seed=self._config["seed"]) if model.seed is None else model
 
 
-def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) -> SmallModelReport:
+def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) -> None:
     """Write a small model for the environment of a config.
 
     Args:
@@ -139,16 +122,15 @@ def make_for_env(folder: Path, config: Config, kind: Kind, model: SmallModel) ->
     read = stories(model.stories if reads else 0, seeds.integer("stories"), informative=model.reads == "stories")
     # The tokenizer is built from texts of the game and of the stories, so a word has the same tokens in both.
     spelling_texts = [*texts, *stories(len(texts) if reads else 0, shared.integer("stories"))]
-    parameters = make_small_model(folder, spelling_texts, kind, model, seeds.integer("weights"))
-    losses = None
+    make_small_model(folder, spelling_texts, kind, model, seeds.integer("weights"))
     if read:
         from llmrl.llms.local.next_token import read_texts
 
         losses = read_texts(folder, read, model.pretraining_steps, seeds.integer("reading"))
-    return SmallModelReport(parameters, len(texts), losses)
+        log.info("loss on held-out stories: %.3g nats per token before training, %.3g after", *losses)
 
 
-def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> SmallModelReport:
+def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
     """Write a small chat model that knows the format of an agent's replies in the environment of a config.
 
     Args:
@@ -197,11 +179,10 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> SmallMo
     finally:
         env.close()
     texts = [text for messages, reply in chat.exchanges for text in (messages[-1]["content"], reply)]
-    parameters = make_small_chat(folder, texts, model, seeds.integer("weights"))
+    make_small_chat(folder, texts, model, seeds.integer("weights"))
     steps, learning_rate = model.format_steps, model.format_learning_rate
     loss = train_format(folder, chat.exchanges, steps, learning_rate, seeds.integer("reading"))
     log.info("the model has learned the format of replies: %.3g nats per token", loss)
-    return SmallModelReport(parameters, len(set(texts)), None)
 
 
 def _env(config: Config) -> dict[str, Any]:

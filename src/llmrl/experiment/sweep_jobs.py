@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from omegaconf import DictConfig
-
+from llmrl.config.trust_options import shell_keys
 from llmrl.experiment import run_references
 from llmrl.experiment.batched_runs import compute_rows
-from llmrl.experiment.composition import job_environment
 from llmrl.experiment.experiment import Experiment
-from llmrl.experiment.resources import check_command_lines, game_processes
+from llmrl.experiment.resources import game_processes
 from llmrl.experiment.run_batching_key import Alone, reason_to_run_alone, row_gb, row_key
 from llmrl.experiment.run_job import compute
 from llmrl.sweeps.backends.protocol import Job, JobOutcome
@@ -24,31 +22,8 @@ TASK = SharedTask(compute, compute_rows)
 """Task of the processes of a sweep."""
 
 
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run of a sweep.
-
-    Attributes:
-        experiment: experiment to compute.
-        environment: environment variables to set in its process.
-    """
-
-    experiment: Experiment
-    environment: Mapping[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of_hydra(cls, config: DictConfig) -> PlannedRun:
-        """Return the run of a composed config without Hydra's own node; `HydraConfig` must be set.
-
-        Raises:
-            ConfigError: as `Experiment.of_hydra`; an environment variable is a secret.
-        """
-        environment = job_environment()
-        return cls(Experiment.of_hydra(config), environment)
-
-
 def compute_sweep(
-    runs: Sequence[PlannedRun], folder: Path, wait: bool = True, differing: set[str] | None = None
+    runs: Sequence[Experiment], folder: Path, wait: bool = True, differing: set[str] | None = None
 ) -> tuple[list[JobOutcome], int]:
     """Compute the runs of a sweep, after the runs that they need by reference; finished runs are skipped.
 
@@ -67,7 +42,7 @@ def compute_sweep(
     return launch(with_prerequisites(jobs_of(runs, differing)), TASK, folder, wait)
 
 
-def jobs_of(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> list[Job]:
+def jobs_of(runs: Sequence[Experiment], differing: set[str] | None = None) -> list[Job]:
     """Return the jobs of the runs of a sweep, in order, without jobs for the runs that they need.
 
     Args:
@@ -76,17 +51,16 @@ def jobs_of(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> li
     Raises:
         ConfigError: as `job_of`.
     """
-    swept = differing_keys([run.experiment.overrides for run in runs]) if differing is None else differing
-    return [job_of(run.experiment, naming_overrides(run.experiment.overrides, swept), run.environment) for run in runs]
+    swept = differing_keys([run.overrides for run in runs]) if differing is None else differing
+    return [job_of(run, naming_overrides(run.overrides, swept)) for run in runs]
 
 
-def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[str, str] | None = None) -> Job:
+def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:
     """Check the values of an experiment and return its job.
 
     Args:
         experiment: experiment to compute.
         naming: overrides for the label of its folder: those that differ within the sweep.
-        environment: environment variables to set in its process.
 
     Raises:
         ConfigError: an invalid value, or a command line from a file that is not trusted.
@@ -94,10 +68,10 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
     config = experiment.config
     experiment.application.check_values(config, experiment.resources)
     absolute = {**config, "output_root": str(Path(config["output_root"]).expanduser().absolute())}
-    check_command_lines(config)
+    experiment.resources.builder.trust.check_shell(shell_keys(config["hardware"], config["trusted_modules"]))
     hardware = experiment.resources.hardware
     cores = hardware.cores_for(game_processes(config))
-    key = row_key(config, environment)
+    key = row_key(config, experiment.environment)
     gains = reason_to_run_alone(config) is not Alone.OWN
     return Job(
         absolute,
@@ -105,7 +79,7 @@ def job_of(experiment: Experiment, naming: Sequence[str], environment: Mapping[s
         hardware,
         cores,
         list(naming),
-        dict(environment or {}),
+        experiment.environment,
         key=key,
         row_gb=None if key is None else row_gb(config),
         gains=gains,
@@ -130,7 +104,8 @@ def with_prerequisites(jobs: Sequence[Job]) -> list[Job]:
                 after.append(swept[run.folder])
                 continue
             if run.folder not in first:
-                prerequisite = job_of(Experiment(run.config, run.overrides), run.overrides, job.environment)
+                experiment = Experiment(run.config, run.overrides, environment=job.environment)
+                prerequisite = job_of(experiment, run.overrides)
                 first[run.folder] = replace(prerequisite, what=run.what, name=run.name)
             after.append(first[run.folder])
         sweep_jobs.append(replace(job, after=tuple(after)) if after else job)

@@ -16,9 +16,8 @@ from llmrl.experiment.models import asking
 from llmrl.experiment.parts import build_loop, build_parts, loop_kind
 from llmrl.experiment.plan import costs
 from llmrl.experiment.prerequisites import PrerequisiteRun
-from llmrl.experiment.resources import RunResources
 from llmrl.experiment.run_batching_key import reason_to_run_alone
-from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
+from llmrl.experiment.sweep_jobs import jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
@@ -69,7 +68,7 @@ class _Numbers:
     before: list[PrerequisiteRun] = field(default_factory=list)
 
 
-def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) -> SweepPlan:
+def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) -> SweepPlan:
     """Build the parts of every experiment once, whatever its seeds, and return the plan of the sweep.
 
     Args:
@@ -80,7 +79,7 @@ def sweep_plan(runs: Sequence[PlannedRun], differing: set[str] | None = None) ->
     """
     jobs = jobs_of(runs, differing)
     check_distinct(jobs)
-    configs = {job.folder: run.experiment for job, run in zip(jobs, runs, strict=True)}
+    configs = {job.folder: run for job, run in zip(jobs, runs, strict=True)}
     todo, done = missing(jobs, ask_schedulers({job.folder for job in jobs}))
     kinds: dict[str, list[Job]] = {}
     for job in todo:
@@ -253,8 +252,7 @@ def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
             "env": {**config["env"], "n_envs": rows * config["env"]["n_envs"]},
             "design": {**config["design"], "replicates": rows * config["design"]["replicates"]},
         }
-    experiment = Experiment(config)
-    resources: RunResources = experiment.resources
+    resources = Experiment(config).resources
     parts = build_parts(config, resources.model, resources=resources)
     try:
         loop = build_loop(config, parts)

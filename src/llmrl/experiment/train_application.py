@@ -35,7 +35,6 @@ class TrainApplication(Application):
     """Training of agents in an environment, with their teachers and the principals that propose to them."""
 
     command = "llmrl-train"
-    primary = "train"
 
     def named(self, config: Config) -> list[str]:
         # The name of a run shows its language model, even if it is the default.
@@ -76,7 +75,6 @@ class TrainApplication(Application):
             with exclusive():  # built before the reference runs, which may take hours, to find errors early
                 loop = build_loop(config, parts, lambda: reference_line_runs.measured_references(reference_runs))
             reference_runs += reference_line_runs.prerequisite_runs(config, parts, loop)
-            reference_line_runs.log_absence(config, parts, loop)
             ensure(reference_runs, run, compute_needed, resources.away, passed=n_complete)
             run.result = serve(loop.requests(run), run, resources.seat)
             run.summary |= llm_summary(llm)

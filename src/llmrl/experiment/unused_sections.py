@@ -30,9 +30,12 @@ def only_read(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: a part cannot be found, or parts cannot work together.
     """
-    read = sections_read(config)
-    excess_keys = {section(kind) for kind in LOOPS} - read - {"design"}
     builder = Builder(trusted=config["trusted_modules"])
+    kind = loop_kind(config, builder)
+    learns = agent_learns(config, builder) if kind == "learn" else True
+    # Of some agents only the built object knows whether it learns.
+    read = {"learn", "play"} if learns is None else {section(kind) if learns else "play"}
+    excess_keys = {section(loop) for loop in LOOPS} - read - {"design"}
     if not asking(config):
         excess_keys.add("llm")
     if not any(builder.needs(config[group], "prompt_folder", group) for group in _PROMPTED):
@@ -41,16 +44,3 @@ def only_read(config: Config) -> dict[str, Any]:
     if "design" not in read:
         run_config["design"] = {key: value for key, value in config["design"].items() if key in JUDGED}
     return run_config
-
-
-def sections_read(config: Config) -> set[str]:
-    """Return the sections of the loops that the run of a config may need.
-
-    They are `learn` and `play` for agents of which only the built object knows whether it learns; otherwise one.
-    """
-    builder = Builder(trusted=config["trusted_modules"])
-    kind = loop_kind(config, builder)
-    learns = agent_learns(config, builder) if kind == "learn" else True
-    if learns is None:
-        return {"learn", "play"}
-    return {section(kind) if learns else "play"}

@@ -47,7 +47,6 @@ class FinetuneApplication(Application):
     """Training of a language model that proposes policy parameters, on its own proposals or on good ones."""
 
     command = "llmrl-finetune"
-    primary = "finetune"
 
     def named(self, config: Config) -> list[str]:
         return ["method"]  # the name of a run shows the method, even if it is the default

@@ -9,6 +9,7 @@ import pytest
 from experiments import comparable_metrics, only_run_folder, rows_alike, run
 from llmrl.core.processes import VARIABLES
 from llmrl.run.artifacts import saved_state
+from tiny_models import make_model_for_env
 
 ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1", "env.n_envs=3")
 PPO = (
@@ -29,12 +30,10 @@ PPO = (
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    from llmrl.cli.llm import main
-
     folders = {kind: tmp_path_factory.mktemp("models") / kind for kind in ("causal", "seq2seq")}
-    size = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")
+    size = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 320}
     for kind, folder in folders.items():
-        main(["make", str(folder), *ENV, *size, "--kind", kind])
+        make_model_for_env(folder, *ENV, kind=kind, **size)
     return folders
 
 

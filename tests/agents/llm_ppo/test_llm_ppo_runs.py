@@ -15,8 +15,9 @@ from experiments import comparable_metrics, compose, only_run_folder, silent_run
 from llmrl.core.errors import ConfigError, Diverged, LLMError
 from llmrl.run.artifacts import saved_state
 from llmrl.run.status import read_status
+from tiny_models import make_model_for_env
 
-SIZE = ("--width", "16", "--layers", "1", "--heads", "2", "--vocabulary", "320")
+SIZE = {"width": 16, "layers": 1, "heads": 2, "vocabulary": 320}
 ENV = ("env=goto_red_ball", "env.actions=restricted", "env.history=1")
 RUN = (
     *ENV,
@@ -36,11 +37,7 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from llmrl.cli.llm import main
-
-    folder = tmp_path_factory.mktemp("models") / "small"
-    main(["make", str(folder), *ENV, "env.n_envs=4", *SIZE])
-    return folder
+    return make_model_for_env(tmp_path_factory.mktemp("models") / "small", *ENV, "env.n_envs=4", **SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +126,6 @@ def test_run_starts_from_pretrained_weights(tmp_path, model):
 
 @pytest.mark.parametrize("tune", ["lora", "nothing"])
 def test_checkpoint_requires_its_base_model(tmp_path, model, tune):
-    from llmrl.cli.llm import main
     from llmrl.experiment.models import build_llm
     from llmrl.experiment.parts import build_parts
 
@@ -143,7 +139,7 @@ def test_checkpoint_requires_its_base_model(tmp_path, model, tune):
     folder = shutil.copytree(model, tmp_path / "moved")
     agent(folder).load_state_dict(state)
     shutil.rmtree(folder)
-    main(["make", str(folder), *ENV, "env.n_envs=4", "seed=1", *SIZE])
+    make_model_for_env(folder, *ENV, "env.n_envs=4", "seed=1", **SIZE)
     with pytest.raises(ConfigError, match=f"the files of llm.model={folder} have changed"):
         agent(folder).load_state_dict(state)
     agent(folder).load_state_dict({**state, "model": None})  # of a model of the hub
@@ -175,10 +171,8 @@ def test_unavailable_model_gives_single_line_error(tmp_path):
 
 
 def test_long_prompts_end_run_with_advice(tmp_path):
-    from llmrl.cli.llm import main
-
-    main(["make", str(tmp_path / "short"), *ENV, *SIZE, "--longest", "32"])
-    overrides = (*RUN, f"llm.model={tmp_path / 'short'}", f"output_root={tmp_path}")
+    folder = make_model_for_env(tmp_path / "short", *ENV, **SIZE, longest=32)
+    overrides = (*RUN, f"llm.model={folder}", f"output_root={tmp_path}")
     with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens .* reads 32; .*env\.history.*The prompt: '"):
         silent_run(*overrides)
     silent_run(*overrides, "llm.max_prompt_tokens=16", "llm.truncate=left", "learn.env_steps=32")
@@ -192,14 +186,3 @@ def test_small_model_has_minimum_sizes(tmp_path, number, value):
     with pytest.raises(ConfigError, match=f"{number}={value}: .* at least"):
         make_small_model(tmp_path / "model", ["go"], shape=SmallModelShape(**{number: value}))
     assert not (tmp_path / "model").exists()
-
-
-def test_small_model_is_not_overwritten(model, capsys):
-    from llmrl.cli.llm import main
-
-    with pytest.raises(SystemExit):
-        main(["make", str(model), *ENV])
-    assert "not empty" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["make", str(model.parent / "other"), "env=cartpole"])
-    assert "no text channel 'prompt'" in capsys.readouterr().err

@@ -1,16 +1,14 @@
 """A small model that has read stories knows what people do in them; one that has read nonsense does not."""
 
-import os
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from in_process import call
-from llmrl.cli.llm import main
+from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.pretraining_texts import stories
 from llmrl.llms.local.next_token import read_texts
 from llmrl.llms.local.small import SmallModelShape, make_small_model
+from tiny_models import make_model_for_env
 
 MOVES = ("turn left", "turn right", "go forward")
 
@@ -73,24 +71,11 @@ def test_training_is_deterministic(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command(tmp_path):
-    words = ["make", str(tmp_path / "read"), "env=goto_red_ball", "env.actions=restricted", "env.history=1"]
-    options = {"cwd": tmp_path, "environment": os.environ}
-    small = ["--tokens", "words", "--width", "32", "--layers", "1", "--heads", "2"]
-    done = call(
-        main,
-        "llmrl-llm",
-        *words,
-        *small,
-        "--reads",
-        "stories",
-        "--stories",
-        "100",
-        "--pretraining-steps",
-        "3",
-        **options,
-    )
-    assert done.returncode == 0 and "it has read stories" in done.stdout, done.stdout + done.stderr
-    words[1] = str(tmp_path / "refused")
-    done = call(main, "llmrl-llm", *words, "--kind", "seq2seq", "--reads", "stories", **options)
-    assert done.returncode != 0 and "needs a causal model" in done.stderr and not (tmp_path / "refused").exists()
+def test_small_model_reads_stories(tmp_path):
+    game = ("env=goto_red_ball", "env.actions=restricted", "env.history=1")
+    size = {"tokens": "words", "width": 32, "layers": 1, "heads": 2, "reads": "stories"}
+    folder = make_model_for_env(tmp_path / "read", *game, **size, stories=100, pretraining_steps=3)
+    assert AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(ConfigError, match="needs a causal model"):
+        make_model_for_env(tmp_path / "refused", *game, **size, kind="seq2seq")
+    assert not (tmp_path / "refused").exists()
