@@ -213,7 +213,7 @@ def test_numbers_are_clipped_to_bounds():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "CartPol-v1"}, "'CartPol-v1'.*CartPole-v1"),
+        ({"name": "CartPol-v1"}, "'CartPol-v1'.*Did you mean: `CartPole`"),
         ({"name": "LunarLander-v2"}, r"deprecated.*LunarLander-v3"),
         ({"name": "CartPole-v1", "kwargs": {"gravitas": 3}}, r"env.kwargs=\{'gravitas': 3\}"),
         (
@@ -231,7 +231,7 @@ def test_numbers_are_clipped_to_bounds():
             {"name": "FrozenLake-v1", "kwargs": {"desc": ["SFF", "FG"]}, "engine": "batched"},
             r"is not a map; it must be rows",
         ),
-        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"has no start"),
+        ({"name": "FrozenLake-v1", "kwargs": {"desc": ["FFF", "FFG"]}}, r"is not a map.*at least one"),
         ({"name": "no_such_package:Tower-v3"}, r"trusted_modules=\[no_such_package\]"),
         (
             {"name": "no_such_package:Tower-v3", "trusted": ("no_such_package",)},

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import io
 import os
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.errors import CREATION_ERRORS, check_state, creation_error
+from llmrl.envs.gym.errors import creation_errors, observation_error
 
 if TYPE_CHECKING:
     import gymnasium
     from gymnasium.envs.registration import EnvSpec
 
-    from llmrl.envs.gym.interfaces import EnvArguments
+    from llmrl.envs.gym.env_factory import EnvFactory
 
 _PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
 """Prefix of ids -> module that registers them."""
@@ -32,8 +31,6 @@ _PERSISTENT_WORLDS = ("BipedalWalker", "CarRacing")
 """Classes whose physics keep state across `reset(seed=...)`; they are rebuilt for each episode."""
 _SHORT_EPISODES = ("BlackjackEnv",)
 """Classes without a limit of steps whose episodes are always short."""
-_MAX_MATCHES = 5
-"""Maximum number of similar ids in the error about an unknown id."""
 
 
 class GymnasiumGames:
@@ -48,7 +45,7 @@ class GymnasiumGames:
         ConfigError: see `env_factory.EnvFactory.make`.
     """
 
-    def __init__(self, env_factory: EnvArguments, n: int, render: bool = False) -> None:
+    def __init__(self, env_factory: EnvFactory, n: int, render: bool = False) -> None:
         from gymnasium.spaces import Discrete
 
         self.n = n
@@ -74,7 +71,6 @@ class GymnasiumGames:
         self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
         self._observations: list[Any] = [None] * n
         self._id, self._steps = env_factory.id, [0] * n
-        # Observations of other spaces are checked where they are encoded.
         self._states = self.observation_space if isinstance(self.observation_space, Discrete) else None
 
     def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
@@ -90,8 +86,7 @@ class GymnasiumGames:
             with _quiet(self.envs[i].unwrapped):
                 self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
             self._steps[i] = 0
-            if self._states is not None:
-                check_state(self._id, self._states, self._observations[i], 0)
+            self._check_state(i)
         self._started |= mask
         self.infos = infos
         return list(self._observations)
@@ -105,10 +100,18 @@ class GymnasiumGames:
         for i in np.flatnonzero(playing).tolist():
             self._observations[i], reward[i], terminated[i], truncated[i], infos[i] = self.envs[i].step(actions[i])
             self._steps[i] += 1
-            if self._states is not None:
-                check_state(self._id, self._states, self._observations[i], self._steps[i])
+            self._check_state(i)
         self.infos = infos
         return list(self._observations), reward, terminated, truncated
+
+    def _check_state(self, game: int) -> None:
+        """Raise EngineError if the observation of a game should be a state number and is not.
+
+        Observations of other spaces are checked where they are encoded.
+        """
+        observation = self._observations[game]
+        if self._states is not None and not self._states.contains(observation):
+            raise observation_error(self._id, self._states, observation, self._steps[game])
 
     def render(self, index: int) -> np.ndarray:
         return np.asarray(self.envs[index].render())
@@ -118,7 +121,7 @@ class GymnasiumGames:
             env.close()
 
 
-def make(env_factory: EnvArguments, render: bool) -> gymnasium.Env[Any, Any]:
+def make(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
     """Return one environment, without Gymnasium's checks of every step, which cost as much as a small game.
 
     Raises:
@@ -130,36 +133,30 @@ def make(env_factory: EnvArguments, render: bool) -> gymnasium.Env[Any, Any]:
     mode: dict[str, Any] = {}
     limit = {} if env_factory.horizon is None else {"max_episode_steps": env_factory.horizon}
     try:
-        spec = _spec(env_factory)
-        if spec is not None:
-            check_map(spec, env_factory)
-        if render:
-            mode = {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
-        return gymnasium.make(env_factory.id, disable_env_checker=True, **{**mode, **limit, **env_factory.kwargs})
+        with creation_errors(env_factory.id, env_factory.kwargs):
+            spec = _spec(env_factory)
+            if spec is not None:
+                check_map(spec, env_factory)
+            if render:
+                mode = {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
+            arguments = {**mode, **limit, **env_factory.kwargs}
+            return gymnasium.make(env_factory.id, disable_env_checker=True, **arguments)
     except error.DependencyNotInstalled as cause:
         extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(cause)), None)
         remedy = f"pip install 'llmrl[{extra}]'" if extra else str(cause)
         raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from cause
     except error.Error as cause:
-        matches = difflib.get_close_matches(env_factory.id, list(gymnasium.registry), n=_MAX_MATCHES)
-        suggestion = f"; similar ids: {', '.join(matches)}" if matches else ""
         raise ConfigError(
-            f"Gymnasium has no environment {env_factory.id!r} ({str(cause).rstrip('.')}){suggestion}. For an "
-            "environment of your own package, use env.id=package.module:Id-v0"
+            f"Gymnasium has no environment {env_factory.id!r} ({str(cause).rstrip('.')}). For an environment of your "
+            "own package, use env.id=package.module:Id-v0"
         ) from cause
     except ModuleNotFoundError as cause:
         raise ConfigError(
             f"{env_factory.id} needs the package {cause.name}, which is not installed; install it"
         ) from cause
-    except TypeError as cause:
-        if "argument" not in str(cause):
-            raise
-        raise creation_error(env_factory.id, env_factory.kwargs, cause) from cause
-    except CREATION_ERRORS as cause:
-        raise creation_error(env_factory.id, env_factory.kwargs, cause) from cause
 
 
-def _spec(env_factory: EnvArguments) -> EnvSpec | None:
+def _spec(env_factory: EnvFactory) -> EnvSpec | None:
     """Import the package that registers an id and return the registered spec; None if there is none.
 
     Raises:
@@ -180,7 +177,7 @@ def _spec(env_factory: EnvArguments) -> EnvSpec | None:
     return gymnasium.registry.get(id)
 
 
-def check_map(spec: EnvSpec, env_factory: EnvArguments) -> None:
+def check_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
     """Raise ConfigError if a FrozenLake has no map or an invalid one.
 
     Without a map, each object would draw its own, unseeded.
@@ -189,17 +186,11 @@ def check_map(spec: EnvSpec, env_factory: EnvArguments) -> None:
         return
     kwargs = {**spec.kwargs, **env_factory.kwargs}
     rows = kwargs.get("desc")
-    if rows is not None:
-        words = (
-            [row.decode() if isinstance(row, bytes) else str(row) for row in rows] if _is_list_of_texts(rows) else [""]
+    if rows is not None and not _is_map(rows):
+        raise ConfigError(
+            f"{env_factory.id}: env.kwargs.desc={rows} is not a map; it must be rows of equal length, of the letters "
+            "S (start, at least one), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
         )
-        if len({len(row) for row in words}) != 1 or not all(row and set(row) <= set("SFHG") for row in words):
-            raise ConfigError(
-                f"{env_factory.id}: env.kwargs.desc={rows} is not a map; it must be rows of equal length, of the "
-                "letters S (start), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
-            )
-        if not any("S" in row for row in words):
-            raise ConfigError(f"{env_factory.id}: env.kwargs.desc={rows} has no start; mark at least one cell with S")
     if rows is None and "map_name" in kwargs and kwargs["map_name"] is None:
         raise ConfigError(
             f"{env_factory.id} without a map would draw a different, unseeded map for each game; set "
@@ -207,8 +198,9 @@ def check_map(spec: EnvSpec, env_factory: EnvArguments) -> None:
         )
 
 
-def _is_list_of_texts(rows: object) -> bool:
-    return isinstance(rows, list | tuple) and all(isinstance(row, str | bytes) for row in rows)
+def _is_map(rows: Any) -> bool:
+    letters = "".join(map(str, rows))
+    return len({len(str(row)) for row in rows}) == 1 and "S" in letters and set(letters) <= set("SFHG")
 
 
 def _is_minigrid(env: Any) -> bool:

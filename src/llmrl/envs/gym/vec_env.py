@@ -17,10 +17,10 @@ from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
-from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.env_factory import Engine, EnvFactory
 from llmrl.envs.gym.errors import READING_ERRORS, check_rewards, first_observation_error
 from llmrl.envs.gym.gymnasium_games import GymnasiumGames
-from llmrl.envs.gym.interfaces import Describer, Engine
+from llmrl.envs.gym.interfaces import Describer
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.gym.return_scale import ReturnScale

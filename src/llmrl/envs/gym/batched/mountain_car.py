@@ -30,18 +30,7 @@ class MountainCarGames(ArrayGames):
 
         self._stock: Any = MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
         super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
-        self._goal_velocity = np.full(n, float(goal_velocity))
-        self._goal, self._reward = np.full(n, _GOAL), np.full(n, -1.0)
-        self._reward.flags.writeable = False
-        self._pushes = (np.arange(3) - 1) * _FORCE
-        # Constants are arrays, because NumPy takes twice as long with Python numbers.
-        self._min_position, self._max_position, self._zero_velocity = (
-            np.full(n, _MIN_POSITION),
-            np.full(n, _MAX_POSITION),
-            np.zeros(n),
-        )
-        self._min_velocity, self._max_velocity = np.full(n, -_MAX_VELOCITY), np.full(n, _MAX_VELOCITY)
-        self._three, self._gravity = np.full(n, 3.0), np.full(n, -_GRAVITY)
+        self._goal_velocity = goal_velocity
         # Position and velocity.
         self._state = np.zeros((2, n))
 
@@ -50,15 +39,10 @@ class MountainCarGames(ArrayGames):
         self._state[1, indices] = 0.0
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        push = self._pushes.take(choices(actions, 3)) + _slopes(self._three * self._state[0]) * self._gravity
-        velocity = _clip(self._state[1] + push, self._min_velocity, self._max_velocity)
-        position = _clip(self._state[0] + velocity, self._min_position, self._max_position)
-        stopped = (position == self._min_position) & (velocity < self._zero_velocity)
-        if np.count_nonzero(stopped):
-            velocity[stopped] = 0.0
-        state = np.array((position, velocity))
+        push = (choices(actions, 3) - 1) * _FORCE + _slopes(3 * self._state[0]) * -_GRAVITY
+        state = _move(self._state[0], self._state[1], push)
         self._state = state if playing is None else np.where(playing, state, self._state)
-        return self._reward, (position >= self._goal) & (velocity >= self._goal_velocity)
+        return np.full(self.n, -1.0), (state[0] >= _GOAL) & (state[1] >= self._goal_velocity)
 
     def observe(self) -> NDArray[np.float32]:
         return self._state.T.astype(np.float32, order="C")
@@ -85,39 +69,31 @@ class MountainCarContinuousGames(ArrayGames):
 
         self._stock: Any = Continuous_MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
         super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
+        self._goal_velocity = goal_velocity
         # The initial state is float64, so that the first step is computed in double precision.
-        self._constants = {kind: _Constants(n, kind, goal_velocity) for kind in (np.float32, np.float64)}
         self._start = np.zeros(n)
         self._first = np.ones(n, dtype=bool)
-        self._any_first = True
         self._state = np.zeros((2, n), dtype=np.float32)
 
     def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
         self._start[indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
         self._state[0, indices], self._state[1, indices] = self._start[indices], 0.0
-        self._first[indices] = self._any_first = True
+        self._first[indices] = True
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         action = np.asarray(actions, dtype=np.float32).reshape(self.n)
-        state, terminated = _move(action, self._state[0], self._state[1], self._constants[np.float32])
-        if self._any_first:
-            first_state, first_terminated = _move(action, self._start, np.zeros(self.n), self._constants[np.float64])
-            state, terminated = (
-                np.where(self._first, first_state, state),
-                np.where(self._first, first_terminated, terminated),
-            )
+        state, terminated = self._push(action, self._state[0], self._state[1])
+        if self._first.any():
+            first_state, first_terminated = self._push(action, self._start, np.zeros(self.n))
+            state = np.where(self._first, first_state, state)
+            terminated = np.where(self._first, first_terminated, terminated)
             self._first &= False if playing is None else ~playing
-            self._any_first = bool(self._first.any())
         if playing is not None:
             state = np.where(playing, state, self._state)
         self._state = state.astype(np.float32, copy=False)
-        reward = action.astype(np.float64)
-        np.square(reward, reward)
-        reward *= -0.1
-        if np.count_nonzero(terminated):
-            # 100 - 0.1 a^2, added in the same order as in Gymnasium.
-            reward = np.where(terminated, 100.0 + reward, reward)
-        return reward, terminated
+        # 100 - 0.1 a^2, added in the same order as in Gymnasium.
+        cost = np.square(action.astype(np.float64)) * -0.1
+        return np.where(terminated, 100.0 + cost, cost), terminated
 
     def observe(self) -> NDArray[np.float32]:
         return self._state.T.copy()
@@ -126,49 +102,26 @@ class MountainCarContinuousGames(ArrayGames):
         self._stock.state = self._state[:, index].copy()
         return render_frame(self._stock)
 
-
-class _Constants:
-    """Constants of n games in one precision, as arrays, because NumPy takes twice as long with Python numbers."""
-
-    def __init__(self, n: int, kind: type[np.floating[Any]], goal_velocity: float) -> None:
-        def full(number: float) -> NDArray[Any]:
-            return np.full(n, number, dtype=kind)
-
-        self.kind, self.three, self.power, self.one = kind, full(3), np.full(n, _POWER, np.float32), np.float32(1)
-        self.min_velocity, self.max_velocity, self.min_position, self.max_position = (
-            full(-_MAX_VELOCITY),
-            full(_MAX_VELOCITY),
-            full(_MIN_POSITION),
-            full(_MAX_POSITION),
-        )
-        self.zero, self.goal, self.goal_velocity = full(0), full(_CONTINUOUS_GOAL), full(goal_velocity)
-        self.gravity = np.full(n, _GRAVITY)
-
-
-def _move(
-    action: NDArray[np.float32], position: NDArray[Any], velocity: NDArray[Any], constants: _Constants
-) -> tuple[NDArray[Any], NDArray[np.bool_]]:
-    """Return the state [2, n] after a step, in the precision of `constants`, and whether the goal is reached [n]."""
-    pull = constants.gravity * _slopes(constants.three * position)
-    push = action * constants.power - pull.astype(np.float32)
-    clipped_actions = np.abs(action) > constants.one
-    if np.count_nonzero(clipped_actions):
+    def _push(
+        self, action: NDArray[np.float32], position: NDArray[Any], velocity: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the state [2, n] after a step, in the precision of `position`, and whether the goal is reached [n]."""
+        pull = _GRAVITY * _slopes(3 * position)
         # In Gymnasium, a force that is clipped to its bound is a Python number, any other one is float32.
-        push = np.where(clipped_actions, (np.where(action > 0, _POWER, -_POWER) - pull).astype(constants.kind), push)
-    velocity = _clip(velocity + push, constants.min_velocity, constants.max_velocity)
-    position = _clip(position + velocity, constants.min_position, constants.max_position)
-    stopped = (position == constants.min_position) & (velocity < constants.zero)
-    if np.count_nonzero(stopped):
-        velocity[stopped] = 0
-    return np.array((position, velocity)), (position >= constants.goal) & (velocity >= constants.goal_velocity)
+        clipped_push = (np.where(action > 0, _POWER, -_POWER) - pull).astype(position.dtype)
+        push = np.where(np.abs(action) > 1, clipped_push, action * np.float32(_POWER) - pull.astype(np.float32))
+        state = _move(position, velocity, push)
+        return state, (state[0] >= _CONTINUOUS_GOAL) & (state[1] >= self._goal_velocity)
+
+
+def _move(position: NDArray[Any], velocity: NDArray[Any], push: NDArray[Any]) -> NDArray[Any]:
+    """Return position and velocity [2, n] after a push [n]; the car stops at the left end."""
+    velocity = np.clip(velocity + push, -_MAX_VELOCITY, _MAX_VELOCITY)
+    position = np.clip(position + velocity, _MIN_POSITION, _MAX_POSITION)
+    velocity[(position == _MIN_POSITION) & (velocity < 0)] = 0
+    return np.array((position, velocity))
 
 
 def _slopes(angles: NDArray[Any]) -> NDArray[np.float64]:
     """Return cosines [n] as the C library computes them (as Gymnasium does); NumPy's may differ in the last bit."""
     return np.array([*map(math.cos, angles.tolist())])
-
-
-def _clip(constants: NDArray[Any], low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
-    """Return `constants` clipped to `low` and `high`. In place it would take longer."""
-    clipped: NDArray[Any] = np.minimum(np.maximum(constants, low), high)
-    return clipped
