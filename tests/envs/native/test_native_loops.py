@@ -21,8 +21,9 @@ import torch
 import llmrl
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import compilation, cuda_kernel, hashed_random
-from llmrl.envs.native.hashed_random import PURPOSES, HashedRandom, game_keys
+from llmrl.envs.native.hashed_random import game_keys
 from played_games import GAMES, digest, digests, small
+from stepped_engine import PURPOSES, HashedRandom
 
 SHARED = 2 * compilation.WORK_PER_THREAD // 6
 """Games of two players, who see, that two threads share."""
@@ -127,7 +128,7 @@ def test_fork_after_threads_is_safe(two_threads: None) -> None:
 
 
 def test_readonly_actions_need_no_recompilation() -> None:
-    env, compiled = small("harvest"), compilation.compiled(None).play.overloads
+    env, compiled = small("harvest"), compilation.compiled().play.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
     action.flags.writeable = False

@@ -1,6 +1,8 @@
-"""The arrays of a batch of games for rules and views, with conversions to and from `State` and to `GameEvents`."""
+"""The arrays of a batch of games for rules and views, and their state for checkpoints."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
@@ -16,7 +18,6 @@ from llmrl.envs.native.game_arrays import (
     fields,
     width,
 )
-from llmrl.envs.native.state import GameEvents, State
 from llmrl.envs.substrate.maps import GameMap
 
 
@@ -32,8 +33,8 @@ class Batch:
 
     Attributes:
         n_dirt: number of cells of the river that can be dirty.
-        world, players, orchard, river, occupied, deeds, scratch, codes: the arrays of `game_arrays.Games` as tensors,
-            with the fields of records as the last axis.
+        world, players, orchard, river, occupied, player_events, scratch, codes: the arrays of `game_arrays.Games` as
+            tensors, with the fields of records as the last axis.
     """
 
     def __init__(self, game_map: GameMap, players: int, games: int, lanes: int, device: str) -> None:
@@ -70,67 +71,54 @@ class Batch:
             getattr(batch, name).copy_(getattr(self, name)[index : index + 1])
         return batch
 
-    def load(self, state: State, near: torch.Tensor) -> None:
-        """Load a state and compute redundant counts; `near` [A, A] float32 is 1 where apple sites are neighbors."""
+    def load_state_dict(self, state: Mapping[str, torch.Tensor], near: torch.Tensor) -> None:
+        """Restore a result of `state_dict`; `near` [A, A] float32 is 1 where apple sites are neighbors."""
         world, players, orchard, river = self._fields()
+        apple, dirt, pos = state["apple"], state["dirt"], state["pos"]
         for name in ("pos", "heading", "alive", "out_for", "zap_wait"):
-            players[name].copy_(getattr(state, name))
-        for name, x in (("clean_wait", state.clean_wait), ("cleaner", state.cleaners)):
-            players[name].copy_(x if x.shape[1] else torch.zeros_like(state.pos))
-        has_grass = state.group.shape[1] > 0
-        orchard["apple"].copy_(state.apple)
-        orchard["group"].copy_(state.group if has_grass else torch.full_like(state.apple, -1, dtype=torch.int8))
-        orchard["dry"].copy_(state.dry if has_grass else torch.zeros_like(state.apple))
-        orchard["near"].copy_(state.apple.to(torch.float32) @ near)
+            players[name].copy_(state[name])
+        has_river, has_grass = bool(self.n_dirt), state["group"].shape[1] > 0
+        for name, x in (("clean_wait", state["clean_wait"]), ("cleaner", state["cleaners"])):
+            players[name].copy_(x if has_river else torch.zeros_like(pos))
+        orchard["apple"].copy_(apple)
+        orchard["group"].copy_(state["group"] if has_grass else torch.full_like(apple, -1, dtype=torch.int8))
+        orchard["dry"].copy_(state["dry"] if has_grass else torch.zeros_like(apple))
+        orchard["near"].copy_(apple.to(torch.float32) @ near)
         river["dirt"].zero_()
-        river["dirt"][:, : self.n_dirt] = state.dirt
-        river["phase"].copy_(state.phase)
-        world["t"].copy_(state.t)
-        world["apples"].copy_(state.apple.sum(1))
-        world["dirt"].copy_(state.dirt.sum(1))
+        river["dirt"][:, : self.n_dirt] = dirt
+        river["phase"].copy_(state["phase"])
+        world["t"].copy_(state["t"])
+        world["apples"].copy_(apple.sum(1))
+        world["dirt"].copy_(dirt.sum(1))
         self.occupied.zero_()
-        slots = torch.arange(1, state.pos.shape[1] + 1, device=self.occupied.device).to(torch.uint8)
-        self.occupied.scatter_(1, state.pos.to(torch.int64), slots.expand(state.pos.shape).contiguous())
+        slots = torch.arange(1, pos.shape[1] + 1, device=self.occupied.device).to(torch.uint8)
+        self.occupied.scatter_(1, pos.to(torch.int64), slots.expand(pos.shape).contiguous())
         self.occupied[:, 0] = 0  # the cell of players that are out of the game
 
-    def state(self, harvest: bool) -> State:
-        """Return a copy of the state; `harvest`: whether the substrate is Harvest."""
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return a copy of the state of all games, without redundant counts, on the same device.
+
+        The entries are the fields of `game_arrays`, with the games first. Fields that the substrate does not use have
+        no columns. `group` and `dry` are those of Harvest, `clean_wait` and `cleaners` those of Clean Up.
+        """
         world, players, orchard, river = self._fields()
-        grass_sites = slice(0, self.orchard.shape[1] if harvest else 0)
+        grass_sites = slice(0, self.orchard.shape[1] if self._map.substrate == "harvest" else 0)
         cleaners = slice(0, self.players.shape[1] if self.n_dirt else 0)
-        return State(
-            t=world["t"].clone(),
-            pos=players["pos"].to(torch.int64),
-            heading=players["heading"].to(torch.int64),
-            alive=players["alive"] != 0,
-            out_for=players["out_for"].clone(),
-            zap_wait=players["zap_wait"].clone(),
-            clean_wait=players["clean_wait"][:, cleaners].clone(),
-            apple=orchard["apple"] != 0,
-            dirt=river["dirt"][:, : self.n_dirt] != 0,
-            phase=river["phase"].to(torch.uint8),
-            group=orchard["group"][:, grass_sites].clone(),
-            dry=orchard["dry"][:, grass_sites] != 0,
-            cleaners=players["cleaner"][:, cleaners] != 0,
-        )
-
-    def events(self, reward: torch.Tensor, zaps: bool) -> GameEvents:
-        """Return a copy of the events of the last step; `zaps`: whether players can zap."""
-        player_events = fields(self.player_events.to(torch.int64), PLAYER_EVENTS)
-        cells = torch.arange(9, device=self.player_events.device)
-
-        def passed(name: str) -> torch.Tensor:
-            return (player_events[name][..., None] >> cells & 1) != 0
-
-        return GameEvents(
-            reward=reward,
-            cleaned=player_events["cleaned"],
-            zaps=player_events["zaps"],
-            others_cleaned=player_events["others_cleaned"],
-            place=player_events["place"],
-            zapped=passed("zapped") if zaps else None,
-            washed=passed("washed") if self.n_dirt else None,
-        )
+        return {
+            "t": world["t"].clone(),
+            "pos": players["pos"].to(torch.int64),
+            "heading": players["heading"].to(torch.int64),
+            "alive": players["alive"] != 0,
+            "out_for": players["out_for"].clone(),
+            "zap_wait": players["zap_wait"].clone(),
+            "clean_wait": players["clean_wait"][:, cleaners].clone(),
+            "apple": orchard["apple"] != 0,
+            "dirt": river["dirt"][:, : self.n_dirt] != 0,
+            "phase": river["phase"].to(torch.uint8),
+            "group": orchard["group"][:, grass_sites].clone(),
+            "dry": orchard["dry"][:, grass_sites] != 0,
+            "cleaners": players["cleaner"][:, cleaners] != 0,
+        }
 
     def _fields(self) -> tuple[dict[str, torch.Tensor], ...]:
         """Return views of the fields of all games, players, sites of apples and cells of the river."""

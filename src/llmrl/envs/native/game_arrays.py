@@ -28,14 +28,18 @@ def _record(kind: type[np.generic], *names: str) -> np.dtype[np.void]:
 WORLD = _record(np.int32, "t", "apples", "dirt")
 """A game: number of steps taken, of apples, and of dirty cells."""
 PLAYER = _record(np.int32, "pos", "heading", "alive", "out_for", "zap_wait", "clean_wait", "cleaner")
-"""A player, see `state.State`; `cleaner`: 1 if the player cleaned dirt in the last step."""
+"""A player: its cell, 0 (no cell of the map) while it is out of the game; 0 north, 1 east, 2 south, 3 west; 1 in the
+game; number of steps until it is back, and until it can fire each beam again; 1 if it cleaned dirt in the last step."""
 SITE = _record(np.int8, "apple", "group", "dry", "near")
-"""A site of apples: 1 with an apple, `rules.FRESH` if it grew in this step; `group` and `dry` as in `state.State`;
-number of live apples within a distance of 2."""
+"""A site of apples: 1 with an apple, `rules.FRESH` if it grew in this step; number of apples near a site without one
+two steps before, at most 3, or -1 if none can grow yet; 1 if the grass has withered; number of live apples within a
+distance of 2."""
 RIVER = _record(np.int8, "dirt", "phase")
 """A cell of the river: 1 if dirty; frame of its water at the start."""
 PLAYER_EVENTS = _record(np.int32, "cleaned", "zaps", "others_cleaned", "place", "zapped", "washed")
-"""Events of a player in a step, see `state.GameEvents`; bit k of the last two is for cell k in front."""
+"""Events of a player in a step: number of dirty cells that it cleaned, of players that it removed, and of others who
+cleaned in the step before; its cell * 4 + heading when beams were fired; cells in front that its zap and its cleaning
+beam passed, bit k for cell k."""
 SCRATCH = _record(
     np.int32,
     "mover",
@@ -95,7 +99,6 @@ class Settings(NamedTuple):
         spill_threshold: bound of the number below which one more cell gets dirty in a step.
         first_spill: first step in which a cell can get dirty.
         n_grounds, n_avatars: number of codes of each kind (`cell_codes.CellCodes`).
-        animated_water: whether the frames of the water are shown, else always the first.
     """
 
     harvest: bool
@@ -113,7 +116,6 @@ class Settings(NamedTuple):
     first_spill: int
     n_grounds: int
     n_avatars: int
-    animated_water: bool
 
 
 class Tables(NamedTuple):

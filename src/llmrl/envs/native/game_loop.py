@@ -36,7 +36,7 @@ def play(
     tables: Tables,
     views: ViewTables,
 ) -> None:
-    """Execute the command `inputs.todo` in games `first` to `last`, and write their observations and metrics."""
+    """Execute the command `inputs.commands` in games `first` to `last`, and write their observations and metrics."""
     # Unsigned indices, so that Numba omits the check for negative ones.
     row: Any = np.uint32(lane)
     for game in range(first, last):

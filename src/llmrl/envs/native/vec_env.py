@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,21 +14,19 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.ram import need_memory
-from llmrl.core.records import Array, Observation, Step, on_host
-from llmrl.core.records import State as SavedState
+from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import Settlement
 from llmrl.envs.mechanisms import SocietyEvents as SocietyEvents
 from llmrl.envs.native.batch import Batch
-from llmrl.envs.native.compilation import lanes
+from llmrl.envs.native.compilation import compiled, lanes
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.game_arrays import Inputs, Outputs, array
 from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.observations import ObservationBuilder
-from llmrl.envs.native.state import State
 from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.sprites import Source, agent_colors
@@ -85,7 +83,8 @@ class NativeEnv:
         self._shape = (n_envs, game.n_agents)
         self._lanes = lanes(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
         self._batch = self.engine.batch(n_envs, self._lanes)
-        self._fixed = self.engine.fixed(self._batch, self.observer.has_pixels, self.observer.tables())
+        # The last arguments of `Engine.run`, which are the same at every step.
+        self._fixed = (self._batch.arrays(), self.engine.tables, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
         # Outputs and actions of a reset, which are not used.
         self._reset_outputs = self._empty(3, *self._shape)
@@ -178,10 +177,6 @@ class NativeEnv:
     def set_context(self, context: int | np.ndarray) -> None:
         raise ConfigError(f"{self.spec.name} has no contexts")
 
-    def world_codes(self, index: int = 0) -> NDArray[np.int64]:
-        """Return the codes (`cell_codes`) of the map's cells in game `index`, [height, width]."""
-        return self.observer.world_codes(self._current_batch(), index)
-
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
         return self.observer.world_image(self._current_batch(), index)
@@ -195,13 +190,11 @@ class NativeEnv:
         game, _, _, tiles = self._init_args
         return agent_colors(game.substrate, game.n_agents, tiles)
 
-    def state_dict(self) -> SavedState:
-        state = self._state
+    def state_dict(self) -> State:
+        state = {name: x.cpu() for name, x in self._batch.state_dict().items()}
         return {
             "map": self.engine.setup.game_map.text,
-            "state": None
-            if state is None
-            else {array_field.name: getattr(state, array_field.name).cpu() for array_field in fields(state)},
+            "state": state if self._begun else None,
             "deeds": self._batch.player_events.cpu().clone(),
             "roots": self._roots,
             "group": self._group_size,
@@ -214,13 +207,13 @@ class NativeEnv:
             "report": None if self._report is None else self._report.state_dict(),
         }
 
-    def fork(self, state: SavedState, seed: int) -> None:
+    def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
         n = self.spec.n_envs
         self._keys[:] = game_keys(np.full(n, seed, dtype=np.int64), np.arange(n), self._episodes)
         self._update_device_copies()
 
-    def load_state_dict(self, state: SavedState) -> None:
+    def load_state_dict(self, state: State) -> None:
         if state["state"] is not None and tuple(state["state"]["pos"].shape) != self._shape:
             raise CheckpointError(
                 f"the saved games have the shape {list(state['state']['pos'].shape)} (games, players), and this "
@@ -238,7 +231,7 @@ class NativeEnv:
         self._begun = state["state"] is not None
         if state["state"] is not None:
             saved = {name: torch.as_tensor(x).to(self._device) for name, x in state["state"].items()}
-            self._batch.load(State(**saved), self.engine.near)
+            self._batch.load_state_dict(saved, self.engine.near)
             self._batch.player_events.copy_(torch.as_tensor(state["deeds"]))
         self._update_device_copies()
         if self._mechanism is not None:
@@ -253,11 +246,6 @@ class NativeEnv:
     def threads(self) -> int:
         """Number of threads that play the next step on a CPU: that of torch, or fewer if the games cannot use all."""
         return min(torch.get_num_threads(), self._lanes)
-
-    @property
-    def _state(self) -> State | None:
-        """A copy of the state of all games; None before the first reset."""
-        return self._batch.state(self.engine.harvest) if self._begun else None
 
     def _current_batch(self) -> Batch:
         if not self._begun:
@@ -317,7 +305,7 @@ class NativeEnv:
                 return array(device_actions.contiguous())
             action = action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        if self.engine.any_invalid(actions, self.spec.n_actions):
+        if compiled().any_invalid(actions, self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
