@@ -227,9 +227,7 @@ class ReplayableEnv(ABC):
 
         Before a game's first step, they are zeros.
         """
-        max_length = int(self._length.max(initial=0))
-        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *game_shape), dtype=kind) for _ in range(max_length)]
+        steps = np.zeros((int(self._length.max(initial=0)), self.spec.n_envs, *game_shape), dtype=kind)
         for i, (start, episode) in enumerate(zip(self._start_steps.tolist(), episodes, strict=True)):
-            for step, value in zip(steps[start:], episode, strict=True):
-                step[i] = value
-        return steps
+            steps[start:, i] = episode.reshape(-1, *game_shape)
+        return list(steps)

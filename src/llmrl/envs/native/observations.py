@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from llmrl.envs.native import map_geometry, view_loops
 from llmrl.envs.native.batch import Batch
 from llmrl.envs.native.compilation import compiled, run_in_threads
 from llmrl.envs.native.engine import Engine
-from llmrl.envs.native.game_arrays import PLAYER, Games, Outputs, ViewTables, array, fields
+from llmrl.envs.native.game_arrays import Games, Outputs, ViewTables, array
 from llmrl.envs.native.tiles import Tiles, load_tiles, paint
-from llmrl.envs.substrate.grid_text import observation_text
 from llmrl.envs.substrate.maps import MARGIN
 from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR
 from llmrl.envs.substrate.sprites import SIZE, Source
@@ -36,7 +35,7 @@ class ObservationBuilder:
     """
 
     def __init__(self, engine: Engine, games: int, channels: Sequence[str], tiles: Source) -> None:
-        self._engine, self._games, self._channels, self._source = engine, games, tuple(channels), tiles
+        self._engine, self._games, self._source = engine, games, tiles
         self.has_grids = bool({"grid", "text"} & set(channels))
         self.has_vectors = bool({"vector", "text"} & set(channels))
         self.has_pixels = "pixels" in channels
@@ -73,19 +72,8 @@ class ObservationBuilder:
         self._frames.append(self._frames.pop(0))
         return self._frames[-1]
 
-    def observation(
-        self,
-        frame: dict[str, tuple[Any, Any]],
-        vector: torch.Tensor | None,
-        batch: Batch,
-        has_texts: Any,
-        report_function: Callable[[int, int], Mapping[str, Any]] | None = None,
-    ) -> Observation:
-        """Return all requested channels, from the outputs of the loops.
-
-        `has_texts` [B]: whether the players of each game get a text; others get "". `report_function`: function from
-        game and player to the entries about the mechanism.
-        """
+    def observation(self, frame: dict[str, tuple[Any, Any]], vector: torch.Tensor | None) -> Observation:
+        """Return all channels but texts, from the outputs of the loops."""
         channels: dict[str, Any] = {}
         if self.has_pixels:
             channels["pixels"] = self.renderer.expand(frame["ids"][0], out=frame["pixels"][0])
@@ -93,8 +81,6 @@ class ObservationBuilder:
             channels["grid"] = frame["grid"][0]
         if vector is not None:
             channels["vector"] = vector
-        if "text" in self._channels:
-            channels["text"] = self._texts(batch, channels["grid"], channels["vector"], has_texts, report_function)
         return channels
 
     def world_image(self, batch: Batch, index: int) -> NDArray[np.uint8]:
@@ -155,25 +141,6 @@ class ObservationBuilder:
     def _load_tiles(self) -> Tiles:
         game_map = self._engine.setup.game_map
         return load_tiles(game_map.substrate, game_map.text, self._engine.n_agents, self._source)
-
-    def _texts(
-        self,
-        batch: Batch,
-        grid: torch.Tensor,
-        vector: torch.Tensor,
-        has_texts: NDArray[np.bool_],
-        report_function: Callable[[int, int], Mapping[str, Any]] | None,
-    ) -> NDArray[Any]:
-        """Return the text observation of each player, [B, N] object; it is computed on the host."""
-        setup = self._engine.setup
-        views, scalars = grid.cpu().numpy(), vector.cpu().numpy()
-        alive = fields(batch.players, PLAYER)["alive"].cpu().numpy() == 1
-        texts = np.full(views.shape[:2], "", dtype=object)
-        for game, player in np.argwhere(alive & has_texts[:, None]).tolist():
-            cells, numbers = views[game, player], scalars[game, player]
-            report = None if report_function is None else report_function(game, player)
-            texts[game, player] = observation_text(cells, setup.game_map.substrate, setup.rules, numbers, report)
-        return texts
 
 
 _LINE_BYTES = SIZE * 3

@@ -135,8 +135,7 @@ def _call(env: Any, name: str, origin: str) -> Any:
     layer = env
     while True:
         # A Gymnasium wrapper forwards the attributes that it does not define.
-        method = vars(type(layer)).get(name) or getattr(type(layer), name, None)
-        if method is not None:
+        if hasattr(type(layer), name):
             return getattr(layer, name)()
         if not hasattr(layer, "env"):
             raise ConfigError(f"{origin} has no method {name}; env.text=own requires the methods {', '.join(METHODS)}")

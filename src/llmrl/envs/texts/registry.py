@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
-from llmrl.core.trust import Trust
+from llmrl.core.trust import NOBODY, Trust
+from llmrl.envs.gym.gymnasium_games import make
 from llmrl.envs.gym.success import SuccessCriterion
 from llmrl.envs.texts.decoders import DECODERS, Decoder
 from llmrl.envs.texts.describers import (
@@ -28,6 +29,7 @@ from llmrl.envs.texts.schema import DescriptionFile, field_descriptions, read_te
 if TYPE_CHECKING:
     import gymnasium
 
+    from llmrl.envs.gym.env_factory import EnvFactory
     from llmrl.envs.gym.interfaces import Describer
 
 FILES = Path(__file__).with_name("files")
@@ -38,10 +40,36 @@ def shipped_texts() -> list[str]:
     return sorted(path.stem for path in FILES.glob("*.yaml"))
 
 
-def find_describer(
-    text: str, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None, trust: Trust
+def describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion | None = None) -> Describer:
+    """Return `describer_of` an environment that `env_factory` makes, always with Gymnasium's own engine.
+
+    Raises:
+        ConfigError: see `describer_of` and `EnvFactory.make`.
+    """
+    env = make(env_factory, render=False)
+    try:
+        return describer_of(text, env, criterion, env_factory.trust)
+    finally:
+        env.close()
+
+
+def describer_of(
+    text: str, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None, trust: Trust = NOBODY
 ) -> Describer:
-    """Return the text interface of an environment (see `llmrl.envs.texts.describer_of`)."""
+    """Return the text interface of an environment.
+
+    Args:
+        text: a shipped text (`taxi`), a file (`my/game.yaml`), a class (`package.module.Class`, called with the
+            environment), `own` (the environment's own texts, see `describers.EnvDescriber`) or `auto` (names and ranges
+            of its spaces).
+        env: environment to describe; it is only inspected.
+        criterion: criterion of a successful episode, which the text states (a class must state it itself); None: none.
+        trust: modules in which a class may be defined.
+
+    Raises:
+        ConfigError: there is no such text, its class is not trusted, it is incomplete, or it describes another
+            environment.
+    """
     if text == "own":
         return EnvDescriber(env, criterion)
     if text == "auto":
@@ -65,8 +93,7 @@ def find_describer(
         raise ConfigError(
             f"env.text={text} must make an object with an attribute game (an EnvDescription) and a method describe"
         )
-    describer: Describer = instance
-    return describer
+    return cast("Describer", instance)
 
 
 class FileDescriber:
