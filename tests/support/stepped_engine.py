@@ -11,10 +11,9 @@ from unittest import mock
 import torch
 
 from llmrl.envs.native import compilation, game_loop, hashed_random, rules
-from llmrl.envs.native.batch import Batch
 from llmrl.envs.native.compilation import CpuGames
 from llmrl.envs.native.engine import Engine
-from llmrl.envs.native.game_arrays import PLAYER_EVENTS, WORLD, Inputs, Outputs, array, fields
+from llmrl.envs.native.game_arrays import PLAYER_EVENTS, WORLD, Batch, Inputs, Outputs, array, fields
 from llmrl.envs.native.hashed_random import BITS, GOLDEN, MASK_32, MIX_1, MIX_2, SCALE
 
 PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")

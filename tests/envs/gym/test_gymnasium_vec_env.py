@@ -129,7 +129,7 @@ def test_active_episode_actions_are_stored():
     env.step(np.array([[0], [0]]))
     assert [actions_stored[:, 0].tolist() for actions_stored in env.state_dict()["acted"]] == [[0], [1, 1, 1, 0]]
     env.reset()
-    assert not any(len(actions_stored) for actions_stored in env.state_dict()["acted"]) and not env._action_history
+    assert not any(len(actions_stored) for actions_stored in env.state_dict()["acted"]) and not env._history
 
 
 def test_error_names_missing_mask():
@@ -238,7 +238,7 @@ def test_numbers_are_clipped_to_bounds():
             r"cannot be imported: No module named 'no_such_package'",
         ),
         ({"name": "CartPole-v1", "success": "return"}, "success_threshold"),
-        ({"name": "CartPole-v1", "success_threshold": 3.0}, r"requires env.success=return"),
+        ({"name": "CartPole-v1", "success_threshold": 3.0}, r"success=None and env.success_threshold=3.0 do not fit"),
     ],
 )
 def test_rejects_unsupported_spaces(fields, message):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -45,16 +45,6 @@ def observation_error(id: str, space: Space[Any], observation: Any, step: int) -
         f"{id} returned in step {step} of an episode an observation that is not in its observation_space {space}: "
         f"{_short(observation)}"
     )
-
-
-def first_observation_error(
-    id: str, space: Space[Any], observations: Sequence[Any] | np.ndarray, steps: np.ndarray
-) -> EngineError | None:
-    """Return `observation_error` for the first game whose observation is not in the space; None if there is none."""
-    for observation, step in zip(observations, steps.tolist(), strict=True):
-        if not space.contains(observation):
-            return observation_error(id, space, observation, step)
-    return None
 
 
 def check_rewards(id: str, reward: np.ndarray, steps: np.ndarray) -> None:

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,14 +28,12 @@ MODULES = (hashed_random, rules, view_loops, game_loop)
 """Modules whose functions are built, if loops call them."""
 _EXCLUDED = {"threshold", "game_keys"}
 """Functions that only create tables, and are never called by a rule."""
-_ENTRIES = {"play", "any_invalid", "copy_tiles"}
+_ENTRIES = {"play", "copy_tiles"}
 """Functions that are called from outside."""
 Jit = Callable[[Any], Any]
 WORK_PER_THREAD = 3072
 """Work that justifies a thread: number of players who take a step, where a player whose view is written counts as
 three. It takes about 0.4 ms, while a sleeping thread takes up to 0.1 ms to wake."""
-CACHE_DAYS = 30
-"""Number of days without use after which cached functions are removed."""
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Options of all functions. None of them allocates memory, so no references to arrays are counted."""
 INNER_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -90,7 +87,8 @@ class CpuGames:
     """Plays all games of a batch on CPU cores; compiles the loops if they are not in the cache."""
 
     def __init__(self) -> None:
-        self._functions, self._play = compiled(), None
+        self._functions = compiled()
+        self._play: Callable[..., None] | None = None
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
         """Run `game_loop.play` on `n` games with `arrays`, which must have the same types at every call."""
@@ -165,17 +163,13 @@ def digest() -> str:
     """Return a digest of everything that compiled functions depend on: the engine's files, Numba, and the CPU."""
     import llvmlite
     import numba
+    from llvmlite import binding
 
-    parts = [numba.__version__, llvmlite.__version__, numba.config.CPU_NAME or "", _processor(), platform.machine()]
+    parts = [numba.__version__, llvmlite.__version__, numba.config.CPU_NAME or "", platform.machine()]
+    parts += [binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
     files = sorted(Path(__file__).parent.glob("*.py"))
     parts += [f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    from llvmlite import binding
-
-    return f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
 
 
 @functools.cache
@@ -186,18 +180,12 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def cached_in(folder: Path) -> Iterator[bool]:
-    """Let Numba cache compiled functions in a folder; yield whether it is writable.
-
-    When the folder is created, cache folders that have not been used for `CACHE_DAYS` days are removed.
-    """
+    """Let Numba cache compiled functions in a folder; yield whether it is writable."""
     import numba
 
     try:
-        if new := not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        if new:
-            _remove_old_cache_folders(folder.parent)
     except OSError as error:
         log.info("compiled games are not kept for the next run: %s", error)
         yield False
@@ -209,12 +197,3 @@ def cached_in(folder: Path) -> Iterator[bool]:
             yield True
         finally:
             numba.config.CACHE_DIR = previous
-
-
-def _remove_old_cache_folders(parent: Path) -> None:
-    """Remove unused cache folders, while other processes may remove them, too."""
-    oldest = time.time() - CACHE_DAYS * 24 * 3600
-    for folder in parent.glob("games-*"):
-        with contextlib.suppress(OSError):  # another process has removed the folder
-            if folder.stat().st_mtime < oldest:
-                shutil.rmtree(folder)

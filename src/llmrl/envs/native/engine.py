@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import map_geometry
-from llmrl.envs.native.batch import Batch
 from llmrl.envs.native.cell_codes import assign_codes
 from llmrl.envs.native.compilation import CpuGames, simulated
-from llmrl.envs.native.game_arrays import ACTION, Settings, Tables, ViewTables, array
+from llmrl.envs.native.game_arrays import ACTION, Batch, Settings, Tables, ViewTables, array
 from llmrl.envs.native.hashed_random import threshold
 from llmrl.envs.substrate.maps import GameMap
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, action_names, changes

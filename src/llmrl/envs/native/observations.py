@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from llmrl.core.records import Observation
 from llmrl.envs.native import map_geometry, view_loops
-from llmrl.envs.native.batch import Batch
 from llmrl.envs.native.compilation import compiled, run_in_threads
 from llmrl.envs.native.engine import Engine
-from llmrl.envs.native.game_arrays import Games, Outputs, ViewTables, array
+from llmrl.envs.native.game_arrays import Batch, Games, Outputs, ViewTables, array
 from llmrl.envs.native.tiles import Tiles, load_tiles, paint
 from llmrl.envs.substrate.maps import MARGIN
 from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR

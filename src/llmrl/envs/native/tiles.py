@@ -64,7 +64,8 @@ def compose(codes: CellCodes, sprite_set: SpriteSet) -> Tiles:
 def paint(bank: NDArray[np.uint8], ids: NDArray[np.integer]) -> NDArray[np.uint8]:
     """Return images of cells given by tile numbers: [..., R, C] becomes [..., 8 * R, 8 * C, 3]."""
     *batch_shape, rows, columns = ids.shape
-    return bank[ids].swapaxes(-4, -3).reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
+    lines: NDArray[np.uint8] = bank[ids].swapaxes(-4, -3)
+    return lines.reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
 
 
 def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -17,10 +17,9 @@ from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanisms import SocietyEvents
-from llmrl.envs.native.batch import Batch
-from llmrl.envs.native.compilation import compiled, lanes
+from llmrl.envs.native.compilation import lanes
 from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.game_arrays import PLAYER, Inputs, Outputs, array, fields
+from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
 from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.observations import ObservationBuilder
@@ -264,7 +263,8 @@ class NativeEnv(SocietyEnv):
                 return array(device_actions.contiguous())
             action = action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        if compiled().any_invalid(actions, self.spec.n_actions):
+        # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
+        if np.count_nonzero(actions.view(np.uint64) >= self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"

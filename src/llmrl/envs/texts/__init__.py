@@ -1,5 +1,5 @@
 """Text interfaces of Gymnasium's environments, for language-model players."""
 
-from llmrl.envs.texts.registry import describer, describer_of
+from llmrl.envs.texts.describers import describer, describer_of
 
 __all__ = ["describer", "describer_of"]

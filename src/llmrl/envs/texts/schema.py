@@ -13,8 +13,7 @@ from annotated_types import Ge, Le
 from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.envs.texts.env_arguments import format_value
-from llmrl.envs.texts.placeholders import Cases
+from llmrl.envs.texts.env_arguments import Cases, format_value
 
 _KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
 _FIELD_KEYS = ("description", "unit", "range", "values", "size", "fields")
@@ -75,7 +74,7 @@ class DescriptionFile:
     Attributes:
         source: the file, for messages.
         goal: the game, its rewards and its end in words; `{name}` stands for a fact of the decoder, or
-            for an argument of the environment (`placeholders.Placeholders`).
+            for an argument of the environment (`env_arguments.Placeholders`).
         arguments: meaning of the values of arguments.
         success: meaning of criteria of success in this game (`describers.success_text`).
         observation: the fields of an observation, in the order of its numbers, members or keys.

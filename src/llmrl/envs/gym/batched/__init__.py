@@ -6,9 +6,9 @@ _BATCHED = "llmrl.envs.gym.batched"
 _TASKS = "llmrl.envs.gym.tasks"
 
 BATCHED: Mapping[str, str] = {
-    "CartPole-v1": f"{_BATCHED}.cart_pole:CartPoleGames",
-    "MountainCar-v0": f"{_BATCHED}.mountain_car:MountainCarGames",
-    "MountainCarContinuous-v0": f"{_BATCHED}.mountain_car:MountainCarContinuousGames",
+    "CartPole-v1": f"{_BATCHED}.classic_control:CartPoleGames",
+    "MountainCar-v0": f"{_BATCHED}.classic_control:MountainCarGames",
+    "MountainCarContinuous-v0": f"{_BATCHED}.classic_control:MountainCarContinuousGames",
     "FrozenLake-v1": f"{_BATCHED}.tabular_games:frozen_lake_games",
     "FrozenLake8x8-v1": f"{_BATCHED}.tabular_games:frozen_lake_games",
     "CliffWalking-v1": f"{_BATCHED}.tabular_games:cliff_walking_games",

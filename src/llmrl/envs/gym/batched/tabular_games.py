@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -71,33 +72,16 @@ class TabularGames(ArrayGames):
             self.infos = [{"action_mask": mask} for mask in self._masks[self._state]]
 
 
-def frozen_lake_games(n: int, horizon: int | None, **kwargs: Any) -> TabularGames:
-    """Return `n` games of FrozenLake."""
-    from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
+def _toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
+    """Return `n` games of an environment with a table of transitions, made by `entry_point` with `kwargs`.
 
-    return _toy_text_games(n, horizon, FrozenLakeEnv(render_mode="rgb_array", **kwargs))
+    None: the table does not contain all its rules. Taxi with `fickle_passenger` draws a destination outside the table.
+    """
+    from gymnasium.envs.registration import load_env_creator
 
-
-def cliff_walking_games(n: int, horizon: int | None, **kwargs: Any) -> TabularGames:
-    """Return `n` games of CliffWalking."""
-    from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv
-
-    return _toy_text_games(n, horizon, CliffWalkingEnv(render_mode="rgb_array", **kwargs))
-
-
-def taxi_games(n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
-    """Return `n` games of Taxi; None with `fickle_passenger`, which draws a destination outside the table."""
-    from gymnasium.envs.toy_text.taxi import TaxiEnv
-
-    return (
-        None
-        if kwargs.get("fickle_passenger")
-        else _toy_text_games(n, horizon, TaxiEnv(render_mode="rgb_array", **kwargs))
-    )
-
-
-def _toy_text_games(n: int, horizon: int | None, env: Any) -> TabularGames:
-    """Return `n` games of an environment with a table of transitions."""
+    if kwargs.get("fickle_passenger"):
+        return None
+    env: Any = load_env_creator(entry_point)(render_mode="rgb_array", **kwargs)
     table = TransitionTable.of(env.P, env.initial_state_distrib)
 
     def picture(state: int, action: int | None) -> NDArray[np.uint8]:
@@ -108,3 +92,9 @@ def _toy_text_games(n: int, horizon: int | None, env: Any) -> TabularGames:
     if hasattr(env, "action_mask"):
         masks = np.stack([env.action_mask(state) for state in range(table.n_states)])
     return TabularGames(n, table, picture, horizon, masks)
+
+
+frozen_lake_games = partial(_toy_text_games, "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
+cliff_walking_games = partial(_toy_text_games, "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv")
+taxi_games = partial(_toy_text_games, "gymnasium.envs.toy_text.taxi:TaxiEnv")
+"""Functions of a number of games, a horizon, and arguments of the environment."""
