@@ -64,7 +64,6 @@ DESCRIBED_PACKAGES = {
     "envs/adapters/parallel.py",
     "envs/adapters/gymnasium_spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
-    "envs/rooms/gymnasium_envs.py",
     "finetuning/checkpoint_callback.py",
     "llms/local/token_tree.py",
     "llms/local/candidate_scorer.py",

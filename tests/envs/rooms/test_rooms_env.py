@@ -16,9 +16,9 @@ from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_rendering import draw
 from llmrl.envs.rooms.grid_world import DONE, FORWARD, LEFT
 from llmrl.envs.rooms.minigrid_tasks import DoorKey
-from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, RoomTask, SimpleDoorKey
+from llmrl.envs.rooms.tasks import LavaDoorKey, RoomTask, SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
-from room_games import IDS, begin, numbers, one_game, reference, solve
+from room_games import begin, numbers, one_game, reference, solve
 
 ALL_CHANNELS = ["grid", "view", "direction"]
 
@@ -255,7 +255,3 @@ def test_map_picture_hides_unexplored_cells() -> None:
         .all(axis=(1, 2, 3))
         .any()
     )
-
-
-def test_options_have_references() -> None:
-    assert {"colored_doorkey", ColoredDoorKey.name, DoorKey.name} < set(IDS)

@@ -17,9 +17,8 @@ def draw(
     heading: int,
     seen: NDArray[np.bool_] | None = None,
     bright: NDArray[np.bool_] | None = None,
-    tile_size: int = TILE,
 ) -> NDArray[np.uint8]:
-    """Return a frame of the game, [H * tile_size, W * tile_size, 3] uint8.
+    """Return a frame of the game, [32 * H, 32 * W, 3] uint8.
 
     Args:
         cells: kind, color and state, [W, H, 3].
@@ -27,13 +26,12 @@ def draw(
         heading: 0 east, 1 south, 2 west, 3 north.
         seen: which cells to show, [W, H]; the others are light gray. None: all are shown.
         bright: which cells to highlight, [W, H]; None: none.
-        tile_size: pixels of a cell along either axis.
     """
     from minigrid.core.grid import Grid
     from minigrid.core.world_object import WorldObj
 
     width, height, _ = cells.shape
-    image = np.full((height, tile_size, width, tile_size, 3), UNSEEN_GRAY, dtype=np.uint8)
+    image = np.full((height, TILE, width, TILE, 3), UNSEEN_GRAY, dtype=np.uint8)
     for x in range(width):
         for y in range(height):
             if seen is None or seen[x, y]:
@@ -41,6 +39,6 @@ def draw(
                     WorldObj.decode(*cells[x, y].tolist()),
                     agent_dir=heading if (x, y) == position else None,
                     highlight=bright is not None and bool(bright[x, y]),
-                    tile_size=tile_size,
+                    tile_size=TILE,
                 )
-    return image.reshape(height * tile_size, width * tile_size, 3)
+    return image.reshape(height * TILE, width * TILE, 3)

@@ -23,13 +23,11 @@ IDS = tuple(_ENTRIES)
 
 
 def register() -> None:
-    """Register these environments and the rooms with Gymnasium; calling it again does nothing.
+    """Register these environments with Gymnasium; calling it again does nothing.
 
     `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` does it by itself.
     """
     import gymnasium
-
-    from llmrl.envs.rooms import registration as rooms
 
     for name, entry in _ENTRIES.items():
         if name not in gymnasium.registry:
@@ -39,4 +37,3 @@ def register() -> None:
                 max_episode_steps=entry.steps,
                 reward_threshold=entry.threshold,
             )
-    rooms.register()
