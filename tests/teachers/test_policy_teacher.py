@@ -423,13 +423,6 @@ class TestOptions:
         [
             ({"prompt": None}, "domain Mine has no prompt; set name, channels, prompt"),
             ({"fallback": None, "idle": None}, "no idle, fallback"),
-            ({"name": 3}, "name=3"),
-            ({"skills": ("follow",)}, r"skills=\('follow',\)"),
-            ({"skills": ()}, "must be a tuple of Skill, at least one"),
-            ({"channels": "vector"}, "must be a tuple of names"),
-            ({"fallback": (PlanStep("fly"),)}, "'fly'"),
-            ({"idle": 3}, "idle=3.*0.*2"),
-            ({"n_actions": "3"}, "n_actions='3'.*1"),
         ],
     )
     def test_domain_errors_state_class(self, changes, complaint):

@@ -10,7 +10,6 @@ from typing import Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plan_tables import PlanTable, load_plan_table
 from llmrl.teachers.planners import Distribution, distribution
@@ -73,8 +72,7 @@ class OfflinePlanner(StateFields):
 
     def _check(self) -> None:
         """Check all rows before the first look-up; raise ConfigError for an invalid one."""
-        examples = self._table.examples()
-        for pattern, sentence in examples.items():
+        for pattern, sentence in self._table.examples().items():
             if self._table.find(sentence) is None:
                 words = ", ".join(self._table.interchangeable_words)
                 raise ConfigError(
@@ -82,15 +80,6 @@ class OfflinePlanner(StateFields):
                     f"words {words} must be written [1], [2], ... in the order of their appearance"
                 )
             self._known[sentence] = self._read(sentence)
-        n_debates = sum(ANNOUNCED in pattern for pattern in examples)
-        if n_debates:
-            logger.warning(
-                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
-                "unused, and plans are those before the debate",
-                n_debates,
-                len(examples),
-                self._name,
-            )
 
     def _read(self, sentence: str) -> Distribution | None:
         row = self._table.find(sentence)

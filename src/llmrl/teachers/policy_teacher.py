@@ -10,7 +10,6 @@ import torch
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
-from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Scene
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.plan_policy import PlanPolicy
@@ -51,8 +50,7 @@ class PolicyTeacher(StateFields):
         self.plan_policy, self.schedule = plan_policy, schedule
         self.channels = plan_policy.domain.channels
         self.policy = TeacherPolicy(plan_policy)
-        planner = plan_policy.planner.planner if isinstance(plan_policy.planner, Debate) else plan_policy.planner
-        self.keeps_draws = isinstance(planner, LLMPlanner)
+        self.keeps_draws = isinstance(plan_policy.planner, LLMPlanner)
         self._seeds = seeds.child("plans")
         self.updates, self.queries, self.weight = 0, 0, 0.0
         self._memory: np.ndarray | None = None

@@ -15,7 +15,6 @@ from typing import Literal
 from llmrl.core.errors import ConfigError
 
 LanguageName = Literal["en", "fr"]
-ActionSet = Literal["restricted", "canonical", "augmented", "synonyms", "synonyms_shift"]
 
 TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 """Names of the contents of a cell, by MiniGrid's codes."""

@@ -58,10 +58,6 @@ class Scenario(ABC):
         """Return moves [n_envs, A] (indices into `MOVES`) and messages [n_envs, A, words] of actions [n_envs, A]."""
         return action, np.zeros((*action.shape, self.words))
 
-    def to_mpe2_actions(self, action: np.ndarray) -> np.ndarray:
-        """Return actions [n_envs, A] in the numbering of `mpe2`."""
-        return action
-
     @abstractmethod
     def observe(self, world: ParticleWorld) -> np.ndarray:
         """Return observation vectors, [n_envs, A, width] float32; shorter vectors are padded with zeros."""

@@ -33,7 +33,7 @@ class SimpleReference(Scenario):
     goal in the last step.
 
     Args:
-        n_agents: length of the ring, >= 2; more than 2 only with engine=batched.
+        n_agents: length of the ring, >= 2.
         local_ratio: weight of the guided agent's distance; the mean over all agents has the weight 1 - local_ratio.
     """
 

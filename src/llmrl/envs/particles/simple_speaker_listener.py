@@ -33,8 +33,8 @@ class SimpleSpeakerListener(Scenario):
     its goal in the last step.
 
     Args:
-        n_agents: speaker and listeners, 2 to 5; more than 2 only with engine=batched. The bound of 5 limits the number
-            of the speaker's actions, 3 to the power of the number of listeners.
+        n_agents: speaker and listeners, 2 to 5. The bound of 5 limits the number of the speaker's actions, 3 to the
+            power of the number of listeners.
     """
 
     name = "simple_speaker_listener"
@@ -63,9 +63,6 @@ class SimpleSpeakerListener(Scenario):
         messages = np.zeros((*action.shape, self.words))
         messages[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
         return np.where(np.arange(self.n_agents) > 0, action, 0), messages
-
-    def to_mpe2_actions(self, action: np.ndarray) -> np.ndarray:
-        return np.where(np.arange(self.n_agents) == 0, action - len(MOVES), action)
 
     def observe(self, world: ParticleWorld) -> np.ndarray:
         n_envs = len(world.goal)

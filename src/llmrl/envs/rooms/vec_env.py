@@ -13,7 +13,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.state_fields import ForkableFields
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.rooms import grid_rendering
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
@@ -27,7 +27,7 @@ CODES = (11, 6, 3, 5)
 agent)."""
 
 
-class RoomsEnv(ForkableFields):
+class RoomsEnv(ArrayGames):
     """A vectorized environment of `n_envs` games with one agent each.
 
     **Actions.** Those of MiniGrid: left, right, forward, pickup, drop, toggle, done (which does nothing).
@@ -53,17 +53,12 @@ class RoomsEnv(ForkableFields):
         horizon: steps per episode; None: the task's default.
         observe: channels that agents observe.
 
-    Attributes:
-        place: (i, n): the first game has the layouts of game i of n (`llmrl.loops.independent_games.OneGame`).
-
     Raises:
         ConfigError: a view size that is even or out of range, no channel, or a repeated one.
     """
 
     _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
-
-    spec: EnvSpec
-    place = (0, 1)
+    _stream = "layouts"
 
     def __init__(
         self,
@@ -100,8 +95,7 @@ class RoomsEnv(ForkableFields):
             horizon=self._horizon,
             metrics=metrics,
         )
-        self._roots = [seeds.integer("layouts")]  # one for each equal group of games
-        self._groups = 1
+        self._reseed([(seeds, self._stream)])
         self._drawn = np.zeros(n_envs, dtype=np.int64)  # number of layouts since the last seeding
         self._terminated = np.zeros(n_envs, dtype=bool)
         self._truncated = np.zeros(n_envs, dtype=bool)
@@ -112,30 +106,27 @@ class RoomsEnv(ForkableFields):
         return guarded(RoomsEnv(**options, n_envs=1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
-
-        `seed` begins new series of layouts; a sequence seeds equal groups of games separately (`VecEnv.reset`).
-        """
         if seed is not None:
-            seeds = seed if isinstance(seed, Sequence) else [seed]
-            self._roots = [Seeds(root_seed).integer("layouts") for root_seed in seeds]
             self._drawn[:] = 0
-        n_envs = self.spec.n_envs
-        indices = np.arange(n_envs) if mask is None else np.flatnonzero(np.asarray(mask, dtype=bool))
+        return super().reset(mask, seed)
+
+    @property
+    def _begun(self) -> np.ndarray:
+        return self._world.begun
+
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        indices = np.flatnonzero(reset_mask)
         games = indices.tolist()
-        streams = [Seeds(root) for root in self._roots]
-        games_per_root = self.spec.games_per_group(len(streams))  # number of games that share a root
-        group_size = games_per_root if len(streams) > 1 else n_envs // self._groups
-        numbers = [
-            streams[game // games_per_root].child(self.place[0] + game % group_size).numpy(int(self._drawn[game]))
-            for game in games
-        ]
-        self._world.begin(games, [self._task.sample_layout(rng) for rng in numbers])
+        self._world.begin(games, [self._task.sample_layout(self._generator(game)) for game in games])
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
             self._map.forget(indices)
-        return self._observe()
+
+    def _generator(self, game: int) -> np.random.Generator:
+        """Return the random number generator of a game's next layout."""
+        root, index = self._group_member(game)
+        return Seeds(root).child(index).numpy(int(self._drawn[game]))
 
     def step(self, action: Array) -> Step:
         """Advance all games by `action` [n_envs, 1]. Games that have ended do not change.
@@ -143,13 +134,7 @@ class RoomsEnv(ForkableFields):
         Raises:
             ValueError: wrong shape, an action is not in 0 .. 6, or a game was never reset.
         """
-        actions = np.asarray(action)
-        if actions.shape != (self.spec.n_envs, 1):
-            raise ValueError(f"actions must be [{self.spec.n_envs}, 1], got an array of shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= len(ACTION_NAMES):
-            raise ValueError(f"actions must be 0 to {len(ACTION_NAMES) - 1}, got {actions.min()} to {actions.max()}")
-        if not self._world.begun.all():
-            raise ValueError("reset() must be called before step()")
+        actions = self._check_actions(action)
         active = ~(self._terminated | self._truncated)
         events = self._world.step(actions[:, 0], active)
         success = self._task.success(events)
@@ -170,17 +155,10 @@ class RoomsEnv(ForkableFields):
         )
 
     def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups of games the same layouts from the next reset on."""
-        self.spec.games_per_group(groups)
-        if groups != self._groups:
-            self._groups = groups
+        previous_groups = self._groups
+        super().pair_games(groups)
+        if groups != previous_groups:
             self._drawn[:] = self._drawn.max()
-
-    def set_mechanism(self, values: Array) -> None:
-        raise ConfigError(f"{self.spec.name} has no mechanism, so no values can be set")
-
-    def set_context(self, context: int) -> None:
-        raise ConfigError(f"{self.spec.name} has no contexts")
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, drawn by MiniGrid.
@@ -200,9 +178,6 @@ class RoomsEnv(ForkableFields):
         visible_map = ExploredMap(self._world)
         visible_map.add(self._viewer.look())
         return grid_rendering.draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
     def _observe(self) -> Observation:
         sight: FieldOfView | None = None
