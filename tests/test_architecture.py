@@ -59,7 +59,6 @@ TORCH_LAYERS = {"networks", "algorithms", "chat_learning", "rollout", "agents", 
 TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.
 DESCRIBED_PACKAGES = {
-    "envs/babyai/text_wrapper.py",
     "envs/adapters/gymnasium_env.py",
     "envs/adapters/parallel.py",
     "envs/adapters/gymnasium_spaces.py",

@@ -10,23 +10,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import models
-from llmrl.core.errors import ConfigError
-from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.teachers.particles import communication, tag
 from llmrl.teachers.particles.spread import assign
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text, plan_text
-from llmrl.teachers.teacher_factory import find_domain
 from particle_games import (
     SCENARIOS,
     all_scenarios,
     make_domain,
-    make_games,
     make_guide,
     observe_sentences,
     place_bodies,
@@ -196,20 +191,6 @@ def test_plan_references_must_exist() -> None:
     sentence = "The agent is agent_0. It knows that agent_1 must go to <red>. agent_1, who knows ..., says <red>."
     with pytest.raises(InvalidReply, match="blue"):
         parse_text("go to <blue>", domain.skills, domain.objects(sentence))
-
-
-def test_unknown_worlds_raise() -> None:
-    spec = EnvSpec("simple_spread", 1, 2, {"vector": Channel((4,), "float32")}, 5, tuple("abcde"), 25)
-    with pytest.raises(ConfigError, match="named parts"):
-        find_domain("simple_spread", spec=spec)
-
-
-def test_unsupported_particle_world_raises() -> None:
-    spec = make_games(SimpleSpread()).spec
-    with pytest.raises(ConfigError, match=r"simple_reference.*told_goal"):
-        communication.SimpleReferenceDomain(spec)
-    with pytest.raises(ConfigError, match="good_velocities"):
-        tag.SimpleTagDomain(spec)
 
 
 # Words

@@ -469,5 +469,5 @@ class TestOptions:
 
     def test_domain_options(self):
         env = environment(SimpleDoorKey)
-        node = {"_target_": "llmrl.teachers.rooms.room_domains.LavaDoorKeyDomain", "describe_lava": True}
-        assert build("oracle", env, domain=node).plan_policy.domain.describe_lava
+        node = {"_target_": "llmrl.teachers.rooms.room_domains.LavaDoorKeyDomain", "view_size": 5}
+        assert build("oracle", env, domain=node).plan_policy.domain.view_size == 5

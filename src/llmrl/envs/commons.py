@@ -91,15 +91,14 @@ class Commons(ArrayGames):
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
         """Return the size of one agent's observation of a step under these options, bytes."""
-        actions = len(options["amounts"] or range(options["max_catch"] + 1))
+        actions = options["max_catch"] + 1
         mechanism_size = 2 if options["show_mechanism"] else 0
         return int(4 * (options["n_agents"] + 3 + mechanism_size) + actions)
 
     def __init__(self, settings: CommonsSettings, seeds: Seeds) -> None:
         self.settings, self._seeds = settings, seeds
         scenario, n_envs, n_agents = settings.scenario, settings.n_envs, settings.n_agents
-        amounts = settings.action_amounts
-        self._amounts = np.array(amounts)
+        n_actions = settings.max_catch + 1
         space = taxes(settings.max_tax, SCENARIOS[scenario].harvest) if settings.mechanism else None
         self._text = CommonsText(settings, space)
         self._report: MechanismReport | None = None
@@ -114,8 +113,8 @@ class Commons(ArrayGames):
             "text": Channel((), "object"),
         }
         channels: dict[str, Channel] = {name: available[name] for name in settings.observe}
-        if amounts[-1] > settings.growth * settings.collapse_threshold:
-            channels["action_mask"] = Channel((len(amounts),), "bool", 0, 1)
+        if settings.max_catch > settings.growth * settings.collapse_threshold:
+            channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
         if settings.show_mechanism:
             channels["mechanism"] = Channel((2,), "float32", 0.0, settings.max_tax)
         self.spec = EnvSpec(
@@ -123,8 +122,8 @@ class Commons(ArrayGames):
             n_envs=n_envs,
             n_agents=n_agents,
             observation=channels,
-            n_actions=len(amounts),
-            action_names=tuple(f"take_{n}" for n in amounts),
+            n_actions=n_actions,
+            action_names=tuple(f"take_{n}" for n in range(n_actions)),
             horizon=settings.horizon,
             mechanism=space,
             objective=SUM,
@@ -179,7 +178,7 @@ class Commons(ArrayGames):
         """
         actions = self._check_actions(action)
         active = ~self._ended
-        requests = self._amounts[actions] * active[:, None]
+        requests = actions * active[:, None]
         harvests = self._allocate(requests)
         share = self._share()
         overuse = (harvests > share[:, None]).mean(axis=1)
@@ -308,7 +307,7 @@ class Commons(ArrayGames):
         if "text" in self.spec.observation:
             observation["text"] = self._texts()
         if "action_mask" in self.spec.observation:
-            fits = self._amounts <= np.maximum(self._stock, 0)[:, None]
+            fits = np.arange(self.spec.n_actions) <= np.maximum(self._stock, 0)[:, None]
             observation["action_mask"] = np.repeat(fits[:, None], shape[1], axis=1)
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._taxes_set.astype(np.float32)[:, None], shape[1], axis=1)

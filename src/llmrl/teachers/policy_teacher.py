@@ -115,14 +115,10 @@ class PolicyTeacher(StateFields):
     def describe(self) -> dict[str, str]:
         """Return a description of planner, domain and schedule for the printed plan."""
         plan_policy = self.plan_policy
-        describe_planner = getattr(plan_policy.planner, "describe", None)  # optional method of planners
-        description = (
-            {"planner": type(plan_policy.planner).__name__} if describe_planner is None else describe_planner()
-        )
         sharing = {"sharing": plan_policy.sharing} if plan_policy.n_agents > 1 else {}
         parity = str(plan_policy.domain.parity).lower()
         return {
-            **description,
+            **plan_policy.planner.describe(),
             "domain": plan_policy.domain.name,
             "mode": plan_policy.mode,
             **sharing,

@@ -110,7 +110,7 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
 @settings(max_examples=25)
 @given(data=st.data())
 def test_disc_physics(data: st.DataObject) -> None:
-    """Draw sizes, masses, accelerations, maximum speeds, mobility and solidity at random."""
+    """Draw sizes, accelerations, maximum speeds, mobility and solidity at random."""
     from mpe2._mpe_utils.core import Agent, Landmark
     from mpe2._mpe_utils.core import World as Published
 
@@ -123,7 +123,6 @@ def test_disc_physics(data: st.DataObject) -> None:
         movable=rng.random(n_agents) < 0.8,
         acceleration=rng.uniform(1, 6, n_agents),
         max_speed=np.where(rng.random(n_agents) < 0.5, np.inf, rng.uniform(0.2, 1.5, n_agents)),
-        mass=rng.uniform(0.5, 3, n_agents),
     )
     native, reference = ParticleWorld(bodies, 2, 2, 0), [Published(), Published()]
     start = rng.uniform(-0.7, 0.7, (2, n_agents + n_landmarks, 2))
@@ -137,7 +136,6 @@ def test_disc_physics(data: st.DataObject) -> None:
         for i, agent in enumerate(world.agents):
             agent.movable, agent.silent = bool(bodies.movable[i]), True
             agent.max_speed = None if np.isinf(bodies.max_speed[i]) else float(bodies.max_speed[i])
-            agent.initial_mass = float(bodies.mass[i])
     for _ in range(15):
         move = rng.integers(len(MOVES), size=(2, n_agents))
         native.step(move, np.zeros((2, n_agents, 2)), np.ones(2, dtype=bool))

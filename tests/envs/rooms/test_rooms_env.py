@@ -13,11 +13,10 @@ from llmrl.config.builder import Builder
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import VecEnv
 from llmrl.core.seeding import Seeds
-from llmrl.envs.rooms.grid_rendering import draw
 from llmrl.envs.rooms.grid_world import DONE, FORWARD, LEFT
 from llmrl.envs.rooms.minigrid_tasks import DoorKey
 from llmrl.envs.rooms.tasks import LavaDoorKey, RoomTask, SimpleDoorKey
-from llmrl.envs.rooms.vec_env import RoomsEnv
+from llmrl.envs.rooms.vec_env import RoomsEnv, draw
 from room_games import begin, numbers, one_game, reference, solve
 
 ALL_CHANNELS = ["grid", "view", "direction"]

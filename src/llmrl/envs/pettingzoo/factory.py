@@ -1,4 +1,4 @@
-"""The factory of PettingZoo worlds, given the name of the function that makes one."""
+"""Options of worlds of PettingZoo, and their factory, given the name of the function that makes one."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.errors import CREATION_ERRORS, creation_error
-from llmrl.envs.pettingzoo.settings import Library
 from llmrl.envs.pettingzoo.texts import TEXT_KEY
 
 if TYPE_CHECKING:
@@ -26,6 +26,25 @@ _CONVERTERS = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
 _WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel")
 """Packages that the extra `worlds` of llmrl installs."""
+
+
+Library = Literal["pettingzoo", "openspiel"]
+
+
+@dataclass(frozen=True)
+class PettingZooSettings:
+    """Options of `PettingZooEnv`; meanings, units and ranges are in `conf/env/pettingzoo.yaml`."""
+
+    id: str
+    name: str | None
+    library: Library
+    kwargs: Mapping[str, Any] | None
+    n_envs: PositiveInt
+    horizon: PositiveInt | None
+    tax: bool
+    show_mechanism: bool
+    text: str | None
+    render: bool
 
 
 @dataclass(frozen=True)
@@ -144,10 +163,6 @@ class WorldFactory:
         return ConfigError(f"{self.id} needs the package {package}, which is not installed: {remedy}")
 
 
-_MAX_MATCHES = 5
-"""Maximum number of similar names in the error about an unknown game."""
-
-
 def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
     """Return a game as an `AECEnv`; agents of a simultaneous move choose one after another, unseen by the others.
 
@@ -186,9 +201,8 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
 
     game_names = pyspiel.registered_names()
     if name not in game_names:
-        matches = difflib.get_close_matches(name, game_names, n=_MAX_MATCHES)
-        suggestion = f"; similar names: {', '.join(matches)}" if matches else ""
-        raise ConfigError(f"OpenSpiel has no game {name!r}{suggestion}")
+        matches = difflib.get_close_matches(name, game_names)
+        raise ConfigError(f"OpenSpiel has no game {name!r}; similar names: {', '.join(matches) or 'none'}")
     try:
         return OpenSpielGame(game_name=name, config=dict(parameters) or None)
     # Shimmy raises NotImplementedError for kinds of games that it does not wrap.

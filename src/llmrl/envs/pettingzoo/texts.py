@@ -24,8 +24,8 @@ from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions
 if TYPE_CHECKING:
     from llmrl.envs.gym.interfaces import Describer
     from llmrl.envs.pettingzoo.agent_channels import AgentView
+    from llmrl.envs.pettingzoo.factory import PettingZooSettings
     from llmrl.envs.pettingzoo.games import Game
-    from llmrl.envs.pettingzoo.settings import PettingZooSettings
 
 TEXT_KEY = "text"
 """Key of an agent's info: the world's own text, which is used unchanged."""

@@ -15,7 +15,6 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
 from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.rooms import grid_rendering
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
 from llmrl.envs.rooms.tasks import RoomTask
 from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, FieldOfView, Viewer
@@ -25,6 +24,11 @@ ChannelName = Literal["grid", "view", "direction"]
 CODES = (11, 6, 3, 5)
 """Number of values of each code of a cell: MiniGrid's objects, colors and door states, and the agent's heading (4: no
 agent)."""
+
+TILE = 32
+"""Pixels of a cell along either axis."""
+
+UNSEEN_GRAY = 200
 
 
 class RoomsEnv(ArrayGames):
@@ -174,10 +178,10 @@ class RoomsEnv(ArrayGames):
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
-            return grid_rendering.draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
+            return draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
         visible_map = ExploredMap(self._world)
         visible_map.add(self._viewer.look())
-        return grid_rendering.draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
+        return draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
 
     def _observe(self) -> Observation:
         sight: FieldOfView | None = None
@@ -193,3 +197,36 @@ class RoomsEnv(ArrayGames):
             else:
                 observation[name] = np.eye(4, dtype=np.float32)[self._world.heading][:, None]
         return observation
+
+
+def draw(
+    cells: NDArray[np.uint8],
+    position: tuple[int, int],
+    heading: int,
+    seen: NDArray[np.bool_] | None = None,
+    bright: NDArray[np.bool_] | None = None,
+) -> NDArray[np.uint8]:
+    """Return a frame of the game, [32 * H, 32 * W, 3] uint8.
+
+    Args:
+        cells: kind, color and state, [W, H, 3].
+        position: the agent's cell (x, y).
+        heading: 0 east, 1 south, 2 west, 3 north.
+        seen: which cells to show, [W, H]; the others are light gray. None: all are shown.
+        bright: which cells to highlight, [W, H]; None: none.
+    """
+    from minigrid.core.grid import Grid
+    from minigrid.core.world_object import WorldObj
+
+    width, height, _ = cells.shape
+    image = np.full((height, TILE, width, TILE, 3), UNSEEN_GRAY, dtype=np.uint8)
+    for x in range(width):
+        for y in range(height):
+            if seen is None or seen[x, y]:
+                image[y, :, x] = Grid.render_tile(
+                    WorldObj.decode(*cells[x, y].tolist()),
+                    agent_dir=heading if (x, y) == position else None,
+                    highlight=bright is not None and bool(bright[x, y]),
+                    tile_size=TILE,
+                )
+    return image.reshape(height * TILE, width * TILE, 3)

@@ -37,7 +37,6 @@ class SimpleReferenceDomain(ParticleDomain):
     name = prompt = "simple_reference"
     skills = (Skill("say", True, "says a color, together with what the other steps of the plan do"), _GO, _STAY)
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "landmarks", "told_goal", "heard")
     vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -78,7 +77,6 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
 
     name = prompt = "simple_speaker_listener"
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "landmarks", "told_goal", "heard")
     vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:

@@ -36,7 +36,6 @@ class SimpleSpreadDomain(ParticleDomain):
         Skill("stay", False, "stops, and stays where it is"),
     )
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "landmarks", "agents")
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)

@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, LAVA, ObservedRoom
+from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, ObservedRoom
 from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 
@@ -18,7 +18,7 @@ MAX_CACHED = 20_000
 """Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
-_KINDS = {KEY: "key", DOOR: "door", LAVA: "lava"}
+_KINDS = {KEY: "key", DOOR: "door"}
 
 
 class RoomDomain(Domain):
@@ -142,25 +142,10 @@ class SimpleDoorKeyDomain(RoomDomain):
 
 
 class LavaDoorKeyDomain(RoomDomain):
-    """Domain of `SimpleDoorKeyDomain` with lava.
-
-    Args:
-        parity, view_size: as in `RoomDomain`.
-        describe_lava: whether visible lava is described; as published it is not.
-    """
+    """Domain of `SimpleDoorKeyDomain` with lava, which is not described, as published."""
 
     name = prompt = "lava_doorkey"
     tables = str(Path(__file__).with_name("tables") / "lava_doorkey.json")
-
-    def __init__(self, parity: bool = False, view_size: int = 3, describe_lava: bool = False) -> None:
-        self.describe_lava = describe_lava
-        if describe_lava:
-            self.names = ("key", "door", "lava")
-        super().__init__(parity, view_size)
-
-    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
-        lava = [("lava", cell) for cell in world.cells(LAVA)] if self.describe_lava else []
-        return super().named(world) + lava
 
 
 class ColoredDoorKeyDomain(RoomDomain):
