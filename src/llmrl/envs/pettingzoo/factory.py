@@ -13,11 +13,12 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.errors import CREATION_ERRORS, creation_error
-from llmrl.envs.pettingzoo.texts import TEXT_KEY
 
 if TYPE_CHECKING:
     from types import ModuleType
 
+TEXT_KEY = "text"
+"""Key of an agent's info: the world's own text, which is used unchanged."""
 FACTORIES = ("parallel_env", "env")
 """Functions that make a world, if the id names only a module. The first one that the module has is called."""
 _BUILTIN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")

@@ -15,6 +15,7 @@ from llmrl.core.trust import Trust
 from llmrl.envs import mechanism_text
 from llmrl.envs.gym.channel_spaces import is_image
 from llmrl.envs.mechanisms import RewardTax
+from llmrl.envs.pettingzoo.factory import TEXT_KEY, PettingZooSettings
 from llmrl.envs.texts import describer_of
 from llmrl.envs.texts.describers import changed_settings_text, draft, draft_actions, join_paragraphs, step_limit_text
 from llmrl.envs.texts.env_arguments import EnvKwargs
@@ -24,11 +25,7 @@ from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions
 if TYPE_CHECKING:
     from llmrl.envs.gym.interfaces import Describer
     from llmrl.envs.pettingzoo.agent_channels import AgentView
-    from llmrl.envs.pettingzoo.factory import PettingZooSettings
     from llmrl.envs.pettingzoo.games import Game
-
-TEXT_KEY = "text"
-"""Key of an agent's info: the world's own text, which is used unchanged."""
 
 
 class AgentEnvironment:
