@@ -419,7 +419,7 @@ def test_picture_shows_stock() -> None:
 @pytest.mark.parametrize(
     ("options", "phrase"),
     [
-        ({"observe": []}, "one or both of vector, text"),
+        ({"observe": []}, "observe"),
         ({"universalization": True}, "add text to env.observe"),
         ({"show_mechanism": True, "mechanism": False}, "show_mechanism"),
         ({"max_catch": 101}, "env.max_catch=101 must be at most env.capacity=100"),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveFloat, PositiveInt
@@ -31,7 +31,7 @@ class CommonsSettings:
     collapse_threshold: PositiveInt
     horizon: PositiveInt
     max_catch: PositiveInt
-    observe: Sequence[ChannelName]
+    observe: Annotated[Sequence[ChannelName], MinLen(1)]
     show_horizon: bool
     universalization: bool
     mechanism: bool
@@ -47,8 +47,6 @@ class CommonsSettings:
                 f"env.collapse_threshold={self.collapse_threshold} must be at most capacity / growth = "
                 f"{capacity // self.growth}; otherwise even a stock of {capacity} that nobody reduces could collapse"
             )
-        if not self.observe or len(set(self.observe)) < len(self.observe):
-            raise ConfigError(f"observe={list(self.observe)} must name one or both of vector, text, each once")
         if self.universalization and "text" not in self.observe:
             raise ConfigError("env.universalization=true adds a sentence to texts; add text to env.observe")
         if self.show_mechanism and not self.mechanism:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
@@ -51,11 +52,9 @@ class EscapeRoomSettings:
     stay_penalty: bool
     observation_divisor: PositiveFloat
     name_lever: bool
-    observe: Sequence[Literal["vector", "text"]]
+    observe: Annotated[Sequence[Literal["vector", "text"]], MinLen(1)]
 
     def __post_init__(self) -> None:
-        if not self.observe:
-            raise ConfigError("env.observe is empty; it must contain at least one of vector, text")
         if self.min_agents_per_lever >= self.n_agents:
             raise ConfigError(
                 f"env.min_agents_per_lever={self.min_agents_per_lever} leaves none of {self.n_agents} agents for "

@@ -25,6 +25,7 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
+from llmrl.envs.tax_schedules import validate_edges
 
 Floats = Array
 """A NumPy array or a torch tensor, float32."""
@@ -179,13 +180,7 @@ class BracketedTax:
     def __init__(
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
     ) -> None:
-        self.edges = tuple(float(edge) for edge in edges)
-        if (
-            not self.edges
-            or self.edges[0] != 0
-            or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False))
-        ):
-            raise ConfigError(f"edges={list(edges)} of tax brackets must start at 0 and increase, e.g. [0, 3, 5]")
+        self.edges = validate_edges(edges)
         self.window, self.multiplier = window, multiplier
         # The rate at which a whole apple is taken, if it is at most 1.
         self.facts: Mapping[str, float | bool] = {"takes_all": 1 / multiplier} if multiplier >= 1 else {}

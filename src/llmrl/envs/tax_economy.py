@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Interval, MinLen
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
@@ -50,11 +49,7 @@ _PAPER, _GROSS, _NET = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
 @dataclass(frozen=True)
 class TaxEconomySettings:
-    """Options of `TaxEconomy`; meanings, units and ranges are in `conf/env/tax_economy.yaml`.
-
-    Raises:
-        ConfigError: `max_rate` is above 1.
-    """
+    """Options of `TaxEconomy`; meanings, units and ranges are in `conf/env/tax_economy.yaml`."""
 
     n_envs: PositiveInt
     n_agents: PositiveInt
@@ -62,7 +57,7 @@ class TaxEconomySettings:
     steps_per_year: PositiveInt
     n_hours: ChoiceCount
     brackets: Sequence[float]
-    max_rate: PositiveFloat
+    max_rate: Annotated[float, Interval(gt=0, le=1)]
     eta: NonNegativeFloat
     psi: PositiveFloat | None
     delta: FloatAboveOne
@@ -73,10 +68,6 @@ class TaxEconomySettings:
     welfare: Welfare
     show_mechanism: bool
     observe: Annotated[Sequence[TaxChannel], MinLen(1)]
-
-    def __post_init__(self) -> None:
-        if self.max_rate > 1:
-            raise ConfigError(f"env.max_rate={self.max_rate:g} must be in (0, 1]")
 
 
 class TaxEconomy(ArrayGames):

@@ -19,7 +19,7 @@ def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
     bounds = tuple(float(edge) for edge in edges)
     rising = all(low < high for low, high in pairwise(bounds))
     if not bounds or bounds[0] != 0 or not rising or not np.isfinite(bounds).all():
-        raise ConfigError(f"env.brackets={list(edges)} of taxes must start at 0 and increase, e.g. [0, 47.15, 100.525]")
+        raise ConfigError(f"the brackets {list(edges)} of taxes must start at 0 and increase, e.g. [0, 3, 5]")
     return bounds
 
 

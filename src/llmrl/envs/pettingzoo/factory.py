@@ -89,14 +89,11 @@ class WorldFactory:
             return openspiel_game(self.id, self.kwargs)
         function = self._function()
         world = self._call(function, {})
-        if not callable(getattr(world, "observation_space", None)) or not hasattr(world, "possible_agents"):
+        agents = getattr(world, "possible_agents", None)
+        if not agents or not all(isinstance(agent, str) for agent in agents):
             raise ConfigError(
-                f"env.id={self.id} made a {type(world).__name__}; it must be a ParallelEnv or AECEnv of PettingZoo "
-                "with possible_agents"
-            )
-        if not world.possible_agents or not all(isinstance(agent, str) for agent in world.possible_agents):
-            raise ConfigError(
-                f"env.id={self.id}: possible_agents={world.possible_agents} must be a list of names, one per agent"
+                f"env.id={self.id} made a {type(world).__name__} with possible_agents={agents}; it must be a "
+                "ParallelEnv or AECEnv of PettingZoo with a list of names, one per agent"
             )
         if not render:
             return world

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
@@ -58,7 +59,7 @@ class RoomsEnv(ArrayGames):
         observe: channels that agents observe.
 
     Raises:
-        ConfigError: a view size that is even or out of range, no channel, or a repeated one.
+        ConfigError: a view size that is even or out of range.
     """
 
     _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
@@ -71,13 +72,11 @@ class RoomsEnv(ArrayGames):
         n_envs: PositiveInt = 16,
         agent_view_size: PositiveInt = 3,
         horizon: PositiveInt | None = None,
-        observe: Sequence[ChannelName] = ("grid",),
+        observe: Annotated[Sequence[ChannelName], MinLen(1)] = ("grid",),
     ) -> None:
         self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW:
             raise ConfigError(f"env.agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
-        if not observe or len(set(observe)) < len(observe):
-            raise ConfigError(f"observe={list(observe)} must name one or more of grid, view, direction, each once")
         self._task = task
         self._horizon = horizon or task.horizon
         self._world = GridWorld(n_envs, task.width, task.height, margin=agent_view_size - 1)

@@ -12,6 +12,7 @@ from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
 from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, ObservedRoom
 from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
+from llmrl.teachers.rooms.rules import room_rule
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 
 MAX_CACHED = 20_000
@@ -114,19 +115,8 @@ class RoomDomain(Domain):
     def best_plan(self, sentence: str) -> Plan:
         """Return a good plan: fetch a key for a visible door and open it, drop a wrong key, or explore."""
         visible, carried = self.told(sentence)
-        door = next((name for name in visible if "door" in name), None)
-        if carried:
-            if door is None:
-                return (EXPLORE,)
-            if not self.fits(carried, door):
-                return (PlanStep("drop", carried),)
-            return PlanStep("go to", door), PlanStep("open", door)
-        keys = [name for name in visible if "key" in name and (door is None or self.fits(name, door))]
-        return (PlanStep("go to", keys[0]), PlanStep("pick up", keys[0])) if keys else (EXPLORE,)
-
-    def fits(self, key: str, door: str) -> bool:
-        """Return whether the key opens the door, by their names."""
-        return True
+        _, steps = room_rule(visible, carried or None)
+        return tuple(PlanStep(*step) for step in steps)
 
     def told(self, sentence: str) -> tuple[tuple[str, ...], str]:
         """Return the names of the visible objects, and of the carried one ("": nothing)."""
@@ -158,9 +148,6 @@ class ColoredDoorKeyDomain(RoomDomain):
 
     def name_of(self, kind: int, color: int) -> str:
         return f"{COLORS[color]} {_KINDS[kind]}"
-
-    def fits(self, key: str, door: str) -> bool:
-        return key.split()[0] == door.split()[0]
 
 
 class TwoDoorDomain(RoomDomain):
