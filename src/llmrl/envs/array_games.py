@@ -36,7 +36,7 @@ class ArrayGames(StateFields, ABC):
 
     @property
     @abstractmethod
-    def _begun(self) -> np.ndarray:
+    def _was_reset(self) -> np.ndarray:
         """Mask of the games that were ever reset, [n_envs] bool."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ class ArrayGames(StateFields, ABC):
             raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(actions.shape)}")
         if actions.min() < 0 or actions.max() >= spec.n_actions:
             raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}")
-        if not self._begun.all():
+        if not self._was_reset.all():
             raise ValueError("reset() must be called before step()")
         return actions
 

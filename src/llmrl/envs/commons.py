@@ -159,7 +159,7 @@ class Commons(ArrayGames):
         return super().reset(mask, seed)
 
     @property
-    def _begun(self) -> np.ndarray:
+    def _was_reset(self) -> np.ndarray:
         return np.asarray(self._stock >= 0)
 
     def _begin(self, reset_mask: np.ndarray) -> None:

@@ -254,7 +254,7 @@ class EscapeRoom(ArrayGames):
         return guarded(self.resized(1))
 
     @property
-    def _begun(self) -> np.ndarray:
+    def _was_reset(self) -> np.ndarray:
         return np.asarray(self._lever >= 0)
 
     def _begin(self, reset_mask: np.ndarray) -> None:

@@ -180,7 +180,7 @@ class TaxEconomy(ArrayGames):
         return guarded(self.resized(1))
 
     @property
-    def _begun(self) -> np.ndarray:
+    def _was_reset(self) -> np.ndarray:
         return self._wage.all(axis=1)
 
     def _begin(self, reset_mask: np.ndarray) -> None:

@@ -76,7 +76,7 @@ class ParticlesEnv(ArrayGames):
         return guarded(ParticlesEnv(**options, n_envs=1))
 
     @property
-    def _begun(self) -> np.ndarray:
+    def _was_reset(self) -> np.ndarray:
         return self._started
 
     def _begin(self, reset_mask: np.ndarray) -> None:

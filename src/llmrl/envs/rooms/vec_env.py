@@ -114,7 +114,7 @@ class RoomsEnv(ArrayGames):
         return super().reset(mask, seed)
 
     @property
-    def _begun(self) -> np.ndarray:
+    def _was_reset(self) -> np.ndarray:
         return self._world.begun
 
     def _begin(self, reset_mask: np.ndarray) -> None:
