@@ -34,7 +34,7 @@ class OfflinePlanner(StateFields):
         missing_state: reaction to a sentence without a row: the domain's `fallback`, which is counted, or an `error`.
 
     Raises:
-        ConfigError: the table does not exist, a row has no valid plan or matches no state, or a plan in a user's file
+        ConfigError: the table does not exist, a row has no valid plan, or a plan in a user's file
             has
             an unknown skill.
     """
@@ -50,7 +50,8 @@ class OfflinePlanner(StateFields):
         self._known: dict[str, Distribution | None] = {}
         self._fallback: Distribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
-        self._check()
+        for sentence in self._table.examples():  # invalid rows end the run before its first look-up
+            self._known[sentence] = self._read(sentence)
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
@@ -69,17 +70,6 @@ class OfflinePlanner(StateFields):
     def metrics(self) -> dict[str, float]:
         """Return teacher/fallbacks: look-ups of states without a row, each counted once per update."""
         return {"teacher/fallbacks": float(self.fallbacks)}
-
-    def _check(self) -> None:
-        """Check all rows before the first look-up; raise ConfigError for an invalid one."""
-        for pattern, sentence in self._table.examples().items():
-            if self._table.find(sentence) is None:
-                words = ", ".join(self._table.interchangeable_words)
-                raise ConfigError(
-                    f"the plan table {self._name} has the row {pattern!r}, which matches no state: the interchangeable "
-                    f"words {words} must be written [1], [2], ... in the order of their appearance"
-                )
-            self._known[sentence] = self._read(sentence)
 
     def _read(self, sentence: str) -> Distribution | None:
         row = self._table.find(sentence)

@@ -64,17 +64,12 @@ class PlanTable:
             for text, probability in row
         )
 
-    def examples(self) -> dict[str, str]:
+    def examples(self) -> list[str]:
         """Return an example sentence for each sentence pattern in `rows`."""
-        words = self.interchangeable_words
-        return {
-            sentence_pattern: re.sub(
-                r"\[(\d+)\]",
-                lambda m: words[int(m[1]) - 1] if 1 <= int(m[1]) <= len(words) else m[0],
-                sentence_pattern,
-            )
-            for sentence_pattern in self.rows
-        }
+        sentences = list(self.rows)
+        for number, word in enumerate(self.interchangeable_words, 1):
+            sentences = [sentence.replace(f"[{number}]", word) for sentence in sentences]
+        return sentences
 
 
 def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTable:
