@@ -181,7 +181,7 @@ class TaxEconomy(ArrayGames):
 
     @property
     def _was_reset(self) -> np.ndarray:
-        return self._wage.all(axis=1)
+        return np.asarray(self._wage.all(axis=1))
 
     def _begin(self, reset_mask: np.ndarray) -> None:
         self._wage[reset_mask] = self._draw_wages()[reset_mask]
