@@ -1,4 +1,4 @@
-"""Performance of teachers in the particle worlds: random actions, the planner, the oracle.
+"""Performance of teachers in the particle worlds: random actions, the planner with and without debate, the oracle.
 
     python benchmarks/particle_teachers.py --games 1000
 
@@ -21,6 +21,7 @@ from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
 from llmrl.llms.by_name import chat_model
+from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.plan_policy import PlanPolicy
@@ -35,22 +36,25 @@ SCENARIOS: dict[str, Scenario] = {
     "speaker": SimpleSpeakerListener(),
     "speaker4": SimpleSpeakerListener(4),
 }
-TEACHERS = ("random", "scripted", "oracle")
+TEACHERS = ("random", "scripted", "scripted+1", "scripted+2", "oracle")
+"""`+n`: with n rounds of debate."""
 
 
-def planner_of(teacher: str, domain: Domain) -> Planner:
+def planner_of(teacher: str, domain: Domain, names: tuple[str, ...]) -> Planner:
     if teacher == "oracle":
         return OraclePlanner(domain)
     settings = LLMPlannerSettings(samples=1, repair_turns=1, prompt=None, parser="shared")
-    return LLMPlanner(settings, domain, chat_model("scripted"))
+    planner = LLMPlanner(settings, domain, chat_model("scripted"))
+    rounds = int(teacher.partition("+")[2] or 0)
+    return Debate(planner, names, rounds) if rounds else planner
 
 
 def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.ndarray, dict[str, float]]:
-    """Return returns [games, n_agents], and metrics of episodes."""
+    """Return returns [games, n_agents], and metrics of episodes, including those of the planner."""
     env = ParticlesEnv(Seeds(seed), scenario, n_envs=games)
     spec, observation, rng = env.spec, env.reset(seed=seed), np.random.default_rng(seed)
     domain = find_domain(spec.name, spec=spec)
-    plan_policy = PlanPolicy(domain, planner_of(teacher, domain))
+    plan_policy = PlanPolicy(domain, planner_of(teacher, domain, spec.agent_names))
     legal = np.ones((spec.n_agents, spec.n_actions)) if scenario.legal is None else scenario.legal
     total, metrics = np.zeros((games, spec.n_agents)), dict.fromkeys(spec.metrics, 0.0)
     for _ in range(spec.horizon or 25):
@@ -64,7 +68,8 @@ def play(scenario: Scenario, teacher: str, games: int, seed: int) -> tuple[np.nd
         for name, value in step.info.items():
             kept = metrics[name] if spec.metrics[name] != "last" else 0.0
             metrics[name] = kept + float(value.mean()) / (25 if spec.metrics[name] == "mean" else 1)
-    return total, metrics
+    shown = {n: x for n, x in plan_policy.planner.metrics().items() if n in ("teacher/asked", "teacher/debate_changes")}
+    return total, metrics | shown
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ def inked(panel, agent):
 
 
 def test_all_agents_fit():
-    """Use texts as long as those of a team; the last line of each agent is above the lower edge."""
+    """Use texts as long as those of a debate; the last line of each agent is above the lower edge."""
     lines = ["A sentence of some length about what the agent sees and what the others mean to do. " * 3]
     lines += [f"0.{k} go to <landmark {k}>, stay away from <agent {k}>" for k in range(5)]
     height = 336

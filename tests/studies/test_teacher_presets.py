@@ -17,6 +17,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.play import PlayLoop
+from llmrl.teachers.debate import Debate
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner
@@ -49,6 +50,7 @@ RUNS = [
     ("team", "agent=ippo", "env=simple_spread"),
     (*TEAM_STUDENT, "teacher=llm"),
     (*TEAM_STUDENT, "teacher=llm", "teacher.sharing=mixture"),
+    (*TEAM_STUDENT, "teacher=llm", "teacher.debate_rounds=1"),
 ]
 """A treatment, and what is typed beside it."""
 
@@ -82,7 +84,7 @@ def test_treatment_builds(case):
             return
         uses_rules = "teacher=oracle" in extra or treatment == "team_taught"
         planner = LLMPlanner if "teacher=llm" in extra else OraclePlanner if uses_rules else OfflinePlanner
-        assert isinstance(teacher.plan_policy.planner, planner)
+        assert isinstance(teacher.plan_policy.planner, Debate if "teacher.debate_rounds=1" in extra else planner)
         assert teacher.schedule == SCHEDULES.get(treatment, SHIPPED_SCHEDULE)
         assert teacher.plan_policy.mode == (
             "hard" if "teacher.mode=hard" in extra or treatment == "llm4teach" else "soft"
@@ -194,6 +196,11 @@ def test_commands_in_the_documentation_compose(page):
         pytest.param(("taught_exponential",), {"teacher/weight"}, marks=pytest.mark.long),
         (("teacher_plays", "env=lava_doorkey"), set()),
         (TEAM_STUDENT, {"teacher/weight", "teacher/states"}),
+        pytest.param(
+            (*TEAM_STUDENT, "teacher=llm", "teacher.debate_rounds=1"),
+            {"teacher/weight", "teacher/requested_states", "teacher/debate_changes"},
+            marks=pytest.mark.long,
+        ),
         pytest.param(("team", "env=simple_tag"), set(), marks=pytest.mark.long),
     ],
     ids=lambda case: case[0] if isinstance(case, tuple) else "",

@@ -13,6 +13,7 @@ from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.scripted import UnreadPromptError
 from llmrl.teachers import scripted_planner
+from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.offline_planner import OfflinePlanner
 from llmrl.teachers.planners import OraclePlanner, distribution
 from llmrl.teachers.plans import PlanStep, parse_reply, parse_text
@@ -461,6 +462,13 @@ class TestOffline:
         path.write_text(json.dumps({"domain": domain, "interchangeable": words, "plans": {sentence: row}}))
         with pytest.raises(ConfigError, match=complaint):
             OfflinePlanner(find_domain(domain), str(path))
+
+    def test_missing_debate_warns(self, tmp_path, caplog):
+        path = tmp_path / "plans.json"
+        plans = {KEY: {"explore": 1.0}, f"{KEY} {ANNOUNCED}bob: explore.": {"explore": 1.0}}
+        path.write_text(json.dumps({"domain": "simple_doorkey", "plans": plans}))
+        OfflinePlanner(find_domain("simple_doorkey"), str(path))
+        assert "1 of 2 rows" in caplog.text and "debate" in caplog.text
 
     def test_missing_table_raises(self):
         with pytest.raises(ConfigError, match="unlock_pickup"):

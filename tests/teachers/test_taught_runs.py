@@ -241,9 +241,9 @@ class TestTeacherPlan:
 
     def test_plan_lists_model(self, capsys):
         world = ("env=simple_spread", "env.n_envs=2", "agent=ppo", "teacher=llm", "llm=scripted")
-        run(*world, "teacher.samples=3", "learn.env_steps=100", "dry_run=true")
+        run(*world, "teacher.debate_rounds=2", "teacher.samples=3", "learn.env_steps=100", "dry_run=true")
         text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-        assert "samples: 3" in text and "sharing: own" in text and "not a language model" in text
+        assert "samples: 3, debate rounds: 2" in text and "sharing: own" in text and "not a language model" in text
 
     def test_plan_lists_no_teacher(self, capsys):
         assert "teacher none" in self.plan(capsys, "learn.env_steps=400")

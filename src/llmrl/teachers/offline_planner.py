@@ -10,6 +10,7 @@ from typing import Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
+from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.plan_tables import PlanTable, load_plan_table
 from llmrl.teachers.planners import Distribution, distribution
@@ -34,9 +35,7 @@ class OfflinePlanner(StateFields):
         missing_state: reaction to a sentence without a row: the domain's `fallback`, which is counted, or an `error`.
 
     Raises:
-        ConfigError: the table does not exist, a row has no valid plan, or a plan in a user's file
-            has
-            an unknown skill.
+        ConfigError: the table does not exist, a row has no valid plan, or a plan in a user's file has an unknown skill.
     """
 
     _state_fields = ("fallbacks",)
@@ -50,8 +49,17 @@ class OfflinePlanner(StateFields):
         self._known: dict[str, Distribution | None] = {}
         self._fallback: Distribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
-        for sentence in self._table.examples():  # invalid rows end the run before its first look-up
+        examples = self._table.examples()
+        for sentence in examples:  # invalid rows end the run before its first look-up
             self._known[sentence] = self._read(sentence)
+        if n_debates := sum(ANNOUNCED in sentence for sentence in examples):
+            logger.warning(
+                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
+                "unused, and plans are those before the debate",
+                n_debates,
+                len(examples),
+                table,
+            )
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
+from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.planners import Distribution, Planner
 from llmrl.teachers.plans import Plan, plan_text
@@ -62,14 +63,22 @@ class PlanPolicy:
     def plans(self, scenes: Sequence[Scene]) -> list[Distribution]:
         """Return the plans of each scene, after one call of the planner with all distinct sentences.
 
+        With a `Debate` the scenes must be those of whole games, game by game.
+
         Raises:
             LLMError, ConfigError: see `Planner.plans`.
         """
         sentences = [scene.sentence for scene in scenes]
         distinct = list(dict.fromkeys(sentences))
-        answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+        if isinstance(self.planner, Debate):
+            size = len(self.planner.names)
+            games = [tuple(sentences[i : i + size]) for i in range(0, len(sentences), size)]
+            distributions = [plans for game in self.planner.deliberate(games) for plans in game]
+        else:
+            answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+            distributions = [answers[sentence] for sentence in sentences]
         self.sentences.update(distinct)
-        return [answers[sentence] for sentence in sentences]
+        return distributions
 
     def advise(self, scenes: Sequence[Scene], uniform: np.ndarray | None = None) -> np.ndarray:
         """Return action probabilities for each scene, [n, n_actions] float32.

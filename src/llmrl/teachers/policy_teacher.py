@@ -10,6 +10,7 @@ import torch
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
+from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Scene
 from llmrl.teachers.llm_planner import LLMPlanner
 from llmrl.teachers.plan_policy import PlanPolicy
@@ -50,7 +51,7 @@ class PolicyTeacher(StateFields):
         self.plan_policy, self.schedule = plan_policy, schedule
         self.channels = plan_policy.domain.channels
         self.policy = TeacherPolicy(plan_policy)
-        self.keeps_draws = isinstance(plan_policy.planner, LLMPlanner)
+        self.keeps_draws = isinstance(plan_policy.planner, LLMPlanner | Debate)
         self._seeds = seeds.child("plans")
         self.updates, self.queries, self.weight = 0, 0, 0.0
         self._memory: np.ndarray | None = None

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
+from llmrl.teachers.debate import ANNOUNCED
 from llmrl.teachers.rooms.rules import Steps, room_rule
 
 _STATE = re.compile(r"^State: (.+)$", re.MULTILINE)
@@ -19,6 +20,7 @@ _HOLDS = ", holds "
 _PARTICLE = re.compile(r"The agent is (\w+)[.,](.+)$")
 """Beginning of the state of an agent of a particle world: its name, and its facts."""
 _NEAREST_TO_LANDMARK = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
+_ANNOUNCED_GOAL = re.compile(r"(\w+): go to landmark (\d+)")
 _NEAREST_TO_PREY = re.compile(r"hunter nearest to <(\w+)> is (\w+)")
 _MUST = re.compile(r"(\w+) must go to <(\w+)>")
 _SAYS = re.compile(r"says <(\w+)>")
@@ -43,7 +45,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     needed(skills, "the skills (`- skill <object>: what it does`)")
     particle = _PARTICLE.match(state)
     if particle:
-        reason, steps = _particle_answer(*particle.groups())
+        facts, _, announcements = particle.group(2).partition(ANNOUNCED)
+        reason, steps = _particle_answer(particle.group(1), facts, announcements)
     else:
         reason, steps = _room_answer(state, skills, note)
     if "Action: {" in prompt and '"plan"' not in prompt:
@@ -77,18 +80,18 @@ def _first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
     return [(next(iter(skills)), visible[0])]
 
 
-def _particle_answer(name: str, facts: str) -> tuple[str, Steps]:
-    """Return reason and plan of an agent of a particle world that knows `facts`.
+def _particle_answer(name: str, facts: str, announcements: str) -> tuple[str, Steps]:
+    """Return reason and plan of an agent of a particle world that knows `facts` and hears `announcements`.
 
-    The rules are not the best. An agent that is nearest to no landmark does not know which one is free, and hunters all
-    chase the same prey.
+    The rules show the purpose of a debate. An agent that is nearest to no landmark does not know which one is free
+    before it hears the others' goals, and hunters all chase the same prey before they hear each other.
     """
     owners: dict[str, str] = dict(_NEAREST_TO_LANDMARK.findall(facts))
     if owners:
-        return _landmark(name, owners)
+        return _landmark(name, owners, announcements)
     hunters = _NEAREST_TO_PREY.findall(facts)
     if hunters:
-        return _prey(name, hunters)
+        return _prey(name, hunters, announcements)
     if "is hunted" in facts:
         return "run from everybody", [("keep away", "")]
     if not any(phrase in facts for phrase in _COMMUNICATION):
@@ -101,15 +104,22 @@ def _particle_answer(name: str, facts: str) -> tuple[str, Steps]:
     return "say what is known, do what is said", [*(("say", color) for _, color in assignments), move]
 
 
-def _landmark(agent: str, owners: dict[str, str]) -> tuple[str, Steps]:
+def _landmark(agent: str, owners: dict[str, str], announcements: str) -> tuple[str, Steps]:
     own_landmarks = [landmark for landmark, name in owners.items() if name == agent]
     if own_landmarks:
         return "nobody is nearer", [("go to", f"landmark {own_landmarks[0]}")]
-    return "nearest to none, so what seems to be left", [("go to", f"landmark {next(iter(owners))}")]
+    claimed = {
+        landmark for name, landmark in _ANNOUNCED_GOAL.findall(announcements) if name in owners.values() or name < agent
+    }
+    free_landmarks = [landmark for landmark in owners if landmark not in claimed] or list(owners)
+    return "nearest to none, so what seems to be left", [("go to", f"landmark {free_landmarks[0]}")]
 
 
-def _prey(agent: str, hunters: list[tuple[str, str]]) -> tuple[str, Steps]:
+def _prey(agent: str, hunters: list[tuple[str, str]], announcements: str) -> tuple[str, Steps]:
     own_prey = [prey for prey, name in hunters if name == agent]
     if own_prey:
         return "nobody is nearer", [("chase", own_prey[0])]
-    return "there is prey", [("chase", hunters[0][0])]
+    prey = hunters[0][0]
+    if f"chase {prey}" in announcements:
+        return "somebody else chases it", [("cut off", prey)]
+    return "there is prey", [("chase", prey)]

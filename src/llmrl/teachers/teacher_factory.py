@@ -10,8 +10,10 @@ from typing import Literal
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel
+from llmrl.core.ranges import NonNegativeInt
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.teachers.debate import Debate
 from llmrl.teachers.domain import Domain
 from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED, OfflinePlanner
@@ -27,6 +29,7 @@ class LLMTeacherSettings(LLMPlannerSettings):
 
     schedule: Schedule | None
     mode: Mode
+    debate_rounds: NonNegativeInt
     sharing: Sharing
     domain: Domain | None
     parity: bool
@@ -42,7 +45,10 @@ def llm_teacher(
 ) -> PolicyTeacher:
     """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_teacher`."""
     domain = _domain(spec, settings.domain, settings.parity)
-    planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
+    planner: Planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
+    if settings.debate_rounds:
+        names = spec.agent_names or [f"agent_{i}" for i in range(spec.n_agents)]
+        planner = Debate(planner, names, settings.debate_rounds)
     if settings.sharing == "mixture" and spec.n_agents == 1:
         raise ConfigError(
             "teacher.sharing=mixture needs several agents in a game, but there is only one; use teacher.sharing=own"

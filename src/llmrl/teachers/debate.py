@@ -1,0 +1,120 @@
+"""Debate, in which the agents of a game hear the plans of the others and may revise their own."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import PositiveInt
+from llmrl.core.state_fields import StateFields
+from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.planners import Distribution
+from llmrl.teachers.plans import Plan, plan_text
+
+Game = tuple[str, ...]
+"""Sentence of each agent of a game, in order."""
+
+ANNOUNCED = "The others mean to do this: "
+"""Text between an agent's own sentence and the plans of the others."""
+
+NO_PLAN = "has no plan yet"
+"""Announcement for an agent without a valid plan, instead of its fallback, which it did not choose."""
+
+_BRACKETS = re.compile("[<>]")
+
+
+class Debate(StateFields):
+    """Planner whose agents agree in rounds, as in multi-agent debate (Du et al., 2023, arXiv 2305.14325).
+
+    Before the first round every agent's plans depend on its own sentence only. In each round all agents are asked
+    again, simultaneously, with their sentence followed by the most probable plan of each other agent in the previous
+    round. The plans of the last round are used: with p_i their distribution, the advice for agent i is pi_T^i = sum_k
+    p_i(k) pi_{k,i}, which sums to 1 for each agent.
+
+    Plans may only use objects of the agent's own sentence, not announced ones. Announcements may reveal information
+    that an agent cannot observe, e.g. its goal. A student without access to the debate then learns only the average
+    behavior given its observation.
+
+    Args:
+        planner: planner that answers; its cache avoids repeated questions about equal announcements.
+        names: names of the agents of a game.
+        rounds: number of rounds.
+
+    Attributes:
+        looked_up: number of agents looked up so far, counted in every game.
+        changed: number of those whose most probable plan differs from their initial one.
+
+    Raises:
+        ConfigError: a game has a single agent.
+    """
+
+    _state_fields = ("looked_up", "changed", "planner")
+
+    def __init__(self, planner: LLMPlanner, names: Sequence[str], rounds: PositiveInt) -> None:
+        if len(names) < 2:
+            raise ConfigError(
+                f"teacher.debate_rounds={rounds} needs several agents in a game, but there is only one; set "
+                "teacher.debate_rounds=0"
+            )
+        self.planner, self.names, self.rounds = planner, tuple(names), rounds
+        self.domain = planner.domain
+        self.looked_up, self.changed = 0, 0
+
+    def plans(self, sentences: Sequence[str]) -> list[Distribution]:
+        """Return the plans for each sentence without a debate."""
+        return self.planner.plans(sentences)
+
+    def deliberate(self, games: Sequence[Game]) -> list[tuple[Distribution, ...]]:
+        """Return the plans of each agent of each game, with one batch of questions per round for all games.
+
+        Raises:
+            LLMError, ConfigError: see `Planner.plans`; nothing is counted then.
+        """
+        counts = Counter(games)
+        distinct = list(counts)
+        initial = latest = self._ask(distinct)
+        for _ in range(self.rounds):
+            latest = self._ask(
+                [self._append_announcements(game, plans) for game, plans in zip(distinct, latest, strict=True)]
+            )
+        for game, first, final in zip(distinct, initial, latest, strict=True):
+            n_changed = sum(likeliest(old) != likeliest(new) for old, new in zip(first, final, strict=True))
+            self.changed += counts[game] * n_changed
+        self.looked_up += len(games) * len(self.names)
+        results = dict(zip(distinct, latest, strict=True))
+        return [results[game] for game in games]
+
+    def describe(self) -> dict[str, str]:
+        return {**self.planner.describe(), "debate rounds": str(self.rounds)}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the planner's metrics and teacher/debate_changes.
+
+        The latter is the share of agents, since the start of the run, whose most probable plan changed in the debate.
+        """
+        share = self.changed / self.looked_up if self.looked_up else 0.0
+        return {"teacher/debate_changes": share, **self.planner.metrics()}
+
+    def _ask(self, games: Sequence[Game]) -> list[tuple[Distribution, ...]]:
+        distinct = list(dict.fromkeys(sentence for game in games for sentence in game))
+        answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+        return [tuple(answers[sentence] for sentence in game) for game in games]
+
+    def _append_announcements(self, game: Game, plans: tuple[Distribution, ...]) -> Game:
+        """Return the sentences of a game, each followed by the announcements of the others."""
+        announcements = [
+            f"{name}: {NO_PLAN if p is self.planner.no_plan else _BRACKETS.sub('', plan_text(likeliest(p)))}"
+            for name, p in zip(self.names, plans, strict=True)
+        ]
+        return tuple(
+            f"{sentence} {ANNOUNCED}{'; '.join(announcements[:i] + announcements[i + 1 :])}."
+            for i, sentence in enumerate(game)
+        )
+
+
+def likeliest(plans: Distribution) -> Plan:
+    """Return the most probable plan; ties are broken alphabetically, independently of the order of replies."""
+    max_probability = max(probability for _, probability in plans)
+    return min((plan for plan, probability in plans if probability == max_probability), key=plan_text)
