@@ -100,7 +100,6 @@ def main() -> None:
             recompute=False,
             piece_tokens=args.piece_tokens,
             kl_coefficient=0.0,
-            sharded=False,
             init_from=None,
             ppo=ppo,
         )

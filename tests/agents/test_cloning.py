@@ -23,8 +23,7 @@ from llmrl.loops.clone import CloneLoop, CloneSettings
 from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks import categorical
-from llmrl.networks.drrn import DRRN
-from llmrl.networks.vocabulary import Vocabulary, pad_texts
+from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.run.artifacts import save_config, saved_state
 from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import read_metrics

@@ -151,7 +151,7 @@ RUNS = {
         *ROOM, "principal=random", "env.horizon=10", "design.rollout_steps=5", "design.reset_agents=false",
         "design.confirm_steps=0", "design.evaluations=0",
     ),
-    "learn": (*LEARN, "learn.evaluate_episodes=4", "learn.trajectory_interval=2"),
+    "learn": (*LEARN, "learn.evaluate_episodes=4"),
     "learn, a mechanism imposed": (*LEARN, "env.show_mechanism=true", "learn.mechanism=[1,0,2,0,5]"),
     "search": (
         *SEARCH, "principal=cem", "principal.population=4", "search.candidates=2", "search.race=2",

@@ -32,7 +32,6 @@ REASONS = {
     "play.records": "selects what is recorded of episodes",
     "play.fps": "sets the speed of videos",
     "play.trajectories": "selects what is recorded of episodes",
-    "learn.trajectory_interval": "selects what is recorded of rollouts",
     "learn.probes": "are queried without learning, with random numbers of their own",
     "learn.probe_interval": "are queried without learning, with random numbers of their own",
     "llm.cache": "a cached reply is the reply of the same request",

@@ -1,4 +1,4 @@
-"""Gradient steps of a network: the protocol `Updater`, and `OptimizerStep`, which updates parameters in place."""
+"""Gradient steps of networks: protocols, and `OptimizerStep`, which updates parameters in place."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from llmrl.algorithms.sharded import any_sharded, clip_gradients, divided, gathered, groups
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
+from llmrl.networks.action_distributions import ActionDistribution
 
 Batch = dict[str, Any]
 """Samples by name, each a tensor [n, ...] or a `TextArray` of n texts."""
@@ -50,6 +50,33 @@ class GradientAccumulation(Protocol):
         ...
 
 
+class TrainedPolicy(Protocol):
+    """Policy that PPO can train: `SocietyPolicy`, or a language model as the policy.
+
+    `channels` names the observation channels read; `recurrent` says whether the networks have a memory.
+    """
+
+    channels: tuple[str, ...]
+    recurrent: bool
+
+    @property
+    def distribution(self) -> ActionDistribution:
+        """Distribution of actions that the networks' outputs describe."""
+        ...
+
+    def groups(self) -> Sequence[tuple[nn.Module, slice]]:
+        """Return each network with its agents, as a slice of the agent axis.
+
+        Called with a batch, a network returns outputs [batch, n_outputs] and values [batch]; see `GradientAccumulation`
+        for large networks.
+        """
+        ...
+
+    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
+        ...
+
+
 class OptimizerStep:
     """Updater that takes in-place steps of torch's Adam.
 
@@ -63,7 +90,6 @@ class OptimizerStep:
         separate_clipping: clip the gradients of the module `critic` and of all other parameters separately.
 
     Attributes:
-        is_sharded: whether the parameters are sharded over processes.
         parts: names of the parameters in each group whose gradients are clipped together.
     """
 
@@ -82,9 +108,8 @@ class OptimizerStep:
         parts = (critic, [name for name in trainable if name not in critic])
         self.parts = [part for part in parts if part]
         self._clipped = [[trainable[name] for name in part] for part in self.parts]
-        self.is_sharded = any_sharded(self.parameters)
         # Fused: one kernel for all parameters instead of several for each parameter.
-        self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs, value = self.network(batch)
@@ -111,49 +136,14 @@ class OptimizerStep:
         return self._descend()
 
     def state_dict(self) -> State:
-        """Return the state of the optimizer.
-
-        Its parameters are unsharded and in one group, so that a run can resume with another number of processes.
-        """
-        state: State = gathered(self.optimizer.state_dict())
-        if not self.is_sharded:
-            return state
-        order = self._order()
-        group = {**state["param_groups"][0], "params": list(range(len(order)))}
-        return {"state": {order[i]: x for i, x in state["state"].items()}, "param_groups": [group]}
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        if self.is_sharded:
-            local_state: State = self.optimizer.state_dict()
-            order = self._order()
-            parts = {
-                i: divided(state["state"][k], _like(state["state"][k], self.parameters[k]))
-                for i, k in enumerate(order)
-                if k in state["state"]
-            }
-            group = state["param_groups"][0]
-            groups = [{**group, "params": local_group["params"]} for local_group in local_state["param_groups"]]
-            state = {"state": parts, "param_groups": groups}
         self.optimizer.load_state_dict(state)
 
-    def _order(self) -> list[int]:
-        """Return the index into `parameters` of each of the optimizer's parameters."""
-        places = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
-
     def _descend(self) -> torch.Tensor:
-        norms = [self._clip(part) for part in self._clipped if any(p.grad is not None for p in part)]
+        parts = [part for part in self._clipped if any(p.grad is not None for p in part)]
+        norms = [nn.utils.clip_grad_norm_(part, self.max_grad_norm).detach() for part in parts]
         self.optimizer.step()
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
-
-    def _clip(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        if self.is_sharded:
-            assert isinstance(self.network, GradientAccumulation)
-            return clip_gradients(parameters, self.max_grad_norm, self.network.processes)
-        return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach()
-
-
-def _like(state: dict[str, torch.Tensor], parameter: nn.Parameter) -> dict[str, torch.Tensor | None]:
-    """Map each tensor of a parameter's optimizer state to the parameter if it has its shape, else to None."""
-    return {name: parameter if x.shape == parameter.shape else None for name, x in state.items()}

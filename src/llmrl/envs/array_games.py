@@ -20,16 +20,12 @@ class ArrayGames(StateFields, ABC):
 
     All random numbers come from the generators in `_rngs`, which draw for all games of a group, or from the seeds in
     `_roots`, each of a group. A subclass lists one of the two in `_state_fields`, and sets `spec`.
-
-    Attributes:
-        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
     """
 
     _stream: ClassVar[str]
     """Name of the stream of random numbers in the seed tree."""
 
     spec: EnvSpec
-    place = (0, 1)
     _groups = 1
     _rngs: list[np.random.Generator]
     _roots: list[int]
@@ -97,17 +93,17 @@ class ArrayGames(StateFields, ABC):
 
         Numbers are drawn for every game, even those in progress, so that a game's draws do not depend on the others.
         """
-        (start, total), groups = self.place, len(self._rngs)
+        groups = len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        draws = [sample(rng, max(total, size)) for rng in self._rngs]
-        arrays = (np.concatenate([part[start : start + size] for part in parts]) for parts in zip(*draws, strict=True))
+        draws = [sample(rng, size) for rng in self._rngs]
+        arrays = (np.concatenate(parts) for parts in zip(*draws, strict=True))
         return [np.concatenate([array] * (self.spec.n_envs // len(array))) for array in arrays]
 
     def _group_member(self, game: int) -> tuple[int, int]:
         """Return the seed of a game's group, and the game's index in the group."""
         size = self.spec.games_per_group(len(self._roots))
         paired_size = size if len(self._roots) > 1 else self.spec.n_envs // self._groups
-        return self._roots[game // size], self.place[0] + game % paired_size
+        return self._roots[game // size], game % paired_size
 
     def _check_actions(self, action: Array) -> np.ndarray:
         """Return actions [n_envs, n_agents].

@@ -7,16 +7,17 @@ from typing import Protocol, runtime_checkable
 
 from llmrl.algorithms.cloning import BehavioralCloning
 from llmrl.core.errors import ConfigError
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
-from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.compute_requests import Evaluate, Imitate, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.trained_results import write_trained_results
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize_evaluation
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -80,7 +81,7 @@ class CloneLoop:
     def estimate(self) -> None:
         """Return None: the loop makes no calls to a language model."""
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
         self._restore(run)
         total = self.cloning.updates
@@ -142,7 +143,7 @@ class CloneLoop:
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
         return epochs * c.learned + min(updates * c.settings.batch_size, c.learned)
 
-    def _restore(self, run: RunContext) -> None:
+    def _restore(self, run: Run) -> None:
         self.updates = run.iteration
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])

@@ -10,7 +10,6 @@ import numpy as np
 
 from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls
 from llmrl.core.records import Briefing, CallEstimate
-from llmrl.core.run_context import ProgressDisplay, RunContext
 from llmrl.loops.adaptation_record import AdaptationRecord
 from llmrl.loops.compute_requests import Ask, Log, Requests
 from llmrl.loops.confirmation import Confirmation, SuccessiveHalving
@@ -29,6 +28,8 @@ from llmrl.loops.trained_results import write_trained_adapter
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class DesignLoop:
         ]
         return CallEstimate.total(estimates) if estimates else None
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Run the loop; return the mean evaluated objective of the recommendations over contexts.
 
         If nothing is evaluated, it is the online performance.
@@ -169,7 +170,7 @@ class DesignLoop:
         self.collector.close()
         return self._conclude(run)
 
-    def _propose(self, run: RunContext, display: ProgressDisplay) -> Requests[None]:
+    def _propose(self, run: Run, display: ProgressBar) -> Requests[None]:
         """Request vectors, measure them, and tell the principal their outcomes."""
         progress, context = self.progress, self._context()
         if progress.trial is None:
@@ -188,7 +189,7 @@ class DesignLoop:
         progress.finish_step()
         yield progress.save_request()
 
-    def _conclude(self, run: RunContext) -> float:
+    def _conclude(self, run: Run) -> float:
         """Set the summary of the run; return its result."""
         last = max(1, self.schedule.proposal_steps // 5) * self.settings.candidates
         summary, result = self.results.summary(last)
@@ -226,7 +227,7 @@ class DesignLoop:
         return int(self.seeds.child("context").numpy(step).integers(n)) if n else None
 
 
-def confirm(run: RunContext, measurement: Measurement) -> Requests[None]:
+def confirm(run: Run, measurement: Measurement) -> Requests[None]:
     """Measure the leading candidates; tell a principal that learns from vectors of others, too."""
     progress, schedule = measurement.progress, measurement.schedule
     results, principal = progress.results, progress.principal
@@ -263,7 +264,7 @@ def _next_trial(halving: SuccessiveHalving, context: Context) -> Trial:
     return Trial("confirmation", context, halving.vectors[list(members)], draws)
 
 
-def evaluate(run: RunContext, measurement: Measurement, references: References | None) -> Requests[None]:
+def evaluate(run: Run, measurement: Measurement, references: References | None) -> Requests[None]:
     """Evaluate the recommendations; `references` are the results of reference runs, if there are any."""
     progress, settings = measurement.progress, measurement.schedule.settings
     results = progress.results

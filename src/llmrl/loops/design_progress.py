@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmrl.core.records import State
-from llmrl.core.run_context import RunContext
 from llmrl.loops.adaptation_record import AdaptationRecord
 from llmrl.loops.compute_requests import SafePoint
 from llmrl.loops.design_results import DesignResults
@@ -15,6 +14,7 @@ from llmrl.loops.design_settings import DesignSettings
 from llmrl.loops.design_trials import Trial
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.recommendation import ANYTIME_MEASUREMENTS, is_anytime, max_trials
+from llmrl.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class DesignProgress:
         """Return the request that marks this point."""
         return SafePoint(*self.resumable(), always=always)
 
-    def set_anchor(self, run: RunContext) -> None:
+    def set_anchor(self, run: Run) -> None:
         """Set the anchor to this point and its state: the run resumes from here until the step ends."""
         state = copy.deepcopy({**self.state_dict(), **run.mark()})
         self.anchor = self.iteration, lambda: state

@@ -12,7 +12,6 @@ from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import split
 from llmrl.core.errors import Diverged
 from llmrl.core.rollouts import Rollout
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import generators
 from llmrl.loops.compute_requests import (
     Ask,
@@ -35,7 +34,8 @@ from llmrl.loops.compute_requests import (
     Update,
 )
 from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import evaluate_policy
+from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ _UNSHARED = (*_LONG, Log, SafePoint)
 """Requests that the executor of each run answers, even if the run has a seat at a shared executor."""
 
 
-def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSeat | None = None) -> T:
+def serve(requests: Requests[T], run: Run | None = None, seat: ExecutorSeat | None = None) -> T:
     """Answer all requests of a loop, one after the other; return what the loop returns.
 
     Args:
@@ -98,7 +98,7 @@ class Executor:
         seat: seat at an executor that answers the requests of several runs together; None: all are answered here.
     """
 
-    def __init__(self, run: RunContext | None, seat: ExecutorSeat | None = None) -> None:
+    def __init__(self, run: Run | None, seat: ExecutorSeat | None = None) -> None:
         self._run, self._seat = run, seat
         self._generators: list[torch.Generator] = []  # of the actions of the last play request
         self._trainer: BatchedTrainer | None = None

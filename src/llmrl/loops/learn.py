@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
 from llmrl.loops.continuations import EpisodeGroups
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
@@ -19,8 +19,9 @@ from llmrl.loops.trained_results import write_trained_adapter, write_trained_res
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
 from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
-from llmrl.rollout.trajectory_writers import RolloutWriter
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,6 @@ class LearnSettings:
         rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes.
         evaluation_interval: updates between evaluations; 0: only at the end.
         evaluate_episodes: least number of episodes of an evaluation; all games play.
-        trajectory_interval: updates between rollouts whose steps are stored as arrays (`run.trajectories`); 0: none.
         probes: fixed prompts whose action probabilities are logged: name of a list of the package, or a file; None:
             there are none.
         probe_interval: updates between measurements of the probes.
@@ -44,7 +44,6 @@ class LearnSettings:
     rollout_steps: PositiveInt | None
     evaluation_interval: NonNegativeInt
     evaluate_episodes: PositiveInt
-    trajectory_interval: NonNegativeInt = 0
     probes: str | None = None
     probe_interval: PositiveInt = 1
     mechanism: list[float] | list[Phase] | None = None
@@ -77,8 +76,6 @@ class LearnLoop:
             self.groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
-        interval = settings.trajectory_interval
-        self.trajectories = RolloutWriter(self.env, interval) if interval else None
         self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = self.env_steps = 0
 
@@ -98,7 +95,7 @@ class LearnLoop:
     def estimate(self) -> None:
         """Return None: the number of calls of an agent or a teacher depends on the games."""
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
         yield from self._restore(run)
         games = self.env.spec.n_envs
@@ -106,20 +103,18 @@ class LearnLoop:
             self.probes.write(run.folder)
             if self.iteration == 0:
                 yield self._row("probe", self.probes.metrics())
-        writers = [self.episodes, *([] if self.trajectories is None else [self.trajectories])]
         total = self.settings.env_steps
         if self.groups is None:
             total = self.updates * self.rollout_steps * games
         with run.progress(total, "steps", "learn", self.env_steps) as progress:
             steps = StepProgress(progress, games) if self.groups is None else EpisodeProgress(progress, in_steps=True)
-            with self.collector.observed(*writers, steps):
+            with self.collector.observed(self.episodes, steps):
                 while not self.is_complete:
                     yield from self._update(run, progress)
                     yield from self._probe_and_evaluate()
                     yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
-        for writer in writers:
-            writer.close()
+        self.episodes.close()
         episodes = yield from self._evaluate()
         self.collector.close()
         final = summarize_evaluation(episodes, *self.welfare_measure)
@@ -138,7 +133,7 @@ class LearnLoop:
         }
         return final["evaluation/objective"]
 
-    def _update(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
+    def _update(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Play a rollout and update the agents from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
@@ -199,17 +194,16 @@ class LearnLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
             "episodes": self.episodes.state_dict(),
             "env_steps": self.env_steps,
-            **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
             **({} if self.mechanism_sampler is None else {"mechanism": self.mechanism_sampler.state_dict()}),
         }
 
-    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
+    def _saved(self, run: Run) -> AbstractContextManager[None]:
         """Return a context that saves the run if a language model, where one is used, refuses to reply."""
         if self.meter is None:
             return nullcontext()
         return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
-    def _restore(self, run: RunContext) -> Requests[None]:
+    def _restore(self, run: Run) -> Requests[None]:
         self.iteration, state, spec = run.iteration, run.restored, self.env.spec
         if self.mechanism_sampler is not None and state is not None:
             # Before new episodes start, for games that cannot be restored; below again, for those that can.
@@ -217,9 +211,6 @@ class LearnLoop:
         games_state = None if state is None else state["collector"]
         yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=games_state)
         self.episodes = TrainingEpisodeWriter(spec, run.folder, None if state is None else state["episodes"])
-        if self.trajectories is not None:
-            trajectories_state = None if state is None else state.get("trajectories")
-            self.trajectories.open(run.folder, run.iteration, trajectories_state)
         if state is None:
             return
         self.env_steps = state["env_steps"]

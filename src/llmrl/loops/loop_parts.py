@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.learner_protocols import NeedsSteps
-from llmrl.core.model_protocols import UsageMeter
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
 
 if TYPE_CHECKING:
+    from llmrl.llms.client import ChatClient
     from llmrl.loops.reference_measurements import References
 
 
@@ -63,7 +63,7 @@ class LoopParts:
     spending_cost: float = 0.0
     principal: Proposer | None = None
     teacher: Teacher | None = None
-    meter: UsageMeter | None = None
+    meter: ChatClient | None = None
     observers: Sequence[Observer] = ()
     cores: int | None = None
     known: Callable[[], References | None] = lambda: None

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from llmrl.core.protocols import MetaLearner
 from llmrl.core.rollouts import Rollout
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Log, PlayEpisode, Requests
@@ -15,6 +14,7 @@ from llmrl.loops.design_trials import Trial
 from llmrl.loops.meta_gradient import MetaGradient
 from llmrl.loops.proposal_outcomes import Score, draw_name, score
 from llmrl.loops.societies import Adaptation
+from llmrl.run.run import Run
 
 
 class Measurement:
@@ -48,7 +48,7 @@ class Measurement:
         else:
             self.progress.restore_final_agents()
 
-    def measure(self, run: RunContext, trial: Trial) -> Requests[list[Score]]:
+    def measure(self, run: Run, trial: Trial) -> Requests[list[Score]]:
         """Adapt societies to the vectors of a trial and validate them; return the scores of the vectors."""
         is_proposal = trial.phase == "proposal"
         meta_gradient = self.meta_gradient if is_proposal else None
@@ -69,7 +69,7 @@ class Measurement:
             proposal.outcome.gradient = meta_gradient.gradient(learner, rollouts, proposal.outcome)
         return scores
 
-    def _adapt(self, run: RunContext, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
+    def _adapt(self, run: Run, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
         """Play the adaptation rounds that remain."""
         progress, record, is_proposal = self.progress, self.record, trial.phase == "proposal"
         pieces = len(self.adaptation.pieces) > 1 and self.societies.agents[0].learns

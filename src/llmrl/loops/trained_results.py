@@ -8,14 +8,14 @@ from typing import Any
 from llmrl.core.learner_protocols import TrainsAdapter
 from llmrl.core.protocols import Agent
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import RunContext
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_results import episode_row, write_results
+from llmrl.rollout.episode_summaries import episode_row, write_results
 from llmrl.run.artifacts import ADAPTER
+from llmrl.run.run import Run
 
 
 def write_trained_results(
-    run: RunContext, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
+    run: Run, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
 ) -> list[float]:
     """Write `results.json` of the final episodes of a trained agent; return the objective of each.
 
@@ -32,7 +32,7 @@ def write_trained_results(
     return [row["objective"] for row in rows]
 
 
-def write_trained_adapter(run: RunContext, part: object) -> None:
+def write_trained_adapter(run: Run, part: object) -> None:
     """Write the adapter that an agent or a principal has trained into the run folder; do nothing if there is none."""
     if isinstance(part, TrainsAdapter):
         part.write_adapter(run.folder / ADAPTER)

@@ -32,7 +32,6 @@ EXCLUDED: tuple[str, ...] = (
     "play.fps",
     # Recordings of steps for computations.
     "play.trajectories",
-    "learn.trajectory_interval",
     # Measurements of a policy outside its games.
     "learn.probes",
     "learn.probe_interval",

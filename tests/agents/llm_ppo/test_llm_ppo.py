@@ -62,7 +62,6 @@ def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
         "recompute": False,
         "piece_tokens": 4096,
         "kl_coefficient": 0.0,
-        "sharded": False,
         "init_from": None,
     }
     settings = LanguagePPOSettings(**{**arguments, "ppo": ppo, **changed})

@@ -20,8 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.networks.memo import Memo
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from models import seq2seq_scorer
 from ppo_settings import PLAIN
 
@@ -46,7 +45,7 @@ def make(tmp_path_factory):
         if kind == "drrn":
             return DRRNAgent(env.spec, DRRNSettings("prompt", 16, 100, 1.0, Q), Seeds(0), "cpu")
         network = ("prompt", "scores", 1.0, [8], "relu", "float32", 4096)
-        training = {"tune": "full", "lora": Lora(), "recompute": False, "kl_coefficient": 0.0, "sharded": False}
+        training = {"tune": "full", "lora": Lora(), "recompute": False, "kl_coefficient": 0.0}
         settings = LanguagePPOSettings(*network, **training, init_from=None, ppo=PPO)
         scorer = seq2seq_scorer(folder)
         return LanguagePPOAgent(env.spec, settings, Seeds(0), "cpu", scorer, ProcessGroup(), has_principal=False)

@@ -12,8 +12,6 @@ from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSet
 from llmrl.agents.llm_ppo.policy import LanguagePolicy
 from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
 from llmrl.algorithms.ppo import PPO, PPOSettings
-from llmrl.algorithms.sharded import divided as divided_like
-from llmrl.algorithms.sharded import gathered
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import ProcessGroup
@@ -42,8 +40,6 @@ class LanguagePPOSettings(LanguageNetworkSettings):
         recompute: compute activations again instead of storing them for the gradient.
         kl_coefficient: weight of the divergence from the policy before training, which for an adapter is the model
             without it; 0: none.
-        sharded: shard the weights over several processes, for models larger than a GPU (FSDP); no effect in one
-            process.
         init_from: run folder whose newest checkpoint contains the initial trained weights, read at every start; None:
             those of the model.
         init_from_seed: seed of that run; unused here, since `init_from` names the run already.
@@ -54,7 +50,6 @@ class LanguagePPOSettings(LanguageNetworkSettings):
     lora: Lora
     recompute: bool
     kl_coefficient: NonNegativeFloat
-    sharded: bool
     init_from: str | None
     init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own"
     ppo: PPOSettings
@@ -115,8 +110,6 @@ class LanguagePPOAgent:
             scorer.recompute_activations()
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
         self.policy = LanguagePolicy(spec, network).to(device)
-        if settings.sharded and processes.world_size > 1:
-            network.divide()
         self.learns = tune != self.plays_if[1]
         self.tune, self.label = tune, scorer.label
         self._lora, self._revision = settings.lora, scorer.settings.revision
@@ -165,12 +158,10 @@ class LanguagePPOAgent:
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
-        if self.tune != "lora":
-            return
-        language = self.policy.network.language
-        weights = gathered(adapter_weights(language))  # by all processes, each of which may hold only a part
-        if self.policy.network.processes.is_main:
-            write_adapter(language, weights, self._lora, folder, self._model, self._revision)
+        network = self.policy.network
+        if self.tune == "lora" and network.processes.is_main:
+            weights = adapter_weights(network.language)
+            write_adapter(network.language, weights, self._lora, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, what is trained, and numbers of parameters."""
@@ -188,7 +179,7 @@ class LanguagePPOAgent:
         learner = None if self._ppo is None else self._ppo.state_dict()
         network = self.policy.network
         return {
-            "policy": self._gathered_weights(),
+            "policy": self._weights(),
             "model": self._files,
             "learner": learner,
             "tokens": sum(network.processes.all_gather_object(network.tokens)),
@@ -209,19 +200,14 @@ class LanguagePPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """Return this process's part of the trained weights."""
+        """Return the trained weights."""
         return {name: p.detach() for name, p in self.policy.named_parameters() if name in self._trained}
-
-    def _gathered_weights(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights, gathered from all processes."""
-        weights: dict[str, torch.Tensor] = gathered(self._weights())
-        return weights
 
     def _load(self, weights: dict[str, torch.Tensor], source: str) -> None:
         """Copy `weights` into the policy; raise ConfigError if names or shapes differ."""
-        local_weights = self._weights()
-        differences = sorted(set(local_weights) ^ set(weights)) or [
-            n for n, x in weights.items() if x.shape != local_weights[n].shape
+        own_weights = self._weights()
+        differences = sorted(set(own_weights) ^ set(weights)) or [
+            n for n, x in weights.items() if x.shape != own_weights[n].shape
         ]
         if differences:
             raise ConfigError(
@@ -229,8 +215,8 @@ class LanguagePPOAgent:
                 "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
             )
         with torch.no_grad():
-            for name, x in divided_like(weights, local_weights).items():
-                local_weights[name].copy_(x)
+            for name, x in weights.items():
+                own_weights[name].copy_(x)
 
     def _load_initial_weights(self, run: Path) -> None:
         """Load the initial weights from the newest checkpoint of another run."""
@@ -275,9 +261,4 @@ def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
         raise ConfigError(
             f"agent.kl_coefficient={kl_coefficient:g} needs agent.actions=scores and agent.tune=full or lora, got "
             f"agent.actions={actions} and agent.tune={tune}; set it to 0 otherwise"
-        )
-    if settings.sharded and (scorer.settings.four_bit or (kl_coefficient and tune == "full")):
-        raise ConfigError(
-            "agent.sharded=true supports neither four-bit weights nor a copy of the weights; use llm.four_bit=false, "
-            "and agent.tune=lora with agent.kl_coefficient"
         )

@@ -97,7 +97,6 @@ class LanguageActorCritic(nn.Module):
         self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
         self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
         self.tokens = 0  # number of positions computed so far
-        self.divided = False  # whether the weights are sharded over the processes
 
     def name_actions(self, spec: EnvSpec) -> None:
         """Score the actions of `spec` instead of the previous ones.
@@ -174,19 +173,8 @@ class LanguageActorCritic(nn.Module):
         for _, numbers in local_groups:
             rows = torch.isin(joint, torch.tensor(numbers, device=joint.device)).nonzero().squeeze(1)
             yield _select(batch, rows), len(rows) / n
-        # At least one piece; with sharded weights, as many as any process has.
-        for _ in range(-(-len(groups) // world) - len(local_groups) if self.divided else not local_groups):
+        if not local_groups:  # at least one piece
             yield _select(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
-
-    def divide(self) -> None:
-        """Shard the weights of the model's layers over the processes (`shard`).
-
-        Raises:
-            ConfigError: see `shard`.
-        """
-        shard(self.language, self.processes)
-        self.scorer.process_group = self.processes
-        self.divided = True
 
     def _autocast(self) -> AbstractContextManager[Any]:
         kind = next(self.language.parameters()).device.type
@@ -209,38 +197,3 @@ def _head(
     for n_in, n in zip([width, *hidden], hidden, strict=False):
         layers += [initialize(nn.Linear(n_in, n), HIDDEN_GAIN, generator), _ACTIVATIONS[activation]()]
     return nn.Sequential(*layers, initialize(nn.Linear([width, *hidden][-1], n_out), gain, generator))
-
-
-def shard(model: nn.Module, processes: ProcessGroup) -> None:
-    """Shard the blocks of a transformers `model` in place, before an optimizer is made of its parameters.
-
-    Each process stores 1/n of every block, of its gradient and of Adam's averages; a block is complete only while it
-    computes (torch's `fully_shard`, Zhao et al. 2023, arXiv 2304.11277). Everything outside of blocks (embeddings, the
-    output layer, heads) stays complete in all processes, and so does T5's position bias.
-
-    While a block computes, all processes exchange its parts. Therefore all of them must run the same number of forward
-    passes, with the same number of gradients: `max(processes.all_gather_object(n))`. A process with less work computes
-    something with weight 0. Gradients of blocks are sums over the processes, like those of other weights after
-    `ProcessGroup.all_reduce_gradients`.
-
-    Raises:
-        ConfigError: there is only one process, or the blocks of this model are unknown.
-    """
-    if processes.world_size == 1:
-        raise ConfigError("agent.sharded=true needs several processes, got 1; start them with torchrun")
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    if not blocks:
-        raise ConfigError(f"agent.sharded=true does not support {type(model).__name__}, whose blocks are unknown")
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    kind = next(model.parameters()).device.type
-    mesh = init_device_mesh(kind, (processes.world_size,))
-    # T5's first blocks contain the position bias of all blocks; `Seq2SeqScorer` reads it while no block computes.
-    position_bias = {p for name, p in model.named_parameters() if "relative_attention_bias" in name}
-    for block in blocks:
-        fsdp_block = fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=position_bias)
-        # A sum, not a mean, because a process computes its share of one loss. Not every backend can scale sums.
-        fsdp_block.set_force_sum_reduction_for_comms(True)
-        fsdp_block.set_gradient_divide_factor(1.0)

@@ -13,23 +13,22 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.errors import CREATION_ERRORS, creation_error
+from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-TEXT_KEY = "text"
-"""Key of an agent's info: the world's own text, which is used unchanged."""
 FACTORIES = ("parallel_env", "env")
 """Functions that make a world, if the id names only a module. The first one that the module has is called."""
 _BUILTIN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe2\.\w+_v\d+")
 """Modules of PettingZoo's own worlds: they belong to installed packages that llmrl requires, so they are trusted."""
 _CONVERTERS = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
-_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel")
+_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
 """Packages that the extra `worlds` of llmrl installs."""
 
 
-Library = Literal["pettingzoo", "openspiel"]
+Library = Literal["pettingzoo", "openspiel", "textarena", "openenv"]
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,19 @@ class WorldFactory:
             ConfigError: an unknown module, function or game, a module that is not trusted, a missing package, an
                 invalid argument, a world that cannot be rendered, or an object that is not a world.
         """
-        if self.library == "openspiel":
+        if self.library != "pettingzoo":
             if render:
                 raise ConfigError(
-                    f"{self.id}: games of OpenSpiel cannot be rendered; use play.videos=0 and env.render=false"
+                    f"{self.id}: games of {self.library} cannot be rendered; use play.videos=0 and env.render=false"
                 )
+            if self.library == "openspiel":
+                return openspiel_game(self.id, self.kwargs)
+            if self.library == "textarena":
+                from llmrl.envs.pettingzoo.textarena_world import TextArenaWorld as World
+            else:
+                from llmrl.envs.pettingzoo.openenv_world import OpenEnvWorld as World  # type: ignore[assignment]
 
-            return openspiel_game(self.id, self.kwargs)
+            return self._call(World, {"id": self.id})
         function = self._function()
         world = self._call(function, {})
         agents = getattr(world, "possible_agents", None)

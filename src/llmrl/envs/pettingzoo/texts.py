@@ -15,7 +15,8 @@ from llmrl.core.trust import Trust
 from llmrl.envs import mechanism_text
 from llmrl.envs.gym.channel_spaces import is_image
 from llmrl.envs.mechanisms import RewardTax
-from llmrl.envs.pettingzoo.factory import TEXT_KEY, PettingZooSettings
+from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
+from llmrl.envs.pettingzoo.factory import PettingZooSettings
 from llmrl.envs.texts import describer_of
 from llmrl.envs.texts.describers import changed_settings_text, draft, draft_actions, join_paragraphs, step_limit_text
 from llmrl.envs.texts.env_arguments import EnvKwargs
@@ -59,7 +60,13 @@ class DraftDescriber:
             step_limit_text(agent_env),
         )
         observation_fields = (("state", "what you know of the game"),) if has_text else field_descriptions(fields)
-        self.game = EnvDescription(goal, observation_fields, draft_actions(agent_env.action_space))
+        names = getattr(agent_env.env, "action_names", None)
+        actions = (
+            draft_actions(agent_env.action_space)
+            if names is None
+            else tuple((name, f"the move [{name}]") for name in names)
+        )
+        self.game = EnvDescription(goal, observation_fields, actions)
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Return the named values as a JSON object."""
