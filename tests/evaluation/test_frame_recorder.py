@@ -72,7 +72,7 @@ def test_words_are_beside_the_world_they_belong_to(tmp_path, monkeypatch):
         "llmrl.evaluation.frame_recorder.save_video",
         lambda frames, folder, name, fps: videos.update({name: list(frames)}) or [],
     )
-    recorder.save(tmp_path / "videos", 10, [])
+    recorder.save(tmp_path / "videos", 10)
     [first, last] = videos["world"]
     height, width, _ = enlarge(world).shape
     assert first.shape == last.shape == (height, width + COLUMN, 3)

@@ -38,6 +38,7 @@ def grpo(proposer, tmp_path_factory):
         "grpo",
         "method.optimizer.steps=24",
         *only,
+        "transfer=[other]",
         "checkpoint_seconds=99",
     )
 

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.slow
 def test_dry_run_skips_playing(proposer, tmp_path, capsys):
     from experiments import run_experiment
 
-    assert run_experiment(configured(tmp_path, proposer, "dry_run=true"), []) is None
+    assert run_experiment(configured(tmp_path, proposer, "dry_run=true", "transfer=[other]"), []) is None
     output = capsys.readouterr().out
-    assert "linear policy, 2 numbers from -6 to 6" in output and "grpo" in output
+    assert "linear policy, 2 numbers from -6 to 6" in output and "other tasks" in output and "grpo" in output
     assert not list(tmp_path.iterdir())
 
 
@@ -113,8 +113,8 @@ def test_help_has_light_imports(tmp_path):
         return done
 
     assert "llmrl-finetune" in call("--help").stdout
-    output = call("--cfg", "job", "method=sft").stdout
-    assert "llmrl.finetuning.sft.SFT" in output
+    output = call("--cfg", "job", "method=sft", "transfer=[maze,nim]").stdout
+    assert "llmrl.finetuning.sft.SFT" in output and "nim:" in output
     mistakes = ("seed=-1", "rerun=no"), ("dataset.share=2", "method.optimizer.learning_rate=-1", "llm.dtype=float16")
     for wrong in mistakes:
         rejected = call("llm.model=/nope", *wrong)

@@ -13,7 +13,7 @@ from installed import skip_without
 from llmrl.core.errors import ConfigError
 from llmrl.llms.call_log import read_calls
 from some import some
-from tuned import COMMON, QUICK, assert_equal_runs, finetune, lines, only_folder
+from tuned import COMMON, QUICK, assert_equal_runs, configured, finetune, lines, only_folder
 
 skip_without("trl", "peft", "datasets")
 
@@ -73,9 +73,9 @@ def test_run_folder_documents_run(grpo, proposer):
         24,
     )
     assert first["data/trials"] == 128 and first["data/prompts"] == 48 and first["data/trials_excluded"] == 0
-    assert {"held_out/valid_rate", "held_out/score"} <= first.keys() & last.keys()
+    assert {"held_out/valid_rate", "held_out/score", "transfer_other/score"} <= first.keys() & last.keys()
     results = json.loads((grpo / "evaluation.json").read_text())
-    assert list(results) == ["held_out"]
+    assert list(results) == ["held_out", "other"]
     for result in results.values():
         assert {"before", "after", "difference", "random", "incumbent"} <= result.keys()
         for stage in ("before", "after", "random", "incumbent"):
@@ -88,7 +88,7 @@ def test_run_folder_documents_run(grpo, proposer):
         held["after"]["score"]["mean"] - held["before"]["score"]["mean"]
     )
     calls = list(read_calls(grpo / "llm_calls.jsonl"))
-    assert len(calls) == 2 * 24 and {call["model"].partition(" + ")[0] for call in calls} >= {str(proposer)}
+    assert len(calls) == 4 * 24 and {call["model"].partition(" + ")[0] for call in calls} >= {str(proposer)}
 
 
 def test_commands_report_result_location(sft):
@@ -129,6 +129,21 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
     )
     assert lines(second)[0]["data/trials"] == 8
     assert "runs_digest" in (second / "config.yaml").read_text()
+
+
+def test_constant_trials_have_finite_scale(proposer, tmp_path):
+    from llmrl.core.seeding import Seeds
+    from llmrl.finetuning.application import build_for_plan
+
+    with build_for_plan(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
+        for task in parts.loop.transfer:
+            data = parts.loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
+            questions = parts.loop._evaluated_task(task, data, parts.loop.rewards.scaled(task.limits))
+            assert (questions.scale.low, questions.scale.high) == task.limits and len(questions.questions) == 3
+            if task.name == "mountain_car":
+                assert set(data.values) == {-200.0}
+                with pytest.raises(ConfigError, match="mountain_car"):
+                    parts.loop._evaluated_task(task, data, parts.loop.rewards)
 
 
 @pytest.mark.long

@@ -91,7 +91,7 @@ def test_default_scale_comes_from_dataset():
     values = np.array([3.0, -7.0, 5.0])
     assert shipped.rewards().scale(values) == Scale(-7.0, 5.0)
     assert shipped.rewards(low=-10.0, parity=True).scale(values) == Scale(-10.0, 5.0, True)
-    with pytest.raises(ConfigError, match=r"low=3 must be below rewards\.high=3; set them"):
+    with pytest.raises(ConfigError, match="low=3 and high=3"):
         shipped.rewards().scale(np.array([3.0, 3.0]))
 
 

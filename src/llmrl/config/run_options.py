@@ -31,6 +31,7 @@ class RunOptions:
     regime_name: str
     prompts: str | None
     trials_dir: str
+    transfer: Section
 
 
 HINTS: Mapping[str, Any] = type_hints_of(RunOptions)

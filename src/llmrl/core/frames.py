@@ -83,6 +83,19 @@ class LazyFrames(Sequence[np.ndarray]):
         return self._draw(range(self._n)[index])
 
 
+def fitted(picture: np.ndarray, width: int) -> np.ndarray:
+    """Return a picture [h, w, 3] uint8 scaled to `width` pixels, [h', width, 3].
+
+    It is enlarged by a whole factor and then averaged, which keeps cells sharp.
+    """
+    from PIL import Image
+
+    factor = -(-width // picture.shape[1])
+    large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
+    height = max(1, round(picture.shape[0] * width / picture.shape[1]))
+    return np.asarray(Image.fromarray(large).resize((width, height), Image.Resampling.BOX))
+
+
 _SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
 """Font size, line height, gap between texts and margin at the sides, pixels."""
 _HEADING = (31, 119, 180)

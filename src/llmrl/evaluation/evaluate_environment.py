@@ -13,7 +13,7 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
-from llmrl.evaluation.videos import film, save_side_by_side
+from llmrl.evaluation.videos import film, save_alone, save_side_by_side
 from llmrl.experiment.parts import Parts
 from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import written_trajectories
@@ -146,13 +146,15 @@ class PlannedEvaluation:
                 )
             )
         files: dict[str, Sequence[Path]] = {}
-        fps, headings = self.settings.fps, [[(m.heading, m.sentence)] for m in self.mechanisms]
-        for mechanism, video, heading in zip(self.mechanisms, videos, headings, strict=True):
-            video.hold(max(map(len, videos)))
-            files[mechanism.name] = video.save(self.folder(mechanism, "videos"), fps, heading)
+        fps, titles = self.settings.fps, [mechanism.heading for mechanism in self.mechanisms]
+        sentences = [mechanism.sentence for mechanism in self.mechanisms]
         if not self.is_comparison:
-            return Videos(files)
-        return Videos(files, save_side_by_side(videos, headings, self.out / "videos", fps))
+            [mechanism], [single_video], words = self.mechanisms, videos, (titles[0], sentences[0])
+            return Videos({mechanism.name: save_alone(single_video, *words, self.folder(mechanism, "videos"), fps)})
+        for mechanism, video in zip(self.mechanisms, videos, strict=True):
+            video.hold(max(map(len, videos)))
+            files[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
+        return Videos(files, save_side_by_side(videos, titles, sentences, self.out / "videos", fps))
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
         """Play with each player in each mode under each mechanism.

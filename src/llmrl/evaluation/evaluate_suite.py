@@ -186,11 +186,13 @@ def _play_test(
 ) -> dict[str, Any]:
     """Play one test of a suite; return the statistics of each player in each environment.
 
-    `refused` holds the error of each player that cannot play the test.
+    `refused` holds the error of each player that cannot play the test. `lacking` holds the reason for each kind of task
+    that is impossible with the available actions.
     """
     run_spec = parts.env.spec
     player_statistics: dict[str, dict[str, Any]] = {name: {} for name in names}
     failed: dict[str, str] = {}
+    lacking: dict[str, str] = {}
     for kind, node in test.environments(run_spec.action_names):
         seeds = Seeds(settings.seed).child("suite").child(test.name).child(kind)
         try:
@@ -203,10 +205,14 @@ def _play_test(
             suite.episodes, seeds.child("episodes"), settings.mode == "deterministic", exactly=True
         )
         try:
+            try:
+                test.check_possible(kind, run_spec, env.spec)
+            except ConfigError as error:
+                lacking[kind] = str(error)
+                continue
             for name in [name for name in names if name not in failed]:
                 folder = out / "steps" / test.name / kind / name if settings.trajectories else None
                 try:
-                    test.check_possible(kind, run_spec, env.spec)
                     policy = _policy(name, parts, env, test.reads)
                     suite.check_metric(env.spec)
                     episodes = evaluate_environment(env, policy, parts.device, episode_settings, folder)
@@ -216,6 +222,9 @@ def _play_test(
                     player_statistics[name][kind] = _summarize_episodes(episodes, suite.metric)
         finally:
             env.close()
+    for name in names:
+        if lacking and not player_statistics[name] and name not in failed:
+            failed[name] = "; ".join(lacking.values())
     description = {
         "name": test.name,
         "title": test.title,
@@ -223,7 +232,7 @@ def _play_test(
         "env": test.environment(run_spec.action_names),
     }
     players = {name: None if name in failed else player_statistics[name] for name in names}
-    return {**description, "players": players, "refused": failed}
+    return {**description, "players": players, "refused": failed, "lacking": lacking}
 
 
 def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Policy:

@@ -100,21 +100,14 @@ class FrameRecorder(Observer):
     Args:
         env: environment whose game 0 is recorded.
         views: whether agents' pixels are recorded in addition to the world.
-        thoughts: texts beside the world about each step; None: none.
-
-    Attributes:
-        frames: recorded frames of the `world`, and of `agent_<i>`.
-        words: texts beside the first frames of the world.
+        thoughts: texts beside the world; None: none.
     """
 
     def __init__(self, env: VecEnv, views: bool = True, thoughts: Thoughts | None = None) -> None:
         self.env, self.views, self.thoughts = env, views, thoughts
         self.channels = () if thoughts is None else thoughts.channels
         self.frames: dict[str, list[np.ndarray]] = {}
-        self.words: list[Words] = []
-
-    def __len__(self) -> int:
-        return len(self.frames["world"])
+        self._words: list[Words] = []
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
         if games[0]:
@@ -122,36 +115,40 @@ class FrameRecorder(Observer):
 
     def on_step(self, transition: Transition) -> None:
         if self.thoughts is not None:
-            self.words.append(self.thoughts.words(transition))
+            self._words.append(self.thoughts.words(transition))
         self._record(transition.step.observation)
 
     def hold(self, length: int) -> None:
-        """Repeat the last frames and texts until there are `length` of them."""
-        for elements in (*self.frames.values(), self.words):
-            elements += elements[-1:] * (length - len(elements))  # type: ignore[operator]
+        """Repeat the last frames until there are `length` of them."""
+        for frames in self.frames.values():
+            frames += [frames[-1]] * (length - len(frames))
 
-    def picture(self, i: int, heading: Words) -> np.ndarray:
-        """Return frame `i` of the world, enlarged, with `heading` and its texts beside it if there are any."""
-        frame = enlarge(self.frames["world"][i])
-        if not self.words and not any(text for _, text in heading):
-            return frame
-        words = self.words[i] if i < len(self.words) else []
-        return with_text_column(frame, [*heading, *words], frame.shape[0], COLUMN)
-
-    def save(self, folder: Path, fps: int, heading: Words) -> list[Path]:
-        """Write `world`, with texts, and `agent_<i>` as MP4 and GIF; return the files.
+    def save(self, folder: Path, fps: int, world: Sequence[np.ndarray] | None = None) -> list[Path]:
+        """Write `world` and `agent_<i>` as MP4 and GIF; return the files.
 
         Args:
             folder: of the files.
             fps: frames a second.
-            heading: texts above those of each frame.
+            world: frames to write in place of those of the world; None: the recorded ones, with the thoughts.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        files = save_video(LazyFrames(len(self), lambda i: self.picture(i, heading)), folder, "world", fps)
-        for name in [name for name in self.frames if name != "world"]:
-            frames = self.frames[name]
-            files += save_video(LazyFrames(len(frames), lambda i, x=frames: enlarge(x[i])), folder, name, fps)
+        files = []
+        for name in self.frames:
+            frames = world if name == "world" and world is not None else self._shown_frames(name)
+            files += save_video(frames, folder, name, fps)
         return files
+
+    def _shown_frames(self, name: str) -> LazyFrames:
+        """Return enlarged frames; those of the world have the thoughts of their states beside them."""
+        frames, has_words = self.frames[name], name == "world" and self.thoughts is not None
+
+        def draw(i: int) -> np.ndarray:
+            frame = enlarge(frames[i])
+            if not has_words:
+                return frame
+            return with_text_column(frame, self._words[i] if i < len(self._words) else [], frame.shape[0], COLUMN)
+
+        return LazyFrames(len(frames), draw)
 
     def _record(self, observation: Observation) -> None:
         self.frames.setdefault("world", []).append(np.array(self.env.render(0)))

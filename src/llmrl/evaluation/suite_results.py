@@ -26,13 +26,15 @@ _INTERVALS = (
     f"95%; of several runs Student t over the runs, or over their pre-training runs, none below {MINIMUM_UNITS}; of "
     "one agent's episodes Wilson, and of the mean over kinds Zou and Donner"
 )
+INCOMPLETE_MARK = "‡"
+"""Mark of the result of a player that could not play all kinds of a test."""
 
 
 def summarize_test(test: Results) -> dict[str, Any]:
     """Return a test with each player's results over its kinds of task; None for a player that could not play it.
 
     `success` is the equally weighted mean of the kinds' shares, with the 95% interval `low`, `high`. `kinds` holds the
-    results of each kind.
+    results of each kind. `lacking` holds the reasons for kinds that could not be played.
     """
     players: dict[str, Any] = {}
     for name, kinds in test["players"].items():
@@ -46,8 +48,9 @@ def summarize_test(test: Results) -> dict[str, Any]:
             "high": share.high,
             "episodes": sum(kind["episodes"] for kind in kinds.values()),
             "kinds": dict(kinds),
+            "lacking": test["lacking"],
         }
-    return {**test, "players": players}
+    return {**{key: value for key, value in test.items() if key != "lacking"}, "players": players}
 
 
 def experiments(runs: Sequence[Path]) -> dict[str, list[RunRecord]]:
@@ -128,11 +131,14 @@ def _average_runs(players: Sequence[Results], units: Sequence[object]) -> dict[s
     if len(players) == 1:
         return dict(players[0])
     kinds = {kind: row([player["kinds"][kind] for player in players]) for kind in players[0]["kinds"]}
-    return {**row(players), "kinds": kinds}
+    return {**row(players), "kinds": kinds, "lacking": players[0]["lacking"]}
 
 
 def suite_table(results: Results) -> ReportTable:
-    """Return a table with a row for each test and player, and columns for kinds of task."""
+    """Return a table with a row for each test and player, and columns for kinds of task.
+
+    For several experiments it has a row for each test and a column for each player.
+    """
     tests, names, runs = results["tests"], results["players"], results["runs"]
     experiments = len(results.get("experiments", ())) or 1
     data: list[list[object]] = [
@@ -146,14 +152,16 @@ def suite_table(results: Results) -> ReportTable:
                 continue
             for kind, result in (("mean", player), *player["kinds"].items()):
                 data.append([test["name"], name, kind, *(result.get(column) for column in numbers), ""])
+            data += [[test["name"], name, kind, *[None] * 7, reason] for kind, reason in player["lacking"].items()]
     runs_text = "" if len(runs) == 1 else f", {len(runs)} runs" + (f" of {experiments}" if experiments > 1 else "")
     caption = (
         f"suite {results['suite']}: success in %, {results['mode']} actions, {results['episodes']} episodes of each "
         f"kind and test, seed {results['seed']}{runs_text}{' experiments' if experiments > 1 else ''}"
     )
-    columns, rows = _with_kinds(tests, names)
+    columns, rows = _side_by_side(tests, names) if experiments > 1 else _with_kinds(tests, names)
+    texts = 1 if experiments > 1 else 1 + (len(names) > 1)
     notes = [f"Intervals: {results['intervals']}.", *_notes(tests)]
-    return ReportTable("table", caption, data, columns, rows, texts=1 + (len(names) > 1), notes=notes)
+    return ReportTable("table", caption, data, columns, rows, texts=texts, notes=notes)
 
 
 def _with_kinds(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -169,18 +177,42 @@ def _with_kinds(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[st
             shares = [
                 _percent(player["kinds"][kind]["success"]) if kind in player["kinds"] else "" for kind in kinds_shown
             ]
-            rows.append([*head, _percent(player["success"]), _interval(player), *shares])
+            shares = [NOTHING if kind in player["lacking"] else x for kind, x in zip(kinds_shown, shares, strict=True)]
+            rows.append([*head, _success_text(player), _interval(player), *shares])
     return ["test", *(["player"] if len(names) > 1 else []), "success", "95% interval", *kinds_shown], rows
 
 
+def _side_by_side(tests: Sequence[Results], names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    rows = []
+    for test in tests:
+        players = [test["players"][name] for name in names]
+        cells = [NOTHING if player is None else _with_interval(player) for player in players]
+        rows.append([test["title"], *cells])
+    return ["test", *names], rows
+
+
 def _notes(tests: Sequence[Results]) -> list[str]:
-    """Return notes on tests that players did not play; equal reasons are combined."""
+    """Return notes on tests that players did not play, or not completely; equal reasons are combined."""
+    partial_tests: dict[tuple[str, str, str], list[str]] = {}
     refused_tests: dict[tuple[str, str], list[str]] = {}
     for test in tests:
-        for reason in dict.fromkeys(test["refused"].values()):
+        reasons = dict.fromkeys(test["refused"].values())
+        for reason in reasons:
             players = ", ".join(name for name, player_reason in test["refused"].items() if player_reason == reason)
             refused_tests.setdefault((players, reason), []).append(test["title"])
-    return [f"{'; '.join(titles)}: {players}: not played. {why}" for (players, why), titles in refused_tests.items()]
+        incomplete: dict[tuple[str, str], list[str]] = {}
+        for name, player in test["players"].items():
+            if player and player["lacking"]:
+                incomplete.setdefault((_only(player), "; ".join(player["lacking"].values())), []).append(name)
+        for (only, reason), incomplete_players in incomplete.items():
+            partial_tests.setdefault((", ".join(incomplete_players), only, reason), []).append(test["title"])
+    notes = [
+        f"{INCOMPLETE_MARK} {'; '.join(titles)}: {players}: {only}. {reason}"
+        for (players, only, reason), titles in partial_tests.items()
+    ]
+    return notes + [
+        f"{'; '.join(titles)}: {players}: not played. {reason}" for (players, reason), titles in refused_tests.items()
+    ]
 
 
 def write_suite(results: Results, folder: Path) -> None:
@@ -199,8 +231,21 @@ def write_suite(results: Results, folder: Path) -> None:
     write_atomic(folder / "table.md", f"{table.caption}\n\n{table.markdown()}\n")
 
 
+def _only(player: Results) -> str:
+    return f"{', '.join(player['kinds'])} only"
+
+
+def _success_text(player: Results) -> str:
+    """Return the share of successes, with a mark if not all kinds were played."""
+    return _percent(player["success"]) + (f" {INCOMPLETE_MARK}" if player["lacking"] else "")
+
+
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def _with_interval(player: Results) -> str:
+    return _success_text(player) if player["low"] is None else f"{_success_text(player)} ({_interval(player)})"
 
 
 def _interval(player: Results) -> str:

@@ -34,9 +34,11 @@ class ProposerEvaluation:
 
     Attributes:
         rollouts: number of episodes per proposal.
+        transfer_trials: number of random trials of which the prompts of each other task are made.
     """
 
     rollouts: PositiveInt = 20
+    transfer_trials: PositiveInt = 256
 
 
 def chat_requests(questions: PromptFormat, prompts: Sequence[ProposalPrompt]) -> list[ChatRequest]:

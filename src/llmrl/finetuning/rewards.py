@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,8 +60,8 @@ class Scale:
     def __post_init__(self) -> None:
         if not self.low < self.high:
             raise ConfigError(
-                f"rewards.low={self.low:g} must be below rewards.high={self.high:g}; set them to a bad and to a good "
-                "return of this task"
+                f"low must be below high, got low={self.low:g} and high={self.high:g}; set low and high (of rewards, "
+                "or of transfer.<task>) to a bad and to a good return of this task"
             )
 
     def __call__(self, value: float) -> float:
@@ -175,6 +175,11 @@ class Rewards:
         low = float(values.min()) if self.low is None else self.low
         high = float(values.max()) if self.high is None else self.high
         return Scale(low, high, self.parity)
+
+    def scaled(self, limits: tuple[float | None, float | None]) -> Rewards:
+        """Return the same rewards for another task, with `limits` as `low` and `high`."""
+        low, high = limits
+        return replace(self, low=low, high=high)
 
     def __call__(self, attempt: Attempt, scale: Scale) -> float:
         """Return the weighted sum."""

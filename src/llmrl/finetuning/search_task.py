@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class SearchTask:
         play: function that plays parameters of the policy.
         questions: format of the proposer's prompts in this task.
         versions: versions of packages that may affect returns.
+        limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
     """
 
     name: str
@@ -47,6 +48,7 @@ class SearchTask:
     play: Play
     questions: PromptFormat
     versions: Mapping[str, str]
+    limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def space(self) -> ParameterSpace:
@@ -198,6 +200,10 @@ class Dataset:
             values,
             train_values,
         )
+
+    def for_transfer(self, trials: int) -> Dataset:
+        """Return the settings for another task with random trials only, half of them held out."""
+        return replace(self, trials=trials, low=None, high=None, runs=None, prompts=1, share=0.5)
 
     def _episodes_per_proposal(self, series: Sequence[Series]) -> int:
         """Return the number of episodes per proposal, as stated in prompts.

@@ -22,6 +22,7 @@ from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, des
 from llmrl.envs.substrate.grid_text import observation_text
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.memory_layout import CENSUS, MemoryLayout
+from llmrl.envs.substrate.sprites import agent_colors
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, check_n_agents
 
 
@@ -235,6 +236,11 @@ class MeltingPotEnv:
             remedy = "call reset() first" if self._layout.render else "set env.render=true"
             raise ConfigError(f"{self.spec.name} has no frame to show; {remedy}")
         return np.array(self._arrays["world"][index])
+
+    def agent_colors(self) -> NDArray[np.uint8]:
+        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
+        game = self._init_args[0]
+        return agent_colors(game.substrate, game.n_agents, "melting_pot")
 
     def state_dict(self) -> State:
         """Return the number of episodes that each game has begun, so that a resumed run continues with new seeds.

@@ -31,7 +31,7 @@ from llmrl.envs.native.observations import ObservationBuilder
 from llmrl.envs.native.state import State
 from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
 from llmrl.envs.substrate.maps import find
-from llmrl.envs.substrate.sprites import Source
+from llmrl.envs.substrate.sprites import Source, agent_colors
 from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
 
@@ -184,6 +184,11 @@ class NativeEnv:
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
         """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
         return self.observer.players(self._current_batch(), index)
+
+    def agent_colors(self) -> NDArray[np.uint8]:
+        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
+        game, _, _, tiles = self._init_args
+        return agent_colors(game.substrate, game.n_agents, tiles)
 
     def state_dict(self) -> SavedState:
         state = self._state
