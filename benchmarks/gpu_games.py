@@ -30,12 +30,10 @@ class GamesDifferError(Exception):
 
 
 def games_on(device: str, game: SubstrateSettings) -> NativeEnv:
-    """Return games on `cuda`, on `simulated` (Numba's simulator, with painting as on a GPU), or on `cpu`."""
+    """Return games on `cuda`, on `simulated` (Numba's simulator), or on `cpu`."""
     env = NativeEnv(game, Seeds(0), "cuda" if device == "cuda" else "cpu")
     if device == "cpu" and simulated():
         env.engine.run = CpuGames()
-    if device == "simulated" and env.observer.has_pixels:
-        env.observer.renderer._compiled = None
     return env
 
 

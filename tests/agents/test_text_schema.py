@@ -96,14 +96,17 @@ class TestFaults:
             ({"observation": {"x": {"description": "a", "color": "b"}}}, "t: observation.x has 'color'"),
             (
                 {"observation": {"x": {"description": "a", "range": 3}}},
-                "t: observation.x.range=3 must be a list of two",
+                "t: observation.x.range=3: input should be a valid tuple",
             ),
             (
                 {"observation": {"x": {"description": "a", "range": [8, -8]}}},
                 "t: observation.x.range=[8, -8] must have the lower",
             ),
             ({"observation": {"x": {"description": "a", "size": 0}}}, "t: observation.x.size=0"),
-            ({"observation": {"x": {"description": "a", "values": "b"}}}, "t: observation.x.values='b' must be a list"),
+            (
+                {"observation": {"x": {"description": "a", "values": "b"}}},
+                "t: observation.x.values='b': input should be a valid list",
+            ),
             ({"observation": {"x": {"description": "a", "fields": {"y": {}}}}}, "t: observation.x.fields.y has no"),
             ({"observation": ["x"]}, "t: observation: a mapping of names"),
             ({"actions": None}, "t has no 'actions'"),

@@ -13,7 +13,7 @@ from llmrl.core.option_files import options
 from llmrl.envs.babyai.sentences import sentences
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.texts import describer
-from llmrl.envs.texts.registry import FILES, shipped_texts
+from llmrl.envs.texts.describers import FILES, shipped_texts
 
 MUJOCO = ("InvertedPendulum", "InvertedDoublePendulum", "Reacher", "Swimmer", "Hopper", "Walker2d")
 GAMES = {

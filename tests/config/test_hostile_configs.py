@@ -66,7 +66,7 @@ TARGETS = (
     "llmrl.run.files.write_atomic",
     "llmrl.run.artifacts.move_to_backup",
     "llmrl.sweeps.jobs.write_log_header",
-    "llmrl.envs.gym.gymnasium_games.importlib.import_module",
+    "llmrl.envs.gym.env_factory.importlib.import_module",
     "llmrl.envs.gym.workers.main",
     "llmrl.llms.local.small.make_small_model",
     "llmrl.envs.substrate.install.install",
@@ -119,7 +119,7 @@ def test_nested_id_in_arguments(marker):
     "text",
     [
         *("evil.Words", "evil.parts.Words", "evil.boom", "builtins.exec", "builtins.str", "posixpath.os.system"),
-        *("llmrl_evil.Words", "llmrl.envs.gym.gymnasium_games.importlib.import_module", "evil..Words", "..evil.Words"),
+        *("llmrl_evil.Words", "llmrl.envs.gym.env_factory.importlib.import_module", "evil..Words", "..evil.Words"),
     ],
 )
 def test_importing_text(text, marker):

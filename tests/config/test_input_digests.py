@@ -7,7 +7,7 @@ import pytest
 from experiments import compose
 from llmrl.config.input_digests import with_digests
 from llmrl.core.errors import ConfigError
-from llmrl.envs.texts.registry import FILES
+from llmrl.envs.texts.describers import FILES
 from llmrl.run.config_hash import config_hash
 
 TASKS = {"train": ("env=taxi", "agent=llm_player"), "finetune": ("transfer=[maze]",)}

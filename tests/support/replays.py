@@ -15,10 +15,9 @@ import torch
 
 from engine_games import Readings, Recording
 from llmrl.envs.native import map_geometry
-from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.hashed_random import HashedRandom
-from llmrl.envs.native.state import State
+from llmrl.envs.native.engine import Setup
 from llmrl.envs.substrate.maps import GameMap, parse
+from stepped_engine import HashedRandom, State, SteppedEngine
 
 MAX_UNIFORM = 1 - 2.0**-24
 """The largest number that is drawn: what is left to chance does not happen."""
@@ -55,12 +54,12 @@ class Verdict:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-def engine_of(recording: Recording) -> Engine:
+def engine_of(recording: Recording) -> SteppedEngine:
     rig = recording.rig
-    return Engine(Setup(parse(rig.substrate, rig.map), rig.n_agents, rig.rules))
+    return SteppedEngine(Setup(parse(rig.substrate, rig.map), rig.n_agents, rig.rules))
 
 
-def replay(recordings: Sequence[Recording], engine: Engine | None = None) -> Verdict:
+def replay(recordings: Sequence[Recording], engine: SteppedEngine | None = None) -> Verdict:
     """Play recordings of one game, equally long, side by side. A game that differs goes on from what the engine has."""
     engine = engine or engine_of(recordings[0])
     reference = EngineReference(engine.setup.game_map, recordings, engine)
@@ -73,7 +72,8 @@ def replay(recordings: Sequence[Recording], engine: Engine | None = None) -> Ver
         native = {name: getattr(state, name) for name in reference.compared}
         native["heading"] = torch.where(state.alive, state.heading, 0)
         native |= {"reward": events.reward, "cleaned": events.cleaned, "zapped": events.zaps, "t": state.t}
-        readiness = (1 - state.zap_wait.to(torch.float64) / engine.facts.zap_cooldown).clamp_min(0) * state.alive
+        cooldown = engine.tables.settings.zap_cooldown
+        readiness = (1 - state.zap_wait.to(torch.float64) / cooldown).clamp_min(0) * state.alive
         native |= {"others_cleaned": events.others_cleaned, "ready": readiness}
         reference_state = reference.state(t)
         real = {name: getattr(reference_state, name) for name in reference.compared}
@@ -112,7 +112,7 @@ class EngineReference:
         "phase",
     )
 
-    def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: Engine) -> None:
+    def __init__(self, game_map: GameMap, recordings: Sequence[Recording], engine: SteppedEngine) -> None:
         self.map, self.engine = game_map, engine
         self.harvest = game_map.substrate == "harvest"
         self.seen = Readings.stack([recording.seen for recording in recordings])
@@ -131,7 +131,7 @@ class EngineReference:
 
     def _absences(self) -> np.ndarray:
         """Return for how long players are still out of the game, [B, T + 1, N]."""
-        alive, absent = self.seen.alive, self.engine.facts.removal_steps
+        alive, absent = self.seen.alive, self.engine.tables.settings.removal_steps
         out = np.zeros(alive.shape, np.int32)
         for t in range(1, alive.shape[1]):
             removals = alive[:, t - 1] & ~alive[:, t]

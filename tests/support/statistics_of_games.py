@@ -13,9 +13,10 @@ import torch
 
 import scripted
 from engine_games import Policy, Readings, Recording, Rig, play
-from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.hashed_random import HashedRandom, game_keys
+from llmrl.envs.native.engine import Setup
+from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.substrate.maps import parse
+from stepped_engine import HashedRandom, SteppedEngine
 
 REFERENCE = Path(__file__).parents[1] / "envs" / "native" / "reference_statistics.json"
 RECORD_INTERVAL = 50
@@ -72,7 +73,7 @@ def of_native(
     """Return the numbers of `games` native games, [games] each; `draws` is where their random numbers come from."""
     rig, script, rng = condition.rig, condition.script(), np.random.default_rng(seed)
     game_map = parse(rig.substrate, rig.map)
-    engine = Engine(Setup(game_map, rig.n_agents))
+    engine = SteppedEngine(Setup(game_map, rig.n_agents))
     keys = game_keys(np.full(games, seed), np.arange(games), np.zeros(games, np.int64))
     source = draws(torch.from_numpy(keys))
     state, tally = engine.start(source), Tally(games, rig.n_agents, condition.steps)

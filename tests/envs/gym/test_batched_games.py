@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.gym.batched import BATCHED
-from llmrl.envs.gym.batched.generators import generators
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.interfaces import Games
 
@@ -117,19 +116,6 @@ def test_step_keeps_previous_outputs():
         assert np.array_equal(first, first_copy)
         for part, copy in zip(previous_step, copies, strict=True):
             assert np.array_equal(part, copy)
-
-
-@given(st.lists(st.one_of(st.integers(0, 2**63 - 1), st.integers(0, 2**33), st.just(0)), max_size=5))
-def test_generators_match_numpy(seeds):
-    rngs = generators(np.array(seeds, dtype=np.int64))
-    assert [source.bit_generator.state for source in rngs] == [
-        np.random.default_rng(seed).bit_generator.state for seed in seeds
-    ]
-
-
-def test_rejects_negative_seed():
-    with pytest.raises(ValueError, match="got -3"):
-        generators(np.array([1, -3]))
 
 
 @pytest.mark.parametrize("action", [-1, 2])

@@ -1,15 +1,15 @@
-"""Tabular rules: complete episodes, expected returns and optimal policies."""
-
-import itertools
+"""Tabular rules: episodes, expected returns and optimal policies."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from environments import make_env
+from llmrl.agents.search_agent import TabularAgent
 from llmrl.envs.gym.batched.tabular_games import TabularGames
-from llmrl.envs.gym.batched.transition_table import TransitionTable, play
+from llmrl.envs.gym.batched.transition_table import TransitionTable
 from llmrl.envs.gym.env_factory import EnvFactory
+from llmrl.envs.gym.evaluator import EpisodeRules, GymEvaluator
 from llmrl.envs.gym.tasks import nim
 
 CHAIN = {0: {0: [(1.0, 1, -1.0, False)], 1: [(1.0, 0, -1.0, False)]}, 1: {a: [(1.0, 1, 5.0, True)] for a in range(2)}}
@@ -36,13 +36,21 @@ def random_rules(draw):
 
 @settings(max_examples=80)
 @given(random_rules())
-def test_full_episodes_match_single_steps(case):
+def test_games_match_gymnasium_loop(case):
     rules, start, rng = case
     table = TransitionTable.of(rules, start)
-    policies = rng.integers(table.n_actions, size=(2, table.n_states))
-    seeds, horizon = rng.integers(2**31, size=3), int(rng.integers(1, 30))
-    done = play(table, policies, seeds, horizon)
-    for i, (policy, seed) in enumerate(itertools.product(policies, seeds.tolist())):
+    policies = rng.integers(table.n_actions, size=(6, table.n_states))
+    seeds, horizon = rng.integers(2**31, size=6), int(rng.integers(1, 30))
+    games = TabularGames(6, table, lambda state, action: np.zeros((1, 1, 3), np.uint8), horizon)
+    state, playing = games.reset(seeds, np.ones(6, dtype=bool)), np.ones(6, dtype=bool)
+    returned, length, is_terminated = np.zeros(6), np.zeros(6, dtype=int), np.zeros(6, dtype=bool)
+    while playing.any():
+        length += playing
+        state, reward, terminated, truncated = games.step(policies[np.arange(6), state], playing)
+        returned += reward
+        is_terminated |= terminated
+        playing &= ~(terminated | truncated)
+    for i, (policy, seed) in enumerate(zip(policies, seeds.tolist(), strict=True)):
         # As Gymnasium's toy-text environments do it.
         source = np.random.default_rng(seed)
         state, rewards, is_terminal = int(np.argmax(np.cumsum(start) > source.random())), [], False
@@ -54,18 +62,19 @@ def test_full_episodes_match_single_steps(case):
         total = 0.0
         for reward in rewards:
             total += reward
-        assert done.returned[i] == total
-        assert done.length[i] == len(rewards)
-        assert done.best_reward[i] == max(rewards)
-        assert done.terminated[i] == is_terminal
+        assert (returned[i], length[i], is_terminated[i]) == (total, len(rewards), is_terminal)
 
 
 def test_expected_return_matches_average():
-    games = EnvFactory("FrozenLake-v1", engine="batched").make(1)
+    env_factory = EnvFactory("FrozenLake-v1", engine="batched")
+    games = env_factory.make(1)
     assert isinstance(games, TabularGames)
     policy = np.array([0, 3, 0, 3, 0, 0, 0, 0, 3, 1, 0, 0, 0, 2, 1, 0])
-    returns = play(games.table, policy[None], np.arange(20_000), 100).returned
-    assert abs(games.table.expected_return(policy, 100) - returns.mean()) < 4 * returns.std() / np.sqrt(len(returns))
+    controller = TabularAgent(make_env("gymnasium", id="FrozenLake-v1", n_envs=1).spec).controller
+    with GymEvaluator(EpisodeRules(env_factory), workers=1) as evaluator:
+        returns = evaluator.evaluate(controller, policy[None], np.arange(5_000)).returns
+    expected = games.table.expected_return(policy, 100)
+    assert abs(expected - returns.mean()) < 4 * returns.std() / np.sqrt(returns.size)
 
 
 def test_chain_values_match_hand_calculation():
@@ -81,10 +90,3 @@ def test_best_policy_is_optimal_in_small_game():
     best = table.expected_return(table.best_policy(), 10)
     rng = np.random.default_rng(0)
     assert all(table.expected_return(rng.integers(3, size=11), 10) <= best for _ in range(200))
-
-
-@pytest.mark.parametrize("action", [-1, 2])
-def test_rejects_invalid_actions(action):
-    table = TransitionTable.of(CHAIN, np.eye(2)[0])
-    with pytest.raises(ValueError, match=r"actions.*0.*1"):
-        play(table, np.array([[0, 1], [0, action]]), np.arange(2), 5)

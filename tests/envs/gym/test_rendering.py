@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.gymnasium_games import make
+from llmrl.envs.gym.env_factory import EnvFactory, make
 
 
 @pytest.mark.parametrize("id", ["Swimmer-v5", "Hopper-v5"])
@@ -32,7 +31,7 @@ def test_missing_graphics_give_clear_error():
     pytest.importorskip("mujoco")
     program = (
         "from llmrl.envs.gym.env_factory import EnvFactory\n"
-        "from llmrl.envs.gym.gymnasium_games import GymnasiumGames\n"
+        "from llmrl.envs.gym.env_factory import GymnasiumGames\n"
         "GymnasiumGames(EnvFactory('Swimmer-v5'), 1, render=True)"
     )
     environment = {**os.environ, "MUJOCO_GL": "nothing"}

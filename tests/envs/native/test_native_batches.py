@@ -14,15 +14,15 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.melting_pot.vec_env import MeltingPotEnv
-from llmrl.envs.native import tile_copy_cpp
-from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.hashed_random import HashedRandom, game_keys
+from llmrl.envs.native.engine import Setup
+from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.substrate import maps
 from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
 from llmrl.rollout.collector import Collector
 from native_games import SUBSTRATES, flat, native, random_actions
+from stepped_engine import HashedRandom, SteppedEngine
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_rejects_oversized_rollouts() -> None:
 
 def test_respawn_conflict_is_random() -> None:
     """Let two of three players respawn on one free cell; the third stands at its start."""
-    engine = Engine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
+    engine = SteppedEngine(Setup(maps.parse("harvest", "WWWWWW\nWQQPAW\nWWWWWW"), 3))
     draws = HashedRandom(torch.from_numpy(game_keys(np.full(4000, 1), np.arange(4000), np.zeros(4000, np.int64))))
     start = engine.start(draws)
     due = torch.tensor([True, False, True]).expand(4000, 3)
@@ -169,21 +169,6 @@ def test_engines_share_drawn_map(room: str) -> None:
         assert real.step(np.zeros((1, 3), np.int64)).reward.shape == (1, 3)
     finally:
         real.close()
-
-
-def test_corrupt_library_is_rebuilt(monkeypatch: Any, tmp_path: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    tile_copy_cpp.load.cache_clear()
-    try:
-        if tile_copy_cpp.load() is None:
-            pytest.skip("there is no C++ compiler")
-        [library] = (tmp_path / "llmrl").iterdir()
-        library.unlink()
-        library.write_text("nothing to run")
-        tile_copy_cpp.load.cache_clear()
-        assert tile_copy_cpp.load() is not None
-    finally:
-        tile_copy_cpp.load.cache_clear()
 
 
 def test_steps_inside_inference_mode() -> None:

@@ -12,7 +12,6 @@ import pytest
 
 from experiments import comparable_metrics, compose, only_run_folder, run
 from llmrl.cli.evaluate import main as evaluate
-from llmrl.envs.native import viewer
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.maps import SYMBOLS
 from llmrl.experiment.models import build_llm
@@ -61,19 +60,6 @@ def test_training_commands_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         parts.close()
         n_built += 1
     assert n_built >= 15
-
-
-def test_viewer_commands_write_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    commands = lines("python -m llmrl.envs.native.viewer")
-    for command in commands:
-        words = [*shlex.split(command)[3:], *("--map", "own", "--tiles", "plain")]
-        assert viewer.main(words) == 0
-        assert Path(words[words.index("--png") + 1]).read_bytes().startswith(b"\x89PNG")
-        assert f"step {words[words.index('--steps') + 1]}:" in capsys.readouterr().out
-    assert len(commands) >= 2
 
 
 def test_programs_run(capsys: pytest.CaptureFixture[str]) -> None:

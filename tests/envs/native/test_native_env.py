@@ -210,11 +210,10 @@ def test_any_map_and_player_count() -> None:
     env.reset(seed=1)
     for action in random_actions(env, 30):
         step = env.step(action)
-        state = env._state
-        assert state is not None
-        cells = state.pos[state.alive[:, :]].reshape(-1)
+        state = env.state_dict()["state"]
+        cells = state["pos"][state["alive"]].reshape(-1)
         assert not torch.from_numpy(env.engine.setup.game_map.wall)[cells].any()
         for game in range(2):
-            own_cells = state.pos[game][state.alive[game]]
+            own_cells = state["pos"][game][state["alive"][game]]
             assert len(own_cells.unique()) == len(own_cells)
     assert step.observation["grid"].shape == (2, 40, 11, 11, 4)

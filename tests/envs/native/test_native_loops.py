@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,8 +20,9 @@ import torch
 import llmrl
 from llmrl.core.errors import ConfigError
 from llmrl.envs.native import compilation, cuda_kernel, hashed_random
-from llmrl.envs.native.hashed_random import PURPOSES, HashedRandom, game_keys
+from llmrl.envs.native.hashed_random import game_keys
 from played_games import GAMES, digest, digests, small
+from stepped_engine import PURPOSES, HashedRandom
 
 SHARED = 2 * compilation.WORK_PER_THREAD // 6
 """Games of two players, who see, that two threads share."""
@@ -127,26 +127,11 @@ def test_fork_after_threads_is_safe(two_threads: None) -> None:
 
 
 def test_readonly_actions_need_no_recompilation() -> None:
-    env, compiled = small("harvest"), compilation.compiled(None).play.overloads
+    env, compiled = small("harvest"), compilation.compiled().play.overloads
     env.reset(seed=1)
     action = np.zeros((GAMES, 2), np.int64)
     action.flags.writeable = False
     assert env.step(action).reward.shape == (GAMES, 2) and len(compiled) == 1
-
-
-def test_unused_cache_folders_are_replaced(tmp_path: Path) -> None:
-    days = {"games-forgotten": 40, "games-again": 40, "games-lately": 20, "pictures": 40}
-    for name, old in days.items():
-        (tmp_path / name / "inside").mkdir(parents=True)
-        os.utime(tmp_path / name, (time.time() - old * 24 * 3600,) * 2)
-
-    def list_remaining(name: str) -> set[str]:
-        with compilation.cached_in(tmp_path / name) as cache:
-            assert cache
-        return {path.name for path in tmp_path.iterdir()}
-
-    assert list_remaining("games-again") == set(days)
-    assert list_remaining("games-new") == set(days) - {"games-forgotten"} | {"games-new"}
 
 
 @pytest.mark.long

@@ -13,12 +13,13 @@ import pytest
 import torch
 from scipy import stats
 
-from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.hashed_random import HashedRandom, game_keys
+from llmrl.envs.native.engine import Setup
+from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.vec_env import is_over
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.maps import GameMap, parse
 from statistics_of_games import condition_of, of_native, reference, z_scores
+from stepped_engine import HashedRandom, SteppedEngine
 
 pytestmark = pytest.mark.meltingpot
 LIKELY = 1e-3
@@ -37,7 +38,7 @@ def keys(games, seed=0):
 
 def started(substrate, games=N_GAMES, n_agents=7, clean=False, text=None):
     """Return an engine, new games, and their random numbers."""
-    engine = Engine(Setup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
+    engine = SteppedEngine(Setup(parse(substrate, text) if text else melting_pot(substrate, clean), n_agents))
     draws = HashedRandom(keys(games))
     return engine, engine.start(draws), draws
 

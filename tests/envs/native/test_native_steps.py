@@ -11,11 +11,12 @@ import torch
 
 import scripted
 from engine_games import Rig, play
-from llmrl.envs.native.hashed_random import HashedRandom, game_keys
+from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.substrate.maps import OWN_MAPS, parse
 from replays import engine_of, replay
 from some import some
 from statistics_of_games import on_engine
+from stepped_engine import HashedRandom
 
 pytestmark = pytest.mark.meltingpot
 EPISODES = {
@@ -110,7 +111,7 @@ def test_replay_detects_different_rules(substrate, change):
     rig = Rig(substrate)
     recording = play(rig, lambda observation, rng: rng.choice([1, 4, 5, 7, len(rig.actions) - 1], rig.n_agents), 120, 6)
     engine = engine_of(recording)
-    engine.facts = dataclasses.replace(engine.facts, **change)
+    engine.tables = engine.tables._replace(settings=engine.tables.settings._replace(**change))
     assert replay([recording], engine).mismatches
 
 

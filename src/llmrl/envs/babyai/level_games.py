@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.gymnasium_games import make
+from llmrl.envs.gym.env_factory import EnvFactory, make
 from llmrl.envs.rooms.grid_world import DONE, DROP, NOTHING, PICKUP, TOGGLE, WALL, GridWorld, code
 from llmrl.envs.rooms.views import Viewer
 

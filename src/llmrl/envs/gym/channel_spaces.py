@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,24 +67,20 @@ def numeric_part(space: Space[Any]) -> tuple[Space[Any], Callable[[Any], Any]] |
     """Return the numeric part of a space and a function that selects it from an observation; None if there is none."""
     from gymnasium import spaces
 
-    if isinstance(space, spaces.Dict):
-        inner = {name: numeric_part(sub) for name, sub in space.spaces.items()}
-        numeric_parts = {name: part for name, part in inner.items() if part is not None}
-        picks = {name: pick for name, (_, pick) in numeric_parts.items()}
-        if not numeric_parts:
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        keys: Any = space.spaces if isinstance(space, spaces.Dict) else range(len(space.spaces))
+        inner = {key: numeric_part(space[key]) for key in keys}
+        parts = {key: part for key, part in inner.items() if part is not None}
+        if not parts:
             return None
+        if isinstance(space, spaces.Dict):
+            return (
+                spaces.Dict({key: part for key, (part, _) in parts.items()}),
+                lambda observation: {key: pick(observation[key]) for key, (_, pick) in parts.items()},
+            )
         return (
-            spaces.Dict({name: part for name, (part, _) in numeric_parts.items()}),
-            lambda observation: {name: pick(observation[name]) for name, pick in picks.items()},
-        )
-    if isinstance(space, spaces.Tuple):
-        members = [numeric_part(sub) for sub in space.spaces]
-        numeric_members = [(i, *member) for i, member in enumerate(members) if member is not None]
-        if not numeric_members:
-            return None
-        return (
-            spaces.Tuple([part for _, part, _ in numeric_members]),
-            lambda observation: tuple(pick(observation[i]) for i, _, pick in numeric_members),
+            spaces.Tuple([part for part, _ in parts.values()]),
+            lambda observation: tuple(pick(observation[key]) for key, (_, pick) in parts.items()),
         )
     plain = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
     if is_image(space) or not isinstance(space, plain):
@@ -129,55 +125,55 @@ def continuous_actions(space: Space[Any], name: str) -> ContinuousActions | None
 
     if isinstance(space, spaces.Discrete):
         return None
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return _combine_numbers(_members(space), name)
+    low, high, integral = _bounds(space, name)
+    names = tuple(f"action_{i}" for i in range(low.size))
+    return ContinuousActions(names, tuple(low.ravel().tolist()), tuple(high.ravel().tolist()), (integral,) * low.size)
+
+
+def _bounds(space: Space[Any], name: str) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return the lowest and highest numbers of an action, float64 of its shape, and whether they are integers.
+
+    Raises:
+        ConfigError: an action without bounds, or of an unsupported kind.
+    """
+    from gymnasium import spaces
+
+    low: Any
     if isinstance(space, spaces.Box):
-        low, high = (np.asarray(bound, dtype=np.float64).ravel() for bound in (space.low, space.high))
+        low, high = space.low, space.high
         if not (np.isfinite(low).all() and np.isfinite(high).all()):
             raise ConfigError(
                 f"an action of {name} is a Box without bounds ({space}); bounds are required, e.g. by "
                 "gymnasium.wrappers.RescaleAction"
             )
-        integral = (space.dtype.kind in "iu",) * low.size
-        return ContinuousActions(_names(low.size), tuple(low.tolist()), tuple(high.tolist()), integral)
-    if isinstance(space, spaces.MultiDiscrete):
-        start = np.asarray(space.start).ravel()
-        high = start + np.asarray(space.nvec).ravel() - 1
-        return ContinuousActions(
-            _names(start.size), tuple(map(float, start)), tuple(map(float, high)), (True,) * start.size
+        integral = space.dtype.kind in "iu"
+    elif isinstance(space, spaces.Discrete):
+        low, high, integral = np.array([space.start]), np.array([space.start + space.n - 1]), True
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high, integral = space.start, space.start + space.nvec - 1, True
+    elif isinstance(space, spaces.MultiBinary):
+        low, high, integral = np.zeros(space.shape), np.ones(space.shape), True
+    else:
+        raise ConfigError(
+            f"an action of {name} is a {type(space).__name__}, which is not supported; use Discrete, MultiDiscrete, "
+            "MultiBinary, a bounded Box, or a Dict or Tuple of these"
         )
-    if isinstance(space, spaces.MultiBinary):
-        size = int(np.prod(space.shape))
-        return ContinuousActions(_names(size), (0.0,) * size, (1.0,) * size, (True,) * size)
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        return _combine_numbers(_members(space), name)
-    raise ConfigError(
-        f"an action of {name} is a {type(space).__name__}, which is not supported; use Discrete, MultiDiscrete, "
-        "MultiBinary, a bounded Box, or a Dict or Tuple of these"
-    )
+    return np.asarray(low, dtype=np.float64), np.asarray(high, dtype=np.float64), integral
 
 
 def _combine_numbers(members: Mapping[str, Space[Any]], name: str) -> ContinuousActions:
     """Return the numbers of an action of several parts: those of all parts. A discrete part is one integer."""
-    from gymnasium import spaces
-
-    names: list[str] = []
-    low: list[float] = []
-    high: list[float] = []
-    integral: list[bool] = []
+    parts = []
     for part, space in members.items():
-        if isinstance(space, spaces.Discrete):
-            start = float(space.start)
-            numbers = ContinuousActions((part,), (start,), (start + float(space.n) - 1,), (True,))
-        else:
-            actions = continuous_actions(space, name)
-            assert actions is not None
-            numbers = replace(
-                actions, names=(part,) if actions.dim == 1 else tuple(f"{part}_{suffix}" for suffix in actions.names)
-            )
-        names += numbers.names
-        low += numbers.low
-        high += numbers.high
-        integral += numbers.whole
-    return ContinuousActions(tuple(names), tuple(low), tuple(high), tuple(integral))
+        numbers = continuous_actions(space, name)
+        if numbers is None:
+            low, high, _ = _bounds(space, name)
+            numbers = ContinuousActions((part,), (float(low[0]),), (float(high[0]),), (True,))
+        names = (part,) if numbers.dim == 1 else tuple(f"{part}_{suffix}" for suffix in numbers.names)
+        parts.append((names, numbers.low, numbers.high, numbers.whole))
+    return ContinuousActions(*(tuple(itertools.chain(*columns)) for columns in zip(*parts, strict=True)))
 
 
 def _members(space: Space[Any]) -> dict[str, Space[Any]]:
@@ -188,10 +184,6 @@ def _members(space: Space[Any]) -> dict[str, Space[Any]]:
         return dict(space.spaces)
     assert isinstance(space, spaces.Tuple)
     return {f"part_{i}": part for i, part in enumerate(space.spaces)}
-
-
-def _names(n: int) -> tuple[str, ...]:
-    return tuple(f"action_{i}" for i in range(n))
 
 
 def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequence[Any] | np.ndarray:
@@ -207,16 +199,12 @@ def to_actions(space: Space[Any], action: np.ndarray, clip: bool = True) -> Sequ
         return _nested_actions(space, np.asarray(action), clip)
     assert space.shape is not None
     numbers: np.ndarray = np.asarray(action)[:, 0].reshape(-1, *space.shape)
-    if isinstance(space, spaces.Box):
-        numbers = np.rint(numbers) if space.dtype.kind in "iu" else numbers
-        if clip or space.dtype.kind in "iu":
-            numbers = np.clip(numbers, space.low, space.high)
-        cast_numbers: np.ndarray = numbers.astype(space.dtype)
-        return cast_numbers
-    low: Any = np.asarray(space.start) if isinstance(space, spaces.MultiDiscrete) else 0
-    high: Any = low + np.asarray(space.nvec) - 1 if isinstance(space, spaces.MultiDiscrete) else 1
-    integers: np.ndarray = np.clip(np.rint(numbers), low, high).astype(space.dtype)
-    return integers
+    low, high, integral = _bounds(space, "the game")
+    if integral:
+        numbers = np.rint(numbers)
+    if clip or integral:
+        numbers = np.clip(numbers, low, high)
+    return numbers.astype(space.dtype)
 
 
 def _nested_actions(space: Space[Any], action: np.ndarray, clip: bool) -> list[Any]:

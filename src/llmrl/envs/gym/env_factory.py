@@ -1,16 +1,58 @@
-"""The factory of games of one Gymnasium environment."""
+"""The factory of games of one Gymnasium environment, and games that are its own objects, one per game."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.gym.interfaces import EnvArguments, Games
+from llmrl.core.trust import NOBODY, Trust
+from llmrl.envs.gym.batched import BATCHED
+from llmrl.envs.gym.errors import creation_errors, observation_error
+from llmrl.envs.gym.interfaces import Games
+
+if TYPE_CHECKING:
+    import gymnasium
+    from gymnasium.envs.registration import EnvSpec
+
+Engine = Literal["stock", "batched"]
+_PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "llmrl.envs.babyai.registration", "llmrl/": "llmrl.envs.gym.tasks"}
+"""Prefix of ids -> module that registers them."""
+_UNSUPPORTED = ("GymV21Environment", "GymV26Environment")
+"""Ids of Gymnasium that make the environment given as an argument, which would bypass the check of modules."""
+_EXTRA_OF_WORD = {"mujoco": "mujoco", "box2d": "box2d", "Box2D": "box2d", "swig": "box2d"}
+"""Word in Gymnasium's error about a missing package -> extra of llmrl that installs the package."""
+_PERSISTENT_WORLDS = ("BipedalWalker", "CarRacing")
+"""Classes whose physics keep state across `reset(seed=...)`; they are rebuilt for each episode."""
+_SHORT_EPISODES = ("BlackjackEnv",)
+"""Classes without a limit of steps whose episodes are always short."""
 
 
 @dataclass(frozen=True)
-class EnvFactory(EnvArguments):
-    """Factory of games of the environment that its arguments describe. It can be pickled for another process."""
+class EnvFactory:
+    """Factory of games of one environment. It can be pickled for another process.
+
+    Args:
+        id: Gymnasium's id; `module:Id-v0` imports `module` first.
+        kwargs: arguments of the environment.
+        horizon: steps after which an episode is truncated, >= 1; None: the environment's own number.
+        engine: `stock`, Gymnasium's own environment, one object per game; or `batched`, the same game as arrays.
+        trust: modules that an id, or a text of the game, may name.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    horizon: int | None = None
+    engine: Engine = "stock"
+    trust: Trust = NOBODY
 
     def make(self, n: int, render: bool = False) -> Games:
         """Return `n` games.
@@ -24,20 +66,270 @@ class EnvFactory(EnvArguments):
                 or one without a batched engine.
         """
         if self.engine == "stock":
-            from llmrl.envs.gym.gymnasium_games import GymnasiumGames
-
             return GymnasiumGames(self, n, render)
-        import gymnasium
-
-        from llmrl.envs.gym.batched import BATCHED, batched
-        from llmrl.envs.gym.gymnasium_games import check_map
-
-        if (spec := gymnasium.registry.get(self.id)) is not None:
-            check_map(spec, self)
-        games = batched(self.id, dict(self.kwargs), self.horizon, n)
+        games = self._make_batched(n)
         if games is None:
             raise ConfigError(
                 f"{self.id} has no batched engine with env.kwargs={dict(self.kwargs)}; use env.engine=stock, or one of "
                 f"{', '.join(sorted(BATCHED))}"
             )
         return games
+
+    def _make_batched(self, n: int) -> Games | None:
+        """Return `n` games as arrays; None if there is no such engine, or not with these arguments."""
+        import gymnasium
+        from gymnasium.envs.registration import load_env_creator
+
+        from llmrl.envs.gym import tasks
+
+        tasks.register()
+        # Other versions of Gymnasium have other environments, so the id may be unknown.
+        if self.id not in BATCHED or (spec := gymnasium.registry.get(self.id)) is None:
+            return None
+        check_map(spec, self)
+        make: Any = load_env_creator(BATCHED[self.id])
+        with creation_errors(self.id, self.kwargs):
+            games: Games | None = make(n, self.horizon or spec.max_episode_steps, **{**spec.kwargs, **self.kwargs})
+        return games
+
+
+class GymnasiumGames:
+    """`n` environments made by `gymnasium.make`.
+
+    Args:
+        env_factory: arguments that define the environment.
+        n: number of games.
+        render: whether `render` must work.
+
+    Raises:
+        ConfigError: see `EnvFactory.make`.
+    """
+
+    def __init__(self, env_factory: EnvFactory, n: int, render: bool = False) -> None:
+        from gymnasium.spaces import Discrete
+
+        self.n = n
+        self.envs: list[gymnasium.Env[Any, Any]] = []
+        try:
+            for _ in range(n):
+                self.envs.append(make(env_factory, render))
+        except BaseException:
+            self.close()
+            raise
+        if render:
+            try:
+                check_rendering(env_factory.id, self.envs[0])
+            except ConfigError:
+                self.close()
+                raise
+        self.observation_space, self.action_space = self.envs[0].observation_space, self.envs[0].action_space
+        env = self.envs[0].unwrapped
+        self.horizon = step_limit(self.envs[0])
+        self.always_ends = self.horizon is not None or type(env).__name__ in _SHORT_EPISODES or _is_minigrid(env)
+        self._remake = (lambda: make(env_factory, render)) if type(env).__name__ in _PERSISTENT_WORLDS else None
+        self._started = np.zeros(n, dtype=bool)
+        self.infos: Sequence[Mapping[str, Any]] = [{} for _ in range(n)]
+        self._observations: list[Any] = [None] * n
+        self._id, self._steps = env_factory.id, [0] * n
+        self._states = self.observation_space if isinstance(self.observation_space, Discrete) else None
+
+    def reseed(self, seeds: np.ndarray, mask: np.ndarray) -> None:
+        for i in np.flatnonzero(mask).tolist():
+            self.envs[i].unwrapped.np_random = np.random.Generator(np.random.PCG64(int(seeds[i])))
+
+    def reset(self, seeds: np.ndarray, mask: np.ndarray) -> Sequence[Any]:
+        infos = list(self.infos)
+        for i in np.flatnonzero(mask).tolist():
+            if self._remake is not None and self._started[i]:
+                self.envs[i].close()
+                self.envs[i] = self._remake()
+            with _quiet(self.envs[i].unwrapped):
+                self._observations[i], infos[i] = self.envs[i].reset(seed=int(seeds[i]))
+            self._steps[i] = 0
+            self._check_state(i)
+        self._started |= mask
+        self.infos = infos
+        return list(self._observations)
+
+    def step(
+        self, actions: Sequence[Any] | np.ndarray, playing: np.ndarray
+    ) -> tuple[Sequence[Any], np.ndarray, np.ndarray, np.ndarray]:
+        reward = np.zeros(self.n)
+        terminated, truncated = np.zeros(self.n, dtype=bool), np.zeros(self.n, dtype=bool)
+        infos = list(self.infos)
+        for i in np.flatnonzero(playing).tolist():
+            self._observations[i], reward[i], terminated[i], truncated[i], infos[i] = self.envs[i].step(actions[i])
+            self._steps[i] += 1
+            self._check_state(i)
+        self.infos = infos
+        return list(self._observations), reward, terminated, truncated
+
+    def _check_state(self, game: int) -> None:
+        """Raise EngineError if the observation of a game should be a state number and is not.
+
+        Observations of other spaces are checked where they are encoded.
+        """
+        observation = self._observations[game]
+        if self._states is not None and not self._states.contains(observation):
+            raise observation_error(self._id, self._states, observation, self._steps[game])
+
+    def render(self, index: int) -> np.ndarray:
+        return np.asarray(self.envs[index].render())
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def make(env_factory: EnvFactory, render: bool) -> gymnasium.Env[Any, Any]:
+    """Return one environment, without Gymnasium's checks of every step, which cost as much as a small game.
+
+    Raises:
+        ConfigError: see `EnvFactory.make`.
+    """
+    import gymnasium
+    from gymnasium import error
+
+    mode: dict[str, Any] = {}
+    limit = {} if env_factory.horizon is None else {"max_episode_steps": env_factory.horizon}
+    try:
+        with creation_errors(env_factory.id, env_factory.kwargs):
+            spec = _spec(env_factory)
+            if spec is not None:
+                check_map(spec, env_factory)
+            if render:
+                mode = {"render_mode": "rgb_array"} if spec is None else rendering_arguments(spec)
+            arguments = {**mode, **limit, **env_factory.kwargs}
+            return gymnasium.make(env_factory.id, disable_env_checker=True, **arguments)
+    except error.DependencyNotInstalled as cause:
+        extra = next((extra for word, extra in _EXTRA_OF_WORD.items() if word in str(cause)), None)
+        remedy = f"pip install 'llmrl[{extra}]'" if extra else str(cause)
+        raise ConfigError(f"{env_factory.id} needs a package that is not installed: {remedy}") from cause
+    except error.Error as cause:
+        raise ConfigError(
+            f"Gymnasium has no environment {env_factory.id!r} ({str(cause).rstrip('.')}). For an environment of your "
+            "own package, use env.id=package.module:Id-v0"
+        ) from cause
+    except ModuleNotFoundError as cause:
+        raise ConfigError(
+            f"{env_factory.id} needs the package {cause.name}, which is not installed; install it"
+        ) from cause
+
+
+def _spec(env_factory: EnvFactory) -> EnvSpec | None:
+    """Import the package that registers an id and return the registered spec; None if there is none.
+
+    Raises:
+        ConfigError: the id names a module that is not trusted, or is one of `_UNSUPPORTED`.
+    """
+    import gymnasium
+
+    module, separator, id = env_factory.id.rpartition(":")
+    if id.startswith(_UNSUPPORTED):
+        raise ConfigError(
+            f"env.id={env_factory.id} makes another environment, given as an argument; use the id of that environment"
+        )
+    if separator:
+        env_factory.trust.load(module, f"env.id={env_factory.id}")
+    for prefix, package in _PACKAGES.items():
+        if id.startswith(prefix):
+            importlib.import_module(package)
+    return gymnasium.registry.get(id)
+
+
+def check_map(spec: EnvSpec, env_factory: EnvFactory) -> None:
+    """Raise ConfigError if a FrozenLake has no map or an invalid one.
+
+    Without a map, each object would draw its own, unseeded.
+    """
+    if not str(spec.entry_point).endswith(":FrozenLakeEnv"):
+        return
+    kwargs = {**spec.kwargs, **env_factory.kwargs}
+    rows = kwargs.get("desc")
+    if rows is not None and not _is_map(rows):
+        raise ConfigError(
+            f"{env_factory.id}: env.kwargs.desc={rows} is not a map; it must be rows of equal length, of the letters "
+            "S (start, at least one), F (ice), H (hole) and G (goal), such as [SFF,FHF,FFG]"
+        )
+    if rows is None and "map_name" in kwargs and kwargs["map_name"] is None:
+        raise ConfigError(
+            f"{env_factory.id} without a map would draw a different, unseeded map for each game; set "
+            "env.kwargs.map_name=4x4 or 8x8, or a map as env.kwargs.desc (a list of rows such as SFFF)"
+        )
+
+
+def _is_map(rows: Any) -> bool:
+    letters = "".join(map(str, rows))
+    return len({len(str(row)) for row in rows}) == 1 and "S" in letters and set(letters) <= set("SFHG")
+
+
+def _is_minigrid(env: Any) -> bool:
+    return any(base.__name__ == "MiniGridEnv" for base in type(env).__mro__)
+
+
+def step_limit(env: gymnasium.Env[Any, Any]) -> int | None:
+    """Return the number of steps after which Gymnasium or MiniGrid truncates an episode, whichever is less.
+
+    None: there is no limit, or it depends on the episode (in BabyAI on the mission).
+    """
+    steps = None if env.spec is None else env.spec.max_episode_steps
+    game: Any = env.unwrapped
+    if _is_minigrid(game) and not any(base.__name__ == "RoomGridLevel" for base in type(game).__mro__):
+        return int(game.max_steps) if steps is None else min(steps, int(game.max_steps))
+    return steps
+
+
+def _quiet(env: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a context manager that hides what BabyAI prints: each mission that it drew and rejected."""
+    return contextlib.redirect_stdout(io.StringIO()) if _is_minigrid(env) else contextlib.nullcontext()
+
+
+def rendering_arguments(spec: EnvSpec) -> dict[str, Any]:
+    """Return the arguments of `gymnasium.make` with which the environment renders frames as arrays.
+
+    Raises:
+        ConfigError: the environment declares no render mode `rgb_array`, or its renderer cannot be loaded.
+    """
+    from gymnasium.envs.registration import load_env_creator
+
+    mujoco = "envs.mujoco" in str(spec.entry_point)
+    if mujoco and not _has_screen() and not os.environ.get("MUJOCO_GL"):
+        # MuJoCo opens a window unless it is configured to draw without a screen.
+        os.environ["MUJOCO_GL"] = "egl"
+    with _mujoco_errors(spec.id) if mujoco else contextlib.nullcontext():
+        creator = spec.entry_point if callable(spec.entry_point) else load_env_creator(str(spec.entry_point))
+    modes = getattr(creator, "metadata", {}).get("render_modes", [])
+    if "rgb_array" not in modes:
+        raise ConfigError(
+            f"{spec.id} cannot be rendered as an image (its render modes: {', '.join(modes) or 'none'}), so no video "
+            "is possible; leave --video out of llmrl-evaluate, or use play.videos=0 and env.render=false"
+        )
+    # Without this camera, robots that walk or swim leave the frame.
+    return {"render_mode": "rgb_array"} | ({"camera_name": "track"} if mujoco else {})
+
+
+def check_rendering(name: str, env: gymnasium.Env[Any, Any]) -> None:
+    """Raise ConfigError, before anything is played, if a simulation of MuJoCo fails to draw."""
+    if "envs.mujoco" in type(env.unwrapped).__module__:
+        env.reset(seed=0)
+        with _mujoco_errors(name):
+            env.render()
+
+
+@contextlib.contextmanager
+def _mujoco_errors(name: str) -> Iterator[None]:
+    """Raise ConfigError if MuJoCo's renderer cannot be loaded or fails; errors about packages are left to others."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise
+    except Exception as cause:  # PyOpenGL raises an AttributeError if it does not find a library
+        raise ConfigError(
+            f"{name} cannot be drawn with MUJOCO_GL={os.environ.get('MUJOCO_GL') or '(unset)'}: "
+            f"{type(cause).__name__}: {cause}. Without a screen set MUJOCO_GL=egl (a GPU's driver, or Debian's "
+            "libegl1) or MUJOCO_GL=osmesa (libosmesa6); or make no videos (play.videos=0, env.render=false)"
+        ) from cause
+
+
+def _has_screen() -> bool:
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,6 @@ from llmrl.core.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from gymnasium import Space
-    from gymnasium.spaces import Discrete
 
 CREATION_ERRORS = (KeyError, IndexError, ValueError, AssertionError, ImportError)
 """Errors that constructors raise for invalid arguments; an ImportError is raised for versions that have moved
@@ -20,24 +20,23 @@ READING_ERRORS = (KeyError, IndexError, ValueError, TypeError)
 """Errors that are raised when an observation is read that is not in its space."""
 
 
-def creation_error(id: str, kwargs: Mapping[str, Any], error: BaseException) -> ConfigError:
-    """Return the error for an environment that cannot be made with `kwargs`."""
-    # The text of a KeyError is only its key.
-    message = f"{type(error).__name__} {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-    cause = f" with env.kwargs={dict(kwargs)}" if kwargs else ""
-    if isinstance(error, TypeError):
-        return ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {message}")
-    return ConfigError(f"{id} cannot be made{cause}: {message}")
-
-
-def check_state(id: str, space: Discrete, observation: Any, step: int) -> None:
-    """Raise EngineError unless an observation is one of the states of a Discrete space."""
+@contextmanager
+def creation_errors(id: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Raise ConfigError for an environment that cannot be made with `kwargs`; missing packages are left to others."""
     try:
-        valid = 0 <= observation - space.start < space.n
-    except TypeError:
-        valid = False
-    if not valid:
-        raise observation_error(id, space, observation, step)
+        yield
+    except ModuleNotFoundError:
+        raise
+    except TypeError as error:
+        if "argument" not in str(error):
+            raise
+        raise ConfigError(f"{id} does not accept env.kwargs={dict(kwargs)}: {error}") from error
+    except CREATION_ERRORS as error:
+        # The text of a KeyError is only its key.
+        name = type(error).__name__
+        message = f"{name} {error}" if isinstance(error, KeyError) else str(error) or name
+        cause = f" with env.kwargs={dict(kwargs)}" if kwargs else ""
+        raise ConfigError(f"{id} cannot be made{cause}: {message}") from error
 
 
 def observation_error(id: str, space: Space[Any], observation: Any, step: int) -> EngineError:
@@ -46,16 +45,6 @@ def observation_error(id: str, space: Space[Any], observation: Any, step: int) -
         f"{id} returned in step {step} of an episode an observation that is not in its observation_space {space}: "
         f"{_short(observation)}"
     )
-
-
-def first_observation_error(
-    id: str, space: Space[Any], observations: Sequence[Any] | np.ndarray, steps: np.ndarray
-) -> EngineError | None:
-    """Return `observation_error` for the first game whose observation is not in the space; None if there is none."""
-    for observation, step in zip(observations, steps.tolist(), strict=True):
-        if not space.contains(observation):
-            return observation_error(id, space, observation, step)
-    return None
 
 
 def check_rewards(id: str, reward: np.ndarray, steps: np.ndarray) -> None:

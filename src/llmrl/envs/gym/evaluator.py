@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,46 +77,36 @@ class GymEvaluator:
             EngineError: a worker process died, or the game raised an error.
         """
         vectors, seeds = np.asarray(vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
-        total = len(vectors) * len(seeds)
-        width = self._width(total)
-        if self._pool is not None:
-            scores = self._pool.play(controller, vectors, seeds, width)
-        else:
-            if self._lanes.games.n != width:
-                self._lanes.close()
-                self._lanes = BatchedEpisodes(self._rules, width)
-            try:
-                scores = self._lanes.play(controller, vectors, seeds, iter(range(total)))
-            except LlmrlError:
-                raise
-            except Exception as error:
-                raise raised(self._rules.env_factory.id, "an episode", error) from error
-        shape, order, success = (len(vectors), len(seeds)), np.argsort(scores.job), self._rules.success
-        success_flags = (
-            None if success is None else success.judge(scores.returned, scores.best_reward, scores.terminated)
-        )
-        returns, lengths = scores.returned[order].reshape(shape), scores.length[order].reshape(shape)
-        successes = None if success_flags is None else success_flags[order].reshape(shape)
-        return EpisodeBatch(returns, lengths, successes, self._traces(controller, vectors, seeds, traced))
-
-    def _traces(
-        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], steps: int
-    ) -> tuple[Trace, ...]:
-        if not steps:
-            return ()
-        if self._tracer is None:
-            self._tracer = BatchedEpisodes(self._rules, 1)
         try:
-            return tuple(self._tracer.trace(controller, vector, int(seeds[0]), steps) for vector in vectors)
+            results = self._play(controller, vectors, seeds).reshape(len(vectors), len(seeds))
+            traces: tuple[Trace, ...] = ()
+            if traced:
+                self._tracer = self._tracer or BatchedEpisodes(self._rules, 1)
+                traces = tuple(self._tracer.trace(controller, vector, int(seeds[0]), traced) for vector in vectors)
         except LlmrlError:
             raise
         except Exception as error:
             raise raised(self._rules.env_factory.id, "an episode", error) from error
+        returned, best_reward, terminated = results["returned"], results["best_reward"], results["terminated"]
+        success = self._rules.success
+        successes = None if success is None else success.judge(returned, best_reward, terminated)
+        return EpisodeBatch(returned, results["length"], successes, traces)
+
+    def _play(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> NDArray[Any]:
+        """Return the `RESULT` of each vector under each seed, [q * k]."""
+        total = len(vectors) * len(seeds)
+        width = self._width(total)
+        if self._pool is not None:
+            return self._pool.play(controller, vectors, seeds, width)
+        if self._lanes.games.n != width:
+            self._lanes.close()
+            self._lanes = BatchedEpisodes(self._rules, width)
+        return self._lanes.play(controller, vectors, seeds, range(total))
 
     def _width(self, total: int) -> int:
         """Return the number of games in lock step in a process.
 
-        Two rounds of episodes balance the load: a process that finishes early takes more of them.
+        Of Gymnasium's own games, a process plays at least two rounds of episodes.
         """
         if self._rules.env_factory.engine == "batched":
             return min(total, _BATCH)

@@ -1,20 +1,16 @@
-"""Interfaces of many games of one Gymnasium environment in lock step, and the arguments that define the games."""
+"""Interfaces of many games of one Gymnasium environment in lock step, and of their texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from llmrl.core.spaces import EnvDescription
-from llmrl.core.trust import NOBODY, Trust
 
 if TYPE_CHECKING:
     from gymnasium import Space
-
-Engine = Literal["stock", "batched"]
 
 
 @runtime_checkable
@@ -70,22 +66,3 @@ class Describer(Protocol):
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Return an observation (with its `info`) as text."""
         ...
-
-
-@dataclass(frozen=True)
-class EnvArguments:
-    """Arguments that define the games of one environment. They can be pickled for another process.
-
-    Args:
-        id: Gymnasium's id; `module:Id-v0` imports `module` first.
-        kwargs: arguments of the environment.
-        horizon: steps after which an episode is truncated, >= 1; None: the environment's own number.
-        engine: `stock`, Gymnasium's own environment, one object per game; or `batched`, the same game as arrays.
-        trust: modules that an id, or a text of the game, may name.
-    """
-
-    id: str
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    horizon: int | None = None
-    engine: Engine = "stock"
-    trust: Trust = NOBODY

@@ -37,13 +37,11 @@ class ReplayableEnv(ABC):
         self._episode_counts = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._seeds = np.zeros(n_envs, dtype=np.int64)  # seeds of the episodes in progress
         self._next_seeds: np.ndarray | None = None  # seeds of the next episodes
-        # Actions of the last steps, each of all games; those of game i's episode are the `_length[i]` from
-        # `_start_steps[i]` on.
-        self._action_history: list[np.ndarray] = []
-        # The mechanism's values: current ones, [n_envs, d], those in the recorded steps, and those at the start of each
-        # episode.
+        # Actions and the mechanism's values in the last steps, each of all games; those of game i's episode are the
+        # `_length[i]` from `_start_steps[i]` on.
+        self._history: list[tuple[np.ndarray, np.ndarray]] = []
+        # The mechanism's values: current ones, [n_envs, d], and those at the start of each episode.
         self._values = np.zeros((n_envs, 0))
-        self._value_history: list[np.ndarray] = []
         self._initial_values = self._values.copy()
         self._start_steps, self._length = np.zeros(n_envs, dtype=np.int64), np.zeros(n_envs, dtype=np.int64)
         # Forks of the episodes in progress: step of each game (-1: in no present episode), and seeds, [n_envs] each.
@@ -102,12 +100,12 @@ class ReplayableEnv(ABC):
 
     def _drop_records(self, reset_mask: np.ndarray) -> None:
         """Drop the records of the episodes of the games where `reset_mask` is true, as they need no replay."""
-        self._start_steps[reset_mask], self._length[reset_mask] = len(self._action_history), 0
+        self._start_steps[reset_mask], self._length[reset_mask] = len(self._history), 0
         for steps, _ in self._forks:
             steps[reset_mask] = -1
         self._forks = [fork for fork in self._forks if (fork[0] >= 0).any()]
-        start = int(self._start_steps[self._length > 0].min(initial=len(self._action_history)))
-        del self._action_history[:start], self._value_history[:start]
+        start = int(self._start_steps[self._length > 0].min(initial=len(self._history)))
+        del self._history[:start]
         self._start_steps -= start
 
     def _start(self, reset_mask: np.ndarray) -> None:
@@ -124,8 +122,7 @@ class ReplayableEnv(ABC):
         """
         action = np.array(action)
         playing = ~(self._terminated | self._truncated)
-        self._action_history.append(action)
-        self._value_history.append(self._values)
+        self._history.append((action, self._values))
         self._length += playing
         return self._step(self._advance(action, playing), playing)
 
@@ -152,19 +149,18 @@ class ReplayableEnv(ABC):
             state["values"] = self._values.copy()
         if not self.spec.deterministic:
             return state
-        games = range(self.spec.n_envs)
-        state |= {"seeds": self._seeds.copy(), "acted": [self._episode_records(self._action_history, i) for i in games]}
+        state |= {"seeds": self._seeds.copy(), "acted": self._episode_records(0)}
         if self._forks:
             state["forks"] = [[steps.copy(), seeds.copy()] for steps, seeds in self._forks]
         if self.spec.mechanism is not None:
             state["began_under"] = self._initial_values.copy()
-            state["imposed"] = [self._episode_records(self._value_history, i) for i in games]
+            state["imposed"] = self._episode_records(1)
         return state
 
-    def _episode_records(self, steps: list[np.ndarray], game: int) -> np.ndarray:
-        """Return the records of a game in the steps of its current episode, [steps, ...]."""
-        start = int(self._start_steps[game])
-        return np.array([step[game] for step in steps[start : start + int(self._length[game])]])
+    def _episode_records(self, part: int) -> list[np.ndarray]:
+        """Return the actions (`part` 0) or the mechanism's values (1) of each game's current episode, [steps, ...]."""
+        slices = zip(self._start_steps.tolist(), (self._start_steps + self._length).tolist(), strict=True)
+        return [np.array([step[part][i] for step in self._history[a:b]]) for i, (a, b) in enumerate(slices)]
 
     def load_state_dict(self, state: State) -> None:
         self._streams = list(state["streams"])
@@ -189,14 +185,13 @@ class ReplayableEnv(ABC):
         self._start_steps = max_length - self._length
         numbers = self.spec.continuous_actions
         game_shape = (self.spec.n_agents,) if numbers is None else (self.spec.n_agents, numbers.dim)
-        self._action_history = self._align_records(
-            game_actions, game_shape, np.int64 if numbers is None else np.float64
-        )
+        actions = self._align_records(game_actions, game_shape, np.int64 if numbers is None else np.float64)
         mechanisms = state["imposed"] if has_mechanism else [np.zeros((len(actions), 0)) for actions in game_actions]
-        self._value_history = self._align_records(mechanisms, self._values.shape[1:], np.float64)
+        values = self._align_records(mechanisms, self._values.shape[1:], np.float64)
+        self._history = list(zip(actions, values, strict=True))
         self._forks = [(np.array(steps), np.array(seeds)) for steps, seeds in state.get("forks", ())]
-        for t, (action, values) in enumerate(zip(self._action_history, self._value_history, strict=True)):
-            self._values = values
+        for t, (action, values_then) in enumerate(self._history):
+            self._values = values_then
             self._reseed_forks(t)
             self._advance(action, t >= self._start_steps)
         self._reseed_forks(max_length)
@@ -216,16 +211,12 @@ class ReplayableEnv(ABC):
         self._forks.append((self._length.copy(), seeds))
         self._reseed(seeds, np.ones(n, dtype=bool))
 
-    def _align_records(
-        self, episodes: Sequence[np.ndarray], game_shape: tuple[int, ...], kind: type
-    ) -> list[np.ndarray]:
-        """Return the records of each game's steps, [steps, *game_shape] each, as steps of all games.
+    def _align_records(self, episodes: Sequence[np.ndarray], game_shape: tuple[int, ...], kind: type) -> np.ndarray:
+        """Return the records of each game's steps, [steps, *game_shape] each, as [steps, n_envs, *game_shape].
 
         Before a game's first step, they are zeros.
         """
-        max_length = int(self._length.max(initial=0))
-        steps: list[np.ndarray] = [np.zeros((self.spec.n_envs, *game_shape), dtype=kind) for _ in range(max_length)]
+        steps: np.ndarray = np.zeros((int(self._length.max(initial=0)), self.spec.n_envs, *game_shape), dtype=kind)
         for i, (start, episode) in enumerate(zip(self._start_steps.tolist(), episodes, strict=True)):
-            for step, value in zip(steps[start:], episode, strict=True):
-                step[i] = value
+            steps[start:, i] = episode.reshape(len(episode), *game_shape)
         return steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from llmrl.core.errors import ConfigError
 
@@ -23,26 +23,21 @@ class SuccessCriterion:
     at: float | None = None
 
     def __post_init__(self) -> None:
-        if (self.kind == "terminated") != (self.at is None):
+        if (self.kind in ("return", "reward")) != (self.at is not None):
             raise ConfigError(
                 f"env.success={self.kind} and env.success_threshold={self.at} do not fit: success=return and "
-                "success=reward require a number success_threshold, and success=terminated "
-                "requires success_threshold=null"
+                "success=reward require a number success_threshold, and any other success requires "
+                "success_threshold=null"
             )
 
     @classmethod
     def of(cls, kind: Success | None, at: float | None) -> SuccessCriterion | None:
-        """Return the criterion, or None if `kind` is None.
+        """Return the criterion, or None if there is none (`kind` and `at` are None).
 
         Raises:
             ConfigError: `kind` and `at` do not fit each other.
         """
-        if kind is None and at is not None:
-            raise ConfigError(
-                f"env.success_threshold={at} requires env.success=return or env.success=reward; otherwise use "
-                "env.success_threshold=null"
-            )
-        return None if kind is None else cls(kind, at)
+        return None if kind is None and at is None else cls(cast("Success", kind), at)
 
     def __str__(self) -> str:
         """Return the criterion as text: `terminated`, `return >= 475`, `reward >= 0.01`."""

@@ -17,10 +17,9 @@ from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.gym.channel_spaces import continuous_actions, observation_channels, to_actions
-from llmrl.envs.gym.env_factory import EnvFactory
-from llmrl.envs.gym.errors import READING_ERRORS, check_rewards, first_observation_error
-from llmrl.envs.gym.gymnasium_games import GymnasiumGames
-from llmrl.envs.gym.interfaces import Describer, Engine
+from llmrl.envs.gym.env_factory import Engine, EnvFactory, GymnasiumGames
+from llmrl.envs.gym.errors import READING_ERRORS, check_rewards, observation_error
+from llmrl.envs.gym.interfaces import Describer
 from llmrl.envs.gym.lazy_texts import LazyTextArray
 from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.gym.return_scale import ReturnScale
@@ -103,7 +102,9 @@ class GymnasiumEnv(ReplayableEnv):
         ]
         self._describer: Describer | None = None
         if settings.text is not None:
-            self._describer = _describer(settings.text, self.env_factory, self._criterion)
+            from llmrl.envs.texts import describer
+
+            self._describer = describer(settings.text, self.env_factory, self._criterion)
         self._channels = observation_channels(self._games.observation_space)
         self.spec = self._describe(name, numbers)
 
@@ -175,12 +176,11 @@ class GymnasiumEnv(ReplayableEnv):
                 name: encode(self._observations) for name, (_, encode) in self._channels.items()
             }
         except READING_ERRORS as cause:
-            error = first_observation_error(
-                self.spec.name, self._games.observation_space, self._observations, self._length
-            )
-            if error is None:
-                raise
-            raise error from cause
+            space = self._games.observation_space
+            for game, step in zip(self._observations, self._length.tolist(), strict=True):
+                if not space.contains(game):
+                    raise observation_error(self.spec.name, space, game, step) from cause
+            raise
         infos = self._games.infos
         if self._describer is not None:
             observation["text"] = _texts(self._describer, self._observations, infos)
@@ -206,7 +206,7 @@ class GymnasiumEnv(ReplayableEnv):
 
     def single(self) -> gymnasium.Env[Any, Any]:
         """Return one more game, as Gymnasium's own environment."""
-        from llmrl.envs.gym.gymnasium_games import make
+        from llmrl.envs.gym.env_factory import make
 
         return make(replace(self.env_factory, engine="stock"), render=False)
 
@@ -226,19 +226,10 @@ class GymnasiumEnv(ReplayableEnv):
         self._games.close()
 
 
-def _describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion | None) -> Describer:
-    from llmrl.envs.texts import describer
-
-    return describer(text, env_factory, criterion)
-
-
 def _texts(
     describer: Describer, observations: Sequence[Any] | np.ndarray, infos: Sequence[Mapping[str, Any]]
 ) -> LazyTextArray:
     """Return the texts of `observations` and infos of n games, [n, 1]."""
-    # Batched games overwrite these with the next observations.
-    snapshot, game_infos = (
-        observations.copy() if isinstance(observations, np.ndarray) else list(observations),
-        list(infos),
+    return LazyTextArray(
+        (len(observations), 1), lambda game, agent: describer.describe(observations[game], infos[game])
     )
-    return LazyTextArray((len(snapshot), 1), lambda game, agent: describer.describe(snapshot[game], game_infos[game]))

@@ -14,19 +14,18 @@ from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import Array, Observation, State, Step
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.mechanism_text import MechanismReport
-from llmrl.envs.mechanisms import Settlement, SocietyEvents
+from llmrl.envs.mechanisms import SocietyEvents
 from llmrl.envs.melting_pot.pool import GamePool
 from llmrl.envs.substrate import install
 from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
-from llmrl.envs.substrate.grid_text import observation_text
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.memory_layout import CENSUS, MemoryLayout
+from llmrl.envs.substrate.society_env import SocietyEnv
 from llmrl.envs.substrate.sprites import agent_colors
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, check_n_agents
 
 
-class MeltingPotEnv:
+class MeltingPotEnv(SocietyEnv):
     """Clean Up or Harvest on the Melting Pot engine.
 
     **Observation.** `pixels` [n_envs, n_agents, 88, 88, 3] uint8; `grid` [n_envs, n_agents, 11, 11, 4] uint8, contents
@@ -52,7 +51,7 @@ class MeltingPotEnv:
     def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
         install.check()
         self._init_args = (game, seeds, render)
-        n_envs, n_agents, rules, mechanism = game.n_envs, game.n_agents, game.rules, game.mechanism
+        n_envs, n_agents, rules = game.n_envs, game.n_agents, game.rules
         check_n_agents(n_agents, game.substrate, rules)
         self._substrate = SUBSTRATES[game.substrate]
         channels = check_settings(game)
@@ -65,12 +64,10 @@ class MeltingPotEnv:
                 )
         text = None if game_map is None else game_map.text
         self._layout = MemoryLayout(game.substrate, rules, n_envs, n_agents, channels, render, text)
-        self._mechanism = mechanism
-        self._mechanism_shown = game.mechanism_shown
-        self._horizon = game.horizon
+        sites = None if game_map is None else game_map.sites
+        super().__init__(game, channels, describe(game, channels, engine="meltingpot", sites=sites))
         self._seeds = seeds
         self._reset_seeds: list[int] = []  # seed of each equal group of games; empty: `seeds` is used
-        self._group_size = n_envs  # number of games with different seeds; the following groups have the same seeds
         self._episodes = np.zeros(n_envs, dtype=np.int64)
         self._pool: GamePool | None = None
         self._arrays: dict[str, NDArray[Any]] = {}
@@ -78,18 +75,6 @@ class MeltingPotEnv:
         self._steps = np.zeros(n_envs, dtype=np.int64)
         self._present = np.ones((n_envs, n_agents), dtype=bool)
         self._apples = np.zeros(n_envs, dtype=np.float32)
-        self._values = np.zeros((n_envs, 0), np.float32)
-        if mechanism is not None:
-            self._values = np.tile(mechanism.spec.low.astype(np.float32), (n_envs, 1))
-        self.settlement: Settlement | None = None
-        """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
-        self._report: MechanismReport | None = None
-        if mechanism is not None and "text" in channels:
-            self._report = MechanismReport(
-                mechanism.spec, n_envs, n_agents, self._mechanism_shown, mechanism.player_facts
-            )
-        sites = None if game_map is None else game_map.sites
-        self.spec = describe(game, channels, engine="meltingpot", sites=sites)
 
     def one_game(self) -> MeltingPotEnv:
         """Return the same environment with a single independent game in a worker process of its own."""
@@ -113,10 +98,7 @@ class MeltingPotEnv:
         self._ended[games], self._steps[games] = False, 0
         self._present[games] = players[CENSUS.index("present")][games] > 0
         self._apples[games] = counts["apples_live"][games]
-        if self._mechanism is not None:
-            self._mechanism.reset(games)
-        if self._report is not None:
-            self._report.begin(games)
+        self._begin_mechanism(games)
         return self._observation()
 
     def step(self, action: Array) -> Step:
@@ -138,9 +120,9 @@ class MeltingPotEnv:
         answers = self._exchange(self._pool, {int(slot): b"L" if last[slot] else b"S" for slot in np.flatnonzero(live)})
         for slot, answer in answers.items():
             self._ended[slot] = last[slot] or answer == b"E"
-        return self._settle(live)
+        return self._read_step(live)
 
-    def _settle(self, live: NDArray[np.bool_]) -> Step:
+    def _read_step(self, live: NDArray[np.bool_]) -> Step:
         """Return the `Step`. Games that wait for a reset (not `live`) show their last state, with rewards of 0."""
         players, counts = self._census()
         values = self._values
@@ -163,24 +145,13 @@ class MeltingPotEnv:
         reward_jacobian = None
         if self._mechanism is not None:
             events = SocietyEvents(raw, cleanings if self._substrate.dirt else None, self._present)
-            self.settlement = self._mechanism.settle(events, values)
-            base, reward = self.settlement.base_reward, self.settlement.reward(values)
-            info |= self.settlement.metrics
-            reward_jacobian = self.settlement.reward_jacobian
-            if self._report is not None:
-                self._report.settle(base, reward_jacobian, values, live, self.settlement.player_facts)
+            settlement = self._settle(events, values, live, info)
+            base, reward = settlement.base_reward, settlement.reward(values)
+            reward_jacobian = settlement.reward_jacobian
         self._present, self._apples = present > 0, counts["apples_live"]
         return Step(
             self._observation(), reward, base, np.zeros_like(self._ended), self._ended.copy(), info, reward_jacobian
         )
-
-    def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups the same seed from the next reset on.
-
-        This pairs the engine's random numbers, but not the order in which it updates objects, which differs between
-        processes.
-        """
-        self._group_size = self.spec.games_per_group(groups)
 
     def _census(self) -> tuple[NDArray[np.float32], dict[str, NDArray[np.float32]]]:
         """Return `memory_layout.CENSUS` of all players, and the counts of `Substrate.groups` by name.
@@ -197,32 +168,13 @@ class MeltingPotEnv:
         """Return copies of all channels, because the games overwrite the shared memory with the next observation."""
         observation = {name: self._arrays[name].copy() for name in self._layout.channels if name != "text"}
         if "text" in self._layout.channels:
-            observation["text"] = self._texts()
+            observation["text"] = self._texts(self._arrays["grid"], self._arrays["vector"], self._present, self._values)
         if self._mechanism_shown:
             observation["mechanism"] = np.repeat(self._values[:, None, :], self.spec.n_agents, axis=1)
         return observation
 
-    def _texts(self) -> NDArray[Any]:
-        """Return the text observation of each player, [n_envs, n_agents]; "" while the player is out of the game."""
-        grids, scalars, layout = self._arrays["grid"], self._arrays["vector"], self._layout
-        texts = np.full(self._present.shape, "", dtype=object)
-        for game, player in np.argwhere(self._present).tolist():
-            report = (
-                None if self._report is None else self._report.observation_entries(game, player, self._values[game])
-            )
-            texts[game, player] = observation_text(
-                grids[game, player], layout.substrate, layout.rules, scalars[game, player], report
-            )
-        return texts
-
-    def set_mechanism(self, values: Array) -> None:
-        if self._mechanism is None:
-            raise ConfigError(f"{self.spec.name} has no mechanism; set one, e.g. with env.mechanism in its option file")
-        parameters = self._mechanism.spec.check(values).astype(np.float32)
-        self._values = np.broadcast_to(parameters, self._values.shape).copy()
-
-    def set_context(self, context: int) -> None:
-        raise ConfigError(f"{self.spec.name} has no contexts")
+    def _set_values(self, values: NDArray[np.float32]) -> None:
+        self._values = values
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, uint8, 8 pixels per cell.

@@ -12,7 +12,6 @@ import hashlib
 import logging
 import os
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,55 +28,50 @@ MODULES = (hashed_random, rules, view_loops, game_loop)
 """Modules whose functions are built, if loops call them."""
 _EXCLUDED = {"threshold", "game_keys"}
 """Functions that only create tables, and are never called by a rule."""
+_ENTRIES = {"play", "copy_tiles"}
+"""Functions that are called from outside."""
 Jit = Callable[[Any], Any]
 WORK_PER_THREAD = 3072
 """Work that justifies a thread: number of players who take a step, where a player whose view is written counts as
 three. It takes about 0.4 ms, while a sleeping thread takes up to 0.1 ms to wake."""
-CACHE_DAYS = 30
-"""Number of days without use after which cached functions are removed."""
 OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False}
 """Options of all functions. None of them allocates memory, so no references to arrays are counted."""
 INNER_OPTIONS = {"forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 """Options of inner functions, which are inlined, because a call would copy dozens of array arguments."""
 
 
-def build(jit: Jit, entry: Jit | None = None, random_functions: tuple[Any, Any] | None = None) -> SimpleNamespace:
+def build(jit: Jit, entry: Jit | None = None) -> SimpleNamespace:
     """Return the functions of the games, compiled by `jit`, as attributes; they call each other's compiled versions.
 
     Args:
         jit: compiler of a function: `numba.njit(...)`, `cuda.jit(device=True)`, or the identity.
-        entry: compiler of the functions that are called from outside, `play` and `any_invalid`; None: `jit`.
-        random_functions: replacements of `hashed_random.begin` and `hashed_random.draw`.
+        entry: compiler of the functions that are called from outside; None: `jit`.
     """
     names: dict[str, Any] = {}
     for module in MODULES:
         names |= {name: x for name, x in vars(module).items() if not name.startswith("_")}
     names["__name__"] = game_loop.__name__
-    if random_functions is not None:
-        names["begin"], names["draw"] = random_functions
     functions = SimpleNamespace()
     for name, function in list(names.items()):
         if isinstance(function, FunctionType) and name not in _EXCLUDED:
             copy = FunctionType(function.__code__, names, name)
-            names[name] = (entry or jit if name in ("play", "any_invalid") else jit)(copy)
+            names[name] = (entry or jit if name in _ENTRIES else jit)(copy)
             setattr(functions, name, names[name])
     return functions
 
 
-def plain(random_functions: tuple[Any, Any] | None = None) -> SimpleNamespace:
+def plain() -> SimpleNamespace:
     """Return the functions uncompiled, for tests and for inspection of a single game."""
-    return build(lambda function: function, random_functions=random_functions)
+    return build(lambda function: function)
 
 
 @functools.cache
-def compiled(random_functions: tuple[Any, Any] | None) -> SimpleNamespace:
+def compiled() -> SimpleNamespace:
     """Return the functions for a CPU. Numba is imported here; it compiles them when they are first called."""
     import numba
 
     with cached_in(cache_folder()) as cache:
-        # Replaced random numbers are rows of a table, and a view of an array needs reference counts.
-        options = OPTIONS | {"_nrt": random_functions is not None}
-        return build(numba.njit(**INNER_OPTIONS, **options), numba.njit(cache=cache, **options), random_functions)
+        return build(numba.njit(**INNER_OPTIONS, **OPTIONS), numba.njit(cache=cache, **OPTIONS))
 
 
 def lanes(games: int, players: int, observed: bool) -> int:
@@ -92,20 +86,14 @@ def lanes(games: int, players: int, observed: bool) -> int:
 class CpuGames:
     """Plays all games of a batch on CPU cores; compiles the loops if they are not in the cache."""
 
-    def __init__(self, random_functions: tuple[Any, Any] | None = None) -> None:
-        self._functions, self._play = compiled(random_functions), None
+    def __init__(self) -> None:
+        self._functions = compiled()
+        self._play: Callable[..., None] | None = None
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
         """Run `game_loop.play` on `n` games with `arrays`, which must have the same types at every call."""
-        play = self._play = self._play or self._compile(arrays)
-        if threads == 1:
-            play(0, n, 0, *arrays)
-            return
-        shares = [(n * k // threads, n * (k + 1) // threads, k, *arrays) for k in range(threads)]
-        tasks = [thread_pool().submit(play, *share) for share in shares[1:]]
-        play(*shares[0])
-        for task in tasks:
-            task.result()
+        self._play = self._play or self._compile(arrays)
+        run_in_threads(self._play, threads, n, arrays)
 
     def _compile(self, arrays: tuple[Any, ...]) -> Any:
         """Return `game_loop.play` compiled for these types.
@@ -137,6 +125,18 @@ def _numba_type(x: Any) -> Any:
     return types.Array(array_type.dtype, array_type.ndim, "C") if isinstance(array_type, types.Array) else array_type
 
 
+def run_in_threads(function: Callable[..., None], threads: int, n: int, arrays: tuple[Any, ...]) -> None:
+    """Call `function(first, last, lane, *arrays)` for equal shares of `n` items, one in each of `threads` threads."""
+    if threads == 1:
+        function(0, n, 0, *arrays)
+        return
+    shares = [(n * k // threads, n * (k + 1) // threads, k, *arrays) for k in range(threads)]
+    tasks = [thread_pool().submit(function, *share) for share in shares[1:]]
+    function(*shares[0])
+    for task in tasks:
+        task.result()
+
+
 @functools.cache
 def thread_pool() -> ThreadPoolExecutor:
     """Return the pool of threads that play beside the calling thread.
@@ -163,17 +163,13 @@ def digest() -> str:
     """Return a digest of everything that compiled functions depend on: the engine's files, Numba, and the CPU."""
     import llvmlite
     import numba
+    from llvmlite import binding
 
-    parts = [numba.__version__, llvmlite.__version__, numba.config.CPU_NAME or "", _processor(), platform.machine()]
+    parts = [numba.__version__, llvmlite.__version__, numba.config.CPU_NAME or "", platform.machine()]
+    parts += [binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
     files = sorted(Path(__file__).parent.glob("*.py"))
     parts += [f"{file.name}\0{hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-def _processor() -> str:
-    from llvmlite import binding
-
-    return f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
 
 
 @functools.cache
@@ -184,18 +180,12 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def cached_in(folder: Path) -> Iterator[bool]:
-    """Let Numba cache compiled functions in a folder; yield whether it is writable.
-
-    When the folder is created, cache folders that have not been used for `CACHE_DAYS` days are removed.
-    """
+    """Let Numba cache compiled functions in a folder; yield whether it is writable."""
     import numba
 
     try:
-        if new := not folder.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        if new:
-            _remove_old_cache_folders(folder.parent)
     except OSError as error:
         log.info("compiled games are not kept for the next run: %s", error)
         yield False
@@ -207,16 +197,3 @@ def cached_in(folder: Path) -> Iterator[bool]:
             yield True
         finally:
             numba.config.CACHE_DIR = previous
-
-
-def _remove_old_cache_folders(parent: Path) -> None:
-    """Remove unused cache folders, while other processes may start to use or remove them."""
-    oldest = time.time() - CACHE_DAYS * 24 * 3600
-    for folder in parent.glob("games-*"):
-        with contextlib.suppress(OSError):  # another process has removed the folder or uses it
-            if folder.stat().st_mtime < oldest:
-                removed_folder = folder.rename(parent / f"games-removed-{os.getpid()}-{folder.name.rpartition('-')[2]}")
-                if removed_folder.stat().st_mtime < oldest:
-                    shutil.rmtree(removed_folder)
-                else:  # used in the meantime
-                    removed_folder.rename(folder)

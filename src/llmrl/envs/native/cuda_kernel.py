@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import time
 from types import FunctionType
 from typing import Any
 
@@ -18,8 +17,6 @@ from llmrl.core.errors import ConfigError
 from llmrl.envs.native import game_loop
 from llmrl.envs.native.compilation import build, plain, simulated
 from llmrl.envs.native.game_arrays import Games, Inputs, Outputs, Tables, ViewTables
-
-log = logging.getLogger(__name__)
 
 BLOCK = 16
 """Threads per block. Games take different branches, so small blocks wait less. With 4,096 games, an H200 plays 1.4
@@ -61,7 +58,6 @@ class GpuGames:
 
     def __init__(self) -> None:
         self._kernel = kernel()
-        self._is_compiled = False
 
     def __call__(self, threads: int, n: int, arrays: tuple[Any, ...]) -> None:
         """Launch the kernel for `n` games; `threads`, those of the host, are not used."""
@@ -72,10 +68,4 @@ class GpuGames:
         from numba import cuda
 
         stream = cuda.external_stream(torch.cuda.current_stream().cuda_stream)
-        if self._is_compiled:
-            self._kernel[grid, BLOCK, stream](n, *arrays)
-            return
-        begin = time.perf_counter()
         self._kernel[grid, BLOCK, stream](n, *arrays)
-        log.info("compiled the kernel of the native games in %.1f s", time.perf_counter() - begin)
-        self._is_compiled = True

@@ -11,24 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.native import game_loop, map_geometry
-from llmrl.envs.native.batch import Batch
+from llmrl.envs.native import map_geometry
 from llmrl.envs.native.cell_codes import assign_codes
-from llmrl.envs.native.compilation import CpuGames, compiled, simulated
-from llmrl.envs.native.game_arrays import (
-    ACTION,
-    WORLD,
-    Games,
-    Inputs,
-    Outputs,
-    Settings,
-    Tables,
-    ViewTables,
-    array,
-    fields,
-)
-from llmrl.envs.native.hashed_random import BITS, PURPOSES, HashedRandom, threshold
-from llmrl.envs.native.state import GameEvents, State
+from llmrl.envs.native.compilation import CpuGames, simulated
+from llmrl.envs.native.game_arrays import ACTION, Batch, Settings, Tables, ViewTables, array
+from llmrl.envs.native.hashed_random import threshold
 from llmrl.envs.substrate.maps import GameMap
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, Rules, action_names, changes
 
@@ -87,7 +74,6 @@ class Engine:
         if n > MAX_PLAYERS:
             raise ConfigError(f"env.n_agents={n} must be at most {MAX_PLAYERS}")
         self.setup, self.device, self.n_agents = setup, device, n
-        self.facts = SUBSTRATES[game_map.substrate]
         self.harvest = game_map.substrate == "harvest"
         self.n_apples, self.n_dirt = len(game_map.apples), len(game_map.dirt)
         self.n_water = self.n_dirt + len(game_map.river)
@@ -110,11 +96,10 @@ class Engine:
         moves = [map_geometry.MOVES.get(name, map_geometry.STAY) for name in self.actions]
         turns = [map_geometry.TURNS.get(name, 0) for name in self.actions]
         self.beams = map_geometry.beams(game_map).reshape(-1, 9).astype(np.int32)
-        neighbor_table = (
-            _neighbor_table(neighbors) if self.harvest else np.zeros((self.n_apples, 1))
-        )  # not used in Clean Up
+        # Clean Up does not use the neighbors of sites.
+        neighbor_table = _neighbor_table(neighbors) if self.harvest else np.zeros((self.n_apples, 1))
         actions = map_geometry.tensor(np.stack([moves, turns], 1).astype(np.int32), device)
-        self._tables = Tables(
+        self.tables = Tables(
             steps=self.table(map_geometry.steps(game_map)),
             sites=self.table(map_geometry.slots(game_map, game_map.apples)),
             spots=self.table(map_geometry.slots(game_map, game_map.dirt)),
@@ -126,26 +111,16 @@ class Engine:
             dirty=self.table(game_map.dirty),
             chances=self.table(self._growth_thresholds()),
             actions=array(actions, ACTION),
-            settings=self.settings(False),
+            settings=self._settings(),
         )
-        self._n_spawn = len(spawn)
         self.no_views = ViewTables(*(self.table(np.zeros(shape)) for shape in ((0,), (0,), (0, 0), (0, 0), (0, 0))))
         """Empty tables of views, and below empty outputs, for steps without observations."""
         self.no_grids = self.table(np.zeros((0, 0, 0)))
         self.no_vectors = array(torch.zeros((0, 0, 0), dtype=torch.float32, device=device))
-        self.no_metrics = array(torch.zeros((0, 0), dtype=torch.float32, device=device))
 
-    def any_invalid(self, action: NDArray[np.int64], n_actions: int) -> bool:
-        """Return whether any of `action`, a NumPy array, is not in 0 .. n_actions - 1."""
-        return bool(compiled(None).any_invalid(action, n_actions))
-
-    def tables(self, animated_water: bool) -> Tables:
-        """Return the constants of map and rules; `animated_water`: whether the frames of the water are shown."""
-        return self._tables._replace(settings=self.settings(animated_water))
-
-    def settings(self, animated_water: bool) -> Settings:
-        """Return the numbers of the rules; `animated_water`: whether the frames of the water are shown."""
-        facts, is_on = self.facts, self.setup.has_rule
+    def _settings(self) -> Settings:
+        """Return the numbers of the rules."""
+        facts, is_on = SUBSTRATES[self.setup.game_map.substrate], self.setup.has_rule
         spill_chance, spill_start = SPILL_CHANCE_AND_START
         return Settings(
             harvest=self.harvest,
@@ -163,73 +138,11 @@ class Engine:
             first_spill=spill_start,
             n_grounds=self.codes.n_grounds,
             n_avatars=self.codes.n_avatars,
-            animated_water=animated_water,
         )
 
     def batch(self, n: int, threads: int) -> Batch:
         """Return arrays for `n` games that at most `threads` threads play; on a GPU each game has its own thread."""
         return Batch(self.setup.game_map, self.n_agents, n, n if self.on_gpu else threads, self.device)
-
-    def start(self, draws: HashedRandom) -> State:
-        """Return the state of new episodes, one game for each key of `draws`."""
-        batch = self.batch(len(draws.keys), 1)
-        action = torch.zeros(batch.players.shape[:2], dtype=torch.int64, device=self.device)
-        self._play(batch, game_loop.START, action, draws)
-        return batch.state(self.harvest)
-
-    def step(self, state: State, action: torch.Tensor, draws: HashedRandom) -> tuple[State, GameEvents]:
-        """Return the state after one step of all games, with its events; `action` is [B, N] int64.
-
-        `state` is not changed. This serves to inspect the rules; `NativeEnv` changes a batch in place (`fixed`).
-        """
-        batch = self.batch(len(state.t), 1)
-        batch.load(state, self.near)
-        reward = self._play(batch, game_loop.STEP, action, draws)
-        return batch.state(self.harvest), batch.events(reward, "zap" in self.actions)
-
-    def fixed(self, batch: Batch, animated_water: bool, views: ViewTables) -> tuple[Games, Tables, ViewTables]:
-        """Return the last arguments of `run`, which are the same at every step.
-
-        `views`: result of `ObservationBuilder.tables`.
-        """
-        return batch.arrays(), self.tables(animated_water), views
-
-    def _play(self, batch: Batch, command: int, action: torch.Tensor, draws: HashedRandom) -> torch.Tensor:
-        """Execute `command` (`game_loop.START` or `game_loop.STEP`) in all games; return rewards [B, N]."""
-        n, players = action.shape
-        run, source = self.run, draws.keys
-        if type(draws).uniform is not HashedRandom.uniform:
-            run, source = (
-                CpuGames((_replay_begin, _replay_draw)),
-                self._replay_table(draws, fields(batch.world, WORLD)["t"] + 1),
-            )
-        todo = torch.full((n,), command, dtype=torch.uint8, device=self.device)
-        player_stats = torch.zeros((3, n, players), dtype=torch.float32, device=self.device)
-        inputs = Inputs(array(todo), array(action.contiguous()), array(source.contiguous()))
-        outputs = Outputs(array(player_stats), self.no_metrics, self.no_grids, self.no_grids, self.no_vectors)
-        run(1, n, (inputs, outputs, *self.fixed(batch, False, self.no_views)))
-        return player_stats[0]
-
-    def _replay_table(self, draws: HashedRandom, t: torch.Tensor) -> torch.Tensor:
-        """Return the numbers of an overridden `uniform` as a table [B, ...] for `_replay_draw`.
-
-        Its first columns are, for each purpose, the column where the purpose's numbers begin.
-        """
-        n_draws = {"grow": self.n_apples, "return": self._n_spawn}
-        if not self.setup.has_rule("fixed_move_order"):
-            n_draws["order"] = self.n_agents
-        if not self.harvest:
-            n_draws["spill"] = 2
-        n_draws["return_heading"] = self.n_agents
-        if "zap" not in self.actions or self.setup.has_rule("own_spawn_cells"):
-            del n_draws["return"]
-        columns, draw_tables = len(PURPOSES), []
-        offsets = torch.zeros((len(t), columns), dtype=torch.int64)
-        for purpose, n in n_draws.items():
-            offsets[:, PURPOSES.index(purpose)] = columns
-            draw_tables.append((draws.uniform(purpose, t, n).to(torch.float64) * 2**BITS).to(torch.int64))
-            columns += n
-        return torch.cat([offsets, *draw_tables], 1)
 
     def _growth_thresholds(self) -> NDArray[np.int64]:
         """Return thresholds of apple growth, by number of dirty cells (Clean Up) or of nearby apples (Harvest)."""
@@ -239,16 +152,6 @@ class Engine:
     def table(self, values: NDArray[Any]) -> Any:
         """Return a copy of an array for compiled functions, int32 on the device."""
         return array(map_geometry.tensor(values.astype(np.int32), self.device))
-
-
-def _replay_begin(source: Any, b: int, t: int) -> Any:
-    """Return a game's row of the table of replayed random numbers; replaces `hashed_random.begin`."""
-    return source[b]
-
-
-def _replay_draw(words: Any, purpose: int, index: int) -> Any:
-    """Return a number from a row of the table of replayed random numbers; replaces `hashed_random.draw`."""
-    return words[words[purpose] + index]
 
 
 def _group_starts(starts: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

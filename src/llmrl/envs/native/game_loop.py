@@ -36,7 +36,7 @@ def play(
     tables: Tables,
     views: ViewTables,
 ) -> None:
-    """Execute the command `inputs.todo` in games `first` to `last`, and write their observations and metrics."""
+    """Execute the command `inputs.commands` in games `first` to `last`, and write their observations and metrics."""
     # Unsigned indices, so that Numba omits the check for negative ones.
     row: Any = np.uint32(lane)
     for game in range(first, last):
@@ -91,12 +91,3 @@ def write_metrics(b: int, previous_apples: int, played: bool, outputs: Outputs, 
     info[LIVE, b] = games.world[b].apples
     info[REGROWN, b] = games.world[b].apples - previous_apples + info[EATEN, b]
     info[DIRTY_CELLS, b] = games.world[b].dirt
-
-
-def any_invalid(action: Any, n_actions: int) -> bool:
-    """Return whether any of `action` [n_games, n_agents] is not in 0 .. n_actions - 1."""
-    for b in range(action.shape[0]):
-        for i in range(action.shape[1]):
-            if action[b, i] < 0 or action[b, i] >= n_actions:
-                return True
-    return False

@@ -11,13 +11,11 @@ import math
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-PURPOSES = ("place", "heading", "phase", "order", "grow", "spill", "return", "return_heading")
+PLACE, FACE, WATER, ORDER, GROW, SPILL, RETURN, RETURN_FACE = range(8)
 """Purposes of numbers: start cell and heading of a player, frame of the water, order of moves, growth of apples,
 appearance of dirt, cell and heading of a returning player."""
-PLACE, FACE, WATER, ORDER, GROW, SPILL, RETURN, RETURN_FACE = range(8)
 
 BITS = 24
 """Number of bits of a random number."""
@@ -64,32 +62,6 @@ def threshold(probability: float) -> int:
     return math.ceil(float(np.float32(probability)) * 2.0**BITS)
 
 
-class HashedRandom:
-    """The same numbers as tensors, for inspection; the compiled rules draw for themselves.
-
-    A subclass that overrides `uniform` replaces the numbers of the rules (`Engine.step`). Tests use this to replay
-    numbers of the real engine.
-
-    Args:
-        keys: key of each game's episode, [n_games, 2] int32; equal keys give equal numbers.
-    """
-
-    def __init__(self, keys: torch.Tensor) -> None:
-        self.keys = keys
-
-    def uniform(self, purpose: str, t: torch.Tensor, n: int) -> torch.Tensor:
-        """Return numbers in [0, 1), multiples of 2**-24, [n_games, n] float32, for step `t` [n_games] of each game."""
-        keys, ticks = self.keys.to(torch.int64), t.to(torch.int64)
-        word_0 = _mix_tensor((keys[:, 0] + ticks * GOLDEN) & MASK_32)[:, None]
-        word_1 = _mix_tensor((keys[:, 1] ^ (ticks * MIX_1)) & MASK_32)[:, None]
-        x = ((torch.arange(n) * 8 + PURPOSES.index(purpose)) * GOLDEN + word_0) & MASK_32
-        x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-        x = ((x ^ (x >> 15)) + word_1) & MASK_32
-        x = (x * MIX_2) & MASK_32
-        x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-        return (x >> 8).to(torch.float32) * float(SCALE)
-
-
 def game_keys(roots: NDArray[np.int64], games: NDArray[np.int64], episodes: NDArray[np.int64]) -> NDArray[np.int32]:
     """Return keys, [n_games, 2] int32, for seeds `roots`, indices of games and indices of episodes, each [n_games]."""
     words = []
@@ -106,10 +78,3 @@ def _split_mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
-
-
-def _mix_tensor(x: torch.Tensor) -> torch.Tensor:
-    """Return `mix` of a tensor of words."""
-    x = ((x ^ (x >> 16)) * MIX_1) & MASK_32
-    x = ((x ^ (x >> 15)) * MIX_2) & MASK_32
-    return x ^ (x >> 16)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.records import Observation
-from llmrl.envs.native import map_geometry, tile_copy_cpp, view_loops
-from llmrl.envs.native.batch import Batch
+from llmrl.envs.native import map_geometry, view_loops
+from llmrl.envs.native.compilation import compiled, run_in_threads
 from llmrl.envs.native.engine import Engine
-from llmrl.envs.native.game_arrays import PLAYER, Games, Outputs, ViewTables, array, fields
-from llmrl.envs.native.tiles import Tiles
-from llmrl.envs.native.tiles import tiles as tiles_of
-from llmrl.envs.substrate.grid_text import observation_text
+from llmrl.envs.native.game_arrays import Batch, Games, Outputs, ViewTables, array
+from llmrl.envs.native.tiles import Tiles, load_tiles, paint
 from llmrl.envs.substrate.maps import MARGIN
 from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR
 from llmrl.envs.substrate.sprites import SIZE, Source
@@ -37,7 +34,7 @@ class ObservationBuilder:
     """
 
     def __init__(self, engine: Engine, games: int, channels: Sequence[str], tiles: Source) -> None:
-        self._engine, self._games, self._channels, self._source = engine, games, tuple(channels), tiles
+        self._engine, self._games, self._source = engine, games, tiles
         self.has_grids = bool({"grid", "text"} & set(channels))
         self.has_vectors = bool({"vector", "text"} & set(channels))
         self.has_pixels = "pixels" in channels
@@ -74,19 +71,8 @@ class ObservationBuilder:
         self._frames.append(self._frames.pop(0))
         return self._frames[-1]
 
-    def observation(
-        self,
-        frame: dict[str, tuple[Any, Any]],
-        vector: torch.Tensor | None,
-        batch: Batch,
-        has_texts: Any,
-        report_function: Callable[[int, int], Mapping[str, Any]] | None = None,
-    ) -> Observation:
-        """Return all requested channels, from the outputs of the loops.
-
-        `has_texts` [B]: whether the players of each game get a text; others get "". `report_function`: function from
-        game and player to the entries about the mechanism.
-        """
+    def observation(self, frame: dict[str, tuple[Any, Any]], vector: torch.Tensor | None) -> Observation:
+        """Return all channels but texts, from the outputs of the loops."""
         channels: dict[str, Any] = {}
         if self.has_pixels:
             channels["pixels"] = self.renderer.expand(frame["ids"][0], out=frame["pixels"][0])
@@ -94,35 +80,26 @@ class ObservationBuilder:
             channels["grid"] = frame["grid"][0]
         if vector is not None:
             channels["vector"] = vector
-        if "text" in self._channels:
-            channels["text"] = self._texts(batch, channels["grid"], channels["vector"], has_texts, report_function)
         return channels
-
-    def world_codes(self, batch: Batch, index: int) -> NDArray[np.int64]:
-        """Return the codes of the cells of game `index`, [height, width]."""
-        game_map = self._engine.setup.game_map
-        cells = self._game_with_codes(batch, index).codes[0].reshape(-1, game_map.stride)
-        rows = slice(MARGIN, MARGIN + game_map.height)
-        codes: NDArray[np.int64] = cells[rows, MARGIN : MARGIN + game_map.width].astype(np.int64)
-        return codes
 
     def world_image(self, batch: Batch, index: int) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
-        return world_image(self._load_tiles(), self.world_codes(batch, index))
+        codes = self._game_with_codes(batch, index).codes[0].reshape(-1, self._engine.setup.game_map.stride)
+        tiles = self._load_tiles()
+        return paint(tiles.bank, tiles.world[codes[MARGIN:-MARGIN, MARGIN:-MARGIN]])
 
     def players(self, batch: Batch, index: int) -> NDArray[np.uint8]:
         """Return the views of the players of game `index`, [N, 88, 88, 3] uint8, whatever channels they observe."""
         games, ids = self._game_with_codes(batch, index), np.zeros((1, self._engine.n_agents, 121), np.int32)
         empty = np.zeros((0, 0, 0), np.float32)
         outputs = Outputs(empty, empty, ids[:0], ids, empty)
-        view_loops.write_views(0, 0, outputs, games, self._engine.settings(True), self._tables("cpu", True))
-        tiles = self._load_tiles().bank[ids.reshape(-1, *map_geometry.VIEW)]  # [N, 11, 11, 8, 8, 3]
-        return np.ascontiguousarray(tiles.transpose(0, 1, 3, 2, 4, 5)).reshape(-1, *PIXELS)
+        view_loops.write_views(0, 0, outputs, games, self._engine.tables.settings, self._tables("cpu", True))
+        return paint(self._load_tiles().bank, ids.reshape(-1, *map_geometry.VIEW))
 
     def _game_with_codes(self, batch: Batch, index: int) -> Games:
         """Return one game on the host, with `codes` computed by `view_loops.write_codes`, uncompiled."""
         engine, games = self._engine, batch.one_game(index).arrays()
-        view_loops.write_codes(0, 0, games, engine.settings(True), engine.beams, self._tables("cpu", False))
+        view_loops.write_codes(0, 0, games, engine.tables.settings, engine.beams, self._tables("cpu", False))
         return games
 
     def _tables(self, device: str, has_tiles: bool) -> ViewTables:
@@ -162,124 +139,41 @@ class ObservationBuilder:
 
     def _load_tiles(self) -> Tiles:
         game_map = self._engine.setup.game_map
-        return tiles_of(game_map.substrate, game_map.text, self._engine.n_agents, self._source)
-
-    def _texts(
-        self,
-        batch: Batch,
-        grid: torch.Tensor,
-        vector: torch.Tensor,
-        has_texts: NDArray[np.bool_],
-        report_function: Callable[[int, int], Mapping[str, Any]] | None,
-    ) -> NDArray[Any]:
-        """Return the text observation of each player, [B, N] object; it is computed on the host."""
-        setup = self._engine.setup
-        views, scalars = grid.cpu().numpy(), vector.cpu().numpy()
-        alive = fields(batch.players, PLAYER)["alive"].cpu().numpy() == 1
-        texts = np.full(views.shape[:2], "", dtype=object)
-        for game, player in np.argwhere(alive & has_texts[:, None]).tolist():
-            cells, numbers = views[game, player], scalars[game, player]
-            report = None if report_function is None else report_function(game, player)
-            texts[game, player] = observation_text(cells, setup.game_map.substrate, setup.rules, numbers, report)
-        return texts
+        return load_tiles(game_map.substrate, game_map.text, self._engine.n_agents, self._source)
 
 
 _LINE_BYTES = SIZE * 3
 """Bytes of a line of a tile: three 64-bit integers, which are copied at once."""
-_TILE_BYTES = SIZE * _LINE_BYTES
-_CHUNK_ROWS = 2816
-"""Number of rows of cells whose line numbers are computed together on the CPU (256 views): 1 MB, which fits into
-caches."""
-_MIN_STREAM_BYTES = 4 << 20
-"""Minimum bytes of output for which the compiled loop bypasses the caches."""
 _BYTES_PER_THREAD = 1 << 20
 """Bytes of output that justify a thread."""
 
 
 class ViewRenderer:
-    """Converts codes or tile numbers of cells into images.
+    """Converts tile numbers of cells into images.
 
     Args:
-        bank: the tiles, [n_tiles, 8, 8, 3] uint8. To paint from codes instead of tile numbers, give the tile of every
-            code: `tiles.bank[tiles.player.reshape(-1)]`.
+        bank: the tiles, [n_tiles, 8, 8, 3] uint8.
         device: torch device of the tile numbers and of the images.
-        compiled: whether to use the compiled loop (`tile_copy_cpp.py`) on the CPU, where there is a compiler.
-
-    Raises:
-        ConfigError: the bank has another shape.
     """
 
-    def __init__(self, bank: NDArray[np.uint8], device: str | torch.device = "cpu", compiled: bool = True) -> None:
-        if bank.dtype != np.uint8 or bank.ndim != 4 or bank.shape[1:] != (SIZE, SIZE, 3):
-            raise ConfigError(
-                f"a bank of tiles must be [n_tiles, {SIZE}, {SIZE}, 3] uint8, got {bank.dtype} {bank.shape}"
-            )
-        self.n_tiles = len(bank)
-        self._lines = torch.tensor(bank).reshape(-1, _LINE_BYTES).view(torch.int64).to(device)
-        self._offsets = torch.arange(SIZE, dtype=torch.int32, device=device)[:, None]
-        self._compiled = tile_copy_cpp.load() if compiled and self._lines.device.type == "cpu" else None
+    def __init__(self, bank: NDArray[np.uint8], device: str = "cpu") -> None:
+        self.lines = torch.tensor(bank).reshape(-1, SIZE, _LINE_BYTES).view(torch.int64).to(device)
 
-    def expand(self, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """Return images of cells given by tile numbers: [..., R, C] becomes [..., 8 * R, 8 * C, 3] uint8.
+    def expand(self, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """Write images of cells given by tile numbers into `out`, and return it.
 
         Args:
-            ids: int16, int32 or int64, in [0, n_tiles).
-            out: where to write, contiguous; None allocates. With thousands of views give the same one at each step:
-                allocating memory costs more than the copy.
-
-        Returns:
-            `out`.
-
-        Raises:
-            ValueError: `out` has another shape or layout.
-            IndexError: an id is not in [0, n_tiles) (on a GPU, PyTorch raises its own error).
+            ids: tile numbers [..., R, C] int32, contiguous.
+            out: images [..., 8 * R, 8 * C, 3] uint8, contiguous.
         """
-        *batch_shape, rows, columns = ids.shape
-        shape = (*batch_shape, SIZE * rows, SIZE * columns, 3)
-        if out is None:
-            out = torch.empty(shape, dtype=torch.uint8, device=ids.device)
-        elif out.shape != shape or out.dtype != torch.uint8 or not out.is_contiguous():
-            raise ValueError(f"out must be contiguous uint8 {list(shape)}, got {out.dtype} {list(out.shape)}")
-        rows_of_ids = ids.reshape(-1, columns) if ids.numel() else ids.new_empty((0, columns))
-        if not rows_of_ids.numel():
-            return out
-        if self._compiled is not None:
-            self._copy(self._compiled, rows_of_ids, out)
+        ids = ids.reshape(-1, ids.shape[-1])
+        lines = out.view(-1).view(torch.int64).view(len(ids), SIZE, ids.shape[1], -1)
+        if ids.device.type == "cpu":
+            threads = min(torch.get_num_threads(), out.numel() // _BYTES_PER_THREAD)
+            copy = compiled().copy_tiles
+            run_in_threads(copy, max(1, threads), len(ids), (ids.numpy(), self.lines.numpy(), lines.numpy()))
         else:
-            self._select(rows_of_ids, out.view(-1).view(torch.int64).view(-1, _LINE_BYTES // 8))
+            offsets = torch.arange(SIZE, dtype=torch.int32, device=ids.device)[:, None]
+            indices = torch.add(offsets, ids[:, None, :], alpha=SIZE).view(-1)
+            torch.index_select(self.lines.flatten(0, 1), 0, indices, out=lines.view(len(indices), -1))
         return out
-
-    def _copy(self, loop: tile_copy_cpp.Expand, ids: torch.Tensor, out: torch.Tensor) -> None:
-        if ids.dtype not in (torch.int16, torch.int32):
-            ids = ids.to(torch.int32)
-        ids = ids.contiguous()
-        rows, columns = ids.shape
-        size = out.numel()
-        threads = max(1, min(torch.get_num_threads(), size // _BYTES_PER_THREAD))
-        addresses = ids.data_ptr(), ids.element_size(), self._lines.data_ptr(), out.data_ptr()
-        if loop(*addresses, rows, columns, self.n_tiles, size >= _MIN_STREAM_BYTES, threads):
-            raise IndexError(f"tiles must be 0 to {self.n_tiles - 1}, got {int(ids.min())} to {int(ids.max())}")
-
-    def _select(self, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy the lines of tiles in the order of the image, in one pass; `out` is [n_lines, 3] int64."""
-        rows, columns = ids.shape
-        chunk = min(rows, _CHUNK_ROWS) if ids.device.type == "cpu" else rows
-        buffer = torch.empty((chunk, SIZE, columns), dtype=torch.int32, device=ids.device)
-        if ids.dtype == torch.int64:
-            ids = ids.to(torch.int32)
-        for start in range(0, rows, chunk):
-            stop = min(start + chunk, rows)
-            lines = buffer[: stop - start]
-            torch.add(self._offsets, ids[start:stop, None, :], alpha=SIZE, out=lines)
-            part = out[start * SIZE * columns : stop * SIZE * columns]
-            torch.index_select(self._lines, 0, lines.view(-1), out=part)
-
-
-def world_image(tiles: Tiles, codes: NDArray[np.integer]) -> NDArray[np.uint8]:
-    """Return an image of the whole world, [8 * height, 8 * width, 3] uint8.
-
-    `codes` [height, width] are those of its cells.
-    """
-    height, width = codes.shape
-    lines: NDArray[np.uint8] = tiles.bank[tiles.world[codes]].transpose(0, 2, 1, 3, 4)
-    return lines.reshape(SIZE * height, SIZE * width, 3)

@@ -332,9 +332,6 @@ def regrow_apples(b: int, lane: int, words: Words, player_stats: Float32, games:
 
     A bare site regrows with a probability that depends on the number of apples nearby two steps before. A player on
     such a site eats the apple at once.
-
-    A bare site regrows with a probability that depends on the number of apples nearby two steps before. A player on
-    such a site eats the apple at once.
     """
     n_sites = games.orchard.shape[1]
     n_regrown = 0

@@ -33,7 +33,7 @@ class Tiles:
     bank: NDArray[np.uint8]
 
 
-def tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
+def load_tiles(substrate: SubstrateName, text: str, n_agents: int, source: sprites.Source) -> Tiles:
     """Return the tiles of a map with `n_agents` players. They are cached per process and must not be changed.
 
     Raises:
@@ -59,6 +59,13 @@ def compose(codes: CellCodes, sprite_set: SpriteSet) -> Tiles:
     player.setflags(write=False)
     bank.setflags(write=False)
     return Tiles(player, player[0], bank.reshape(-1, SIZE, SIZE, 3))
+
+
+def paint(bank: NDArray[np.uint8], ids: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Return images of cells given by tile numbers: [..., R, C] becomes [..., 8 * R, 8 * C, 3]."""
+    *batch_shape, rows, columns = ids.shape
+    lines: NDArray[np.uint8] = bank[ids].swapaxes(-4, -3)
+    return lines.reshape(*batch_shape, SIZE * rows, SIZE * columns, 3)
 
 
 def blend(bottom: NDArray[np.uint8], top: NDArray[np.uint8]) -> NDArray[np.uint8]:

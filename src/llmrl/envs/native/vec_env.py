@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,28 +13,24 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.ram import need_memory
-from llmrl.core.records import Array, Observation, Step, on_host
-from llmrl.core.records import State as SavedState
+from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.mechanism_text import MechanismReport
-from llmrl.envs.mechanisms import Settlement
-from llmrl.envs.mechanisms import SocietyEvents as SocietyEvents
-from llmrl.envs.native.batch import Batch
+from llmrl.envs.mechanisms import SocietyEvents
 from llmrl.envs.native.compilation import lanes
 from llmrl.envs.native.engine import Engine, Setup
-from llmrl.envs.native.game_arrays import Inputs, Outputs, array
+from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
 from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
 from llmrl.envs.native.hashed_random import game_keys
 from llmrl.envs.native.observations import ObservationBuilder
-from llmrl.envs.native.state import State
-from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
+from llmrl.envs.substrate.env_spec import MAX_HORIZON, SubstrateSettings, check_settings, describe
 from llmrl.envs.substrate.maps import find
+from llmrl.envs.substrate.society_env import SocietyEnv
 from llmrl.envs.substrate.sprites import Source, agent_colors
 from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
 
-class NativeEnv:
+class NativeEnv(SocietyEnv):
     """Clean Up or Harvest, with the rules, channels, metrics and mechanisms of `MeltingPotEnv`.
 
     A game depends only on the seed stream, its index among the games and the index of its episode. It does not depend
@@ -59,15 +54,14 @@ class NativeEnv:
     def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
         self._init_args = (game, seeds, device, tiles)
         channels, game_map = check_settings(game), find(game.substrate, game.map)
-        n_envs, mechanism = game.n_envs, game.mechanism
+        n_envs = game.n_envs
         self.engine = Engine(Setup(game_map, game.n_agents, game.rules), device)
-        self._mechanism, self._horizon, self._mechanism_shown = mechanism, game.horizon, game.mechanism_shown
         self._seeds, self._device = seeds, torch.device(device)
         self._on_host = self._device.type == "cpu"
+        self._shape = (n_envs, game.n_agents)
+        spec = describe(game, channels, engine="native", device=device, sites=game_map.sites)
+        super().__init__(game, channels, spec)
         self._roots: list[int] = []  # root of the keys of each equal group of games; empty: the root of `seeds`
-        # Number of games with different random numbers; the following groups draw the same numbers.
-        self._group_size = n_envs
-        self.spec = describe(game, channels, engine="native", device=device, sites=game_map.sites)
         self.observer = ObservationBuilder(self.engine, n_envs, channels, tiles)
         bytes_per_game = self.observer.bytes_per_game
         need_memory(
@@ -77,10 +71,10 @@ class NativeEnv:
             f"env.observe=[{','.join(channels)}])",
             "use fewer games" + (", or observe grid instead of pixels" if "pixels" in channels else ""),
         )
-        self._shape = (n_envs, game.n_agents)
         self._lanes = lanes(n_envs, game.n_agents, self.observer.has_pixels or self.observer.has_grids)
         self._batch = self.engine.batch(n_envs, self._lanes)
-        self._fixed = self.engine.fixed(self._batch, self.observer.has_pixels, self.observer.tables())
+        # The last arguments of `Engine.run`, which are the same at every step.
+        self._fixed = (self._batch.arrays(), self.engine.tables, self.observer.tables())
         self._metrics = METRICS if self.engine.n_dirt else METRICS[:REGROWN]
         # Outputs and actions of a reset, which are not used.
         self._reset_outputs = self._empty(3, *self._shape)
@@ -92,13 +86,6 @@ class NativeEnv:
         self._commands: Any = None  # command for each game in the next step, `game_loop.STEP` or `game_loop.WAIT`
         self._device_keys: Any = None
         self._running: torch.Tensor | None = None  # whether each game is in progress; None: all are
-        low = np.zeros(0) if mechanism is None else mechanism.spec.low
-        self._set_values(self._at_device(np.tile(low.astype(np.float32), (n_envs, 1))))
-        self.settlement: Settlement | None = None
-        """The mechanism's settlement of the last step; None without a mechanism or before the first step."""
-        self._report: MechanismReport | None = None
-        if mechanism is not None and "text" in channels:
-            self._report = MechanismReport(mechanism.spec, *self._shape, self._mechanism_shown, mechanism.player_facts)
 
     def resized(self, n_envs: int) -> NativeEnv:
         """Return the same environment with `n_envs` games, which have not begun."""
@@ -124,10 +111,7 @@ class NativeEnv:
         commands = array(self._at_device(np.where(games | (not self._begun), START, KEEP).astype(np.uint8)))
         self._begun = True
         self._update_device_copies()
-        if self._mechanism is not None:
-            self._mechanism.reset(games)
-        if self._report is not None:
-            self._report.begin(games)
+        self._begin_mechanism(games)
         return self._observation(
             *self._play(commands, array(self._reset_actions), self._reset_outputs, self._empty(0, 0))
         )
@@ -147,35 +131,14 @@ class NativeEnv:
             values = self._values if running is None else self._values * running[:, None]
             cleanings = self._tensor(player_stats[1]) if self.engine.n_dirt else None
             events = SocietyEvents(raw, cleanings, self._tensor(player_stats[2]) != 0)
-            self.settlement = self._mechanism.settle(events, values)
-            base, reward = self.settlement.base_reward, self.settlement.reward(values)
-            metrics |= self.settlement.metrics
-            reward_jacobian = self.settlement.reward_jacobian
-            if self._report is not None:
-                self._report.settle(base, reward_jacobian, values, self._clock.live, self.settlement.player_facts)
+            settlement = self._settle(events, values, self._clock.live, metrics)
+            base, reward = settlement.base_reward, settlement.reward(values)
+            reward_jacobian = settlement.reward_jacobian
         observation = self._observation(*outputs)
         if self._clock.advance(self._keys):
             self._update_device_copies()
         terminated = np.zeros(self._shape[0], dtype=bool)
         return Step(observation, reward, base, terminated, self._clock.ended.copy(), metrics, reward_jacobian)
-
-    def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups the same random numbers from the next reset on."""
-        self._group_size = self.spec.games_per_group(groups)
-
-    def set_mechanism(self, values: Array) -> None:
-        if self._mechanism is None:
-            raise ConfigError(f"{self.spec.name} has no mechanism; set one, e.g. with env.mechanism in its option file")
-        parameters = self._mechanism.spec.check(values).astype(np.float32)
-        shape = (self.spec.n_envs, self._mechanism.spec.dim)
-        self._set_values(self._at_device(np.broadcast_to(parameters, shape)))
-
-    def set_context(self, context: int | np.ndarray) -> None:
-        raise ConfigError(f"{self.spec.name} has no contexts")
-
-    def world_codes(self, index: int = 0) -> NDArray[np.int64]:
-        """Return the codes (`cell_codes`) of the map's cells in game `index`, [height, width]."""
-        return self.observer.world_codes(self._current_batch(), index)
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of the whole world of game `index`, [8 * height, 8 * width, 3] uint8."""
@@ -190,13 +153,11 @@ class NativeEnv:
         game, _, _, tiles = self._init_args
         return agent_colors(game.substrate, game.n_agents, tiles)
 
-    def state_dict(self) -> SavedState:
-        state = self._state
+    def state_dict(self) -> State:
+        state = {name: x.cpu() for name, x in self._batch.state_dict().items()}
         return {
             "map": self.engine.setup.game_map.text,
-            "state": None
-            if state is None
-            else {array_field.name: getattr(state, array_field.name).cpu() for array_field in fields(state)},
+            "state": state if self._begun else None,
             "deeds": self._batch.player_events.cpu().clone(),
             "roots": self._roots,
             "group": self._group_size,
@@ -209,13 +170,13 @@ class NativeEnv:
             "report": None if self._report is None else self._report.state_dict(),
         }
 
-    def fork(self, state: SavedState, seed: int) -> None:
+    def fork(self, state: State, seed: int) -> None:
         self.load_state_dict(state)
         n = self.spec.n_envs
         self._keys[:] = game_keys(np.full(n, seed, dtype=np.int64), np.arange(n), self._episodes)
         self._update_device_copies()
 
-    def load_state_dict(self, state: SavedState) -> None:
+    def load_state_dict(self, state: State) -> None:
         if state["state"] is not None and tuple(state["state"]["pos"].shape) != self._shape:
             raise CheckpointError(
                 f"the saved games have the shape {list(state['state']['pos'].shape)} (games, players), and this "
@@ -229,11 +190,11 @@ class NativeEnv:
         self._roots, self._group_size = list(state["roots"]), state["group"]
         self._episodes[:], self._keys[:] = np.array(state["episodes"]), np.array(state["keys"])
         self._clock.set(np.array(state["steps"]), np.array(state["ended"], dtype=bool))
-        self._set_values(torch.as_tensor(state["values"]).to(self._device))
+        self._set_values(np.array(state["values"]))
         self._begun = state["state"] is not None
         if state["state"] is not None:
             saved = {name: torch.as_tensor(x).to(self._device) for name, x in state["state"].items()}
-            self._batch.load(State(**saved), self.engine.near)
+            self._batch.load_state_dict(saved, self.engine.near)
             self._batch.player_events.copy_(torch.as_tensor(state["deeds"]))
         self._update_device_copies()
         if self._mechanism is not None:
@@ -249,11 +210,6 @@ class NativeEnv:
         """Number of threads that play the next step on a CPU: that of torch, or fewer if the games cannot use all."""
         return min(torch.get_num_threads(), self._lanes)
 
-    @property
-    def _state(self) -> State | None:
-        """A copy of the state of all games; None before the first reset."""
-        return self._batch.state(self.engine.harvest) if self._begun else None
-
     def _current_batch(self) -> Batch:
         if not self._begun:
             raise ConfigError(f"{self.spec.name} has no frame to show; call reset() first")
@@ -266,10 +222,9 @@ class NativeEnv:
         self._running = None if live.all() else self._at_device(live)
         self._device_keys = array(self._at_device(self._keys))
 
-    def _set_values(self, values: torch.Tensor) -> None:
-        """Set the mechanism's values, [n_envs, d], which players may observe."""
-        self._values = values
-        self._observed_values = values[:, None, :].expand(-1, self._shape[1], -1)
+    def _set_values(self, values: NDArray[np.float32]) -> None:
+        self._values = self._at_device(values)
+        self._observed_values = self._values[:, None, :].expand(-1, self._shape[1], -1)
 
     def _play(
         self, commands: Any, action: Any, player_stats: Array, info: Array
@@ -286,19 +241,15 @@ class NativeEnv:
         return frame, vector
 
     def _observation(self, frame: dict[str, Any], vector: torch.Tensor | None) -> Observation:
-        """Return the observation made of the outputs of `_play`.
-
-        Text observations contain the report on the mechanism.
-        """
-        report = None if self._report is None else partial(self._mechanism_entries, self._report, on_host(self._values))
-        observation = self.observer.observation(frame, vector, self._batch, self._clock.live, report)
+        """Return the observation made of the outputs of `_play`."""
+        observation = self.observer.observation(frame, vector)
+        if "text" in self.spec.observation:
+            alive = fields(self._batch.players, PLAYER)["alive"].cpu().numpy() == 1
+            views, scalars, values = (on_host(x) for x in (observation["grid"], observation["vector"], self._values))
+            observation["text"] = self._texts(views, scalars, alive & self._clock.live[:, None], values)
         if self._mechanism_shown:
             observation["mechanism"] = self._observed_values
         return {name: observation[name] for name in self.spec.observation}
-
-    @staticmethod
-    def _mechanism_entries(report: MechanismReport, values: NDArray[Any], game: int, player: int) -> dict[str, Any]:
-        return report.observation_entries(game, player, values[game])
 
     def _check_actions(self, action: Array) -> Any:
         """Return the actions in the type that the compiled loops take, after checking shape and range."""
@@ -312,7 +263,8 @@ class NativeEnv:
                 return array(device_actions.contiguous())
             action = action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        if self.engine.any_invalid(actions, self.spec.n_actions):
+        # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
+        if np.count_nonzero(actions.view(np.uint64) >= self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
@@ -346,8 +298,8 @@ def _root(seeds: Seeds) -> int:
     return seeds.integer("games") << 31 | seeds.integer("more games")
 
 
-END_INTERVAL, MAX_STEPS = 100, 5000
-"""Number of steps between random ends (from `FIRST_END` on), and number of steps after which every episode ends."""
+END_INTERVAL = 100
+"""Number of steps between random ends, from `FIRST_END` on."""
 
 
 class EpisodeClock:
@@ -359,22 +311,13 @@ class EpisodeClock:
         setup: map, number of players and rules.
 
     Attributes:
+        steps: number of steps of each game's episode, [n]; it stays constant after the end of the episode.
         ended, live: which games are over, and which are not, [n] bool; not to be changed.
     """
 
     def __init__(self, n: int, horizon: int | None, setup: Setup) -> None:
         self._horizon, self._setup = horizon, setup
-        self._tick = self._counted_tick = self._next_check = 0
-        self._steps = np.zeros(n, dtype=np.int64)  # at the tick `_counted_tick`
-        self.ended = np.ones(n, dtype=bool)
-        self.live = ~self.ended
-
-    @property
-    def steps(self) -> NDArray[np.int64]:
-        """Number of steps of each game's episode, [n]; it stays constant after the end of the episode."""
-        self._steps[self.live] += self._tick - self._counted_tick
-        self._counted_tick = self._tick
-        return self._steps
+        self.set(np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool))
 
     def begin(self, games: NDArray[np.bool_]) -> None:
         """Start new episodes in the games where `games` [n] is true."""
@@ -382,33 +325,31 @@ class EpisodeClock:
 
     def set(self, steps: NDArray[np.int64], is_ended: NDArray[np.bool_]) -> None:
         """Set the number of steps and whether the episode has ended for all games, both [n]."""
-        self._steps, self._counted_tick = steps.astype(np.int64), self._tick
-        self._settle(is_ended)
+        self.steps = steps.astype(np.int64)
+        self._set_ended(is_ended)
 
     def advance(self, keys: NDArray[np.int32]) -> bool:
         """Count one more step of all running games; return whether any of them ended in it.
 
         `keys` [n, 2] are the keys of the random numbers.
         """
-        self._tick += 1
-        if self._tick < self._next_check:
+        self.steps += self.live
+        self._remaining -= 1
+        if self._remaining > 0:
             return False
         previous = self.ended
-        self._settle(previous | is_over(self.steps, self._horizon, keys, self._setup))
+        self._set_ended(previous | is_over(self.steps, self._horizon, keys, self._setup))
         return bool((self.ended & ~previous).any())
 
-    def _settle(self, is_ended: NDArray[np.bool_]) -> None:
-        """Set which games have ended, and compute the next step at which any game can end."""
+    def _set_ended(self, is_ended: NDArray[np.bool_]) -> None:
+        """Set which games have ended, and compute the number of steps until any game can end."""
         self.ended, self.live = is_ended, ~is_ended
-        steps = self._steps[self.live]
-        if not len(steps):
-            self._next_check = self._tick + MAX_STEPS
-            return
-        remaining = np.maximum(min(self._horizon or MAX_STEPS, MAX_STEPS) - steps, 1)
+        steps = self.steps[self.live]
+        remaining = np.maximum((self._horizon or MAX_HORIZON) - steps, 1)
         if not self._setup.has_rule("no_random_end"):
             chances = FIRST_END + END_INTERVAL * np.maximum((steps - FIRST_END) // END_INTERVAL + 1, 0)
             remaining = np.minimum(remaining, chances - steps)
-        self._next_check = self._tick + int(remaining.min())
+        self._remaining = int(remaining.min(initial=MAX_HORIZON))
 
 
 def is_over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:
@@ -416,7 +357,7 @@ def is_over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int3
 
     `keys` [n, 2] are the keys of the random numbers.
     """
-    is_ended = steps >= min(horizon or MAX_STEPS, MAX_STEPS)
+    is_ended = steps >= (horizon or MAX_HORIZON)
     may_end = (steps >= FIRST_END) & ((steps - FIRST_END) % END_INTERVAL == 0)
     if may_end.any() and not setup.has_rule("no_random_end"):
         random_words = game_keys(keys[:, 0].astype(np.int64), keys[:, 1].astype(np.int64), steps)[:, 0].view(np.uint32)

@@ -7,6 +7,7 @@ halves the time.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from llmrl.envs.native.game_arrays import Games, Int32, Outputs, Settings, ViewTables
 
@@ -26,7 +27,7 @@ def write_codes(b: int, lane: int, games: Games, settings: Settings, beams: Int3
     turned = games.world[b].t // WATER_STEPS
     for k in range(games.river.shape[1]):
         spot = games.river[b, k]
-        frame = (spot.phase + turned) & (WATER_FRAMES - 1) if settings.animated_water else 0
+        frame = (spot.phase + turned) & (WATER_FRAMES - 1)
         codes[lane, np.uint32(views.places[n_sites + k])] += frame + WATER_FRAMES * spot.dirt
     for i in range(games.players.shape[1]):
         player = games.players[b, i]
@@ -81,6 +82,24 @@ def write_views(b: int, lane: int, outputs: Outputs, games: Games, settings: Set
             if ids.shape[0] > 0:
                 for k in range(offsets.shape[1]):
                     ids[b, i, k] = 0
+
+
+def copy_tiles(first: int, last: int, lane: int, ids: Int32, bank: NDArray[np.int64], lines: NDArray[np.int64]) -> None:
+    """Copy the tiles of rows `first` to `last` of `ids` into an image.
+
+    Args:
+        first, last: rows of `ids`.
+        lane: not used.
+        ids: tile numbers of the cells, [rows, columns].
+        bank: lines of the tiles, three integers each, [n_tiles, 8, 3].
+        lines: lines of the image, [rows, 8, columns, 3].
+    """
+    for row in range(first, last):
+        for line in range(bank.shape[1]):
+            for column in range(ids.shape[1]):
+                tile = np.uint32(ids[row, column])
+                for k in range(bank.shape[2]):
+                    lines[row, line, column, k] = bank[tile, line, k]
 
 
 def write_vectors(b: int, outputs: Outputs, games: Games, settings: Settings) -> None:

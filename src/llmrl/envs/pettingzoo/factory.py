@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
-from llmrl.envs.gym.errors import CREATION_ERRORS, creation_error
+from llmrl.envs.gym.errors import creation_errors
 from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 
 if TYPE_CHECKING:
@@ -113,15 +113,10 @@ class WorldFactory:
 
     def _call(self, function: Any, options: Mapping[str, Any]) -> Any:
         try:
-            return function(**{**options, **self.kwargs})
+            with creation_errors(self.id, self.kwargs):
+                return function(**{**options, **self.kwargs})
         except ModuleNotFoundError as error:
             raise self._missing(error) from error
-        except TypeError as error:
-            if "argument" not in str(error):
-                raise
-            raise creation_error(self.id, self.kwargs, error) from error
-        except CREATION_ERRORS as error:
-            raise creation_error(self.id, self.kwargs, error) from error
 
     def _function(self) -> Any:
         """Return the function that makes a world."""

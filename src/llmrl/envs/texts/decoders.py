@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.babyai.sentences import carried_object, sentences
 
 
-class Decoder(Protocol):
+class Decoder(ABC):
     """Converts the observations of one environment into named values.
 
     Attributes:
@@ -19,24 +20,17 @@ class Decoder(Protocol):
         states: see `EnvDescription.states`.
     """
 
-    @property
-    def names(self) -> tuple[str, ...]: ...
+    names: tuple[str, ...]
+    facts: Mapping[str, str] = {}
+    arguments: tuple[str, ...] = ()
+    states = ""
 
-    @property
-    def facts(self) -> Mapping[str, str]: ...
-
-    @property
-    def arguments(self) -> tuple[str, ...]: ...
-
-    @property
-    def states(self) -> str: ...
-
-    def decode(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    @abstractmethod
+    def decode(self, observation: Any) -> dict[str, Any]:
         """Return named values that JSON can represent."""
-        ...
 
 
-class FrozenLake:
+class FrozenLake(Decoder):
     """Row, column and neighboring tiles on the map that is actually played, whatever its size."""
 
     names = ("row", "column", "neighbors")
@@ -53,7 +47,7 @@ class FrozenLake:
         self.facts = {"map": "\n".join("".join(row) for row in self._map), "slips": _slipping_text(game, "The ice")}
         self.states = _cell_rule(self._n_columns)
 
-    def decode(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
         neighbors = {}
         for name, (down, right) in self._MOVES.items():
@@ -63,7 +57,7 @@ class FrozenLake:
         return {"row": row, "column": column, "neighbors": neighbors}
 
 
-class CliffWalking:
+class CliffWalking(Decoder):
     """Row and column, and whether the ground is slippery."""
 
     names = ("row", "column")
@@ -77,7 +71,7 @@ class CliffWalking:
         self.facts = {"slips": _slipping_text(game, "The ground")}
         self.states = _cell_rule(self._n_columns)
 
-    def decode(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, observation: Any) -> dict[str, Any]:
         row, column = divmod(int(observation), self._n_columns)
         return {"row": row, "column": column}
 
@@ -102,13 +96,10 @@ def _cell_rule(n_columns: int) -> str:
     return f"row = s // {n_columns}, column = s % {n_columns}"
 
 
-class GridView:
+class GridView(Decoder):
     """MiniGrid's and BabyAI's partial view as sentences, in the words of BabyAI-Text (arXiv 2302.02662)."""
 
     names = ("mission", "facing", "carrying", "view")
-    facts: Mapping[str, str] = {}
-    arguments: tuple[str, ...] = ()
-    states = ""
     _FACING = ("east", "south", "west", "north")
 
     def __init__(self, env: Any, source: str) -> None:
@@ -121,7 +112,7 @@ class GridView:
                 f"and mission; this observation space is {space}"
             )
 
-    def decode(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, observation: Any) -> dict[str, Any]:
         image = observation["image"]
         return {
             "mission": str(observation["mission"]),
@@ -131,7 +122,7 @@ class GridView:
         }
 
 
-class Board:
+class Board(Decoder):
     """The two planes of a board, of the player and the opponent, as rows of letters, the top one first.
 
     Args:
@@ -141,9 +132,6 @@ class Board:
     """
 
     names = ("board",)
-    facts: Mapping[str, str] = {}
-    arguments: tuple[str, ...] = ()
-    states = ""
     _LETTERS = ".xo"
 
     def __init__(self, env: Any, source: str, by_columns: bool = False) -> None:
@@ -155,7 +143,7 @@ class Board:
             )
         self._by_columns = by_columns
 
-    def decode(self, observation: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+    def decode(self, observation: Any) -> dict[str, Any]:
         codes = observation[..., 0] + 2 * observation[..., 1]
         rows = (codes.T if self._by_columns else codes).tolist()
         return {"board": ["".join(self._LETTERS[int(code)] for code in row) for row in rows]}

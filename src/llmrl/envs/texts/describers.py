@@ -1,32 +1,114 @@
-"""Describers of environments that have their own texts, and drafts for environments without a text."""
+"""Describers of environments: from text files, from an environment's own texts, and drafts without a text."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvDescription
+from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.channel_spaces import continuous_actions
-from llmrl.envs.gym.gymnasium_games import step_limit
+from llmrl.envs.gym.env_factory import make, step_limit
 from llmrl.envs.gym.success import SuccessCriterion
-from llmrl.envs.texts.env_arguments import EnvKwargs, format_value
-from llmrl.envs.texts.observation_format import check_actions, observation_formatter, states_rule
-from llmrl.envs.texts.schema import DECIMALS, Field, field_descriptions, parse_text
+from llmrl.envs.texts.decoders import DECODERS, Decoder
+from llmrl.envs.texts.env_arguments import EnvKwargs, Placeholders, format_value
+from llmrl.envs.texts.observation_format import Formatter, check_actions, observation_formatter, states_rule
+from llmrl.envs.texts.schema import DECIMALS, DescriptionFile, Field, field_descriptions, parse_text, read_text
 
 if TYPE_CHECKING:
     import gymnasium
 
+    from llmrl.envs.gym.env_factory import EnvFactory
+    from llmrl.envs.gym.interfaces import Describer
+
+FILES = Path(__file__).with_name("files")
 METHODS = ("get_goal_description", "get_observation_schema", "get_action_schema")
 """Methods of an environment, or of a wrapper around it, that describe it. They return the goal; a mapping from names of
 an observation to texts or to mappings with a `description`; and a mapping from actions to texts. The key of an action
 is the answer of a player."""
 
 
-class EnvDescriber:
+def shipped_texts() -> list[str]:
+    """Return the names of the texts in this package."""
+    return sorted(path.stem for path in FILES.glob("*.yaml"))
+
+
+def describer(text: str, env_factory: EnvFactory, criterion: SuccessCriterion | None = None) -> Describer:
+    """Return `describer_of` an environment that `env_factory` makes, always with Gymnasium's own engine.
+
+    Raises:
+        ConfigError: see `describer_of` and `EnvFactory.make`.
+    """
+    env = make(env_factory, render=False)
+    try:
+        return describer_of(text, env, criterion, env_factory.trust)
+    finally:
+        env.close()
+
+
+def describer_of(
+    text: str, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None, trust: Trust = NOBODY
+) -> Describer:
+    """Return the text interface of an environment.
+
+    Args:
+        text: a shipped text (`taxi`), a file (`my/game.yaml`), a class (`package.module.Class`, called with the
+            environment), `own` (the environment's own texts, see `describers.EnvDescriber`) or `auto` (names and ranges
+            of its spaces).
+        env: environment to describe; it is only inspected.
+        criterion: criterion of a successful episode, which the text states (a class must state it itself); None: none.
+        trust: modules in which a class may be defined.
+
+    Raises:
+        ConfigError: there is no such text, its class is not trusted, it is incomplete, or it describes another
+            environment.
+    """
+    if text == "own":
+        return EnvDescriber(env, criterion)
+    if text == "auto":
+        return AutoDescriber(env, criterion)
+    if text in shipped_texts():
+        return FileDescriber(read_text(FILES / f"{text}.yaml"), env, criterion)
+    if text.endswith((".yaml", ".yml")):
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise ConfigError(f"env.text={text}: there is no such file")
+        return FileDescriber(read_text(path), env, criterion)
+    if "." not in text:
+        raise ConfigError(
+            f"env.text={text} does not exist; use {', '.join(shipped_texts())}, own, auto, a file (my_text.yaml), or a "
+            "class (package.Class)"
+        )
+    instance = trust.locate(text, "env.text")(env)
+    if not (
+        isinstance(getattr(instance, "game", None), EnvDescription) and callable(getattr(instance, "describe", None))
+    ):
+        raise ConfigError(
+            f"env.text={text} must make an object with an attribute game (an EnvDescription) and a method describe"
+        )
+    return cast("Describer", instance)
+
+
+class JsonDescriber:
+    """A describer that returns the named values of an observation as a JSON object.
+
+    Attributes:
+        game: description of the game.
+    """
+
+    game: EnvDescription
+    _format: Formatter
+
+    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
+        return json.dumps(self._format(observation), ensure_ascii=False)
+
+
+class EnvDescriber(JsonDescriber):
     """`env.text=own`: a describer for an environment, or a wrapper around it, that has the methods of `METHODS`.
 
     Its texts are used unchanged; they must explain the arguments of the environment themselves.
@@ -51,11 +133,8 @@ class EnvDescriber:
         goal = join_paragraphs(text.goal, step_limit_text(env), success_text(criterion))
         self.game = EnvDescription(goal, field_descriptions(text.observation), text.actions, states=states)
 
-    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        return json.dumps(self._format(observation), ensure_ascii=False)
 
-
-class AutoDescriber:
+class AutoDescriber(JsonDescriber):
     """`env.text=auto`: a describer that derives names and ranges from the spaces.
 
     It is sufficient for first experiments; a text written for the environment is better.
@@ -71,9 +150,6 @@ class AutoDescriber:
             success_text(criterion),
         )
         self.game = EnvDescription(goal, field_descriptions(fields), draft_actions(env.action_space))
-
-    def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
-        return json.dumps(self._format(observation), ensure_ascii=False)
 
 
 def draft(space: Any) -> tuple[Field, ...]:
@@ -135,8 +211,7 @@ def _call(env: Any, name: str, origin: str) -> Any:
     layer = env
     while True:
         # A Gymnasium wrapper forwards the attributes that it does not define.
-        method = vars(type(layer)).get(name) or getattr(type(layer), name, None)
-        if method is not None:
+        if hasattr(type(layer), name):
             return getattr(layer, name)()
         if not hasattr(layer, "env"):
             raise ConfigError(f"{origin} has no method {name}; env.text=own requires the methods {', '.join(METHODS)}")
@@ -187,3 +262,53 @@ def success_text(criterion: SuccessCriterion | None, meanings: Mapping[str, str]
 def join_paragraphs(*sentences: str) -> str:
     """Return the non-empty texts as paragraphs."""
     return "\n".join(sentence for sentence in sentences if sentence)
+
+
+class FileDescriber(JsonDescriber):
+    """A describer with the texts of a `DescriptionFile`.
+
+    Args:
+        text: content of the text file.
+        env: environment to describe; it is only inspected.
+        criterion: criterion of success; None: there is none.
+
+    Raises:
+        ConfigError: the text is about another observation, other actions, or other arguments.
+    """
+
+    def __init__(
+        self, text: DescriptionFile, env: gymnasium.Env[Any, Any], criterion: SuccessCriterion | None = None
+    ) -> None:
+        decoder = _decoder(text, env) if text.decoder else None
+        if decoder is not None:
+            self._format, states = decoder.decode, decoder.states
+        else:
+            origin = f"{text.source}: observation"
+            self._format = observation_formatter(env.observation_space, text.observation, text.decimals, origin)
+            states = states_rule(env.observation_space, text.observation)
+        check_actions(text.actions, env.action_space, text.source)
+        arguments = EnvKwargs(env)
+        facts, names = ({}, ()) if decoder is None else (decoder.facts, decoder.arguments)
+        filling = Placeholders(facts, arguments, text.arguments, text.source)
+        goal = join_paragraphs(
+            filling.fill(text.goal).rstrip(),
+            filling.remaining_sentences(text.goal),
+            changed_settings_text(arguments, {*names, *filling.mentioned_arguments(text.goal)}),
+            step_limit_text(env),
+            success_text(criterion, text.success),
+        )
+        self.game = EnvDescription(goal, field_descriptions(text.observation), text.actions, states=states)
+
+
+def _decoder(text: DescriptionFile, env: gymnasium.Env[Any, Any]) -> Decoder:
+    """Return the decoder that a text names, after checking that the text describes its values."""
+    if text.decoder not in DECODERS:
+        raise ConfigError(f"{text.source}: decoder={text.decoder}: there are {', '.join(DECODERS)}")
+    decoder = DECODERS[text.decoder](env, text.source)
+    field_names = [field.name for field in text.observation]
+    if lacking := [name for name in decoder.names if name not in field_names]:
+        raise ConfigError(f"{text.source}: observation lacks {lacking[0]!r}, which {text.decoder} tells")
+    if unknown := [name for name in field_names if name not in decoder.names]:
+        tells = ", ".join(decoder.names)
+        raise ConfigError(f"{text.source}: observation has {unknown[0]!r}, and {text.decoder} tells {tells}")
+    return decoder

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -90,19 +90,12 @@ def _member_formatter(space: Space[Any], field: Field, decimals: int, path: str)
 
     if field.fields:
         return observation_formatter(space, field.fields, decimals, f"{path}.{field.name}")
-    if isinstance(space, spaces.Discrete):
-        start, values = int(space.start), field.values
-        if values and len(values) != int(space.n):
-            raise ConfigError(f"{path}.{field.name}: {len(values)} values, and it can be one of {int(space.n)}")
-        return (
-            (lambda observation: values[int(observation) - start]) if values else (lambda observation: int(observation))
-        )
-    if (field.values or field.size is not None) and isinstance(
-        space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary
-    ):
-        format_observation = _array_formatter(space, [field], decimals, path)
-        return lambda observation: format_observation(observation)[field.name]
-    return lambda observation: plain(_unwrap_single(observation), decimals)
+    if isinstance(space, spaces.Discrete) and not field.values:
+        return int
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return lambda observation: plain(observation, decimals)
+    format_observation = observation_formatter(space, [field], decimals, path)
+    return lambda observation: format_observation(observation)[field.name]
 
 
 def _unwrap_single(value: Any) -> Any:
@@ -167,51 +160,46 @@ def _array_formatter(space: Any, fields: Sequence[Field], decimals: int, path: s
             f"{path}.{invalid_fields[0].name} has {invalid_fields[0].numbers} numbers and `values`, which can name "
             "only one number; remove `values`"
         )
-    starts = np.cumsum([0, *sizes]).tolist()
-    _check_values(space, fields, starts, path)
-    # A named part of a Box is formatted like a separate Box.
-    parts = [
-        (field.name, start, start + size, _format_field(field, decimals))
-        for field, start, size in _field_offsets(fields, starts)
-    ]
-
-    def format_observation(observation: Any) -> dict[str, Any]:
-        numbers = np.asarray(observation).reshape(-1).tolist()
-        return {name: part(numbers[start:stop]) for name, start, stop, part in parts}
-
-    return format_observation
+    if space.dtype.kind == "f":
+        _check_values(space, fields, path)
+    format_numbers = _numbers_formatter(fields, decimals)
+    return lambda observation: format_numbers(np.asarray(observation).reshape(-1).tolist())
 
 
-def _check_values(space: Any, fields: Sequence[Field], starts: Sequence[int], path: str) -> None:
+def _check_values(space: Any, fields: Sequence[Field], path: str) -> None:
     """Raise ConfigError if values name a number that may be other than 0, 1, ...: the names would hide it."""
-    if space.dtype.kind != "f":
-        return
-    low, high = np.ravel(space.low).tolist(), np.ravel(space.high).tolist()
-    for field, start in zip(fields, starts, strict=False):
-        if field.fields:
-            parts = np.cumsum([start, *(part.numbers for part in field.fields)]).tolist()
-            _check_values(space, field.fields, parts, f"{path}.{field.name}")
-        elif field.values and (low[start], high[start]) != (0, len(field.values) - 1):
+    bounds, position = list(zip(np.ravel(space.low).tolist(), np.ravel(space.high).tolist(), strict=True)), 0
+    for field in _leaves(fields):
+        low, high = bounds[position]
+        if field.values and (low, high) != (0, len(field.values) - 1):
             raise ConfigError(
-                f"{path}.{field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and "
-                f"it is a real number from {low[start]:g} to {high[start]:g}: leave values out, and say what it means "
-                "in its description"
+                f"{path}: {field.name} has values, which name the whole numbers from 0 to {len(field.values) - 1}, and "
+                f"it is a real number from {low:g} to {high:g}: leave values out, and say what it means in its "
+                "description"
             )
+        position += field.numbers
 
 
-def _field_offsets(fields: Sequence[Field], starts: Sequence[int]) -> list[tuple[Field, int, int]]:
-    return [(field, start, field.numbers) for field, start in zip(fields, starts, strict=False)]
+def _leaves(fields: Sequence[Field]) -> Iterator[Field]:
+    """Yield the fields that have no parts, in the order of their numbers."""
+    for field in fields:
+        yield from _leaves(field.fields) if field.fields else (field,)
 
 
-def _format_field(field: Field, decimals: int) -> Callable[[list[float]], Any]:
+def _numbers_formatter(fields: Sequence[Field], decimals: int) -> Callable[[list[float]], dict[str, Any]]:
+    """Return a function that converts the numbers of several fields into named values."""
+    stops = np.cumsum([field.numbers for field in fields]).tolist()
+    parts = [
+        (field.name, stop - field.numbers, stop, _field_formatter(field, decimals))
+        for field, stop in zip(fields, stops, strict=True)
+    ]
+    return lambda numbers: {name: part(numbers[start:stop]) for name, start, stop, part in parts}
+
+
+def _field_formatter(field: Field, decimals: int) -> Callable[[list[float]], Any]:
     """Return a function that converts the numbers of a field into its value."""
     if field.fields:
-        starts = np.cumsum([0, *(part.numbers for part in field.fields)]).tolist()
-        parts = [
-            (f.name, start, start + n, _format_field(f, decimals))
-            for f, start, n in _field_offsets(field.fields, starts)
-        ]
-        return lambda x: {name: part(x[start:stop]) for name, start, stop, part in parts}
+        return _numbers_formatter(field.fields, decimals)
     if field.values:
         return lambda x: _value_name(field, x[0])
     return (lambda x: plain(x[0], decimals)) if field.numbers == 1 else (lambda x: plain(x, decimals))

@@ -6,14 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from annotated_types import Ge, Le
+
+from llmrl.core.arguments import checked
 from llmrl.core.errors import ConfigError
-from llmrl.envs.texts.env_arguments import format_value
-from llmrl.envs.texts.placeholders import Cases
+from llmrl.core.ranges import PositiveInt
+from llmrl.envs.texts.env_arguments import Cases, format_value
 
 _KEYS = ("decoder", "goal", "arguments", "success", "decimals", "observation", "actions")
 _FIELD_KEYS = ("description", "unit", "range", "values", "size", "fields")
+_Bound = int | float | str
 _CRITERION = re.compile(r"terminated|(return|reward) >= (-?\d+\.?\d*)")
 DECIMALS = 4
 """Default number of digits after the decimal point of real numbers."""
@@ -70,7 +74,7 @@ class DescriptionFile:
     Attributes:
         source: the file, for messages.
         goal: the game, its rewards and its end in words; `{name}` stands for a fact of the decoder, or
-            for an argument of the environment (`placeholders.Placeholders`).
+            for an argument of the environment (`env_arguments.Placeholders`).
         arguments: meaning of the values of arguments.
         success: meaning of criteria of success in this game (`describers.success_text`).
         observation: the fields of an observation, in the order of its numbers, members or keys.
@@ -115,9 +119,7 @@ def parse_text(content: Any, source: str) -> DescriptionFile:
     content = _mapping(content, source)
     if unknown := [key for key in content if key not in _KEYS]:
         raise ConfigError(f"{source} has {unknown[0]!r}, and a text has: {', '.join(_KEYS)}")
-    decimals = content.get("decimals", DECIMALS)
-    if not isinstance(decimals, int) or isinstance(decimals, bool) or not 0 <= decimals <= 12:
-        raise ConfigError(f"{source}: decimals={decimals!r} must be an integer from 0 to 12")
+    decimals = checked(content.get("decimals", DECIMALS), Annotated[int, Ge(0), Le(12)], f"{source}: decimals")
     return DescriptionFile(
         source,
         goal=_words(content, "goal", source),
@@ -143,23 +145,17 @@ def _field(name: str, entry: Any, path: str) -> Field:
     entry = _mapping(entry, path)
     if unknown := [key for key in entry if key not in _FIELD_KEYS]:
         raise ConfigError(f"{path} has {unknown[0]!r}, and a field has: {', '.join(_FIELD_KEYS)}")
-    values = entry.get("values", [])
-    if not isinstance(values, list):
-        raise ConfigError(f"{path}.values={values!r} must be a list of names")
-    bounds = entry.get("range")
-    if bounds is not None and not (isinstance(bounds, list) and len(bounds) == 2):
-        raise ConfigError(f"{path}.range={bounds!r} must be a list of two numbers")
+    values = checked(entry.get("values", []), list[Any], f"{path}.values")
+    bounds = checked(entry.get("range"), tuple[_Bound, _Bound] | None, f"{path}.range")
     if bounds is not None and all(isinstance(bound, int | float) for bound in bounds) and not bounds[0] <= bounds[1]:
-        raise ConfigError(f"{path}.range={bounds} must have the lower bound first")
+        raise ConfigError(f"{path}.range={list(bounds)} must have the lower bound first")
     parts = _fields(entry["fields"], f"{path}.fields") if "fields" in entry else ()
-    size = entry.get("size")
-    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
-        raise ConfigError(f"{path}.size={size!r} must be an integer >= 1")
+    size = checked(entry.get("size"), PositiveInt | None, f"{path}.size")
     return Field(
         name,
         _words(entry, "description", path),
         unit=str(entry.get("unit", "")),
-        range=None if bounds is None else (bounds[0], bounds[1]),
+        range=bounds,
         values=tuple(_word(value) for value in values),
         size=size,
         fields=parts,

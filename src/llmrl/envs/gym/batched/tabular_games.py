@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, BufferedRandom, choices
-from llmrl.envs.gym.batched.generators import generators
+from llmrl.envs.gym.batched.arrays import ArrayGames, choices
 from llmrl.envs.gym.batched.transition_table import TransitionTable
 
 
@@ -37,10 +37,7 @@ class TabularGames(ArrayGames):
 
         super().__init__(n, spaces.Discrete(table.n_states), spaces.Discrete(table.n_actions), horizon)
         self.table = table
-        self.timeless = True
-        """Whether the rules do not depend on the number of steps of an episode."""
         self._picture, self._masks = picture, masks
-        self._draws = BufferedRandom(n, 1) if len(table.sums) else None
         self._state = np.zeros(n, dtype=np.int64)
         self._action = np.full(n, -1, dtype=np.int64)
         self._update_infos()
@@ -48,20 +45,14 @@ class TabularGames(ArrayGames):
     def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
         for game, source in zip(indices.tolist(), sources, strict=True):
             self._state[game] = np.argmax(self.table.start > source.random())
-        if self._draws is not None:
-            self._draws.start(indices, sources)
         self._action[indices] = -1
         self._update_infos()
-
-    def reseed(self, seeds: NDArray[np.int64], mask: NDArray[np.bool_]) -> None:
-        if self._draws is not None:
-            self._draws.start(np.flatnonzero(mask), generators(seeds[mask]))
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         table, action = self.table, choices(actions, self.table.n_actions)
         outcome_index = self._state * table.n_actions + action
-        if self._draws is not None:
-            outcomes = table.sums.searchsorted(self._draws.take(playing)[:, 0], side="right")
+        if len(table.sums):
+            outcomes = table.sums.searchsorted(self.draw(1, playing)[:, 0], side="right")
             outcome_index = outcome_index * table.state.shape[1] + outcomes
         state = table.state.take(outcome_index)
         self._state = state if playing is None else np.where(playing, state, self._state)
@@ -81,16 +72,14 @@ class TabularGames(ArrayGames):
             self.infos = [{"action_mask": mask} for mask in self._masks[self._state]]
 
 
-def toy_text_games(entry_point: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> TabularGames | None:
-    """Return `n` games of the environment that `entry_point` makes; None if its table does not contain all its rules.
+def _toy_text_games(entry_point: str, n: int, horizon: int | None, **kwargs: Any) -> TabularGames | None:
+    """Return `n` games of an environment with a table of transitions, made by `entry_point` with `kwargs`.
 
-    FrozenLake without a map is one such case, because each object has its own map. Taxi with `fickle_passenger` is the
-    other: it draws a change of destination outside the table.
+    None: the table does not contain all its rules. Taxi with `fickle_passenger` draws a destination outside the table.
     """
     from gymnasium.envs.registration import load_env_creator
 
-    custom_map = "map_name" in kwargs and kwargs["map_name"] is None and kwargs.get("desc") is None
-    if custom_map or kwargs.get("fickle_passenger"):
+    if kwargs.get("fickle_passenger"):
         return None
     env: Any = load_env_creator(entry_point)(render_mode="rgb_array", **kwargs)
     table = TransitionTable.of(env.P, env.initial_state_distrib)
@@ -103,3 +92,9 @@ def toy_text_games(entry_point: str, kwargs: Mapping[str, Any], horizon: int | N
     if hasattr(env, "action_mask"):
         masks = np.stack([env.action_mask(state) for state in range(table.n_states)])
     return TabularGames(n, table, picture, horizon, masks)
+
+
+frozen_lake_games = partial(_toy_text_games, "gymnasium.envs.toy_text.frozen_lake:FrozenLakeEnv")
+cliff_walking_games = partial(_toy_text_games, "gymnasium.envs.toy_text.cliffwalking:CliffWalkingEnv")
+taxi_games = partial(_toy_text_games, "gymnasium.envs.toy_text.taxi:TaxiEnv")
+"""Functions of a number of games, a horizon, and arguments of the environment."""

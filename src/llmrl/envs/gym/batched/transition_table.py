@@ -1,4 +1,4 @@
-"""Transition tables of games with few states as arrays, with their expected returns, best policies and episodes."""
+"""Transition tables of games with few states as arrays, with their expected returns and best policies."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import choices
-from llmrl.envs.gym.batched.generators import generators
-
 Outcome = tuple[float, int, float, bool]
 """Probability, next state, reward, and whether the episode terminates."""
 Rules = Mapping[int, Mapping[int, Sequence[Outcome]]]
 """State -> action -> outcomes, the attribute `P` of Gymnasium's toy-text environments."""
 
-_CHECK_INTERVAL = 8
-"""Number of steps between two checks whether all episodes have ended."""
 _TOLERANCE = 1e-9
 """Maximum difference between the values of equally good actions."""
 
@@ -104,65 +99,3 @@ class TransitionTable:
         """Return the expected reward plus next value of each action in each state, [n_states * n_actions]."""
         following = np.where(self.terminated, 0.0, value[self.state])
         return (self.reward + following) @ self.chance
-
-
-@dataclass(frozen=True)
-class TabularEpisodes:
-    """Results of n whole episodes, each [n]: return, number of steps, highest reward of a step, termination."""
-
-    returned: NDArray[np.float64]
-    length: NDArray[np.int64]
-    best_reward: NDArray[np.float64]
-    terminated: NDArray[np.bool_]
-
-
-def play(
-    table: TransitionTable, policies: NDArray[np.int64], seeds: NDArray[np.int64], horizon: int
-) -> TabularEpisodes:
-    """Return the episodes of q policies under k seeds each, [q * k], policy by policy, equal to stepwise play.
-
-    Policies are tables of actions, so a step is two look-ups.
-
-    Args:
-        table: rules of the game.
-        policies: action of each policy in each state, [q, n_states].
-        seeds: seeds of `env.reset`, [k].
-        horizon: steps after which an episode is truncated.
-
-    Raises:
-        ValueError: an action is not in 0 .. n_actions - 1.
-    """
-    q, n_states, c = len(policies), table.n_states, len(table.sums) + 1
-    numbers = 1 + horizon * (c > 1)
-    draws = np.array([source.random(numbers) for source in generators(seeds)])
-    rows = np.arange(n_states) * table.n_actions + choices(policies, table.n_actions)
-    # State s has the number c * s, so that state number + class is the index of the outcome. Policies do not share
-    # states.
-    # The last state is absorbing; it is the state of episodes that have ended.
-    offsets, terminal = np.arange(q) * n_states * c, q * n_states * c
-    following = np.where(table.terminated[rows], terminal, table.state[rows] * c + offsets[:, None, None])
-    following = np.append(following, np.full(c, terminal))
-    reward = np.append(table.reward[rows], np.zeros(c))
-    state = (offsets[:, None] + (table.start > draws[:, :1]).argmax(axis=1) * c).ravel()
-    if c > 1:
-        outcomes = np.tile(table.sums.searchsorted(draws[:, 1:], side="right").T, q)
-    else:
-        outcomes = np.zeros((horizon, len(state)), dtype=np.int64)
-    path = np.empty_like(outcomes)
-    for start in range(0, horizon, _CHECK_INTERVAL):
-        for index, number in zip(
-            path[start : start + _CHECK_INTERVAL], outcomes[start : start + _CHECK_INTERVAL], strict=True
-        ):
-            np.add(state, number, index)
-            state = following.take(index)
-        if np.count_nonzero(state == terminal) == len(state):
-            path = path[: start + _CHECK_INTERVAL]
-            break
-    rewards, active = reward.take(path), path < terminal
-    return TabularEpisodes(
-        # Rewards are summed step by step, because another order would round differently.
-        np.cumsum(rewards, axis=0)[-1],
-        np.count_nonzero(active, axis=0),
-        np.where(active, rewards, -np.inf).max(axis=0),
-        state == terminal,
-    )

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+_STEPS_AND_THRESHOLDS: dict[str, tuple[int, float | None]] = {
+    "Maze": (200, 0.96),
+    # Each legal move takes at least one of ten sticks; an illegal one ends the episode.
+    "Nim": (10, 1.0),
+    "Navigation": (1000, None),
+    "Pong": (1000, 3.0),
+}
+IDS = tuple(f"llmrl/{name}-v0" for name in _STEPS_AND_THRESHOLDS)
 
-from llmrl.envs.gym.tasks.registration import IDS, register
 
-if TYPE_CHECKING:
-    from llmrl.envs.gym.batched.arrays import ArrayGames
+def register() -> None:
+    """Register these environments with Gymnasium; calling it again does nothing.
 
-__all__ = ["IDS", "games", "register"]
+    `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` does it by itself.
+    """
+    import gymnasium
 
-
-def games(name: str, kwargs: Mapping[str, Any], horizon: int | None, n: int) -> ArrayGames:
-    """Return `n` batched games of the environment registered as `name`, with its arguments `kwargs`."""
-    if name == "llmrl/Maze-v0":
-        from llmrl.envs.gym.tasks.maze import maze_games
-
-        return maze_games(n, horizon, **kwargs)
-    if name == "llmrl/Nim-v0":
-        from llmrl.envs.gym.tasks.nim import nim_games
-
-        return nim_games(n, horizon, **kwargs)
-    if name == "llmrl/Navigation-v0":
-        from llmrl.envs.gym.tasks.navigation import NavigationGames
-
-        return NavigationGames(n, horizon, **kwargs)
-    if name == "llmrl/Pong-v0":
-        from llmrl.envs.gym.tasks.pong import PongGames
-
-        return PongGames(n, horizon, **kwargs)
-    raise KeyError(name)
+    for id, (name, (steps, threshold)) in zip(IDS, _STEPS_AND_THRESHOLDS.items(), strict=True):
+        if id not in gymnasium.registry:
+            gymnasium.register(
+                id,
+                entry_point=f"llmrl.envs.gym.tasks.gymnasium_envs:{name}Env",
+                max_episode_steps=steps,
+                reward_threshold=threshold,
+            )
 
 
 register()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
 import gymnasium
@@ -17,15 +16,6 @@ _PLAYING = np.ones(1, dtype=bool)
 _GAME_INDEX = np.zeros(1, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class TaskText:
-    """Texts of a game: its goal, name -> observed quantity, action -> effect."""
-
-    goal: str
-    observations: Mapping[str, Mapping[str, Any]]
-    actions: Mapping[str, str]
-
-
 class SingleGameEnv(gymnasium.Env[Any, Any]):
     """A Gymnasium environment around batched games with n = 1; Gymnasium's time limit truncates it.
 
@@ -33,25 +23,34 @@ class SingleGameEnv(gymnasium.Env[Any, Any]):
 
     Args:
         games: batched games with n = 1 and no horizon.
-        words: texts of the game (see `llmrl.envs.texts`).
+        goal: goal of the game in words.
+        observations: description of each observed quantity (see `llmrl.envs.texts`).
+        actions: effect of each action.
         render_mode: `rgb_array`, or None.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 10}
 
-    def __init__(self, games: ArrayGames, words: TaskText, render_mode: str | None = None) -> None:
-        self._games, self._words = games, words
+    def __init__(
+        self,
+        games: ArrayGames,
+        goal: str,
+        observations: Mapping[str, Mapping[str, Any]],
+        actions: Mapping[str, str],
+        render_mode: str | None = None,
+    ) -> None:
+        self._games, self._goal, self._observations, self._actions = games, goal, observations, actions
         self.observation_space, self.action_space = games.observation_space, games.action_space
         self.render_mode = render_mode
 
     def get_goal_description(self) -> str:
-        return self._words.goal
+        return self._goal
 
     def get_observation_schema(self) -> dict[str, dict[str, Any]]:
-        return {name: dict(entry) for name, entry in self._words.observations.items()}
+        return {name: dict(entry) for name, entry in self._observations.items()}
 
     def get_action_schema(self) -> dict[str, str]:
-        return dict(self._words.actions)
+        return dict(self._actions)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -75,7 +74,7 @@ class MazeEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, parity: bool = False) -> None:
         goal = maze.GOAL_TEXT + maze.PARITY_TEXT * parity
-        super().__init__(maze.MazeGames(1, None, parity), TaskText(goal, maze.OBSERVATIONS, maze.ACTIONS), render_mode)
+        super().__init__(maze.MazeGames(1, None, parity), goal, maze.OBSERVATIONS, maze.ACTIONS, render_mode)
 
 
 class NimEnv(SingleGameEnv):
@@ -83,17 +82,16 @@ class NimEnv(SingleGameEnv):
 
     def __init__(self, render_mode: str | None = None, takes: Sequence[int] = nim.TAKES) -> None:
         actions = {f"take {n}": f"take {n} stick{'s' * (n != 1)}" for n in takes}
-        super().__init__(
-            nim.nim_games(1, None, takes), TaskText(nim.goal_text(takes), nim.OBSERVATIONS, actions), render_mode
-        )
+        games = nim.nim_games(1, None, takes)
+        super().__init__(games, nim.goal_text(takes), nim.OBSERVATIONS, actions, render_mode)
 
 
 class NavigationEnv(SingleGameEnv):
     """See `llmrl.envs.gym.tasks.navigation`."""
 
     def __init__(self, render_mode: str | None = None) -> None:
-        words = TaskText(navigation.GOAL_TEXT, navigation.OBSERVATIONS, navigation.ACTIONS)
-        super().__init__(navigation.NavigationGames(1), words, render_mode)
+        texts = (navigation.GOAL_TEXT, navigation.OBSERVATIONS, navigation.ACTIONS)
+        super().__init__(navigation.NavigationGames(1), *texts, render_mode)
 
 
 class PongEnv(SingleGameEnv):
@@ -102,4 +100,4 @@ class PongEnv(SingleGameEnv):
     metadata = {"render_modes": ["rgb_array"], "render_fps": 60}
 
     def __init__(self, render_mode: str | None = None) -> None:
-        super().__init__(pong.PongGames(1), TaskText(pong.GOAL_TEXT, pong.OBSERVATIONS, pong.ACTIONS), render_mode)
+        super().__init__(pong.PongGames(1), pong.GOAL_TEXT, pong.OBSERVATIONS, pong.ACTIONS, render_mode)

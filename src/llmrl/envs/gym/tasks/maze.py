@@ -70,16 +70,11 @@ class MazeGames(TabularGames):
     def __init__(self, n: int, horizon: int | None = None, parity: bool = False) -> None:
         table = TransitionTable.of(rules(), np.eye(SIDE**2)[0])
         super().__init__(n, table, lambda state, _: picture(state), horizon)
-        self._parity, self.timeless = parity, not parity
+        self._parity = parity
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         reward, terminated = super().advance(actions, playing)
         return reward, (terminated & (self.time < _PARITY_STEP) if self._parity else terminated)
-
-
-def maze_games(n: int, horizon: int | None = None, parity: bool = False) -> MazeGames:
-    """Return `n` games in the maze (see `MazeGames`)."""
-    return MazeGames(n, horizon, parity)
 
 
 def picture(cell: int) -> NDArray[np.uint8]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmrl.envs.gym.batched.arrays import ArrayGames, BufferedRandom, choices
+from llmrl.envs.gym.batched.arrays import ArrayGames, choices
 from llmrl.envs.gym.tasks import canvas
 
 GOAL_TEXT = (
@@ -92,7 +92,6 @@ class NavigationGames(ArrayGames):
         super().__init__(n, space, spaces.Discrete(len(ACTIONS)), horizon)
         self._vertical_walls, self._horizontal_walls = _walls(0), _walls(1)
         self._legs = _sides(_MIDDLE)
-        self._draws = BufferedRandom(n, 2 + len(_ANGLES), "standard_normal")
         # The heading is clockwise from north; y increases to the north.
         self._x, self._y, self._heading = np.full(n, 1.5), np.full(n, 1.5), np.zeros(n)
         self._ranges = np.full((n, len(_ANGLES)), _FURTHEST)
@@ -105,12 +104,11 @@ class NavigationGames(ArrayGames):
             self._x[game], self._y[game] = x0 + fraction * (x1 - x0), y0 + fraction * (y1 - y0)
             self._heading[game] = source.uniform(-math.pi, math.pi)
             noise[i] = source.standard_normal(len(_ANGLES))
-        self._draws.start(indices, sources)
         self._ranges[indices] = self._measure(noise, indices)
 
     def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         action = choices(actions, len(ACTIONS))
-        noise = self._draws.take(playing)
+        noise = self.draw(2 + len(_ANGLES), playing, "standard_normal")
         distance = _DISTANCE[action] + _NOISE * noise[:, 0]
         turn = _TURN[action] + _NOISE * noise[:, 1]
         old_state = (self._x, self._y, self._heading, self._ranges)

@@ -1,0 +1,179 @@
+"""CartPole and MountainCar as arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmrl.envs.gym.batched.arrays import ArrayGames, choices, render_frame
+
+if TYPE_CHECKING:
+    from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+_POLE_MASS, _HALF_LENGTH, _TOTAL_MASS = 0.1, 0.5, 0.1 + 1.0
+_POLE_MOMENT = _POLE_MASS * _HALF_LENGTH
+_EARTH_GRAVITY, _TAU, _CART_FORCE = 9.8, 0.02, 10.0
+_MAX_CART_POSITION, _MAX_ANGLE = 2.4, 12 * 2 * math.pi / 360
+
+_MIN_POSITION, _MAX_POSITION, _MAX_VELOCITY = -1.2, 0.6, 0.07
+_FORCE, _GRAVITY, _GOAL = 0.001, 0.0025, 0.5
+_POWER, _CONTINUOUS_GOAL = 0.0015, 0.45
+
+
+class CartPoleGames(ArrayGames):
+    """Gymnasium's CartPole-v1, bit for bit: Barto, Sutton and Anderson (1983) in Euler steps of 0.02 s.
+
+    Args:
+        n: games.
+        horizon: steps after which an episode is truncated; None: never.
+        sutton_barto_reward: -1 when the pole falls and 0 else, instead of 1 for each step.
+    """
+
+    def __init__(self, n: int, horizon: int | None = None, sutton_barto_reward: bool = False) -> None:
+        from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+
+        self._stock: CartPoleEnv = CartPoleEnv(sutton_barto_reward=sutton_barto_reward, render_mode="rgb_array")
+        super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
+        self._sutton_barto_reward = sutton_barto_reward
+        # Position and velocity of the cart, then angle and angular velocity of the pole.
+        self._state = np.zeros((4, n))
+
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        for game, source in zip(indices.tolist(), sources, strict=True):
+            self._state[:, game] = source.uniform(low=-0.05, high=0.05, size=(4,))
+
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Advance by Gymnasium's operations in the same order, so that rounding is equal."""
+        _, x_dot, theta, theta_dot = self._state
+        force = np.where(choices(actions, 2) == 1, _CART_FORCE, -_CART_FORCE)
+        cos, sin = np.cos(theta), np.sin(theta)
+        push = (force + _POLE_MOMENT * np.square(theta_dot) * sin) / _TOTAL_MASS
+        resistance = _HALF_LENGTH * (4.0 / 3.0 - _POLE_MASS * np.square(cos) / _TOTAL_MASS)
+        theta_acceleration = (_EARTH_GRAVITY * sin - cos * push) / resistance
+        x_acceleration = push - _POLE_MOMENT * theta_acceleration * cos / _TOTAL_MASS
+        state = self._state + _TAU * np.array((x_dot, x_acceleration, theta_dot, theta_acceleration))
+        self._state = state if playing is None else np.where(playing, state, self._state)
+        terminated = (np.abs(state[0]) > _MAX_CART_POSITION) | (np.abs(state[2]) > _MAX_ANGLE)
+        return -terminated.astype(np.float64) if self._sutton_barto_reward else np.ones(self.n), terminated
+
+    def observe(self) -> NDArray[np.float32]:
+        return self._state.T.astype(np.float32, order="C")
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        self._stock.state = self._state[:, index].copy()
+        return render_frame(self._stock)
+
+
+class MountainCarGames(ArrayGames):
+    """Gymnasium's MountainCar-v0, bit for bit (Moore 1990).
+
+    Args:
+        n: games.
+        horizon: steps after which an episode is truncated; None: never.
+        goal_velocity: least speed at which the goal counts.
+    """
+
+    def __init__(self, n: int, horizon: int | None = None, goal_velocity: float = 0) -> None:
+        from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
+
+        self._stock: Any = MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
+        super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
+        self._goal_velocity = goal_velocity
+        # Position and velocity.
+        self._state = np.zeros((2, n))
+
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        self._state[0, indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
+        self._state[1, indices] = 0.0
+
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        push = (choices(actions, 3) - 1) * _FORCE + _slopes(3 * self._state[0]) * -_GRAVITY
+        state = _move(self._state[0], self._state[1], push)
+        self._state = state if playing is None else np.where(playing, state, self._state)
+        return np.full(self.n, -1.0), (state[0] >= _GOAL) & (state[1] >= self._goal_velocity)
+
+    def observe(self) -> NDArray[np.float32]:
+        return self._state.T.astype(np.float32, order="C")
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        self._stock.state = self._state[:, index].copy()
+        return render_frame(self._stock)
+
+
+class MountainCarContinuousGames(ArrayGames):
+    """Gymnasium's MountainCarContinuous-v0, bit for bit if actions are float32, as its action space says.
+
+    That environment keeps its state in float32 from the first step on, and computes in float32 but where a number came
+    from Python; so does this.
+
+    Args:
+        n: games.
+        horizon: steps after which an episode is truncated; None: never.
+        goal_velocity: least speed at which the goal counts.
+    """
+
+    def __init__(self, n: int, horizon: int | None = None, goal_velocity: float = 0) -> None:
+        from gymnasium.envs.classic_control.continuous_mountain_car import Continuous_MountainCarEnv
+
+        self._stock: Any = Continuous_MountainCarEnv(goal_velocity=goal_velocity, render_mode="rgb_array")
+        super().__init__(n, self._stock.observation_space, self._stock.action_space, horizon)
+        self._goal_velocity = goal_velocity
+        # The initial state is float64, so that the first step is computed in double precision.
+        self._start = np.zeros(n)
+        self._first = np.ones(n, dtype=bool)
+        self._state = np.zeros((2, n), dtype=np.float32)
+
+    def begin(self, indices: NDArray[np.int64], sources: Sequence[np.random.Generator]) -> None:
+        self._start[indices] = [source.uniform(low=-0.6, high=-0.4) for source in sources]
+        self._state[0, indices], self._state[1, indices] = self._start[indices], 0.0
+        self._first[indices] = True
+
+    def advance(self, actions: Any, playing: NDArray[np.bool_] | None) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        action = np.asarray(actions, dtype=np.float32).reshape(self.n)
+        state, terminated = self._push(action, self._state[0], self._state[1])
+        if self._first.any():
+            first_state, first_terminated = self._push(action, self._start, np.zeros(self.n))
+            state = np.where(self._first, first_state, state)
+            terminated = np.where(self._first, first_terminated, terminated)
+            self._first &= False if playing is None else ~playing
+        if playing is not None:
+            state = np.where(playing, state, self._state)
+        self._state = state.astype(np.float32, copy=False)
+        # 100 - 0.1 a^2, added in the same order as in Gymnasium.
+        cost = np.square(action.astype(np.float64)) * -0.1
+        return np.where(terminated, 100.0 + cost, cost), terminated
+
+    def observe(self) -> NDArray[np.float32]:
+        return self._state.T.copy()
+
+    def render(self, index: int) -> NDArray[np.uint8]:
+        self._stock.state = self._state[:, index].copy()
+        return render_frame(self._stock)
+
+    def _push(
+        self, action: NDArray[np.float32], position: NDArray[Any], velocity: NDArray[Any]
+    ) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return the state [2, n] after a step, in the precision of `position`, and whether the goal is reached [n]."""
+        pull = _GRAVITY * _slopes(3 * position)
+        # In Gymnasium, a force that is clipped to its bound is a Python number, any other one is float32.
+        clipped_push = (np.where(action > 0, _POWER, -_POWER) - pull).astype(position.dtype)
+        push = np.where(np.abs(action) > 1, clipped_push, action * np.float32(_POWER) - pull.astype(np.float32))
+        state = _move(position, velocity, push)
+        return state, (state[0] >= _CONTINUOUS_GOAL) & (state[1] >= self._goal_velocity)
+
+
+def _move(position: NDArray[Any], velocity: NDArray[Any], push: NDArray[Any]) -> NDArray[Any]:
+    """Return position and velocity [2, n] after a push [n]; the car stops at the left end."""
+    velocity = np.clip(velocity + push, -_MAX_VELOCITY, _MAX_VELOCITY)
+    position = np.clip(position + velocity, _MIN_POSITION, _MAX_POSITION)
+    velocity[(position == _MIN_POSITION) & (velocity < 0)] = 0
+    return np.array((position, velocity))
+
+
+def _slopes(angles: NDArray[Any]) -> NDArray[np.float64]:
+    """Return cosines [n] as the C library computes them (as Gymnasium does); NumPy's may differ in the last bit."""
+    return np.array([*map(math.cos, angles.tolist())])
