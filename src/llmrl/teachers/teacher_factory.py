@@ -45,7 +45,7 @@ def llm_teacher(
 ) -> PolicyTeacher:
     """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_teacher`."""
     domain = _domain(spec, settings.domain, settings.parity)
-    planner: Planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
+    planner: LLMPlanner | Debate = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
     if settings.debate_rounds:
         names = spec.agent_names or [f"agent_{i}" for i in range(spec.n_agents)]
         planner = Debate(planner, names, settings.debate_rounds)
