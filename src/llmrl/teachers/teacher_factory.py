@@ -45,10 +45,11 @@ def llm_teacher(
 ) -> PolicyTeacher:
     """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_teacher`."""
     domain = _domain(spec, settings.domain, settings.parity)
-    planner: LLMPlanner | Debate = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
+    llm_planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
+    planner: Planner = llm_planner
     if settings.debate_rounds:
         names = spec.agent_names or [f"agent_{i}" for i in range(spec.n_agents)]
-        planner = Debate(planner, names, settings.debate_rounds)
+        planner = Debate(llm_planner, names, settings.debate_rounds)
     if settings.sharing == "mixture" and spec.n_agents == 1:
         raise ConfigError(
             "teacher.sharing=mixture needs several agents in a game, but there is only one; use teacher.sharing=own"
