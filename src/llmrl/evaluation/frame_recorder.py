@@ -71,11 +71,11 @@ class Thoughts:
     def _agent_words(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Words:
         """Return an agent's action, the probabilities of actions by thinker, its reflection and the teacher's plans."""
         who = "" if self.spec.n_agents == 1 else f"agent {agent}, "
-        action = act.action[0, agent].tolist()
+        action = act.action[0, agent]
         if self.spec.continuous_actions is None:
-            action_text = self.spec.action_names[action]
+            action_text = self.spec.action_names[int(action)]
         else:
-            pairs = zip(self.spec.continuous_action_names, action, strict=True)
+            pairs = zip(self.spec.continuous_action_names, action.tolist(), strict=True)
             action_text = ", ".join(f"{name} = {value:.3g}" for name, value in pairs)
         words = [(f"{who}action", action_text)]
         for name, output in thinkers.items():

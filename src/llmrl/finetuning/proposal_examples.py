@@ -133,10 +133,9 @@ def _target(
     """
     best = max(trial.value for trial in history)
     history_keys = {key_of(trial.vector) for trial in history}
-    better = [
-        j for j in np.flatnonzero(is_proposable & (values > best)) if key_of(candidates[j].vector) not in history_keys
-    ]
-    return candidates[better[draw % len(better)]] if better else None
+    indices = np.flatnonzero(is_proposable & (values > best)).tolist()
+    better = [candidates[j] for j in indices if key_of(candidates[j].vector) not in history_keys]
+    return better[draw % len(better)] if better else None
 
 
 def _pool(trials: Sequence[ParameterTrial]) -> list[Estimate]:
