@@ -8,17 +8,23 @@ rooms: 60 000 with the view, 100 000 with the map.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
+import minigrid  # noqa: F401  # registers DoorKey
 import numpy as np
 
-import llmrl.envs.rooms.gymnasium_envs  # noqa: F401  # registers SimpleDoorKey
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.minigrid_tasks import DoorKey
 from llmrl.envs.rooms.tasks import SimpleDoorKey
 from llmrl.envs.rooms.vec_env import RoomsEnv
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from minigrid_rooms import RoomEnv
 
 GAMES = 64
 OURS, THEIRS = 400, 12  # steps a round
@@ -40,8 +46,8 @@ def batched(env: RoomsEnv) -> Callable[[], float]:
     return speed
 
 
-def synchronous(name: str) -> Callable[[], float]:
-    envs = gymnasium.vector.SyncVectorEnv([lambda: gymnasium.make(name)] * GAMES)
+def synchronous(make: Callable[[], gymnasium.Env]) -> Callable[[], float]:
+    envs = gymnasium.vector.SyncVectorEnv([make] * GAMES)
     envs.reset(seed=0)
     rng = np.random.default_rng(0)
 
@@ -59,8 +65,8 @@ def main() -> None:
     door_key = RoomsEnv(Seeds(0), DoorKey(8), GAMES, 7, None, ["view", "direction"])
     simple = RoomsEnv(Seeds(0), SimpleDoorKey(), GAMES, 3, 150, ["grid"])
     pairs = {
-        "DoorKey-8x8, view 7": (batched(door_key), synchronous("MiniGrid-DoorKey-8x8-v0")),
-        "SimpleDoorKey, map": (batched(simple), synchronous("llmrl/SimpleDoorKey-v0")),
+        "DoorKey-8x8, view 7": (batched(door_key), synchronous(lambda: gymnasium.make("MiniGrid-DoorKey-8x8-v0"))),
+        "SimpleDoorKey, map": (batched(simple), synchronous(lambda: RoomEnv(SimpleDoorKey()))),
     }
     print(f"{GAMES} games, steps/s")
     for name, (ours, theirs) in pairs.items():

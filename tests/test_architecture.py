@@ -59,14 +59,12 @@ TORCH_LAYERS = {"networks", "algorithms", "chat_learning", "rollout", "agents", 
 TORCH_FOLDERS = ("llmrl.envs.native",)
 # Nobody imports these at module level but who wants the libraries they are about.
 DESCRIBED_PACKAGES = {
-    "envs/babyai/text_wrapper.py",
     "envs/adapters/gymnasium_env.py",
     "envs/adapters/parallel.py",
     "envs/adapters/gymnasium_spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
     "envs/pettingzoo/openenv_world.py",
     "envs/pettingzoo/textarena_world.py",
-    "envs/rooms/gymnasium_envs.py",
     "finetuning/checkpoint_callback.py",
     "llms/local/token_tree.py",
     "llms/local/candidate_scorer.py",

@@ -22,11 +22,8 @@ from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.tax_citizens import Citizens, Wages, yearly_income
 from llmrl.envs.tax_economy import VECTOR, TaxEconomy
 from llmrl.envs.tax_schedules import (
-    FEDERAL_EDGES,
-    FEDERAL_RATES,
     bracket_incomes,
     bracket_membership,
-    federal_rates,
     validate_edges,
 )
 
@@ -83,18 +80,19 @@ class TestTax:
         assert np.allclose(bracket_incomes(np.array(incomes), EDGES).sum(-1), incomes)
         assert (bracket_membership(np.array(incomes), EDGES).sum(-1) == 1).all()
 
-    def test_federal_tax(self) -> None:
-        """Compare with known amounts of 2024: 5,426 dollars on 47,150 and 17,168.50 on 100,525."""
-        tax = bracket_incomes(np.array([47.15, 100.525]), FEDERAL_EDGES) @ np.array(FEDERAL_RATES)
-        assert tax == pytest.approx([5.426, 17.1685])
-        assert federal_rates(FEDERAL_EDGES) == pytest.approx(FEDERAL_RATES)
-        four = (0.0, 47.15, 100.525, 191.95)
-        assert bracket_incomes(np.array([47.15, 100.525]), four) @ np.array(federal_rates(four)) == pytest.approx(tax)
-
     def test_treatment_matches_federal_schedule(self) -> None:
-        edges, values = (option(name) for name in ("env/tax_economy", "treatment/us_federal"))
-        rates = values["principal"]["values"]
-        assert rates == pytest.approx(federal_rates(edges["env"]["brackets"]), abs=5e-5)
+        """Incomes on an edge pay the federal tax of 2024 for single filers (IRS, Rev. Proc. 2023-34).
+
+        It is 5,426 dollars on 47,150 and 17,168.50 on 100,525. The last bracket ends at the highest federal edge.
+        """
+        federal_edges = (0.0, 11.6, 47.15, 100.525, 191.95, 243.725, 609.35)
+        federal_rates = (0.10, 0.12, 0.22, 0.24, 0.32, 0.35, 0.37)
+        brackets = option("env/tax_economy")["env"]["brackets"]
+        rates = option("treatment/us_federal")["principal"]["values"]
+        incomes = np.array([*brackets[1:], federal_edges[-1]])
+        tax = bracket_incomes(incomes, federal_edges) @ np.array(federal_rates)
+        assert tax[:2] == pytest.approx([5.426, 17.1685])
+        assert bracket_incomes(incomes, brackets) @ np.array(rates) == pytest.approx(tax, rel=1e-3)
 
     @pytest.mark.parametrize("edges", [[], [1.0, 2.0], [0.0, 5.0, 5.0], [0.0, float("inf")]])
     def test_invalid_edges(self, edges: list[float]) -> None:

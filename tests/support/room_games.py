@@ -8,17 +8,13 @@ import gymnasium
 import numpy as np
 from minigrid.minigrid_env import MiniGridEnv
 
-import llmrl.envs.rooms.gymnasium_envs  # noqa: F401  # registers our rooms
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import DROP, GridWorld, RoomLayout
 from llmrl.envs.rooms.minigrid_tasks import DoorKey, MiniGridTask
 from llmrl.envs.rooms.tasks import OneRoom, RoomTask
+from minigrid_rooms import RoomEnv
 
 IDS = {
-    "simple_doorkey": "llmrl/SimpleDoorKey-v0",
-    "lava_doorkey": "llmrl/LavaDoorKey-v0",
-    "colored_doorkey": "llmrl/ColoredDoorKey-v0",
-    "two_door": "llmrl/TwoDoor-v0",
     "doorkey": "MiniGrid-DoorKey-8x8-v0",
     "unlock_pickup": "MiniGrid-UnlockPickup-v0",
 }
@@ -33,7 +29,7 @@ def reference(task: RoomTask, view: int, horizon: int) -> MiniGridEnv:
     """Return the same task on MiniGrid."""
     options = {"agent_view_size": view, "max_steps": horizon}
     if isinstance(task, OneRoom):
-        options |= {"min_size": task._min_size, "max_size": task._max_size}
+        return RoomEnv(task, **options)
     if isinstance(task, DoorKey):
         options |= {"size": task.width}
     env = gymnasium.make(IDS[task.name], disable_env_checker=True, **options).unwrapped

@@ -10,23 +10,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import models
-from llmrl.core.errors import ConfigError
-from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.envs.particles.scenario import Scenario
 from llmrl.envs.particles.simple_reference import SimpleReference
 from llmrl.envs.particles.simple_speaker_listener import SimpleSpeakerListener
 from llmrl.envs.particles.simple_spread import SimpleSpread
 from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.teachers.particles import communication, tag
 from llmrl.teachers.particles.spread import assign
-from llmrl.teachers.plans import PlanStep, build_plan, parse_reply
-from llmrl.teachers.teacher_factory import find_domain
+from llmrl.teachers.plans import PlanStep, parse_reply, parse_text, plan_text
 from particle_games import (
     SCENARIOS,
     all_scenarios,
     make_domain,
-    make_games,
     make_guide,
     observe_sentences,
     place_bodies,
@@ -161,7 +156,7 @@ def test_grammar_plans_are_legal_actions(scenario: Scenario) -> None:
         steps = [PlanStep(s.name, object_) for s in domain.skills for object_ in (objects if s.takes_object else [""])]
         plans = [domain.fallback, domain.best_plan(scene.sentence), *((step,) for step in steps), tuple(steps)]
         for plan in plans:
-            assert build_plan([(step.skill, step.object) for step in plan], domain.skills, objects) == plan
+            assert parse_text(plan_text(plan), domain.skills, objects) == plan
             action = domain.action(scene, plan)
             assert 0 <= action < domain.n_actions
             assert scenario.legal is None or scenario.legal[k % scenario.bodies.n_agents, action]
@@ -178,7 +173,7 @@ def test_planner_rules_answer_all_states(scenario: Scenario) -> None:
     assert "several agents" in question or "other agents" in question
     for sentence, ((plan, share),) in zip(sentences, planner.plans(sentences), strict=True):
         assert share == 1.0
-        assert build_plan([(s.skill, s.object) for s in plan], domain.skills, domain.objects(sentence)) == plan
+        assert parse_text(plan_text(plan), domain.skills, domain.objects(sentence)) == plan
     assert planner.metrics()["teacher/fallbacks"] == 0 and planner.metrics()["llm/repairs"] == 0
 
 
@@ -195,21 +190,7 @@ def test_plan_references_must_exist() -> None:
     domain = make_domain(SimpleReference())
     sentence = "The agent is agent_0. It knows that agent_1 must go to <red>. agent_1, who knows ..., says <red>."
     with pytest.raises(InvalidReply, match="blue"):
-        build_plan([("go to", "blue")], domain.skills, domain.objects(sentence))
-
-
-def test_unknown_worlds_raise() -> None:
-    spec = EnvSpec("simple_spread", 1, 2, {"vector": Channel((4,), "float32")}, 5, tuple("abcde"), 25)
-    with pytest.raises(ConfigError, match="named parts"):
-        find_domain("simple_spread", spec=spec)
-
-
-def test_unsupported_particle_world_raises() -> None:
-    spec = make_games(SimpleSpread()).spec
-    with pytest.raises(ConfigError, match=r"simple_reference.*told_goal"):
-        communication.SimpleReferenceDomain(spec)
-    with pytest.raises(ConfigError, match="good_velocities"):
-        tag.SimpleTagDomain(spec)
+        parse_text("go to <blue>", domain.skills, domain.objects(sentence))
 
 
 # Words

@@ -454,7 +454,6 @@ class TestOffline:
         [
             ("simple_doorkey", KEY, {"explore": 0.5, "fly": 0.5}, "'fly'"),
             ("simple_doorkey", KEY, {"go to <door>": 1.0}, "'door'"),
-            ("two_door", "Agent sees <[2]>, holds <nothing>.", {"go to <[2]>": 1.0}, "which matches no state"),
         ],
     )
     def test_faulty_rows_raise_early(self, tmp_path, domain, sentence, row, complaint):

@@ -26,7 +26,6 @@ from llmrl.teachers.rooms.observed_room import (
     geometry,
 )
 from llmrl.teachers.rooms.paths import PathsTo
-from llmrl.teachers.rooms.room_domains import LavaDoorKeyDomain
 from llmrl.teachers.teacher_factory import find_domain
 
 DONE = 6
@@ -108,11 +107,9 @@ class TestSentences:
             places.append(domain.scene({"grid": grid}, 0, memory).places)
         assert places[0] == {"door1": 19} and places[1] == {"door1": 1, "door2": 19}
 
-    def test_lava_description_is_optional(self):
+    def test_lava_is_not_described(self):
         grid = draw("#####", "#>.~#", "#####")
         assert scene("lava_doorkey", grid).sentence == "Agent sees <nothing>, holds <nothing>."
-        telling = LavaDoorKeyDomain(describe_lava=True).scene({"grid": grid}, 0, None)
-        assert telling.sentence == "Agent sees <lava>, holds <nothing>."
 
     def test_open_door_description(self):
         rows = ("#######", "#>.D.B#", "#######")

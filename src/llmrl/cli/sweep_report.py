@@ -16,7 +16,6 @@ from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
     from llmrl.analysis.report import Report
-    from llmrl.results.table_format import ReportTable
 
 
 _IN_TERMINAL = ("group", "runs", "mean", "IQM", "remark")
@@ -169,43 +168,23 @@ class _ProgressWriter:
             sys.stderr.write(f"llmrl-report: {printable(text, lines=False)}\n")
 
 
-def _print_table(table: ReportTable, columns: Sequence[int] | None = None) -> None:
-    """Print a table with its notes, or only some of its columns."""
-    from llmrl.display.console import print_line, print_table
-
-    columns = range(len(table.columns)) if columns is None else columns
-    rows = [[row[i] for i in columns] for row in table.rows]
-    print_table(table.caption, [table.columns[i] for i in columns], rows, "".join(table.sides[i] for i in columns))
-    for note in table.notes:
-        print_line(note)
-
-
 def print_numbers(numbers: Report, page: Path) -> None:
     """Print the tables of scores, the runs that are left out, and the place of the report."""
     from llmrl.analysis.final_episodes import players_table
     from llmrl.analysis.report_files import count_sentence
     from llmrl.analysis.report_tables import efficiency_table, excluded_table, scores_table
     from llmrl.analysis.study_tasks import compare_tasks
-<<<<<<< HEAD
     from llmrl.display.console import print_line, print_report_table
     from llmrl.display.reports import print_study, print_tasks
 
     if numbers.players:
         print_report_table(players_table(numbers.players))
-=======
-    from llmrl.display.console import print_line
-    from llmrl.display.reports import print_study, print_tasks
-
-    if numbers.players:
-        _print_table(drop_constant_columns(players_table(numbers.players)))
->>>>>>> s1
     if (comparison := compare_tasks(numbers)) is not None:
         print_tasks(comparison)
     for section in numbers.sections:
         print_study(section)
         for warning in section.warnings:
             print_line(warning)
-<<<<<<< HEAD
         tables = [scores_table(section, numbers.settings)]
         for table in [*tables, efficiency_table(section)] if section.efficiency else tables:
             columns = [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL]
@@ -213,18 +192,6 @@ def print_numbers(numbers: Report, page: Path) -> None:
             print_report_table(replace(table, columns=[table.columns[i] for i in columns], rows=rows, texts=1))
     if numbers.excluded:
         print_report_table(excluded_table(numbers))
-=======
-        omits_scores = "scores" in redundant_parts(section, has_figures=False)  # the study's table has the same means
-        for remark in collect_remarks(section) if omits_scores else ():
-            print_line(remark)
-        for table in (
-            *([] if omits_scores else [scores(section, "", numbers.settings, comparable_references(section, numbers))]),
-            *([efficiency(section, "")] if section.efficiency else []),
-        ):
-            _print_table(table, [i for i, column in enumerate(table.columns) if column in _IN_TERMINAL])
-    if numbers.excluded:
-        _print_table(excluded_table(numbers))
->>>>>>> s1
     print_line(count_sentence(numbers))
     print_line(f"Report: {page}")
 

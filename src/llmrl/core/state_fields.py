@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.records import State
-from llmrl.core.seeding import Seeds
 
 
 @runtime_checkable
@@ -69,21 +68,3 @@ def _generator(state: State) -> np.random.Generator:
     generator = np.random.default_rng()
     generator.bit_generator.state = state
     return generator
-
-
-class ForkableFields(StateFields):
-    """Fields of games that can be continued with other random numbers (`llmrl.core.protocols.Forkable`).
-
-    All random numbers come from the generators in `_rngs`, or from the seeds in `_roots`.
-    """
-
-    _rngs: list[np.random.Generator]
-    _roots: list[int]
-
-    def fork(self, state: State, seed: int) -> None:
-        self.load_state_dict(state)
-        seeds = Seeds(seed).child("fork")
-        if "_rngs" in self._state_fields:
-            self._rngs = [seeds.numpy(i) for i in range(len(self._rngs))]
-        else:
-            self._roots = [seeds.integer(i) for i in range(len(self._roots))]

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.state_fields import ForkableFields
 from llmrl.core.welfare_measures import SUM
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.commons_settings import CommonsSettings
 from llmrl.envs.commons_text import SCENARIOS, CommonsText, PlayerView, taxes
 from llmrl.envs.env_errors import guarded
@@ -36,7 +35,7 @@ _HEIGHT, _TANK, _BAR, _GAP = 120, 60, 20, 8  # pixels
 _PAPER, _FRAME, _STOCK, _LIMIT = (244, 242, 236), (60, 62, 68), (88, 150, 196), (190, 60, 50)
 
 
-class Commons(ForkableFields):
+class Commons(ArrayGames):
     """A vectorized environment of `n_envs` common-pool resource games.
 
     **Month.** A step. All players choose how much to take, at once. If they want more than the stock, it is shared out
@@ -82,8 +81,7 @@ class Commons(ForkableFields):
         "_collapsed",
         "_report",
     )
-
-    spec: EnvSpec
+    _stream = "shares"
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -93,15 +91,14 @@ class Commons(ForkableFields):
     @staticmethod
     def observation_bytes(options: Mapping[str, Any]) -> int:
         """Return the size of one agent's observation of a step under these options, bytes."""
-        actions = len(options["amounts"] or range(options["max_catch"] + 1))
+        actions = options["max_catch"] + 1
         mechanism_size = 2 if options["show_mechanism"] else 0
         return int(4 * (options["n_agents"] + 3 + mechanism_size) + actions)
 
     def __init__(self, settings: CommonsSettings, seeds: Seeds) -> None:
         self.settings, self._seeds = settings, seeds
         scenario, n_envs, n_agents = settings.scenario, settings.n_envs, settings.n_agents
-        amounts = settings.action_amounts
-        self._amounts = np.array(amounts)
+        n_actions = settings.max_catch + 1
         space = taxes(settings.max_tax, SCENARIOS[scenario].harvest) if settings.mechanism else None
         self._text = CommonsText(settings, space)
         self._report: MechanismReport | None = None
@@ -116,8 +113,8 @@ class Commons(ForkableFields):
             "text": Channel((), "object"),
         }
         channels: dict[str, Channel] = {name: available[name] for name in settings.observe}
-        if amounts[-1] > settings.growth * settings.collapse_threshold:
-            channels["action_mask"] = Channel((len(amounts),), "bool", 0, 1)
+        if settings.max_catch > settings.growth * settings.collapse_threshold:
+            channels["action_mask"] = Channel((n_actions,), "bool", 0, 1)
         if settings.show_mechanism:
             channels["mechanism"] = Channel((2,), "float32", 0.0, settings.max_tax)
         self.spec = EnvSpec(
@@ -125,8 +122,8 @@ class Commons(ForkableFields):
             n_envs=n_envs,
             n_agents=n_agents,
             observation=channels,
-            n_actions=len(amounts),
-            action_names=tuple(f"take_{n}" for n in amounts),
+            n_actions=n_actions,
+            action_names=tuple(f"take_{n}" for n in range(n_actions)),
             horizon=settings.horizon,
             mechanism=space,
             objective=SUM,
@@ -138,8 +135,7 @@ class Commons(ForkableFields):
                 "sustainable": full,
             },
         )
-        self._groups = 1
-        self._roots = [seeds.integer("shares")]  # one for each equal group of games
+        self._reseed([(seeds, self._stream)])
         self._episode = np.zeros(n_envs, dtype=np.int64)  # number of episodes since the last seeding
         self._taxes_set = np.zeros((n_envs, 2))
         self._stock = np.full(n_envs, -1)  # -1: the game was never reset
@@ -158,24 +154,21 @@ class Commons(ForkableFields):
         return guarded(self.resized(1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new games where `mask` [n_envs] is true (None: all); return every game's observation.
-
-        `seed` reseeds the allocation of scarce units; a sequence seeds equal groups of games separately
-        (`VecEnv.reset`).
-        """
         if seed is not None:
-            seeds = seed if isinstance(seed, Sequence) else [seed]
-            self.spec.games_per_group(len(seeds))
-            self._roots = [Seeds(root_seed).integer("shares") for root_seed in seeds]
             self._episode[:] = 0
-        reset_mask = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
+        return super().reset(mask, seed)
+
+    @property
+    def _was_reset(self) -> np.ndarray:
+        return np.asarray(self._stock >= 0)
+
+    def _begin(self, reset_mask: np.ndarray) -> None:
         self._episode[reset_mask] += 1
         self._stock[reset_mask] = self.settings.capacity
         for numbers in (self._month, self._wanted, self._taken, self._total, self._collapsed):
             numbers[reset_mask] = 0
         if self._report is not None:
             self._report.begin(reset_mask)
-        return self._observe()
 
     def step(self, action: Array) -> Step:
         """Play a month with the amounts that `action` [n_envs, n_agents] chooses. Games that have ended do not change.
@@ -183,15 +176,9 @@ class Commons(ForkableFields):
         Raises:
             ValueError: wrong shape, an action that does not exist, or a game was never reset.
         """
-        spec, actions = self.spec, np.asarray(action)
-        if actions.shape != self._taken.shape:
-            raise ValueError(f"actions must be {list(self._taken.shape)}, got an array of shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= spec.n_actions:
-            raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}")
-        if (self._stock < 0).any():
-            raise ValueError("reset() must be called before step()")
+        actions = self._check_actions(action)
         active = ~self._ended
-        requests = self._amounts[actions] * active[:, None]
+        requests = actions * active[:, None]
         harvests = self._allocate(requests)
         share = self._share()
         overuse = (harvests > share[:, None]).mean(axis=1)
@@ -224,15 +211,14 @@ class Commons(ForkableFields):
             base_reward=settlement.base_reward.copy(),
             terminated=self._collapsed.copy(),
             truncated=self._ended & ~self._collapsed,
-            info={name: np.asarray(info[name], dtype=np.float32) for name in spec.per_step},
-            reward_jacobian=settlement.reward_jacobian.copy() if spec.has_reward_jacobian else None,
+            info={name: np.asarray(info[name], dtype=np.float32) for name in self.spec.per_step},
+            reward_jacobian=settlement.reward_jacobian.copy() if self.spec.has_reward_jacobian else None,
         )
 
     def pair_games(self, groups: int) -> None:
-        """Draw the same random numbers in game i of each of `groups` equal groups of games, from the next reset on."""
-        self.spec.games_per_group(groups)
-        if groups != self._groups:
-            self._groups = groups
+        previous_groups = self._groups
+        super().pair_games(groups)
+        if groups != previous_groups:
             self._episode[:] = self._episode.max()
 
     def set_mechanism(self, values: Array) -> None:
@@ -241,15 +227,7 @@ class Commons(ForkableFields):
         Raises:
             ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
         """
-        if self.spec.mechanism is None:
-            raise ConfigError(
-                f"{self.spec.name} has no taxes to set, because env.mechanism=false; set env.mechanism=true"
-            )
-        self._taxes_set = np.broadcast_to(self.spec.mechanism.check(values), self._taxes_set.shape).copy()
-
-    def set_context(self, context: int) -> None:
-        """Raise ConfigError: there are no contexts."""
-        raise ConfigError(f"{self.spec.name} has no contexts, so context {context} cannot be set")
+        self._taxes_set = self._values_per_game(values)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [136, 84 + 28 * n_agents, 3] uint8.
@@ -278,9 +256,6 @@ class Commons(ForkableFields):
         image[bottom - limit, _TANK + 3 * _GAP :] = _LIMIT
         return image
 
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
-
     @property
     def _ended(self) -> np.ndarray:
         """Mask of the games that have ended, [n_envs] bool."""
@@ -306,9 +281,7 @@ class Commons(ForkableFields):
 
         It is a function of (root, game, episode, month), so that no draw depends on the other games.
         """
-        games_per_root = self.spec.games_per_group(len(self._roots))  # number of games that share a root
-        group_size = games_per_root if len(self._roots) > 1 else self.spec.n_envs // self._groups
-        key = [self._roots[game // games_per_root], game % group_size]
+        key = self._group_member(game)
         counter = [0, int(self._month[game]), int(self._episode[game]), 0]
         philox = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=np.array(counter, dtype=np.uint64))
         return np.random.Generator(philox)
@@ -334,7 +307,7 @@ class Commons(ForkableFields):
         if "text" in self.spec.observation:
             observation["text"] = self._texts()
         if "action_mask" in self.spec.observation:
-            fits = self._amounts <= np.maximum(self._stock, 0)[:, None]
+            fits = np.arange(self.spec.n_actions) <= np.maximum(self._stock, 0)[:, None]
             observation["action_mask"] = np.repeat(fits[:, None], shape[1], axis=1)
         if "mechanism" in self.spec.observation:
             observation["mechanism"] = np.repeat(self._taxes_set.astype(np.float32)[:, None], shape[1], axis=1)

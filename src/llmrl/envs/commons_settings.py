@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Literal
 
-from annotated_types import Ge
+from annotated_types import Ge, MinLen
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.core.ranges import PositiveFloat, PositiveInt
 
 ScenarioName = Literal["fishery", "pasture", "pollution"]
 ChannelName = Literal["vector", "text"]
@@ -31,9 +30,8 @@ class CommonsSettings:
     growth: Annotated[int, Ge(2)]
     collapse_threshold: PositiveInt
     horizon: PositiveInt
-    amounts: list[NonNegativeInt] | None
     max_catch: PositiveInt
-    observe: Sequence[ChannelName]
+    observe: Annotated[Sequence[ChannelName], MinLen(1)]
     show_horizon: bool
     universalization: bool
     mechanism: bool
@@ -41,27 +39,15 @@ class CommonsSettings:
     show_mechanism: bool
 
     def __post_init__(self) -> None:
-        amounts, capacity = self.action_amounts, self.capacity
-        if not amounts or amounts[0] != 0 or any(low >= high for low, high in pairwise(amounts)):
-            raise ConfigError(f"amounts={list(amounts)} must begin with 0 and increase, e.g. [0, 5, 10, 20]")
-        if amounts[-1] > capacity:
-            raise ConfigError(
-                f"an action takes {amounts[-1]} units, more than env.capacity={capacity}; env.max_catch and "
-                "env.amounts must be at most env.capacity"
-            )
+        capacity = self.capacity
+        if self.max_catch > capacity:
+            raise ConfigError(f"env.max_catch={self.max_catch} must be at most env.capacity={capacity}")
         if self.growth * self.collapse_threshold > capacity:
             raise ConfigError(
                 f"env.collapse_threshold={self.collapse_threshold} must be at most capacity / growth = "
                 f"{capacity // self.growth}; otherwise even a stock of {capacity} that nobody reduces could collapse"
             )
-        if not self.observe or len(set(self.observe)) < len(self.observe):
-            raise ConfigError(f"observe={list(self.observe)} must name one or both of vector, text, each once")
         if self.universalization and "text" not in self.observe:
             raise ConfigError("env.universalization=true adds a sentence to texts; add text to env.observe")
         if self.show_mechanism and not self.mechanism:
             raise ConfigError("env.show_mechanism=true requires env.mechanism=true")
-
-    @property
-    def action_amounts(self) -> tuple[int, ...]:
-        """Amount of each action, units."""
-        return tuple(range(self.max_catch + 1)) if self.amounts is None else tuple(self.amounts)

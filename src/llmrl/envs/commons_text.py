@@ -161,12 +161,10 @@ class CommonsText:
         if self.space is not None:
             fields += mechanism_text.fields(self.space, {}, settings.show_mechanism)
             report = mechanism_text.example(self.space, {}, settings.show_mechanism)
-        actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in settings.action_amounts)
+        actions = tuple((f"take_{n}", words.act.format(amount=n)) for n in range(settings.max_catch + 1))
         view = PlayerView(0, capacity, 1, capacity // 10, [10] * settings.n_agents, 10, 10)
         example = self.observation(view, report)
-        amounts = settings.action_amounts
-        amount = words.choice if amounts == tuple(range(len(amounts))) else ""
-        return EnvDescription(goal, tuple(fields), actions, example=example, amount=amount)
+        return EnvDescription(goal, tuple(fields), actions, example=example, amount=words.choice)
 
     def observation(self, view: PlayerView, report: Mapping[str, Any]) -> str:
         """Return the observation of a player as a JSON object.

@@ -8,26 +8,69 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import MinLen
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvDescription, EnvSpec, Parameter, ParameterSpace
-from llmrl.core.state_fields import ForkableFields
 from llmrl.core.welfare_measures import SUM
 from llmrl.envs import mechanism_text
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.escape_room_settings import EscapeRoomSettings
 from llmrl.envs.mechanism_text import MechanismReport
 from llmrl.envs.mechanisms import EQUAL_CHARGE_RULE, charge_equally
 
 DOOR_REWARD = 10.0
 MOVE_REWARD = -1.0
 _UNFUNDED_RULE = "Nobody pays for these payments."
+
+
+@dataclass(frozen=True)
+class EscapeRoomSettings:
+    """Options of `EscapeRoom`; meanings, units and ranges are in `conf/env/escape_room.yaml`.
+
+    Raises:
+        ConfigError: options that contradict each other.
+    """
+
+    n_envs: PositiveInt
+    n_agents: PositiveInt
+    n_levers: PositiveInt
+    min_agents_per_lever: PositiveInt
+    horizon: PositiveInt
+    fixed_context: NonNegativeInt | None
+    mechanism: bool
+    max_incentive: PositiveFloat
+    budget_balanced: bool
+    show_mechanism: bool
+    stay_penalty: bool
+    observation_divisor: PositiveFloat
+    name_lever: bool
+    observe: Annotated[Sequence[Literal["vector", "text"]], MinLen(1)]
+
+    def __post_init__(self) -> None:
+        if self.min_agents_per_lever >= self.n_agents:
+            raise ConfigError(
+                f"env.min_agents_per_lever={self.min_agents_per_lever} leaves none of {self.n_agents} agents for "
+                f"the door; use at most {self.n_agents - 1}"
+            )
+        if self.fixed_context is not None and not 0 <= self.fixed_context < self.n_levers:
+            raise ConfigError(
+                f"env.fixed_context={self.fixed_context} is not a lever; use 0 to {self.n_levers - 1}, or null"
+            )
+        if self.show_mechanism and not self.mechanism:
+            raise ConfigError("env.show_mechanism=true requires env.mechanism=true")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Names of the levers, the door and the start, in the order of the actions."""
+        return (*(f"lever_{i}" for i in range(self.n_levers)), "door", "start")
 
 
 def game_text(settings: EscapeRoomSettings, space: ParameterSpace | None) -> EnvDescription:
@@ -105,7 +148,7 @@ _LEVER, _WORKING_LEVER = (150, 150, 150), (214, 164, 32)
 _DOOR_CLOSED, _DOOR_OPEN, _START = (150, 60, 50), (70, 160, 90), (120, 150, 190)
 
 
-class EscapeRoom(ForkableFields):
+class EscapeRoom(ArrayGames):
     """A vectorized environment of `n_envs` escape rooms.
 
     **World.** Places 0 .. n_levers - 1 are levers, then the door, then the start. Every place can be reached from every
@@ -138,8 +181,7 @@ class EscapeRoom(ForkableFields):
     """
 
     _state_fields = ("_rngs", "_next_context", "_incentives", "_place", "_lever", "_time", "_ended", "_report")
-
-    spec: EnvSpec
+    _stream = "contexts"
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -194,8 +236,7 @@ class EscapeRoom(ForkableFields):
         self._report: MechanismReport | None = None
         if space is not None and "text" in settings.observe:
             self._report = MechanismReport(space, n_envs, n_agents, settings.show_mechanism)
-        self._groups = 1
-        self._rngs = [seeds.numpy("contexts")]  # one for each equal group of games
+        self._reseed([(seeds, self._stream)])
         # Working levers of the next episodes, [n_envs]; None: they are drawn.
         self._next_context = None if settings.fixed_context is None else np.full(n_envs, settings.fixed_context)
         self._incentives = np.zeros((n_envs, n_places))
@@ -212,28 +253,18 @@ class EscapeRoom(ForkableFields):
         """Return the same environment with a single independent game."""
         return guarded(self.resized(1))
 
-    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+    @property
+    def _was_reset(self) -> np.ndarray:
+        return np.asarray(self._lever >= 0)
 
-        `seed` reseeds the draw of contexts; a sequence seeds equal groups of games separately (`VecEnv.reset`).
-        """
-        if seed is not None:
-            seeds = seed if isinstance(seed, Sequence) else [seed]
-            self._rngs = [Seeds(root_seed).numpy("contexts") for root_seed in seeds]
-        reset_mask = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        # Levers are drawn for every game, even those in progress, so that a game's draws do not depend on the other
-        # games.
-        groups = len(self._rngs)
-        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        levers = np.concatenate([rng.integers(self.settings.n_levers, size=size) for rng in self._rngs])
-        levers = np.tile(levers, self.spec.n_envs // len(levers))
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        (levers,) = self._draw(lambda rng, n: (rng.integers(self.settings.n_levers, size=n),))
         self._lever[reset_mask] = levers[reset_mask] if self._next_context is None else self._next_context[reset_mask]
         self._place[reset_mask] = self._start
         self._time[reset_mask] = 0
         self._ended[reset_mask] = False
         if self._report is not None:
             self._report.begin(reset_mask)
-        return self._observe()
 
     def step(self, action: Array) -> Step:
         """Move all agents to the places `action` [n_envs, n_agents]. Games that have ended do not change.
@@ -241,14 +272,7 @@ class EscapeRoom(ForkableFields):
         Raises:
             ValueError: wrong shape, an action out of range, or a game that was never reset.
         """
-        n_envs, n_agents = self._place.shape
-        target = np.asarray(action)
-        if target.shape != (n_envs, n_agents):
-            raise ValueError(f"actions must be [{n_envs}, {n_agents}], got an array of shape {list(target.shape)}")
-        if target.min() < 0 or target.max() >= self._n_places:
-            raise ValueError(f"actions must be 0 to {self._n_places - 1}, got {target.min()} to {target.max()}")
-        if (self._lever < 0).any():
-            raise ValueError("reset() must be called before step()")
+        target = self._check_actions(action)
         active = ~self._ended
         moves = (target != self._place) & active[:, None]
         self._place = np.where(active[:, None], target, self._place)
@@ -275,16 +299,11 @@ class EscapeRoom(ForkableFields):
             observation=self._observe(),
             reward=(base + net).astype(np.float32),
             base_reward=base.astype(np.float32),
-            terminated=np.zeros(n_envs, dtype=bool),
+            terminated=np.zeros(len(active), dtype=bool),
             truncated=self._ended.copy(),
             info={name: value.astype(np.float32) for name, value in info.items()},
             reward_jacobian=reward_jacobian,
         )
-
-    def pair_games(self, groups: int) -> None:
-        """Draw the same contexts in each of `groups` equal groups of games."""
-        self.spec.games_per_group(groups)
-        self._groups = groups
 
     def set_mechanism(self, values: Array) -> None:
         """Set the incentives of all games, [n_places], or of each game, [n_envs, n_places], from the next step on.
@@ -292,11 +311,7 @@ class EscapeRoom(ForkableFields):
         Raises:
             ConfigError: a number is out of bounds, or the environment was built with mechanism=false.
         """
-        if self.spec.mechanism is None:
-            raise ConfigError(
-                "escape_room has no incentives to set, because env.mechanism=false; set env.mechanism=true"
-            )
-        self._incentives = np.broadcast_to(self.spec.mechanism.check(values), self._incentives.shape).copy()
+        self._incentives = self._values_per_game(values)
 
     def set_context(self, context: int | np.ndarray) -> None:
         """Set the context (index into `spec.contexts`) of all games, or of each, [n_envs], from the next reset on.
@@ -331,9 +346,6 @@ class EscapeRoom(ForkableFields):
             tile[8:-8, 8:-8] = _FLOOR
             self._draw_agents(tile, self._place[index] == place)
         return image
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
     def _counts(self) -> np.ndarray:
         """Return the number of agents at each place, [n_envs, n_places]."""

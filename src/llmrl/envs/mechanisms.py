@@ -13,9 +13,10 @@ waits for that device.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import Array, State, on_host
 from llmrl.core.spaces import Aggregate, Parameter, ParameterSpace
 from llmrl.core.state_fields import StateFields
+from llmrl.envs.tax_schedules import validate_edges
 
 Floats = Array
 """A NumPy array or a torch tensor, float32."""
@@ -89,9 +91,8 @@ RAW_REWARD = "an apple 1"
 """Base reward in words, unless a mechanism replaces it."""
 
 
-@runtime_checkable
-class Mechanism(Protocol):
-    """A rule that turns events into rewards.
+class Mechanism(StateFields, ABC):
+    """Base class of rules that turn events into rewards. By default a mechanism has no memory.
 
     Attributes:
         spec: space of the values that a principal sets.
@@ -106,32 +107,25 @@ class Mechanism(Protocol):
 
     spec: ParameterSpace
     metrics: Mapping[str, Aggregate]
-    details: tuple[str, ...]
-    needs_dirt: bool
-    facts: Mapping[str, float | bool]
+    details: tuple[str, ...] = ()
+    needs_dirt: bool = False
+    facts: Mapping[str, float | bool] = {}
     base_reward: str
     rule: str
-    player_facts: Mapping[str, str]
+    player_facts: Mapping[str, str] = {}
 
+    @abstractmethod
     def settle(self, events: SocietyEvents, values: Floats) -> Settlement:
         """Return the settlement of one step. Call it exactly once per step, because a mechanism may have a memory.
 
         `values` [n_envs, d] float32 are of the same type and on the same device as the events.
         """
-        ...
 
     def reset(self, mask: NDArray[np.bool_]) -> None:
         """Clear the memory of the games where `mask` [n_envs] is true, which begin a new episode.
 
         `mask` is a NumPy array even if events are tensors.
         """
-        ...
-
-    def state_dict(self) -> State:
-        """Return the memory of the episodes in progress."""
-        ...
-
-    def load_state_dict(self, state: State) -> None: ...
 
 
 def tax_jacobian(raw: Array, income: Array, low: Array, high: Array, multiplier: float) -> tuple[Array, Array]:
@@ -153,7 +147,7 @@ def charge_equally(payments: Array) -> Array:
     return payments - payments.mean(1)[:, None]
 
 
-class BracketedTax:
+class BracketedTax(Mechanism):
     """A tax on rewards whose rate depends on recent income. The revenue is shared equally among the players.
 
     Income is the sum of raw rewards over this step and the `window` steps before it. It selects the bracket. Only the
@@ -172,20 +166,13 @@ class BracketedTax:
         ConfigError: the edges do not start at 0 or do not increase.
     """
 
-    needs_dirt = False
     base_reward = RAW_REWARD
     rule = "What is taken in a step is shared equally among all players, those who paid it included."
 
     def __init__(
         self, edges: Sequence[float] = (0.0, 3.0, 5.0), window: NonNegativeInt = 10, multiplier: NonNegativeFloat = 4.0
     ) -> None:
-        self.edges = tuple(float(edge) for edge in edges)
-        if (
-            not self.edges
-            or self.edges[0] != 0
-            or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False))
-        ):
-            raise ConfigError(f"edges={list(edges)} of tax brackets must start at 0 and increase, e.g. [0, 3, 5]")
+        self.edges = validate_edges(edges)
         self.window, self.multiplier = window, multiplier
         # The rate at which a whole apple is taken, if it is at most 1.
         self.facts: Mapping[str, float | bool] = {"takes_all": 1 / multiplier} if multiplier >= 1 else {}
@@ -203,9 +190,8 @@ class BracketedTax:
         self.details = tuple(f"apples_bracket_{k + 1}" for k in range(len(self.edges)))
         self.metrics: Mapping[str, Aggregate] = {"tax_collected": "sum", **dict.fromkeys(self.details, "sum")}
         self._past: Floats | None = None  # [window, n_envs, n_agents], newest first
-        self._bounds: tuple[Floats, Floats] | None = (
-            None  # lower and upper edges of the brackets, as arrays of the type of the events
-        )
+        # Lower and upper edges of the brackets, as arrays of the type of the events.
+        self._bounds: tuple[Floats, Floats] | None = None
 
     def _parameter(self, k: int) -> Parameter:
         low, high = self.edges[k], self.edges[k + 1] if k + 1 < len(self.edges) else None
@@ -252,19 +238,15 @@ class BracketedTax:
         self._past = state["past"]
 
 
-class RewardTax(StateFields):
+class RewardTax(Mechanism):
     """A tax on positive rewards at one rate. The revenue of a step is shared equally among the agents in the game.
 
     It needs no knowledge of the environment. The sum of rewards does not change; a rate of 1 makes the positive rewards
     of a step equal. Agents that have left neither pay nor receive.
     """
 
-    needs_dirt = False
     base_reward = "what the game pays"
     rule = "What is taken in a step is shared equally among all players in the game, those who paid it included."
-    player_facts: Mapping[str, str] = {}
-    details: tuple[str, ...] = ()
-    facts: Mapping[str, float | bool] = {}
     metrics: Mapping[str, Aggregate] = {"tax_collected": "sum"}
     spec = ParameterSpace(
         "tax",
@@ -291,9 +273,6 @@ class RewardTax(StateFields):
         jacobian = (share[:, None] * present - income)[..., None]
         return Settlement(events.raw, jacobian, {"tax_collected": values[:, 0] * total})
 
-    def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Do nothing: the tax of a step depends only on that step."""
-
 
 def incentive_jacobian(
     raw: Array, cleaned: Array, eat_reward: float, clean_reward: float, exactly_one: bool
@@ -315,7 +294,7 @@ _PAYMENT_REASONS = {"eat": "each apple eaten", "clean": "each step of cleaning",
 """Occasions of the payments of `Incentives`, in sentences for viewers."""
 
 
-class Incentives(StateFields):
+class Incentives(Mechanism):
     """Payments to every player at every step for eating, cleaning, or any other behavior.
 
     The base reward is rewritten first: `eat_reward` for an apple, `clean_reward` (a cost) for cleaning. The reward of
@@ -337,7 +316,6 @@ class Incentives(StateFields):
     """
 
     needs_dirt = True
-    player_facts: Mapping[str, str] = {}
     details = ("incentives_eat", "incentives_clean", "incentives_other")
     metrics: Mapping[str, Aggregate] = {
         "incentives_paid": "sum",
@@ -413,6 +391,3 @@ class Incentives(StateFields):
         if self.budget_balanced:
             reward_jacobian = charge_equally(reward_jacobian)
         return Settlement(xp.asarray(base, dtype=xp.float32), reward_jacobian, metrics)
-
-    def reset(self, mask: NDArray[np.bool_]) -> None:
-        """Do nothing: the payments of a step depend only on that step."""

@@ -11,15 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Interval, MinLen
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec, Parameter, ParameterSpace
-from llmrl.core.state_fields import ForkableFields
 from llmrl.core.welfare_measures import gini
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.tax_citizens import FULL_TIME, MAX_HOURS, Citizens, Wages, yearly_income
 from llmrl.envs.tax_economy_text import action_names, game_text, observation_text, spans
@@ -50,11 +49,7 @@ _PAPER, _GROSS, _NET = (238, 236, 228), (120, 150, 190), (70, 140, 90)
 
 @dataclass(frozen=True)
 class TaxEconomySettings:
-    """Options of `TaxEconomy`; meanings, units and ranges are in `conf/env/tax_economy.yaml`.
-
-    Raises:
-        ConfigError: `max_rate` is above 1.
-    """
+    """Options of `TaxEconomy`; meanings, units and ranges are in `conf/env/tax_economy.yaml`."""
 
     n_envs: PositiveInt
     n_agents: PositiveInt
@@ -62,7 +57,7 @@ class TaxEconomySettings:
     steps_per_year: PositiveInt
     n_hours: ChoiceCount
     brackets: Sequence[float]
-    max_rate: PositiveFloat
+    max_rate: Annotated[float, Interval(gt=0, le=1)]
     eta: NonNegativeFloat
     psi: PositiveFloat | None
     delta: FloatAboveOne
@@ -74,12 +69,8 @@ class TaxEconomySettings:
     show_mechanism: bool
     observe: Annotated[Sequence[TaxChannel], MinLen(1)]
 
-    def __post_init__(self) -> None:
-        if self.max_rate > 1:
-            raise ConfigError(f"env.max_rate={self.max_rate:g} must be in (0, 1]")
 
-
-class TaxEconomy(ForkableFields):
+class TaxEconomy(ArrayGames):
     """A vectorized environment of `n_envs` economies with `n_agents` workers each.
 
     **World.** A worker has a wage, drawn for each episode (`skills=drawn`), or that of its quantile
@@ -108,14 +99,12 @@ class TaxEconomy(ForkableFields):
         settings: options of the environment.
         seeds: the environment's node of the seed tree.
 
-
     Raises:
         ConfigError: invalid tax brackets.
     """
 
     _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
-
-    spec: EnvSpec
+    _stream = "wages"
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -169,8 +158,7 @@ class TaxEconomy(ForkableFields):
             text=text,
             facts={**self.citizens.facts, "mean_wage": settings.mean_wage, "full_time_income": self._full_time},
         )
-        self._groups = 1
-        self._rngs = [seeds.numpy("wages")]  # one for each equal group of games
+        self._reseed([(seeds, self._stream)])
         shape = (n_envs, n_agents)
         self._rates = np.zeros((n_envs, n_brackets))
         self._wage = np.zeros(shape)  # 0: the game was never reset
@@ -191,34 +179,24 @@ class TaxEconomy(ForkableFields):
         """Return the same environment with a single independent game."""
         return guarded(self.resized(1))
 
-    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+    @property
+    def _was_reset(self) -> np.ndarray:
+        return np.asarray(self._wage.all(axis=1))
 
-        `seed` reseeds the draw of wages; a sequence seeds equal groups of games separately (`VecEnv.reset`).
-        """
-        if seed is not None:
-            seeds = seed if isinstance(seed, Sequence) else [seed]
-            self._rngs = [Seeds(root_seed).numpy("wages") for root_seed in seeds]
-        reset_mask = np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        self._wage[reset_mask] = self._draw()[reset_mask]
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        self._wage[reset_mask] = self._draw_wages()[reset_mask]
         for array in (self._time, self._earned, self._effort, self._hours):
             array[reset_mask] = 0
         self._last[:, reset_mask] = 0.0
         self._ended[reset_mask] = False
-        return self._observe()
 
-    def _draw(self) -> np.ndarray:
-        """Return the wages of new episodes in all games, [n_envs, n_agents].
-
-        They are drawn for every game, even those that go on, so that a game's draws do not depend on the other games.
-        """
-        n = self.spec.n_agents
+    def _draw_wages(self) -> np.ndarray:
+        """Return the wages of new episodes in all games, [n_envs, n_agents]."""
+        n_agents = self.spec.n_agents
         if self.settings.skills == "quantiles":
-            return np.tile(self._wages.quantiles(n), (self.spec.n_envs, 1))
-        groups = len(self._rngs)
-        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        uniform = np.concatenate([rng.random((size, n, 3)) for rng in self._rngs])
-        return np.tile(self._wages.draw(uniform), (self.spec.n_envs // len(uniform), 1))
+            return np.tile(self._wages.quantiles(n_agents), (self.spec.n_envs, 1))
+        (uniform,) = self._draw(lambda rng, n: (rng.random((n, n_agents, 3)),))
+        return self._wages.draw(uniform)
 
     def step(self, action: Array) -> Step:
         """Work the hours of `action` [n_envs, n_agents]. Games that have ended do not change.
@@ -226,14 +204,7 @@ class TaxEconomy(ForkableFields):
         Raises:
             ValueError: wrong shape, an action does not exist, or a game was never reset.
         """
-        shape, n_hours = self._wage.shape, self.citizens.n_hours
-        actions = np.asarray(action)
-        if actions.shape != shape:
-            raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= n_hours:
-            raise ValueError(f"actions must be 0 to {n_hours - 1}, got {actions.min()} to {actions.max()}")
-        if (self._wage == 0).any():
-            raise ValueError("reset() must be called before step()")
+        actions, shape = self._check_actions(action), self._wage.shape
         active = ~self._ended
         active_column = active[:, None]
         hours = self.citizens.hours[actions]
@@ -299,23 +270,9 @@ class TaxEconomy(ForkableFields):
             metrics |= {f"{name}_{k + 1}": amounts[..., k].mean(1) for k in range(parts.shape[-1])}
         return metrics
 
-    def pair_games(self, groups: int) -> None:
-        """Draw the same wages in each of `groups` equal groups of games."""
-        self.spec.games_per_group(groups)
-        self._groups = groups
-
     def set_mechanism(self, values: Array) -> None:
-        """Set the marginal rates of all games, [K], or of each game, [n_envs, K], for years that end from now on.
-
-        Raises:
-            ConfigError: a rate is out of bounds.
-        """
-        assert self.spec.mechanism is not None
-        self._rates = np.broadcast_to(self.spec.mechanism.check(values), self._rates.shape).copy()
-
-    def set_context(self, context: int | np.ndarray) -> None:
-        """Raise ConfigError: there are no contexts."""
-        raise ConfigError("tax_economy has no contexts")
+        """Set the marginal rates of all games, [K], or of each game, [n_envs, K], for years that end from now on."""
+        self._rates = self._values_per_game(values)
 
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [176, 16 + n_agents * 36, 3] uint8.
@@ -334,9 +291,6 @@ class TaxEconomy(ForkableFields):
             x = _MARGIN + i * (_BAR + _GAP)
             image[_MARGIN + _HEIGHT - bar_height : _MARGIN + _HEIGHT, x : x + _BAR] = color
         return image
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
 
     def _observe(self) -> Observation:
         n_envs, n_agents = self._wage.shape

@@ -1,4 +1,4 @@
-"""Bracketed income taxes: division of incomes into brackets, and the US federal schedule."""
+"""Bracketed income taxes: division of incomes into brackets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,6 @@ from itertools import pairwise
 import numpy as np
 
 from llmrl.core.errors import ConfigError
-
-FEDERAL_EDGES = (0.0, 11.6, 47.15, 100.525, 191.95, 243.725, 609.35)
-"""Lower edges of the brackets of the US federal income tax of 2024 for single filers, thousand dollars a year
-(Internal Revenue Service, Rev. Proc. 2023-34)."""
-FEDERAL_RATES = (0.10, 0.12, 0.22, 0.24, 0.32, 0.35, 0.37)
-"""Their marginal rates."""
 
 
 def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
@@ -25,7 +19,7 @@ def validate_edges(edges: Sequence[float]) -> tuple[float, ...]:
     bounds = tuple(float(edge) for edge in edges)
     rising = all(low < high for low, high in pairwise(bounds))
     if not bounds or bounds[0] != 0 or not rising or not np.isfinite(bounds).all():
-        raise ConfigError(f"env.brackets={list(edges)} of taxes must start at 0 and increase, e.g. [0, 47.15, 100.525]")
+        raise ConfigError(f"the brackets {list(edges)} of taxes must start at 0 and increase, e.g. [0, 3, 5]")
     return bounds
 
 
@@ -48,19 +42,3 @@ def bracket_membership(income: np.ndarray, edges: Sequence[float]) -> np.ndarray
     """
     index = np.maximum(np.searchsorted(np.asarray(edges, dtype=np.float64), income, side="left") - 1, 0)
     return np.asarray(index[..., None] == np.arange(len(edges)))
-
-
-def federal_rates(edges: Sequence[float]) -> list[float]:
-    """Return marginal rates that tax as `FEDERAL_RATES` do, averaged over each bracket, [K].
-
-    `edges` [K] are in thousand dollars a year. Incomes on an edge pay exactly the federal tax. The last bracket ends
-    at the highest federal edge, or has the highest rate if it begins there or above.
-    """
-    rates = []
-    for low, high in zip(edges, [*edges[1:], max(FEDERAL_EDGES)], strict=True):
-        if high <= low:
-            rates.append(FEDERAL_RATES[-1])
-            continue
-        parts = bracket_incomes(np.array([low, high]), FEDERAL_EDGES) @ np.array(FEDERAL_RATES)
-        rates.append(float((parts[1] - parts[0]) / (high - low)))
-    return rates

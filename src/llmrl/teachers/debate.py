@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.state_fields import StateFields
-from llmrl.teachers.planners import Distribution, Planner
+from llmrl.teachers.llm_planner import LLMPlanner
+from llmrl.teachers.planners import Distribution
 from llmrl.teachers.plans import Plan, plan_text
 
 Game = tuple[str, ...]
@@ -51,7 +52,7 @@ class Debate(StateFields):
 
     _state_fields = ("looked_up", "changed", "planner")
 
-    def __init__(self, planner: Planner, names: Sequence[str], rounds: PositiveInt = 1) -> None:
+    def __init__(self, planner: LLMPlanner, names: Sequence[str], rounds: PositiveInt) -> None:
         if len(names) < 2:
             raise ConfigError(
                 f"teacher.debate_rounds={rounds} needs several agents in a game, but there is only one; set "
@@ -86,9 +87,7 @@ class Debate(StateFields):
         return [results[game] for game in games]
 
     def describe(self) -> dict[str, str]:
-        describe_planner = getattr(self.planner, "describe", None)
-        description = {"planner": type(self.planner).__name__} if describe_planner is None else describe_planner()
-        return {**description, "debate rounds": str(self.rounds)}
+        return {**self.planner.describe(), "debate rounds": str(self.rounds)}
 
     def metrics(self) -> dict[str, float]:
         """Return the planner's metrics and teacher/debate_changes.
@@ -105,9 +104,8 @@ class Debate(StateFields):
 
     def _append_announcements(self, game: Game, plans: tuple[Distribution, ...]) -> Game:
         """Return the sentences of a game, each followed by the announcements of the others."""
-        unplanned = getattr(self.planner, "no_plan", None)
         announcements = [
-            f"{name}: {NO_PLAN if p is unplanned else _BRACKETS.sub('', plan_text(likeliest(p)))}"
+            f"{name}: {NO_PLAN if p is self.planner.no_plan else _BRACKETS.sub('', plan_text(likeliest(p)))}"
             for name, p in zip(self.names, plans, strict=True)
         ]
         return tuple(

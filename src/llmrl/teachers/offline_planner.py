@@ -35,9 +35,7 @@ class OfflinePlanner(StateFields):
         missing_state: reaction to a sentence without a row: the domain's `fallback`, which is counted, or an `error`.
 
     Raises:
-        ConfigError: the table does not exist, a row has no valid plan or matches no state, or a plan in a user's file
-            has
-            an unknown skill.
+        ConfigError: the table does not exist, a row has no valid plan, or a plan in a user's file has an unknown skill.
     """
 
     _state_fields = ("fallbacks",)
@@ -51,7 +49,17 @@ class OfflinePlanner(StateFields):
         self._known: dict[str, Distribution | None] = {}
         self._fallback: Distribution = ((domain.fallback, 1.0),)
         self.fallbacks = 0
-        self._check()
+        examples = self._table.examples()
+        for sentence in examples:  # invalid rows end the run before its first look-up
+            self._known[sentence] = self._read(sentence)
+        if n_debates := sum(ANNOUNCED in sentence for sentence in examples):
+            logger.warning(
+                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
+                "unused, and plans are those before the debate",
+                n_debates,
+                len(examples),
+                table,
+            )
 
     def plans(self, sentences: Sequence[str]) -> list[Distribution]:
         """Return the plans of each sentence; raise ConfigError for one without a row if `missing_state` is `error`."""
@@ -70,27 +78,6 @@ class OfflinePlanner(StateFields):
     def metrics(self) -> dict[str, float]:
         """Return teacher/fallbacks: look-ups of states without a row, each counted once per update."""
         return {"teacher/fallbacks": float(self.fallbacks)}
-
-    def _check(self) -> None:
-        """Check all rows before the first look-up; raise ConfigError for an invalid one."""
-        examples = self._table.examples()
-        for pattern, sentence in examples.items():
-            if self._table.find(sentence) is None:
-                words = ", ".join(self._table.interchangeable_words)
-                raise ConfigError(
-                    f"the plan table {self._name} has the row {pattern!r}, which matches no state: the interchangeable "
-                    f"words {words} must be written [1], [2], ... in the order of their appearance"
-                )
-            self._known[sentence] = self._read(sentence)
-        n_debates = sum(ANNOUNCED in pattern for pattern in examples)
-        if n_debates:
-            logger.warning(
-                "%d of %d rows of the plan table %s are from a debate, but teacher=offline has none: these rows are "
-                "unused, and plans are those before the debate",
-                n_debates,
-                len(examples),
-                self._name,
-            )
 
     def _read(self, sentence: str) -> Distribution | None:
         row = self._table.find(sentence)

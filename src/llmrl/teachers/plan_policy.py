@@ -73,12 +73,12 @@ class PlanPolicy:
         if isinstance(self.planner, Debate):
             size = len(self.planner.names)
             games = [tuple(sentences[i : i + size]) for i in range(0, len(sentences), size)]
-            game_plans = self.planner.deliberate(games)
-            self.sentences.update(distinct)
-            return [plans for game in game_plans for plans in game]
-        answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+            distributions = [plans for game in self.planner.deliberate(games) for plans in game]
+        else:
+            answers = dict(zip(distinct, self.planner.plans(distinct), strict=True))
+            distributions = [answers[sentence] for sentence in sentences]
         self.sentences.update(distinct)
-        return [answers[sentence] for sentence in sentences]
+        return distributions
 
     def advise(self, scenes: Sequence[Scene], uniform: np.ndarray | None = None) -> np.ndarray:
         """Return action probabilities for each scene, [n, n_actions] float32.
@@ -90,32 +90,20 @@ class PlanPolicy:
             ConfigError: see `Planner.plans`; or the domain returns an invalid action.
             ValueError: `hard` mode without `uniform`.
         """
-        probabilities = self._agent_advice(scenes, uniform)
+        if self.mode == "hard" and uniform is None:
+            raise ValueError("mode=hard draws plans and needs a random number for each scene; pass `uniform`")
+        distributions = self.plans(scenes)
+        if self.mode == "hard" and uniform is not None:
+            draws = zip(distributions, uniform.tolist(), strict=True)
+            distributions = [((_draw(plans, u), 1.0),) for plans, u in draws]
+        probabilities = np.zeros((len(scenes), self.domain.n_actions))
+        for row, scene, plans in zip(probabilities, scenes, distributions, strict=True):
+            for plan, probability in plans:
+                row[self._action(scene, plan)] += probability
         if self.sharing == "mixture":
             mean = probabilities.reshape(-1, self.n_agents, probabilities.shape[1]).mean(1)
             probabilities = np.repeat(mean, self.n_agents, axis=0)
         return probabilities.astype(np.float32)
-
-    def _agent_advice(self, scenes: Sequence[Scene], uniform: np.ndarray | None) -> np.ndarray:
-        probabilities = np.zeros((len(scenes), self.domain.n_actions))
-        if self.mode == "hard":
-            if uniform is None:
-                raise ValueError("mode=hard draws plans and needs a random number for each scene; pass `uniform`")
-            for scene_probabilities, scene, plans, u in zip(
-                probabilities, scenes, self.plans(scenes), uniform.tolist(), strict=True
-            ):
-                scene_probabilities[self._action(scene, _draw(plans, u))] = 1.0
-            return probabilities
-        # Games in the same state often share the scene object.
-        first_index: dict[tuple[int, int], int] = {}
-        for i, (scene, plans) in enumerate(zip(scenes, self.plans(scenes), strict=True)):
-            source = first_index.setdefault((id(scene), id(plans)), i)
-            if source != i:
-                probabilities[i] = probabilities[source]
-                continue
-            for plan, probability in plans:
-                probabilities[i, self._action(scene, plan)] += probability
-        return probabilities
 
     def _action(self, scene: Scene, plan: Plan) -> int:
         """Return the action of a plan in a scene.

@@ -40,12 +40,10 @@ class PlanTable:
     appearance in a sentence, so that one row serves all sentences that differ only in these words.
 
     Attributes:
-        domain: name of the domain.
         rows: rows by sentence pattern, which is a sentence with placeholders.
         interchangeable_words: words that are replaced by placeholders.
     """
 
-    domain: str
     rows: Mapping[str, Row]
     interchangeable_words: tuple[str, ...] = ()
 
@@ -66,17 +64,12 @@ class PlanTable:
             for text, probability in row
         )
 
-    def examples(self) -> dict[str, str]:
+    def examples(self) -> list[str]:
         """Return an example sentence for each sentence pattern in `rows`."""
-        words = self.interchangeable_words
-        return {
-            sentence_pattern: re.sub(
-                r"\[(\d+)\]",
-                lambda m: words[int(m[1]) - 1] if 1 <= int(m[1]) <= len(words) else m[0],
-                sentence_pattern,
-            )
-            for sentence_pattern in self.rows
-        }
+        sentences = list(self.rows)
+        for number, word in enumerate(self.interchangeable_words, 1):
+            sentences = [sentence.replace(f"[{number}]", word) for sentence in sentences]
+        return sentences
 
 
 def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTable:
@@ -109,7 +102,7 @@ def load_plan_table(path: Path, domain: str, corrected: bool = False) -> PlanTab
         if not row or min(row.values()) <= 0 or abs(sum(row.values()) - 1) > 1e-6:
             raise ConfigError(f"teacher.table={path}: the probabilities for {sentence!r} must be > 0 and sum to 1")
     plan_rows = {sentence: tuple(row.items()) for sentence, row in rows.items()}
-    return PlanTable(domain, plan_rows, tuple(content.interchangeable_words))
+    return PlanTable(plan_rows, tuple(content.interchangeable_words))
 
 
 def save_plan_table(path: Path, domain: str, about: str, plans: Mapping[str, Distribution]) -> None:

@@ -15,10 +15,7 @@ Distribution = tuple[tuple[Plan, float], ...]
 
 
 class Planner(Protocol):
-    """Source of plans for the states of one domain.
-
-    A planner may also have `describe() -> dict[str, str]`, which `dry_run=true` prints.
-    """
+    """Source of plans for the states of one domain."""
 
     domain: Domain
 
@@ -29,6 +26,10 @@ class Planner(Protocol):
             LLMError: a language model failed permanently, or the budget is exhausted.
             ConfigError: a table has no plan for a sentence and `miss` is `error`, or an oracle has no rule.
         """
+        ...
+
+    def describe(self) -> dict[str, str]:
+        """Return a description for the printed plan (`dry_run=true`)."""
         ...
 
     def metrics(self) -> dict[str, float]:

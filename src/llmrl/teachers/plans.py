@@ -17,9 +17,7 @@ from llmrl.llms.structured import json_schema
 MAX_PLAN_STEPS = 20
 """Maximum number of steps of a plan; longer plans are invalid or cut."""
 
-NO_OBJECT = ("", "none", "nothing", "null", "no object", "n/a")
-
-_ARTICLE = re.compile(r"^(the|a|an) ")
+_STEP = re.compile(r"(?P<skill>[^<>]+?)(?: <(?P<object>[^<>]+)>)?")
 
 
 @dataclass(frozen=True)
@@ -106,58 +104,30 @@ def parse_reply(text: str, skills: Sequence[Skill], objects: Sequence[str], stat
 
 
 def parse_text(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """Parse a plan written as `go to <key>, pick up <key>`; the brackets may be missing.
+    """Parse a plan in the notation of `plan_text`.
 
     Raises:
         InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.
     """
-    parts = [_plain(part) for part in text.split(",")]
-    return build_plan([_split(part, skills) for part in parts if part], skills, objects)
+    parts = text.split(",")
+    if len(parts) > MAX_PLAN_STEPS:
+        raise InvalidReply(f"a plan has 1 to {MAX_PLAN_STEPS} steps, and this one has {len(parts)}")
+    return tuple(_parse_step(part.strip(), skills, objects) for part in parts)
 
 
-def build_plan(steps: Sequence[tuple[str, str]], skills: Sequence[Skill], objects: Sequence[str]) -> Plan:
-    """Return the plan of pairs (skill, object), in the spelling of `skills` and `objects`.
-
-    Raises:
-        InvalidReply: the plan is empty or too long, or a skill or an object is unknown, missing or superfluous.
-    """
-    skills_by_name = {_plain(skill.name): skill for skill in skills}
-    object_names = {_plain(name): name for name in objects}
-    if not 1 <= len(steps) <= MAX_PLAN_STEPS:
-        raise InvalidReply(f"a plan has 1 to {MAX_PLAN_STEPS} steps, and this one has {len(steps)}")
-    plan = []
-    for verb, target in steps:
-        skill = skills_by_name.get(_plain(verb))
-        if skill is None:
-            raise UnknownSkill(f"there is no skill {_quoted(verb)}; there are {', '.join(s.name for s in skills)}")
-        name = _ARTICLE.sub("", _plain(target))
-        if not skill.takes_object:
-            if name not in NO_OBJECT:
-                raise InvalidReply(f"the skill {skill.name!r} takes no object, and {_quoted(target)} was given")
-            plan.append(PlanStep(skill.name))
-        elif name in object_names:
-            plan.append(PlanStep(skill.name, object_names[name]))
-        else:
-            available = ", ".join(objects) or "none"
-            raise InvalidReply(
-                f"the skill {skill.name!r} needs an object of this state, and {_quoted(target)} is none; there are: "
-                f"{available}"
-            )
-    return tuple(plan)
-
-
-def _split(text: str, skills: Sequence[Skill]) -> tuple[str, str]:
-    """Split `go to key` into the longest skill that it starts with and the object."""
-    for name in sorted((_plain(skill.name) for skill in skills), key=len, reverse=True):
-        if text == name or text.startswith(f"{name} "):
-            return name, text[len(name) :].strip()
-    return text, ""
-
-
-def _plain(text: str) -> str:
-    """Return `text` in lower case, with single spaces for brackets, quotes, dashes, dots and underscores."""
-    return " ".join(re.sub(r"[<>\"'`*_.\s-]+", " ", text).split()).lower()
-
-
-def _quoted(text: str) -> str:
-    return repr(" ".join(text.split())[:60])
+def _parse_step(text: str, skills: Sequence[Skill], objects: Sequence[str]) -> PlanStep:
+    match = _STEP.fullmatch(text)
+    if match is None:
+        raise InvalidReply(f"{text!r} is no step such as 'go to <key>' or 'explore'")
+    name, target = match["skill"], match["object"]
+    skill = next((skill for skill in skills if skill.name == name), None)
+    if skill is None:
+        raise UnknownSkill(f"there is no skill {name!r}; there are {', '.join(s.name for s in skills)}")
+    if not skill.takes_object and target is not None:
+        raise InvalidReply(f"the skill {name!r} takes no object, and {target!r} was given")
+    if skill.takes_object and target not in objects:
+        available = ", ".join(objects) or "none"
+        raise InvalidReply(
+            f"the skill {name!r} needs an object of this state, and {target!r} is none; there are: {available}"
+        )
+    return PlanStep(name, target or "")

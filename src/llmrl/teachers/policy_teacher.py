@@ -51,8 +51,7 @@ class PolicyTeacher(StateFields):
         self.plan_policy, self.schedule = plan_policy, schedule
         self.channels = plan_policy.domain.channels
         self.policy = TeacherPolicy(plan_policy)
-        planner = plan_policy.planner.planner if isinstance(plan_policy.planner, Debate) else plan_policy.planner
-        self.keeps_draws = isinstance(planner, LLMPlanner)
+        self.keeps_draws = isinstance(plan_policy.planner, LLMPlanner | Debate)
         self._seeds = seeds.child("plans")
         self.updates, self.queries, self.weight = 0, 0, 0.0
         self._memory: np.ndarray | None = None
@@ -117,14 +116,10 @@ class PolicyTeacher(StateFields):
     def describe(self) -> dict[str, str]:
         """Return a description of planner, domain and schedule for the printed plan."""
         plan_policy = self.plan_policy
-        describe_planner = getattr(plan_policy.planner, "describe", None)  # optional method of planners
-        description = (
-            {"planner": type(plan_policy.planner).__name__} if describe_planner is None else describe_planner()
-        )
         sharing = {"sharing": plan_policy.sharing} if plan_policy.n_agents > 1 else {}
         parity = str(plan_policy.domain.parity).lower()
         return {
-            **description,
+            **plan_policy.planner.describe(),
             "domain": plan_policy.domain.name,
             "mode": plan_policy.mode,
             **sharing,

@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmrl.llms.scripted import UnreadPromptError, first_question, needed
 from llmrl.teachers.debate import ANNOUNCED
+from llmrl.teachers.rooms.rules import Steps, room_rule
 
 _STATE = re.compile(r"^State: (.+)$", re.MULTILINE)
 _SKILL = re.compile(r"^- ([a-z ]+?)( <object>)?: ", re.MULTILINE)
 _NAME_PATTERN = re.compile(r"<([^<>]+)>")
 _HOLDS = ", holds "
-_LAST = ("key", "door", "lava")
-"""Last words of names with rules in rooms; all other objects are to be fetched."""
-
 _PARTICLE = re.compile(r"The agent is (\w+)[.,](.+)$")
 """Beginning of the state of an agent of a particle world: its name, and its facts."""
 _NEAREST_TO_LANDMARK = re.compile(r"nearest to <landmark (\d+)> is (\w+)", re.IGNORECASE)
@@ -28,8 +26,6 @@ _MUST = re.compile(r"(\w+) must go to <(\w+)>")
 _SAYS = re.compile(r"says <(\w+)>")
 _COMMUNICATION = ("cannot move", " must go to <", ", says ")
 """Phrases, one of which is in each state of agents that communicate goals."""
-
-Steps = list[tuple[str, str]]
 
 
 def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[str], None] = lambda text: None) -> str:
@@ -49,8 +45,8 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     needed(skills, "the skills (`- skill <object>: what it does`)")
     particle = _PARTICLE.match(state)
     if particle:
-        facts, announced, announcements = particle.group(2).partition(ANNOUNCED)
-        reason, steps = _particle_answer(particle.group(1), facts, announcements if announced else None)
+        facts, _, announcements = particle.group(2).partition(ANNOUNCED)
+        reason, steps = _particle_answer(particle.group(1), facts, announcements)
     else:
         reason, steps = _room_answer(state, skills, note)
     if "Action: {" in prompt and '"plan"' not in prompt:
@@ -63,46 +59,18 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
 def _room_answer(state: str, skills: Mapping[str, bool], note: Callable[[str], None]) -> tuple[str, Steps]:
     """Return reason and plan for a room.
 
-    The rules fetch a key for a door, of the door's color if there are colors; drop a key that does not fit; and behind
-    an open door drop the key and fetch other objects. If no rule applies, they take the first skill without object, or
-    else the first skill with the first object. They do not know which of two doors is superfluous, how to search, or
-    where lava is.
+    If no rule applies, this is the first skill without object, or else the first skill with the first object.
     """
     visible_text, holds, carried_text = state.partition(_HOLDS)
     visible = [name for name in _NAME_PATTERN.findall(visible_text) if name != "nothing"]
     carried = next((name for name in _NAME_PATTERN.findall(carried_text) if name != "nothing"), None)
     if not holds:
         note("the state does not say what a planner's agent holds (`, holds <...>`), and its hands are taken for empty")
-    reason, steps = _room_rule(visible, carried)
+    reason, steps = room_rule(visible, carried)
     if all(skills.get(skill) is (target != "") for skill, target in steps):
         return reason, steps
     note("no rule of the planner fits the state and the skills of the prompt, and the first skill is taken")
     return "none of the rules applies", _first_skill(skills, visible)
-
-
-def _room_rule(visible: list[str], carried: str | None) -> tuple[str, Steps]:
-    keys = [name for name in visible if name.endswith("key")]
-    doors = [name for name in visible if name.endswith("door") or name.rstrip("0123456789").endswith("door")]
-    locked = [name for name in doors if not name.startswith("open ")]
-    goods = [name for name in visible if name not in doors and name.split()[-1] not in _LAST]
-    if goods and len(locked) == 0:
-        if carried is not None:
-            return "hands must be free", [("drop", carried)]
-        return "fetch what there is", [("go to", goods[0]), ("pick up", goods[0])]
-    if carried is not None and locked:
-        fitting = [door for door in locked if _fits(carried, door)]
-        if fitting:
-            return "a door and its key", [("go to", fitting[0]), ("open", fitting[0])]
-        return "the key does not fit", [("drop", carried)]
-    fitting = [key for key in keys if not locked or any(_fits(key, door) for door in locked)]
-    if carried is None and fitting and len(locked) == len(doors):
-        return "a key is needed", [("go to", fitting[0]), ("pick up", fitting[0])]
-    return "nothing else can be done", [("explore", "")]
-
-
-def _fits(key: str, door: str) -> bool:
-    """Return whether the colors before the last space agree; without colors, all keys fit."""
-    return key.rpartition(" ")[0] == door.rpartition(" ")[0]
 
 
 def _first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
@@ -112,7 +80,7 @@ def _first_skill(skills: Mapping[str, bool], visible: list[str]) -> Steps:
     return [(next(iter(skills)), visible[0])]
 
 
-def _particle_answer(name: str, facts: str, announcements: str | None) -> tuple[str, Steps]:
+def _particle_answer(name: str, facts: str, announcements: str) -> tuple[str, Steps]:
     """Return reason and plan of an agent of a particle world that knows `facts` and hears `announcements`.
 
     The rules show the purpose of a debate. An agent that is nearest to no landmark does not know which one is free
@@ -136,24 +104,22 @@ def _particle_answer(name: str, facts: str, announcements: str | None) -> tuple[
     return "say what is known, do what is said", [*(("say", color) for _, color in assignments), move]
 
 
-def _landmark(agent: str, owners: dict[str, str], announcements: str | None) -> tuple[str, Steps]:
+def _landmark(agent: str, owners: dict[str, str], announcements: str) -> tuple[str, Steps]:
     own_landmarks = [landmark for landmark, name in owners.items() if name == agent]
     if own_landmarks:
         return "nobody is nearer", [("go to", f"landmark {own_landmarks[0]}")]
     claimed = {
-        landmark
-        for name, landmark in _ANNOUNCED_GOAL.findall(announcements or "")
-        if name in owners.values() or name < agent
+        landmark for name, landmark in _ANNOUNCED_GOAL.findall(announcements) if name in owners.values() or name < agent
     }
     free_landmarks = [landmark for landmark in owners if landmark not in claimed] or list(owners)
     return "nearest to none, so what seems to be left", [("go to", f"landmark {free_landmarks[0]}")]
 
 
-def _prey(agent: str, hunters: list[tuple[str, str]], announcements: str | None) -> tuple[str, Steps]:
+def _prey(agent: str, hunters: list[tuple[str, str]], announcements: str) -> tuple[str, Steps]:
     own_prey = [prey for prey, name in hunters if name == agent]
     if own_prey:
         return "nobody is nearer", [("chase", own_prey[0])]
     prey = hunters[0][0]
-    if announcements is not None and f"chase {prey}" in announcements:
+    if f"chase {prey}" in announcements:
         return "somebody else chases it", [("cut off", prey)]
     return "there is prey", [("chase", prey)]

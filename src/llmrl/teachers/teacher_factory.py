@@ -19,7 +19,6 @@ from llmrl.teachers.llm_planner import LLMPlanner, LLMPlannerSettings
 from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED, OfflinePlanner
 from llmrl.teachers.plan_policy import Mode, PlanPolicy, Sharing
 from llmrl.teachers.planners import OraclePlanner, Planner
-from llmrl.teachers.plans import PlanStep, Skill
 from llmrl.teachers.policy_teacher import PolicyTeacher
 from llmrl.teachers.schedules import Schedule
 
@@ -46,11 +45,12 @@ def llm_teacher(
 ) -> PolicyTeacher:
     """Return a teacher whose plans are made by a language model; arguments as in `LLMPlanner` and `_teacher`."""
     domain = _domain(spec, settings.domain, settings.parity)
-    planner: Planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
-    names = spec.agent_names or tuple(f"agent_{i}" for i in range(spec.n_agents))
+    llm_planner = LLMPlanner(settings, domain, llm, prompt_folder, folder, spec.horizon)
+    planner: Planner = llm_planner
     if settings.debate_rounds:
-        planner = Debate(planner, names, settings.debate_rounds)
-    if settings.sharing == "mixture" and len(names) == 1:
+        names = spec.agent_names or [f"agent_{i}" for i in range(spec.n_agents)]
+        planner = Debate(llm_planner, names, settings.debate_rounds)
+    if settings.sharing == "mixture" and spec.n_agents == 1:
         raise ConfigError(
             "teacher.sharing=mixture needs several agents in a game, but there is only one; use teacher.sharing=own"
         )
@@ -161,8 +161,12 @@ def find_domain(env: str, parity: bool = False, spec: EnvSpec | None = None) -> 
 
 
 def check_domain(domain: Domain, spec: EnvSpec) -> None:
-    """Raise ConfigError unless a domain is complete and fits an environment's channels and number of actions."""
-    _check_attributes(domain)
+    """Raise ConfigError unless a domain has all attributes and fits an environment's channels and number of actions."""
+    if undefined := [name for name in _REQUIRED if not hasattr(domain, name)]:
+        raise ConfigError(
+            f"the teacher's domain {type(domain).__name__} has no {', '.join(undefined)}; set {', '.join(_REQUIRED)} "
+            "on the class or in the constructor"
+        )
     missing = [name for name in domain.channels if name not in spec.observation]
     if missing:
         raise ConfigError(
@@ -173,51 +177,6 @@ def check_domain(domain: Domain, spec: EnvSpec) -> None:
         raise ConfigError(
             f"the teacher's domain {domain.name} has {domain.n_actions} actions, but env={spec.name} has "
             f"{spec.n_actions}; use a domain for this environment"
-        )
-
-
-def _check_attributes(domain: Domain) -> None:
-    class_name = type(domain).__name__
-    missing = [name for name in _REQUIRED if not hasattr(domain, name)]
-    if missing:
-        raise ConfigError(
-            f"the teacher's domain {class_name} has no {', '.join(missing)}; set {', '.join(_REQUIRED)} on the class "
-            "or in "
-            "the constructor"
-        )
-    for name in ("name", "prompt"):
-        if not isinstance(getattr(domain, name), str):
-            raise ConfigError(f"the teacher's domain {class_name}: {name}={getattr(domain, name)!r} must be a text")
-    for name, element_type, element_name in (
-        ("channels", str, "names"),
-        ("skills", Skill, "Skill"),
-        ("fallback", PlanStep, "PlanStep"),
-    ):
-        value = getattr(domain, name)
-        if (
-            not isinstance(value, tuple | list)
-            or not value
-            or not all(isinstance(part, element_type) for part in value)
-        ):
-            raise ConfigError(
-                f"the teacher's domain {class_name}: {name}={value!r} must be a tuple of {element_name}, at least one"
-            )
-    skills = {skill.name for skill in domain.skills}
-    unknown = [step.skill for step in domain.fallback if step.skill not in skills]
-    if unknown:
-        raise ConfigError(
-            f"the teacher's domain {class_name}: its fallback uses the unknown skill {unknown[0]!r}; "
-            f"available: {', '.join(skills)}"
-        )
-    for name, minimum in (("n_actions", 1), ("idle", 0), ("memory", 0)):
-        value = getattr(domain, name)
-        if not isinstance(value, int) or value < minimum:
-            raise ConfigError(
-                f"the teacher's domain {class_name}: {name}={value!r} must be a whole number >= {minimum}"
-            )
-    if domain.idle >= domain.n_actions:
-        raise ConfigError(
-            f"the teacher's domain {class_name}: idle={domain.idle} must be an action from 0 to {domain.n_actions - 1}"
         )
 
 

@@ -310,7 +310,6 @@ def test_failed_bot_gives_no_advice_until_reset() -> None:
         n_failures += int((observation["expert"] == -1).sum())
         observation = env.step(np.maximum(observation["expert"], 0)).observation
     assert n_failures > 0
-    assert env.bots_that_gave_up > 0
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from scipy.stats import chi2_contingency
 
+from babyai_wrapper import BabyAIText
 from llmrl.envs.babyai.levels import HELD_OUT, KINDS
 from llmrl.envs.babyai.registration import IDS, register
-from llmrl.envs.babyai.text_wrapper import BabyAIText
 
 TRAIN, TEST = "BabyAI-MixedTrainLocal-v0", "BabyAI-MixedTestLocal-v0"
 AFTER = "BabyAI-GoToAfterPickUpLocal-v0"

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.particles.physics import DIRECTIONS, MOVES, Bodies, ParticleWorld
 from llmrl.envs.particles.scenario import Scenario
@@ -111,7 +110,7 @@ def test_steps_match_package(scenario: Scenario, module: str, options: dict[str,
 @settings(max_examples=25)
 @given(data=st.data())
 def test_disc_physics(data: st.DataObject) -> None:
-    """Draw sizes, masses, accelerations, maximum speeds, mobility and solidity at random."""
+    """Draw sizes, accelerations, maximum speeds, mobility and solidity at random."""
     from mpe2._mpe_utils.core import Agent, Landmark
     from mpe2._mpe_utils.core import World as Published
 
@@ -124,7 +123,6 @@ def test_disc_physics(data: st.DataObject) -> None:
         movable=rng.random(n_agents) < 0.8,
         acceleration=rng.uniform(1, 6, n_agents),
         max_speed=np.where(rng.random(n_agents) < 0.5, np.inf, rng.uniform(0.2, 1.5, n_agents)),
-        mass=rng.uniform(0.5, 3, n_agents),
     )
     native, reference = ParticleWorld(bodies, 2, 2, 0), [Published(), Published()]
     start = rng.uniform(-0.7, 0.7, (2, n_agents + n_landmarks, 2))
@@ -138,7 +136,6 @@ def test_disc_physics(data: st.DataObject) -> None:
         for i, agent in enumerate(world.agents):
             agent.movable, agent.silent = bool(bodies.movable[i]), True
             agent.max_speed = None if np.isinf(bodies.max_speed[i]) else float(bodies.max_speed[i])
-            agent.initial_mass = float(bodies.mass[i])
     for _ in range(15):
         move = rng.integers(len(MOVES), size=(2, n_agents))
         native.step(move, np.zeros((2, n_agents, 2)), np.ones(2, dtype=bool))
@@ -150,42 +147,3 @@ def test_disc_physics(data: st.DataObject) -> None:
                 assert np.allclose(entity.state.p_pos, native.position[game, i], rtol=0, atol=1e-9)
             for i, agent in enumerate(world.agents):
                 assert np.allclose(agent.state.p_vel, native.velocity[game, i], rtol=0, atol=1e-9)
-
-
-def scenarios() -> st.SearchStrategy[Scenario]:
-    return st.one_of(
-        st.builds(SimpleSpread, st.integers(1, 6), st.floats(0, 1)),
-        st.builds(SimpleTag, st.integers(1, 4), st.integers(1, 3), st.integers(0, 3)),
-        st.builds(SimpleReference, st.just(2), st.floats(0, 1)),
-        st.builds(SimpleSpeakerListener, st.just(2)),
-    )
-
-
-@settings(max_examples=20)
-@given(scenario=scenarios(), seed=st.integers(0, 1000), horizon=st.integers(1, 12))
-def test_engines_play_equal_episodes(scenario: Scenario, seed: int, horizon: int) -> None:
-    rng = np.random.default_rng(seed)
-    native = ParticlesEnv(Seeds(seed), scenario, 3, horizon)
-    reference = ParticlesEnv(Seeds(seed), scenario, 3, horizon, engine="mpe2")
-    x, y = native.reset(), reference.reset()
-    for _ in range(horizon + 2):
-        assert x.keys() == y.keys()
-        assert all(np.allclose(x[name], y[name], rtol=0, atol=1e-6) for name in x)
-        action = sampled(native, rng)
-        native_step, reference_step = native.step(action), reference.step(action)
-        assert np.allclose(native_step.reward, reference_step.reward, rtol=1e-6, atol=1e-6)
-        assert np.allclose(native.world.position, reference.world.position, rtol=0, atol=1e-9)
-        assert np.array_equal(native_step.truncated, reference_step.truncated)
-        assert all(
-            np.allclose(native_step.info[name], reference_step.info[name], rtol=1e-6, atol=1e-6)
-            for name in native_step.info
-        )
-        mask = rng.random(3) < 0.3
-        x, y = native.reset(mask), reference.reset(mask)
-    reference.close()
-
-
-@pytest.mark.parametrize("scenario", [SimpleReference(3), SimpleSpeakerListener(4)])
-def test_rejects_unsupported_options(scenario: Scenario) -> None:
-    with pytest.raises(ConfigError, match=r"engine=batched.*n_agents=2"):
-        ParticlesEnv(Seeds(0), scenario, 1, engine="mpe2")

@@ -22,7 +22,6 @@ from llmrl.envs.particles.simple_tag import SimpleTag
 from llmrl.envs.particles.vec_env import ParticlesEnv
 
 ALL = [SimpleSpread(), SimpleTag(), SimpleReference(), SimpleSpeakerListener()]
-ENGINES = ["batched", "mpe2"]
 
 
 def make(scenario: Scenario, n_envs: int = 4, seed: int = 0, **options: Any) -> ParticlesEnv:
@@ -46,9 +45,8 @@ def random_actions(env: ParticlesEnv, rng: np.random.Generator) -> np.ndarray:
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_spec_matches_observations(scenario: Scenario, engine: Any) -> None:
-    env = make(scenario, engine=engine)
+def test_spec_matches_observations(scenario: Scenario) -> None:
+    env = make(scenario)
     spec = env.spec
     assert isinstance(env, VecEnv)
     assert (spec.horizon, spec.objective.name, spec.name) == (25, "mean", scenario.name)
@@ -221,10 +219,9 @@ def test_paired_games_share_starts() -> None:
 
 
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.name)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_restored_game_is_bit_identical(scenario: Scenario, engine: Any) -> None:
+def test_restored_game_is_bit_identical(scenario: Scenario) -> None:
     rng = np.random.default_rng(5)
-    env = make(scenario, 3, engine=engine, horizon=8)
+    env = make(scenario, 3, horizon=8)
     env.reset()
     for t in range(5):
         env.step(random_actions(env, rng))
@@ -232,7 +229,7 @@ def test_restored_game_is_bit_identical(scenario: Scenario, engine: Any) -> None
             env.reset(np.array([True, False, False]))
     state = env.state_dict()
     world_state = {name: value.copy() for name, value in state["world"].items()}
-    restored_env = make(scenario, 3, seed=77, engine=engine, horizon=8)
+    restored_env = make(scenario, 3, seed=77, horizon=8)
     restored_env.load_state_dict(state)
     for _ in range(9):
         action = random_actions(env, rng)
@@ -316,7 +313,6 @@ def test_command_line_options_build() -> None:
     for option, message in (
         ("env=simple_speaker_listener env.scenario.n_agents=6", "less than or equal to 5"),
         ("env=simple_reference env.scenario.n_agents=1", "greater than or equal to 2"),
-        ("env=simple_spread env.engine=cuda", "'batched'.*'mpe2'"),
     ):
         with pytest.raises(ConfigError, match=message):
             Builder(injected).build(dict(compose(*option.split())["env"]), "env")

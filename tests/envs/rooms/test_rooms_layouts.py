@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.rooms.grid_world import BLUE, DOOR, EMPTY, GRAY, KEY, LAVA, LOCKED, RED, STEP_OFFSETS, WALL, RoomLayout
-from llmrl.envs.rooms.minigrid_tasks import DoorKey, UnlockPickup, layout_of
+from llmrl.envs.rooms.minigrid_tasks import DoorKey, UnlockPickup
 from llmrl.envs.rooms.tasks import ColoredDoorKey, LavaDoorKey, OneRoom, RoomTask, SimpleDoorKey, TwoDoor
 from room_games import solve, world_of
 
@@ -133,12 +133,3 @@ def test_full_room_keys() -> None:
 def test_rejects_impossible_rooms(make, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
-
-
-def test_rejects_filled_boxes() -> None:
-    from minigrid.envs.obstructedmaze import ObstructedMaze_1Dlhb
-
-    env = ObstructedMaze_1Dlhb()
-    env.reset(seed=0)
-    with pytest.raises(ConfigError, match="box"):
-        layout_of(env)

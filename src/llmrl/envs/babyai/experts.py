@@ -29,22 +29,18 @@ class Experts:
     Args:
         envs: the games.
         n_actions: number of actions of an agent; there is no advice if the bot would take another one.
-
-    Attributes:
-        gave_up: number of episodes in which the bot gave up.
     """
 
     def __init__(self, envs: list[MiniGridEnv], n_actions: int) -> None:
         self._envs, self._n_actions = envs, n_actions
         self._bots: list[_Bot | None] = [None] * len(envs)
-        self.gave_up = 0
 
     def start(self, game: int) -> int:
         """Start an episode; return the advised first action."""
         try:
             self._bots[game] = _Bot(self._envs[game])
         except _BOT_ERRORS:
-            self._give_up(game)
+            self._bots[game] = None
         return self.advise(game, None)
 
     def advise(self, game: int, done: int | None) -> int:
@@ -59,13 +55,9 @@ class Experts:
             bot.remaining_searches = _MAX_SEARCHES
             advice = int(bot.replan(None if done is None else self._envs[game].actions(done)))
         except _BOT_ERRORS:
-            return self._give_up(game)
+            self._bots[game] = None
+            return NO_ADVICE
         return advice if advice < self._n_actions else NO_ADVICE
-
-    def _give_up(self, game: int) -> int:
-        self._bots[game] = None
-        self.gave_up += 1
-        return NO_ADVICE
 
 
 class _Bot(BabyAIBot):

@@ -9,13 +9,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from llmrl.core.errors import ConfigError
 
 LanguageName = Literal["en", "fr"]
-ActionSet = Literal["restricted", "canonical", "augmented", "synonyms", "synonyms_shift"]
 
 TYPES = ("unseen", "empty", "wall", "floor", "door", "key", "ball", "box", "goal", "lava", "agent")
 """Names of the contents of a cell, by MiniGrid's codes."""
@@ -67,7 +66,6 @@ class Language:
     does: tuple[str, ...]
     missions: str = ""
     tests: str = ""
-    _content_texts: dict[tuple[int, int, int], str] = field(default_factory=dict, compare=False, repr=False)
 
     def content_text(self, kind: int, color: int, state: int) -> str:
         """Return the words for MiniGrid's codes of a cell: `a red key`, `a open green door`."""

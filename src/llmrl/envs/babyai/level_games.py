@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,14 +68,12 @@ class LevelGames:
         self.views = np.zeros((self.n, self.size, self.size, 3), dtype=np.uint8)
         self.steps = np.zeros(self.n, dtype=np.int64)
         self._max_steps = env_factories[0].horizon
-        self._discarded_output = _DiscardedOutput()  # MiniGrid prints each mission that it drew and rejected
-        self._codes: dict[tuple[int, int, int], np.uint32] = {}
         if self._fast:
             self._margin = self.size - 1
             grids = [getattr(env, "max_size", (env.width, env.height)) for env in self.envs]
             width, height = (max(sides) for sides in zip(*grids, strict=True))
             for env in self.envs:
-                env.gen_obs = _empty_observation
+                env.gen_obs = dict  # its result is not used
             self._world = GridWorld(self.n, width, height, self._margin)
             self._viewer = Viewer(self._world, self.size)
 
@@ -112,7 +109,7 @@ class LevelGames:
     def reset(self, seeds: np.ndarray, mask: np.ndarray) -> None:
         """Start the games where `mask` [n] is true, game i from `seeds[i]`."""
         for i in np.flatnonzero(mask).tolist():
-            with contextlib.redirect_stdout(self._discarded_output):
+            with contextlib.redirect_stdout(None):  # MiniGrid prints each mission that it drew and rejected
                 observation, _ = self.envs[i].reset(seed=int(seeds[i]))
             self.steps[i] = 0
             if self._fast:
@@ -143,8 +140,8 @@ class LevelGames:
                 continue
             if front is not None:
                 x, y = int(front[0]), int(front[1])
-                self._world.cells[i, self._margin + x, self._margin + y] = self._code(env.grid.get(x, y))
-                self._world.carrying[i] = self._code(env.carrying)
+                self._world.cells[i, self._margin + x, self._margin + y] = _code(env.grid.get(x, y))
+                self._world.carrying[i] = _code(env.carrying)
             positions.append(env.agent_pos)
             headings.append(env.agent_dir)
         if self._max_steps is not None:
@@ -159,23 +156,14 @@ class LevelGames:
         env, m = self.envs[i], self._margin
         cells = self._world.cells[i]
         cells[:] = _WALL_CELL
-        rows = np.array([self._code(obj) for obj in env.grid.grid], dtype=np.uint32)
+        rows = np.array([_code(obj) for obj in env.grid.grid], dtype=np.uint32)
         width, height = env.grid.width, env.grid.height
         cells[m : m + width, m : m + height] = rows.reshape(height, width).T
-        self._world.carrying[i] = self._code(env.carrying)
+        self._world.carrying[i] = _code(env.carrying)
         self._world.place(np.array([i]), np.array([env.agent_pos]), np.array([env.agent_dir]))
 
     def _look(self) -> None:
         self.views = self._viewer.view(self._viewer.look())
-
-    def _code(self, obj: Any) -> np.uint32:
-        if obj is None:
-            return NOTHING
-        encoded = obj.encode()
-        number = self._codes.get(encoded)
-        if number is None:
-            number = self._codes[encoded] = code(*encoded)
-        return number
 
     def render(self, index: int) -> np.ndarray:
         return np.asarray(self.envs[index].render())
@@ -185,19 +173,14 @@ class LevelGames:
             env.close()
 
 
+def _code(obj: Any) -> np.uint32:
+    """Return the cell of an object of MiniGrid; None: nothing."""
+    return NOTHING if obj is None else code(*obj.encode())
+
+
 def to_minigrid(action: np.ndarray) -> list[int]:
     """Return MiniGrid's actions; actions beyond these become `done`, which does nothing."""
     return np.minimum(action, DONE).tolist()  # type: ignore[no-any-return]
-
-
-class _DiscardedOutput(io.TextIOBase):
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-def _empty_observation() -> dict[str, Any]:
-    """Return an empty observation; replaces `gen_obs`, whose result is not used."""
-    return {}
 
 
 def _max_mission_steps(env: Any) -> int:
@@ -210,7 +193,7 @@ def _max_mission_steps(env: Any) -> int:
         return room * clauses * (2 if "putnext" in env.action_kinds else 1)
     lengths = []
     for seed in range(_N_SAMPLES):
-        with contextlib.redirect_stdout(_DiscardedOutput()):
+        with contextlib.redirect_stdout(None):
             env.reset(seed=seed)
         lengths.append(int(env.max_steps))
     return max(lengths)

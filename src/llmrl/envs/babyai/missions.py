@@ -35,20 +35,6 @@ def in_french(mission: str) -> str:
     Raises:
         ConfigError: it is not made as BabyAI's missions are.
     """
-    try:
-        return _sequence(mission)
-    except _UnknownWordsError as error:
-        raise ConfigError(
-            f"the mission {mission!r} cannot be translated into French, because {error} is not in the vocabulary; use "
-            "env.language=en, or a level of BabyAI"
-        ) from None
-
-
-class _UnknownWordsError(Exception):
-    """Contains the words that do not occur in missions of BabyAI."""
-
-
-def _sequence(mission: str) -> str:
     start, separator, end = mission.partition(", then ")
     if separator:
         return f"{_translate_clauses(start)}, puis {_translate_clauses(end)}"
@@ -65,7 +51,7 @@ def _translate_clauses(clauses: str, done: bool = False) -> str:
 def _clause(clause: str, done: bool) -> str:
     verb = next((verb for verb in _VERBS if clause.startswith(f"{verb} ")), None)
     if verb is None:
-        raise _UnknownWordsError(repr(clause))
+        raise _untranslatable(clause)
     verb_phrase, rest = _VERBS[verb][done], clause[len(verb) + 1 :]
     if verb == "go to":
         return f"{verb_phrase} {_translate_object(rest, 'à')}"
@@ -79,7 +65,7 @@ def _translate_object(text: str, preposition: str = "") -> str:
     """Return a translated object: `la balle rouge`, `à une clef`, `de l'objet bleu à ta gauche`."""
     match = _OBJECT.fullmatch(text)
     if match is None:
-        raise _UnknownWordsError(repr(text))
+        raise _untranslatable(text)
     noun, gender = ("objet", "m") if match["noun"] == "object" else FRENCH.nouns[match["noun"]]
     color = f" {FRENCH.colors[gender][_COLORS.index(match['color'])]}" if match["color"] else ""
     position = f" {_POSITIONS[match['where']]}" if match["where"] else ""
@@ -92,3 +78,10 @@ def _translate_object(text: str, preposition: str = "") -> str:
         if article == "le " and preposition:
             article, prefix = {"à": "au ", "de": "du "}[preposition], ""
     return f"{prefix}{article}{noun}{color}{position}"
+
+
+def _untranslatable(text: str) -> ConfigError:
+    return ConfigError(
+        f"{text!r} in a mission cannot be translated into French, because it is not made as BabyAI's missions are; use "
+        "env.language=en, or a level of BabyAI"
+    )

@@ -33,7 +33,6 @@ class ViewDescriber:
         self._other_cells = np.ones((width, height), dtype=bool)
         self._other_cells[self._ax, self._ay] = False
         self._object_sentences: dict[int, str] = {}
-        self._carried_sentences: dict[tuple[int, ...], str] = {}
         steps = [self._words.n_steps(n) for n in range(max(width, height))]
         self._walls = [[self._words.wall.format(steps=n, way=way) for n in steps] for way in self._words.ways]
 
@@ -46,7 +45,8 @@ class ViewDescriber:
         texts: list[list[str]] = [[] for _ in range(len(views))]
         agent_cells = views[:, self._ax, self._ay]
         for game in np.flatnonzero(_PORTABLE[agent_cells[:, 0]]).tolist():
-            texts[game].append(self._carried_sentence(tuple(agent_cells[game].tolist())))
+            thing = self._words.content_text(*agent_cells[game].tolist())
+            texts[game].append(self._words.carries.format(thing=thing))
         forward = kinds[:, self._ax, self._ay - 1 :: -1] if self._ay else kinds[:, self._ax, :0]
         leftward = kinds[:, self._ax - 1 :: -1, self._ay] if self._ax else kinds[:, :0, self._ay]
         rightward = kinds[:, self._ax + 1 :, self._ay]
@@ -76,11 +76,6 @@ class ViewDescriber:
         )
         self._object_sentences[code] = sentence
         return sentence
-
-    def _carried_sentence(self, cell: tuple[int, ...]) -> str:
-        if cell not in self._carried_sentences:
-            self._carried_sentences[cell] = self._words.carries.format(thing=self._words.content_text(*cell))
-        return self._carried_sentences[cell]
 
 
 @functools.cache

@@ -300,11 +300,6 @@ class BabyAIEnv(ReplayableEnv):
             prompts.append_step(0, self._names.index(action), observation)
         return str(prompts.prompts()[0, 0])
 
-    @property
-    def bots_that_gave_up(self) -> int:
-        """Number of episodes in which the bot gave up."""
-        return 0 if self._experts is None else self._experts.gave_up
-
     def render(self, index: int = 0) -> np.ndarray:
         return self._games.render(index)
 

@@ -48,9 +48,8 @@ class Bodies:
         size: radius, units, [E].
         solid: whether the disc takes part in contacts, [E] bool.
         movable: whether the agent can move and be pushed, [A] bool.
-        acceleration: acceleration by the agent's own move at mass 1, units per second squared, [A].
+        acceleration: acceleration by the agent's own move, units per second squared, [A].
         max_speed: maximum speed, units per second, [A]; inf for none.
-        mass: mass, [A].
     """
 
     agents: tuple[str, ...]
@@ -59,7 +58,6 @@ class Bodies:
     movable: np.ndarray
     acceleration: np.ndarray
     max_speed: np.ndarray
-    mass: np.ndarray
 
     @classmethod
     def create(
@@ -72,7 +70,7 @@ class Bodies:
         acceleration: float | np.ndarray = ACCELERATION,
         max_speed: float | np.ndarray = np.inf,
     ) -> Bodies:
-        """Return the bodies of agents of mass 1 and of landmarks or obstacles.
+        """Return the bodies of agents and of landmarks or obstacles.
 
         Arrays are [A]; a number applies to all agents.
         """
@@ -88,7 +86,6 @@ class Bodies:
             movable=np.ones(count, dtype=bool) if movable is None else movable,
             acceleration=per_agent(acceleration),
             max_speed=per_agent(max_speed),
-            mass=np.ones(count),
         )
 
     @property
@@ -116,7 +113,6 @@ class ParticleWorld(StateFields):
         self.velocity = np.zeros((n_envs, n_agents, 2))
         self.said = np.zeros((n_envs, n_agents, words))
         self.goal = np.zeros((n_envs, n_goals), dtype=np.int64)
-        self._has_max_speed = bool(np.isfinite(bodies.max_speed).any())
         self._contacts = _Contacts(bodies)
 
     @property
@@ -144,18 +140,14 @@ class ParticleWorld(StateFields):
         force = DIRECTIONS[move] * bodies.acceleration[:, None] * bodies.movable[:, None]
         force = self._contacts.add(self.position, force)
         position = self.agents + self.velocity * STEP
-        velocity = self.velocity * (1.0 - DAMPING) + (force / bodies.mass[:, None]) * STEP
-        if self._has_max_speed:
-            norm = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
-            limit = bodies.max_speed[:, None]
-            fast = norm > limit
-            velocity = velocity / np.where(fast, norm, 1.0) * np.where(fast, limit, 1.0)
-        if active.all():
-            self.position[:, :n_agents], self.velocity, self.said = position, velocity, said
-        else:
-            self.position[active, :n_agents] = position[active]
-            self.velocity[active] = velocity[active]
-            self.said[active] = said[active]
+        velocity = self.velocity * (1.0 - DAMPING) + force * STEP
+        norm = np.sqrt(np.square(velocity[..., 0]) + np.square(velocity[..., 1]))[..., None]
+        limit = bodies.max_speed[:, None]
+        fast = norm > limit
+        velocity = velocity / np.where(fast, norm, 1.0) * np.where(fast, limit, 1.0)
+        self.position[active, :n_agents] = position[active]
+        self.velocity[active] = velocity[active]
+        self.said[active] = said[active]
 
 
 class _Contacts:

@@ -58,10 +58,6 @@ class Scenario(ABC):
         """Return moves [n_envs, A] (indices into `MOVES`) and messages [n_envs, A, words] of actions [n_envs, A]."""
         return action, np.zeros((*action.shape, self.words))
 
-    def to_mpe2_actions(self, action: np.ndarray) -> np.ndarray:
-        """Return actions [n_envs, A] in the numbering of `mpe2`."""
-        return action
-
     @abstractmethod
     def observe(self, world: ParticleWorld) -> np.ndarray:
         """Return observation vectors, [n_envs, A, width] float32; shorter vectors are padded with zeros."""
@@ -93,11 +89,33 @@ class Scenario(ABC):
         size = self.bodies.size
         return np.asarray(length(world.agents[:, agents] - world.agents[:, partners]) < size[agents] + size[partners])
 
-    def _distance_to_goals(self, world: ParticleWorld) -> np.ndarray:
-        """Return the distance to each goal from the agent that must reach it, [n_envs, G]."""
+
+class GuidedScenario(Scenario):
+    """Base class of scenarios in which each goal is one of three landmarks, red, green and blue."""
+
+    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
+
+    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
+        distance = length(self._offsets_from_goals(world))
+        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
+
+    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return fill and outline [E, 3] uint8; the outline of an agent with a goal has the color of its landmark."""
+        n_agents = self.bodies.n_agents
+        fill, outline = super().colors(goal)
+        shades = (40 + 190 * np.eye(3)).astype(np.uint8)
+        fill[n_agents:] = shades
+        # Hues are shifted so that no agent looks like a landmark.
+        fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
+        for (_, agent), landmark in zip(self.guides, goal, strict=True):
+            outline[agent] = shades[landmark]
+        return fill, outline
+
+    def _offsets_from_goals(self, world: ParticleWorld) -> np.ndarray:
+        """Return the offset from each goal to the agent that must reach it, [n_envs, G, 2]."""
         guided_agents = [agent for _, agent in self.guides]
         targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
-        return length(world.agents[:, guided_agents] - targets)
+        return np.asarray(world.agents[:, guided_agents] - targets)
 
 
 def length(vector: np.ndarray) -> np.ndarray:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge
 
 from llmrl.core.ranges import UnitInterval
-from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
-from llmrl.envs.particles.scenario import NEAR, Scenario, concatenate_features
+from llmrl.envs.particles.scenario import GuidedScenario, concatenate_features, length
 from llmrl.envs.particles.vector_layout import parts
 
 COLORS = np.full((3, 3), 0.25) + 0.5 * np.eye(3)
 WORDS = 10
 
 
-class SimpleReference(Scenario):
+class SimpleReference(GuidedScenario):
     """Each agent observes the goal of the next agent (Lowe et al., 2017; rewards as in `mpe2.simple_reference_v3`).
 
     **Agents.** `agent_0`, `agent_1`, ... in a ring: agent i observes which of the three landmarks agent i + 1 must
@@ -33,12 +32,11 @@ class SimpleReference(Scenario):
     goal in the last step.
 
     Args:
-        n_agents: length of the ring, >= 2; more than 2 only with engine=batched.
+        n_agents: length of the ring, >= 2.
         local_ratio: weight of the guided agent's distance; the mean over all agents has the weight 1 - local_ratio.
     """
 
     name = "simple_reference"
-    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
 
     def __init__(self, n_agents: Annotated[int, Ge(2)] = 2, local_ratio: UnitInterval = 0.5) -> None:
         self.n_agents, self.local_ratio = n_agents, local_ratio
@@ -62,27 +60,6 @@ class SimpleReference(Scenario):
         )
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        local = -self._distance_to_goals(world)
+        local = -length(self._offsets_from_goals(world))
         shared = local.sum(axis=1, keepdims=True) / self.n_agents
         return np.asarray(shared * (1 - self.local_ratio) + local * self.local_ratio)
-
-    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
-        distance = self._distance_to_goals(world)
-        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
-
-    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return fill and outline [E, 3] uint8; an agent's outline has the color of its goal."""
-        return goal_colors(self, goal)
-
-
-def goal_colors(scenario: Scenario, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return fill and outline [E, 3] uint8 for goals [G] among three landmarks, red, green and blue."""
-    n_agents = scenario.bodies.n_agents
-    fill, outline = Scenario.colors(scenario, goal)
-    shades = (40 + 190 * np.eye(3)).astype(np.uint8)
-    fill[n_agents:] = shades
-    # Hues are shifted so that no agent looks like a landmark.
-    fill[:n_agents] = 255 - (255 - fill[:n_agents][:, [1, 2, 0]]) // 2
-    for (_, agent), landmark in zip(scenario.guides, goal, strict=True):
-        outline[agent] = shades[landmark]
-    return fill, outline

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
 
-from llmrl.core.spaces import Aggregate
 from llmrl.envs.particles.physics import MOVES, Bodies, Landmarks, ParticleWorld
-from llmrl.envs.particles.scenario import NEAR, Scenario
-from llmrl.envs.particles.simple_reference import goal_colors
+from llmrl.envs.particles.scenario import GuidedScenario
 from llmrl.envs.particles.vector_layout import parts
 
 COLORS = np.full((3, 3), 0.15) + 0.5 * np.eye(3)
 WORDS = 3
 
 
-class SimpleSpeakerListener(Scenario):
+class SimpleSpeakerListener(GuidedScenario):
     """A speaker and its listeners (Lowe et al., 2017; rewards as in `mpe2.simple_speaker_listener_v4`).
 
     **Agents.** `speaker_0`, which cannot move and observes only the color of each listener's goal, then `listener_0`,
@@ -33,12 +31,11 @@ class SimpleSpeakerListener(Scenario):
     its goal in the last step.
 
     Args:
-        n_agents: speaker and listeners, 2 to 5; more than 2 only with engine=batched. The bound of 5 limits the number
-            of the speaker's actions, 3 to the power of the number of listeners.
+        n_agents: speaker and listeners, 2 to 5. The bound of 5 limits the number of the speaker's actions, 3 to the
+            power of the number of listeners.
     """
 
     name = "simple_speaker_listener"
-    metrics: ClassVar[dict[str, Aggregate]] = {"distance_to_goal": "mean", "success": "last"}
 
     def __init__(self, n_agents: Annotated[int, Interval(ge=2, le=5)] = 2) -> None:
         self.n_agents, self.n_listeners = n_agents, n_agents - 1
@@ -64,9 +61,6 @@ class SimpleSpeakerListener(Scenario):
         messages[:, 0] = self._sentences[action[:, 0] - len(MOVES)]
         return np.where(np.arange(self.n_agents) > 0, action, 0), messages
 
-    def to_mpe2_actions(self, action: np.ndarray) -> np.ndarray:
-        return np.where(np.arange(self.n_agents) == 0, action - len(MOVES), action)
-
     def observe(self, world: ParticleWorld) -> np.ndarray:
         n_envs = len(world.goal)
         observation = np.zeros((n_envs, self.n_agents, self.width), dtype=np.float32)
@@ -77,15 +71,6 @@ class SimpleSpeakerListener(Scenario):
         return observation
 
     def reward(self, world: ParticleWorld) -> np.ndarray:
-        targets = np.take_along_axis(world.landmarks, world.goal[:, :, None], axis=1)
-        offset = world.agents[:, 1:] - targets
+        offset = self._offsets_from_goals(world)
         squared = np.square(offset[..., 0]) + np.square(offset[..., 1])
         return np.repeat(-squared.mean(axis=1, keepdims=True), self.n_agents, axis=1)
-
-    def measure(self, world: ParticleWorld) -> dict[str, np.ndarray]:
-        distance = self._distance_to_goals(world)
-        return {"distance_to_goal": distance.mean(axis=1), "success": (distance <= NEAR).all(axis=1)}
-
-    def colors(self, goal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return fill and outline [E, 3] uint8; a listener's outline has the color of its goal."""
-        return goal_colors(self, goal)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.core.records import Array, Observation, State, Step
+from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.core.state_fields import ForkableFields
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.particles.physics import ParticleWorld
 from llmrl.envs.particles.scenario import DARK, Scenario
 
 
-class ParticlesEnv(ForkableFields):
+class ParticlesEnv(ArrayGames):
     """A vectorized environment of `n_envs` games of a scenario (`simple_spread`, ...).
 
     **Agents** are in the order of `spec.agent_names`, which is that of `mpe2`: in simple_tag adversaries before good
@@ -35,13 +33,10 @@ class ParticlesEnv(ForkableFields):
         scenario: scenario of the games.
         n_envs: games in lock step.
         horizon: steps per episode; a step is 0.1 seconds of the world.
-        engine: `batched`, arrays of all games at once; or `mpe2`, the objects of that package, one after the other.
-            Both play the same games from the same seed, equal up to rounding.
     """
 
     _state_fields = ("_rngs", "world", "_started", "_time", "_ended")
-
-    spec: EnvSpec
+    _stream = "starts"
 
     def __init__(
         self,
@@ -49,7 +44,6 @@ class ParticlesEnv(ForkableFields):
         scenario: Scenario,
         n_envs: PositiveInt = 32,
         horizon: PositiveInt = 25,
-        engine: Literal["batched", "mpe2"] = "batched",
     ) -> None:
         self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         self._scenario, self._horizon = scenario, horizon
@@ -71,13 +65,7 @@ class ParticlesEnv(ForkableFields):
             agent_names=bodies.agents,
         )
         self.world = ParticleWorld(bodies, n_envs, scenario.words, len(scenario.guides))
-        self._mpe2_games = None
-        if engine == "mpe2":
-            from llmrl.envs.particles.mpe2_games import Mpe2Games
-
-            self._mpe2_games = Mpe2Games(scenario, n_envs, horizon)
-        self._groups = 1
-        self._rngs = [seeds.numpy("starts")]  # one for each equal group of games
+        self._reseed([(seeds, self._stream)])
         self._started = np.zeros(n_envs, dtype=bool)
         self._time = np.zeros(n_envs, dtype=np.int64)
         self._ended = np.ones(n_envs, dtype=bool)
@@ -87,34 +75,16 @@ class ParticlesEnv(ForkableFields):
         options: Any = self._init_kwargs
         return guarded(ParticlesEnv(**options, n_envs=1))
 
-    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+    @property
+    def _was_reset(self) -> np.ndarray:
+        return self._started
 
-        `seed` reseeds the draw of starts; a sequence seeds equal groups of games separately (`VecEnv.reset`).
-        """
-        n_envs = self.spec.n_envs
-        if seed is not None:
-            seeds = seed if isinstance(seed, Sequence) else [seed]
-            self._rngs = [Seeds(root_seed).numpy("starts") for root_seed in seeds]
-        reset_mask = np.ones(n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool)
-        # Starts are drawn for every game, even those in progress, so that a game's draws do not depend on the other
-        # games.
-        self.world.place(reset_mask, *self._starts())
-        if self._mpe2_games is not None:
-            self._mpe2_games.start(self.world, reset_mask)
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        position, goal = self._draw(self._scenario.draw)
+        self.world.place(reset_mask, position, goal)
         self._time[reset_mask] = 0
         self._ended[reset_mask] = False
         self._started |= reset_mask
-        return self._observe()
-
-    def _starts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions [n_envs, E, 2] and goals [n_envs, G] of new games."""
-        groups = len(self._rngs)
-        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        draws = [self._scenario.draw(rng, size) for rng in self._rngs]
-        position, goal = (np.concatenate([draw[i] for draw in draws]) for i in range(2))
-        copies = self.spec.n_envs // len(position)
-        return np.tile(position, (copies, 1, 1)), np.tile(goal, (copies, 1))
 
     def step(self, action: Array) -> Step:
         """Advance all games by `action` [n_envs, n_agents]. Games that have ended do not change.
@@ -122,18 +92,12 @@ class ParticlesEnv(ForkableFields):
         Raises:
             ValueError: wrong shape, an action does not exist or is not legal for the agent, or a game was never reset.
         """
-        actions = self._check_actions(np.asarray(action))
+        actions = self._check_actions(action)
         active = ~self._ended
         self._time += active
-        truncated_games = active & (self._time >= self._horizon)
-        if self._mpe2_games is None:
-            self.world.step(*self._scenario.decode(actions), active)
-            reward = self._scenario.reward(self.world) * active[:, None]
-        else:
-            reward, truncated = self._mpe2_games.step(actions, active, self.world)
-            assert np.array_equal(truncated, truncated_games)
-        self._ended |= truncated_games
-        reward = reward.astype(np.float32)
+        self._ended |= self._time >= self._horizon
+        self.world.step(*self._scenario.decode(actions), active)
+        reward = (self._scenario.reward(self.world) * active[:, None]).astype(np.float32)
         info = self._scenario.measure(self.world)
         return Step(
             observation=self._observe(),
@@ -144,19 +108,6 @@ class ParticlesEnv(ForkableFields):
             info={name: (value * active).astype(np.float32) for name, value in info.items()},
         )
 
-    def pair_games(self, groups: int) -> None:
-        """Draw the same starts in each of `groups` equal groups of games."""
-        self.spec.games_per_group(groups)
-        self._groups = groups
-
-    def set_mechanism(self, values: Array) -> None:
-        """Raise ConfigError: there is no mechanism."""
-        raise ConfigError(f"{self.spec.name} has no mechanism; use principal=none")
-
-    def set_context(self, context: int) -> None:
-        """Raise ConfigError: there are no contexts."""
-        raise ConfigError(f"{self.spec.name} has no contexts, so context {context} cannot be set")
-
     def render(self, index: int = 0) -> np.ndarray:
         """Return a frame of game `index`, [320, 320, 3] uint8.
 
@@ -166,35 +117,21 @@ class ParticlesEnv(ForkableFields):
         fill, outline = self._scenario.colors(self.world.goal[index])
         return draw(self.world.position[index], self.world.bodies.size, fill, outline)
 
-    def load_state_dict(self, state: State) -> None:
-        super().load_state_dict(state)
-        if self._mpe2_games is not None:
-            self._mpe2_games.resume(self.world, np.ones(self.spec.n_envs, dtype=bool), self._time)
-
-    def close(self) -> None:
-        if self._mpe2_games is not None:
-            self._mpe2_games.close()
-
-    def _check_actions(self, action: np.ndarray) -> np.ndarray:
-        spec = self.spec
-        if action.shape != (spec.n_envs, spec.n_agents):
-            raise ValueError(f"actions must be [{spec.n_envs}, {spec.n_agents}], got shape {list(action.shape)}")
-        if action.min() < 0 or action.max() >= spec.n_actions:
-            raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {action.min()} to {action.max()}")
+    def _check_actions(self, action: Array) -> np.ndarray:
+        actions = super()._check_actions(action)
         if self._mask is not None:
-            allowed = np.take_along_axis(self._mask, action[..., None], axis=2)[..., 0]
+            allowed = np.take_along_axis(self._mask, actions[..., None], axis=2)[..., 0]
             if not allowed.all():
                 game, agent = np.argwhere(~allowed)[0]
-                name = spec.action_names[action[game, agent]]
+                name = self.spec.action_names[actions[game, agent]]
                 raise ValueError(
-                    f"{spec.agent_names[agent]} cannot take the action {name}; take one that is legal in action_mask"
+                    f"{self.spec.agent_names[agent]} cannot take the action {name}; take one that is legal in "
+                    "action_mask"
                 )
-        if not self._started.all():
-            raise ValueError("reset() must be called before step()")
-        return action
+        return actions
 
     def _observe(self) -> Observation:
-        vector = self._scenario.observe(self.world) if self._mpe2_games is None else self._mpe2_games.observe()
+        vector = self._scenario.observe(self.world)
         return {"vector": vector} if self._mask is None else {"vector": vector, "action_mask": self._mask.copy()}
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from llmrl.envs.pettingzoo.games import Actions, Game
 
 MASK = "action_mask"
+"""Key of an agent's observation: the mask of its legal actions."""
+TEXT_KEY = "text"
+"""Key of an agent's info: the world's own text, which is used unchanged."""
 
 
 def space_without_mask(space: Space[Any]) -> tuple[Space[Any], bool]:

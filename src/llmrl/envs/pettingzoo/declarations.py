@@ -6,7 +6,6 @@ They are attributes of the world, or of the world inside PettingZoo's wrappers (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, get_args
 
 import numpy as np
@@ -19,7 +18,7 @@ _MECHANISM, _SETTER, _METRICS, _LIMIT = "mechanism", "set_mechanism", "episode_m
 
 def mechanism_layer(world: Any) -> Any:
     """Return the layer of a world that has `set_mechanism`; the world itself if none has."""
-    return next((layer for layer in _layers(world) if callable(getattr(layer, _SETTER, None))), world)
+    return next((layer for layer in (world, world.unwrapped) if callable(getattr(layer, _SETTER, None))), world)
 
 
 def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
@@ -46,10 +45,7 @@ def declared_mechanism(name: str, world: Any) -> ParameterSpace | None:
     elif isinstance(declaration, Sequence) and not isinstance(declaration, str) and declaration:
         space = ParameterSpace("mechanism", tuple(_parameter(name, parameter) for parameter in declaration))
     else:
-        raise ConfigError(
-            f"{name}: mechanism={declaration!r} must be a ParameterSpace or a list of mappings such as "
-            f"{{'name': 'rate', 'low': 0, 'high': 1}}"
-        )
+        raise ConfigError(f"{name}: mechanism={declaration!r} must be a ParameterSpace or a list of mappings")
     for parameter in space.parameters:
         if not (np.isfinite(parameter.low) and np.isfinite(parameter.high) and parameter.low < parameter.high):
             raise ConfigError(f"{name}: mechanism: {parameter.name} needs finite bounds low < high, got {parameter}")
@@ -83,25 +79,17 @@ def declared_max_cycles(world: Any) -> int | None:
 
 
 def _attribute(world: Any, name: str) -> Any:
-    return next((getattr(layer, name) for layer in _layers(world) if hasattr(layer, name)), None)
-
-
-def _layers(world: Any) -> tuple[Any, ...]:
-    return world, world.unwrapped
+    return getattr(world, name, getattr(world.unwrapped, name, None))
 
 
 def _parameter(name: str, declaration: Any) -> Parameter:
     if isinstance(declaration, Parameter):
         return declaration
-    names = [parameter_field.name for parameter_field in fields(Parameter)]
-    if (
-        not isinstance(declaration, Mapping)
-        or not {"name", "low", "high"} <= set(declaration)
-        or not set(declaration) <= set(names)
-    ):
+    try:
+        arguments = {"unit": "", "description": "", **declaration}
+        return Parameter(**{**arguments, "low": float(arguments["low"]), "high": float(arguments["high"])})
+    except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(
-            f"{name}: mechanism: {declaration!r} must be a mapping with name, low and high; {', '.join(names[3:])} are "
-            "optional"
-        )
-    arguments = {"unit": "", "description": "", **declaration}
-    return Parameter(**{**arguments, "low": float(declaration["low"]), "high": float(declaration["high"])})
+            f"{name}: mechanism: {declaration!r} must be a mapping with name, low and high; the other fields of "
+            "llmrl.core.spaces.Parameter are optional"
+        ) from error

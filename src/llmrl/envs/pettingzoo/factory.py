@@ -1,4 +1,4 @@
-"""The factory of PettingZoo worlds, given the name of the function that makes one."""
+"""Options of worlds of PettingZoo, and their factory, given the name of the function that makes one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import importlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.ranges import PositiveInt
 from llmrl.core.trust import NOBODY, Trust
 from llmrl.envs.gym.errors import creation_errors
-from llmrl.envs.pettingzoo.settings import Library
-from llmrl.envs.pettingzoo.texts import TEXT_KEY
+from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,6 +26,25 @@ _CONVERTERS = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
 _WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
 """Packages that the extra `worlds` of llmrl installs."""
+
+
+Library = Literal["pettingzoo", "openspiel", "textarena", "openenv"]
+
+
+@dataclass(frozen=True)
+class PettingZooSettings:
+    """Options of `PettingZooEnv`; meanings, units and ranges are in `conf/env/pettingzoo.yaml`."""
+
+    id: str
+    name: str | None
+    library: Library
+    kwargs: Mapping[str, Any] | None
+    n_envs: PositiveInt
+    horizon: PositiveInt | None
+    tax: bool
+    show_mechanism: bool
+    text: str | None
+    render: bool
 
 
 @dataclass(frozen=True)
@@ -75,14 +94,11 @@ class WorldFactory:
             return self._call(World, {"id": self.id})
         function = self._function()
         world = self._call(function, {})
-        if not callable(getattr(world, "observation_space", None)) or not hasattr(world, "possible_agents"):
+        agents = getattr(world, "possible_agents", None)
+        if not agents or not all(isinstance(agent, str) for agent in agents):
             raise ConfigError(
-                f"env.id={self.id} made a {type(world).__name__}; it must be a ParallelEnv or AECEnv of PettingZoo "
-                "with possible_agents"
-            )
-        if not world.possible_agents or not all(isinstance(agent, str) for agent in world.possible_agents):
-            raise ConfigError(
-                f"env.id={self.id}: possible_agents={world.possible_agents} must be a list of names, one per agent"
+                f"env.id={self.id} made a {type(world).__name__} with possible_agents={agents}; it must be a "
+                "ParallelEnv or AECEnv of PettingZoo with a list of names, one per agent"
             )
         if not render:
             return world
@@ -145,10 +161,6 @@ class WorldFactory:
         return ConfigError(f"{self.id} needs the package {package}, which is not installed: {remedy}")
 
 
-_MAX_MATCHES = 5
-"""Maximum number of similar names in the error about an unknown game."""
-
-
 def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
     """Return a game as an `AECEnv`; agents of a simultaneous move choose one after another, unseen by the others.
 
@@ -187,9 +199,8 @@ def openspiel_game(name: str, parameters: Mapping[str, Any]) -> Any:
 
     game_names = pyspiel.registered_names()
     if name not in game_names:
-        matches = difflib.get_close_matches(name, game_names, n=_MAX_MATCHES)
-        suggestion = f"; similar names: {', '.join(matches)}" if matches else ""
-        raise ConfigError(f"OpenSpiel has no game {name!r}{suggestion}")
+        matches = difflib.get_close_matches(name, game_names)
+        raise ConfigError(f"OpenSpiel has no game {name!r}; similar names: {', '.join(matches) or 'none'}")
     try:
         return OpenSpielGame(game_name=name, config=dict(parameters) or None)
     # Shimmy raises NotImplementedError for kinds of games that it does not wrap.

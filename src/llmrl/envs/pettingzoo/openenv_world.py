@@ -12,8 +12,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.envs.pettingzoo.agent_channels import MASK
-from llmrl.envs.pettingzoo.texts import TEXT_KEY
+from llmrl.envs.pettingzoo.agent_channels import MASK, TEXT_KEY
 
 _AGENT = "player"
 _MAX_MOVES = 1000

@@ -17,8 +17,7 @@ from gymnasium import spaces
 from pettingzoo import AECEnv
 
 from llmrl.core.errors import ConfigError
-from llmrl.envs.pettingzoo.agent_channels import MASK
-from llmrl.envs.pettingzoo.texts import TEXT_KEY
+from llmrl.envs.pettingzoo.agent_channels import MASK, TEXT_KEY
 
 _DIRECTIONS = ("up", "down", "left", "right")
 MOVES: Mapping[str, tuple[str, ...]] = {

@@ -15,6 +15,8 @@ from llmrl.core.trust import Trust
 from llmrl.envs import mechanism_text
 from llmrl.envs.gym.channel_spaces import is_image
 from llmrl.envs.mechanisms import RewardTax
+from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
+from llmrl.envs.pettingzoo.factory import PettingZooSettings
 from llmrl.envs.texts import describer_of
 from llmrl.envs.texts.describers import changed_settings_text, draft, draft_actions, join_paragraphs, step_limit_text
 from llmrl.envs.texts.env_arguments import EnvKwargs
@@ -25,25 +27,6 @@ if TYPE_CHECKING:
     from llmrl.envs.gym.interfaces import Describer
     from llmrl.envs.pettingzoo.agent_channels import AgentView
     from llmrl.envs.pettingzoo.games import Game
-    from llmrl.envs.pettingzoo.settings import PettingZooSettings
-
-TEXT_KEY = "text"
-"""Key of an agent's info: the world's own text, which is used unchanged."""
-
-
-class AgentEnvironment:
-    """One agent of a world in the form of a Gymnasium environment, as describers expect it.
-
-    Attributes:
-        observation_space, action_space: spaces of the agent.
-        env, unwrapped: the world.
-        spec: its id, arguments, and limit of steps.
-    """
-
-    def __init__(self, world: Any, view: AgentView, id: str, kwargs: Mapping[str, Any], horizon: int | None) -> None:
-        self.observation_space, self.action_space = view.space, view.action_space
-        self.env, self.unwrapped = world, world.unwrapped
-        self.spec = SimpleNamespace(id=id, kwargs=dict(kwargs), max_episode_steps=horizon)
 
 
 class DraftDescriber:
@@ -132,7 +115,7 @@ class WorldTexts:
                 (d for v, d in view_describers if (v.space, v.action_space) == (view.space, view.action_space)), None
             )
             if describer is None:
-                agent_env: Any = AgentEnvironment(game.world, view, name, settings.kwargs or {}, game.horizon)
+                agent_env = _agent_env(game, view, name, settings.kwargs or {})
                 describer = (
                     DraftDescriber(agent_env, tuple(views), turns, has_text)
                     if settings.text == "auto"
@@ -209,6 +192,17 @@ _MECHANISM_FIELDS = (
         "payments: what was added or taken",
     ),
 )
+
+
+def _agent_env(game: Game, view: AgentView, name: str, kwargs: Mapping[str, Any]) -> Any:
+    """Return one agent of a world in the form of a Gymnasium environment, as describers expect it."""
+    return SimpleNamespace(
+        observation_space=view.space,
+        action_space=view.action_space,
+        env=game.world,
+        unwrapped=game.world.unwrapped,
+        spec=SimpleNamespace(id=name, kwargs=dict(kwargs), max_episode_steps=game.horizon),
+    )
 
 
 def _empty_fields(observation: Any) -> dict[str, Any]:

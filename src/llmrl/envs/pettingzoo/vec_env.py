@@ -18,9 +18,8 @@ from llmrl.envs.gym.replayable import ReplayableEnv
 from llmrl.envs.mechanisms import RewardTax, Settlement, SocietyEvents
 from llmrl.envs.pettingzoo.agent_channels import SharedChannels
 from llmrl.envs.pettingzoo.declarations import declared_max_cycles, declared_mechanism, declared_metrics
-from llmrl.envs.pettingzoo.factory import WorldFactory
+from llmrl.envs.pettingzoo.factory import PettingZooSettings, WorldFactory
 from llmrl.envs.pettingzoo.games import make_game
-from llmrl.envs.pettingzoo.settings import PettingZooSettings
 from llmrl.envs.pettingzoo.texts import WorldTexts
 
 

@@ -6,6 +6,7 @@ Codes of objects, colors and states, actions and their effects, and headings are
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -35,6 +36,7 @@ _IS_WALKABLE = np.isin(np.arange(_N_KINDS), (EMPTY, FLOOR, GOAL, LAVA))
 _TURN = np.array([3, 1, 0, 0, 0, 0, 0])
 
 
+@functools.cache
 def code(kind: int, color: int = 0, state: int = 0) -> np.uint32:
     """Return a cell as one number with the bytes (kind, color, state, NOBODY).
 

@@ -37,7 +37,10 @@ class MiniGridTask(RoomTask):
             # MiniGrid's observation is not used, and takes longer to compute than the layout.
             self._env.gen_obs = dict  # type: ignore[method-assign]
         self._env.reset(seed=int(rng.integers(2**31)))
-        return layout_of(self._env)
+        rows = [_EMPTY_CELL if item is None else item.encode() for item in self._env.grid.grid]
+        cells = np.array(rows, dtype=np.uint8).reshape(self.height, self.width, 3).transpose(1, 0, 2)
+        x, y = self._env.agent_pos
+        return RoomLayout(cells, (int(x), int(y)), int(self._env.agent_dir))
 
 
 class DoorKey(MiniGridTask):
@@ -51,7 +54,6 @@ class DoorKey(MiniGridTask):
     """
 
     name = "doorkey"
-    mission = "use the key to open the door and then get to the goal"
 
     def __init__(self, size: PositiveInt = 8) -> None:
         if size < 5:
@@ -73,7 +75,6 @@ class UnlockPickup(MiniGridTask):
     """MiniGrid-UnlockPickup: fetch the key, open the door to the other room, and pick up the box in it."""
 
     name = "unlock_pickup"
-    mission = "pick up the box"
 
     def __init__(self) -> None:
         self.width, self.height, self.horizon = 11, 6, 288
@@ -87,18 +88,3 @@ class UnlockPickup(MiniGridTask):
         """Return whether the agent picked up the box, [n] bool."""
         has_box: NDArray[np.bool_] = events.picked == BOX
         return has_box
-
-
-def layout_of(env: MiniGridEnv) -> RoomLayout:
-    """Return the current state of a MiniGrid environment as a layout, from which a game of rooms can begin.
-
-    Raises:
-        ConfigError: a box with contents, which rooms do not support.
-    """
-    objects = env.grid.grid
-    if any(item is not None and item.contains is not None for item in objects):
-        raise ConfigError("boxes in rooms must be empty, and this layout has a box with contents")
-    rows = [_EMPTY_CELL if item is None else item.encode() for item in objects]
-    cells = np.array(rows, dtype=np.uint8).reshape(env.height, env.width, 3).transpose(1, 0, 2)
-    x, y = env.agent_pos
-    return RoomLayout(cells, (int(x), int(y)), int(env.agent_dir))

@@ -42,14 +42,12 @@ class RoomTask(ABC):
 
     Attributes:
         name: option name of the environment, e.g. `simple_doorkey`.
-        mission: the task in words.
         width, height: size of the grid, cells.
         horizon: default number of steps after which an episode is truncated.
         has_lava: whether an episode can end in lava.
     """
 
     name: str
-    mission: str
     width: int
     height: int
     horizon: int = 150
@@ -78,8 +76,6 @@ class OneRoom(RoomTask):
     Raises:
         ConfigError: `max_size` is below `min_size`, or a room of minimum size has no space for the objects.
     """
-
-    mission = "open the door"
 
     def __init__(self, min_size: PositiveInt, max_size: PositiveInt, n_objects: int = 1) -> None:
         # Space for the objects and a free cell for the agent.

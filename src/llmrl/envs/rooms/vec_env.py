@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import MinLen
 from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
@@ -13,9 +14,8 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import Array, Observation, Step
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.state_fields import ForkableFields
+from llmrl.envs.array_games import ArrayGames
 from llmrl.envs.env_errors import guarded
-from llmrl.envs.rooms import grid_rendering
 from llmrl.envs.rooms.grid_world import ACTION_NAMES, GridWorld
 from llmrl.envs.rooms.tasks import RoomTask
 from llmrl.envs.rooms.views import MAX_VIEW, ExploredMap, FieldOfView, Viewer
@@ -26,8 +26,13 @@ CODES = (11, 6, 3, 5)
 """Number of values of each code of a cell: MiniGrid's objects, colors and door states, and the agent's heading (4: no
 agent)."""
 
+TILE = 32
+"""Pixels of a cell along either axis."""
 
-class RoomsEnv(ForkableFields):
+UNSEEN_GRAY = 200
+
+
+class RoomsEnv(ArrayGames):
     """A vectorized environment of `n_envs` games with one agent each.
 
     **Actions.** Those of MiniGrid: left, right, forward, pickup, drop, toggle, done (which does nothing).
@@ -54,12 +59,11 @@ class RoomsEnv(ForkableFields):
         observe: channels that agents observe.
 
     Raises:
-        ConfigError: a view size that is even or out of range, no channel, or a repeated one.
+        ConfigError: a view size that is even or out of range.
     """
 
     _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
-
-    spec: EnvSpec
+    _stream = "layouts"
 
     def __init__(
         self,
@@ -68,13 +72,11 @@ class RoomsEnv(ForkableFields):
         n_envs: PositiveInt = 16,
         agent_view_size: PositiveInt = 3,
         horizon: PositiveInt | None = None,
-        observe: Sequence[ChannelName] = ("grid",),
+        observe: Annotated[Sequence[ChannelName], MinLen(1)] = ("grid",),
     ) -> None:
         self._init_kwargs = {name: x for name, x in locals().items() if name not in ("self", "n_envs")}
         if agent_view_size % 2 == 0 or not 3 <= agent_view_size <= MAX_VIEW:
             raise ConfigError(f"env.agent_view_size={agent_view_size} must be odd and 3 to {MAX_VIEW}, e.g. 3 or 7")
-        if not observe or len(set(observe)) < len(observe):
-            raise ConfigError(f"observe={list(observe)} must name one or more of grid, view, direction, each once")
         self._task = task
         self._horizon = horizon or task.horizon
         self._world = GridWorld(n_envs, task.width, task.height, margin=agent_view_size - 1)
@@ -96,8 +98,7 @@ class RoomsEnv(ForkableFields):
             horizon=self._horizon,
             metrics=metrics,
         )
-        self._roots = [seeds.integer("layouts")]  # one for each equal group of games
-        self._groups = 1
+        self._reseed([(seeds, self._stream)])
         self._drawn = np.zeros(n_envs, dtype=np.int64)  # number of layouts since the last seeding
         self._terminated = np.zeros(n_envs, dtype=bool)
         self._truncated = np.zeros(n_envs, dtype=bool)
@@ -108,29 +109,27 @@ class RoomsEnv(ForkableFields):
         return guarded(RoomsEnv(**options, n_envs=1))
 
     def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
-        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
-
-        `seed` begins new series of layouts; a sequence seeds equal groups of games separately (`VecEnv.reset`).
-        """
         if seed is not None:
-            seeds = seed if isinstance(seed, Sequence) else [seed]
-            self._roots = [Seeds(root_seed).integer("layouts") for root_seed in seeds]
             self._drawn[:] = 0
-        n_envs = self.spec.n_envs
-        indices = np.arange(n_envs) if mask is None else np.flatnonzero(np.asarray(mask, dtype=bool))
+        return super().reset(mask, seed)
+
+    @property
+    def _was_reset(self) -> np.ndarray:
+        return self._world.begun
+
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        indices = np.flatnonzero(reset_mask)
         games = indices.tolist()
-        streams = [Seeds(root) for root in self._roots]
-        games_per_root = self.spec.games_per_group(len(streams))  # number of games that share a root
-        group_size = games_per_root if len(streams) > 1 else n_envs // self._groups
-        numbers = [
-            streams[game // games_per_root].child(game % group_size).numpy(int(self._drawn[game])) for game in games
-        ]
-        self._world.begin(games, [self._task.sample_layout(rng) for rng in numbers])
+        self._world.begin(games, [self._task.sample_layout(self._generator(game)) for game in games])
         self._drawn[indices] += 1
         self._terminated[indices] = self._truncated[indices] = False
         if self._map is not None:
             self._map.forget(indices)
-        return self._observe()
+
+    def _generator(self, game: int) -> np.random.Generator:
+        """Return the random number generator of a game's next layout."""
+        root, index = self._group_member(game)
+        return Seeds(root).child(index).numpy(int(self._drawn[game]))
 
     def step(self, action: Array) -> Step:
         """Advance all games by `action` [n_envs, 1]. Games that have ended do not change.
@@ -138,13 +137,7 @@ class RoomsEnv(ForkableFields):
         Raises:
             ValueError: wrong shape, an action is not in 0 .. 6, or a game was never reset.
         """
-        actions = np.asarray(action)
-        if actions.shape != (self.spec.n_envs, 1):
-            raise ValueError(f"actions must be [{self.spec.n_envs}, 1], got an array of shape {list(actions.shape)}")
-        if actions.min() < 0 or actions.max() >= len(ACTION_NAMES):
-            raise ValueError(f"actions must be 0 to {len(ACTION_NAMES) - 1}, got {actions.min()} to {actions.max()}")
-        if not self._world.begun.all():
-            raise ValueError("reset() must be called before step()")
+        actions = self._check_actions(action)
         active = ~(self._terminated | self._truncated)
         events = self._world.step(actions[:, 0], active)
         success = self._task.success(events)
@@ -165,17 +158,10 @@ class RoomsEnv(ForkableFields):
         )
 
     def pair_games(self, groups: int) -> None:
-        """Give game i of each of `groups` equal groups of games the same layouts from the next reset on."""
-        self.spec.games_per_group(groups)
-        if groups != self._groups:
-            self._groups = groups
+        previous_groups = self._groups
+        super().pair_games(groups)
+        if groups != previous_groups:
             self._drawn[:] = self._drawn.max()
-
-    def set_mechanism(self, values: Array) -> None:
-        raise ConfigError(f"{self.spec.name} has no mechanism, so no values can be set")
-
-    def set_context(self, context: int) -> None:
-        raise ConfigError(f"{self.spec.name} has no contexts")
 
     def render(self, index: int = 0) -> NDArray[np.uint8]:
         """Return a frame of game `index`, [32 * H, 32 * W, 3] uint8, drawn by MiniGrid.
@@ -191,13 +177,10 @@ class RoomsEnv(ForkableFields):
         x, y = (int(axis[index]) for axis in self._world.position)
         cells, heading = self._world.grid[index], int(self._world.heading[index])
         if self._map is not None:
-            return grid_rendering.draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
+            return draw(cells, (x, y), heading, seen=self._world.without_margin(self._map.seen)[index])
         visible_map = ExploredMap(self._world)
         visible_map.add(self._viewer.look())
-        return grid_rendering.draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
-
-    def close(self) -> None:
-        """Do nothing: there are no resources."""
+        return draw(cells, (x, y), heading, bright=self._world.without_margin(visible_map.seen)[index])
 
     def _observe(self) -> Observation:
         sight: FieldOfView | None = None
@@ -213,3 +196,36 @@ class RoomsEnv(ForkableFields):
             else:
                 observation[name] = np.eye(4, dtype=np.float32)[self._world.heading][:, None]
         return observation
+
+
+def draw(
+    cells: NDArray[np.uint8],
+    position: tuple[int, int],
+    heading: int,
+    seen: NDArray[np.bool_] | None = None,
+    bright: NDArray[np.bool_] | None = None,
+) -> NDArray[np.uint8]:
+    """Return a frame of the game, [32 * H, 32 * W, 3] uint8.
+
+    Args:
+        cells: kind, color and state, [W, H, 3].
+        position: the agent's cell (x, y).
+        heading: 0 east, 1 south, 2 west, 3 north.
+        seen: which cells to show, [W, H]; the others are light gray. None: all are shown.
+        bright: which cells to highlight, [W, H]; None: none.
+    """
+    from minigrid.core.grid import Grid
+    from minigrid.core.world_object import WorldObj
+
+    width, height, _ = cells.shape
+    image = np.full((height, TILE, width, TILE, 3), UNSEEN_GRAY, dtype=np.uint8)
+    for x in range(width):
+        for y in range(height):
+            if seen is None or seen[x, y]:
+                image[y, :, x] = Grid.render_tile(
+                    WorldObj.decode(*cells[x, y].tolist()),
+                    agent_dir=heading if (x, y) == position else None,
+                    highlight=bright is not None and bool(bright[x, y]),
+                    tile_size=TILE,
+                )
+    return image.reshape(height * TILE, width * TILE, 3)

@@ -27,11 +27,9 @@ class SocietyEnv(ABC):
         spec: description of the environment.
 
     Attributes:
-        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
         settlement: the mechanism's settlement of the last step; None without a mechanism or before the first step.
     """
 
-    place = (0, 1)
     settlement: Settlement | None = None
 
     def __init__(self, game: SubstrateSettings, channels: Sequence[str], spec: EnvSpec) -> None:

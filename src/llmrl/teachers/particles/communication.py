@@ -13,7 +13,7 @@ import numpy as np
 from llmrl.core.spaces import EnvSpec
 from llmrl.teachers.domain import Scene
 from llmrl.teachers.particles.particle_domain import ParticleDomain, join_words, pairs
-from llmrl.teachers.particles.steering import Body, Pair, brake, towards
+from llmrl.teachers.particles.steering import Body, brake, towards
 from llmrl.teachers.plans import Plan, PlanStep, Skill
 
 COLORS = ("red", "green", "blue")
@@ -37,7 +37,6 @@ class SimpleReferenceDomain(ParticleDomain):
     name = prompt = "simple_reference"
     skills = (Skill("say", True, "says a color, together with what the other steps of the plan do"), _GO, _STAY)
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "landmarks", "told_goal", "heard")
     vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -78,7 +77,6 @@ class SimpleSpeakerListenerDomain(ParticleDomain):
 
     name = prompt = "simple_speaker_listener"
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "landmarks", "told_goal", "heard")
     vocabulary = COLORS
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -127,15 +125,12 @@ class _Mover:
     def act(self, step: PlanStep) -> int | None:
         """Return the move of a step; None for words."""
         if step.skill == "go to":
-            return self._move_to(self.landmarks[step.object])
+            return towards(self.landmarks[step.object], self.velocity, BODY)
         return brake(self.velocity, BODY) if step.skill == "stay" else None
 
     def move(self, plan: Plan) -> int:
         """Return the first move of a plan; 0 (no move) if there is none."""
         return next((move for move in map(self.act, plan) if move is not None), 0)
-
-    def _move_to(self, target: Pair) -> int:
-        return towards(target, self.velocity, BODY)
 
 
 class _Speaker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping
 from math import hypot
@@ -36,12 +35,10 @@ class SimpleSpreadDomain(ParticleDomain):
         Skill("stay", False, "stops, and stays where it is"),
     )
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "landmarks", "agents")
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)
         self._number = {name: i for i, name in enumerate(self.agents)}
-        self._assign = functools.cache(assign)
         self.vocabulary = tuple(f"landmark {i}" for i in range(len(self.agents)))
 
     def scene(self, observation: Mapping[str, np.ndarray], agent: int, memory: np.ndarray | None) -> Scene:
@@ -58,7 +55,7 @@ class SimpleSpreadDomain(ParticleDomain):
         nearest = {int(landmark): self._number[name] for landmark, name in _NEAREST.findall(sentence)}
         if name_match is None or not nearest:
             raise ValueError(f"this is not a state of simple_spread: {sentence!r}")
-        assignment = self._assign(tuple(nearest[landmark] for landmark in sorted(nearest)))
+        assignment = assign(tuple(nearest[landmark] for landmark in sorted(nearest)))
         return (PlanStep("go to", f"landmark {assignment[self._number[name_match.group(1)]]}"),)
 
 

@@ -48,7 +48,6 @@ class SimpleTagDomain(ParticleDomain):
         Skill("stay", False, "stops, and stays where it is"),
     )
     fallback = (PlanStep("stay"),)
-    reads = ("velocity", "position", "obstacles", "adversaries", "good", "good_velocities")
 
     def __init__(self, spec: EnvSpec) -> None:
         super().__init__(spec)

@@ -6,13 +6,11 @@ The choice therefore depends on the map only.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import functools
+from collections import deque
 from collections.abc import Callable
 
 from llmrl.teachers.rooms.observed_room import FORWARD, LEFT, RIGHT, Geometry
-
-MAX_CACHED = 4096
-"""Maximum number of cached searches; the oldest is removed first."""
 
 
 class PathsTo:
@@ -96,15 +94,5 @@ def walk_until(
     return first_actions[best] if max_rate else None
 
 
-_cache: OrderedDict[tuple[int, bytes, int], PathsTo] = OrderedDict()
-
-
-def paths_to(geometry: Geometry, walkable: bytes, target: int) -> PathsTo:
-    """Return the search for these arguments, from a cache of recent ones."""
-    key = (geometry.height, walkable, target)
-    paths = _cache.get(key)
-    if paths is None:
-        paths = _cache[key] = PathsTo(geometry, walkable, target)
-        if len(_cache) > MAX_CACHED:
-            _cache.popitem(last=False)
-    return paths
+paths_to = functools.lru_cache(maxsize=4096)(PathsTo)
+"""Search for given arguments, from a cache of recent ones."""

@@ -10,15 +10,16 @@ import numpy as np
 
 from llmrl.teachers.domain import Domain, Scene
 from llmrl.teachers.plans import Plan, PlanStep
-from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, LAVA, ObservedRoom
+from llmrl.teachers.rooms.observed_room import COLORS, DONE, DOOR, KEY, ObservedRoom
 from llmrl.teachers.rooms.published import PublishedScene, plan_part, read_loosely
+from llmrl.teachers.rooms.rules import room_rule
 from llmrl.teachers.rooms.skills import SKILLS, RoomScene
 
 MAX_CACHED = 20_000
 """Maximum number of cached scenes; the oldest are removed first. About 60 MB for the largest room."""
 
 EXPLORE = PlanStep("explore")
-_KINDS = {KEY: "key", DOOR: "door", LAVA: "lava"}
+_KINDS = {KEY: "key", DOOR: "door"}
 
 
 class RoomDomain(Domain):
@@ -114,19 +115,8 @@ class RoomDomain(Domain):
     def best_plan(self, sentence: str) -> Plan:
         """Return a good plan: fetch a key for a visible door and open it, drop a wrong key, or explore."""
         visible, carried = self.told(sentence)
-        door = next((name for name in visible if "door" in name), None)
-        if carried:
-            if door is None:
-                return (EXPLORE,)
-            if not self.fits(carried, door):
-                return (PlanStep("drop", carried),)
-            return PlanStep("go to", door), PlanStep("open", door)
-        keys = [name for name in visible if "key" in name and (door is None or self.fits(name, door))]
-        return (PlanStep("go to", keys[0]), PlanStep("pick up", keys[0])) if keys else (EXPLORE,)
-
-    def fits(self, key: str, door: str) -> bool:
-        """Return whether the key opens the door, by their names."""
-        return True
+        _, steps = room_rule(visible, carried or None)
+        return tuple(PlanStep(*step) for step in steps)
 
     def told(self, sentence: str) -> tuple[tuple[str, ...], str]:
         """Return the names of the visible objects, and of the carried one ("": nothing)."""
@@ -142,25 +132,10 @@ class SimpleDoorKeyDomain(RoomDomain):
 
 
 class LavaDoorKeyDomain(RoomDomain):
-    """Domain of `SimpleDoorKeyDomain` with lava.
-
-    Args:
-        parity, view_size: as in `RoomDomain`.
-        describe_lava: whether visible lava is described; as published it is not.
-    """
+    """Domain of `SimpleDoorKeyDomain` with lava, which is not described, as published."""
 
     name = prompt = "lava_doorkey"
     tables = str(Path(__file__).with_name("tables") / "lava_doorkey.json")
-
-    def __init__(self, parity: bool = False, view_size: int = 3, describe_lava: bool = False) -> None:
-        self.describe_lava = describe_lava
-        if describe_lava:
-            self.names = ("key", "door", "lava")
-        super().__init__(parity, view_size)
-
-    def named(self, world: ObservedRoom) -> list[tuple[str, int]]:
-        lava = [("lava", cell) for cell in world.cells(LAVA)] if self.describe_lava else []
-        return super().named(world) + lava
 
 
 class ColoredDoorKeyDomain(RoomDomain):
@@ -173,9 +148,6 @@ class ColoredDoorKeyDomain(RoomDomain):
 
     def name_of(self, kind: int, color: int) -> str:
         return f"{COLORS[color]} {_KINDS[kind]}"
-
-    def fits(self, key: str, door: str) -> bool:
-        return key.split()[0] == door.split()[0]
 
 
 class TwoDoorDomain(RoomDomain):

@@ -13,13 +13,11 @@ IDS = tuple(f"llmrl/{name}-v0" for name in _STEPS_AND_THRESHOLDS)
 
 
 def register() -> None:
-    """Register these environments and the rooms with Gymnasium; calling it again does nothing.
+    """Register these environments with Gymnasium; calling it again does nothing.
 
     `gymnasium.make("llmrl.envs.gym.tasks:llmrl/Maze-v0")` does it by itself.
     """
     import gymnasium
-
-    from llmrl.envs.rooms import registration as rooms
 
     for id, (name, (steps, threshold)) in zip(IDS, _STEPS_AND_THRESHOLDS.items(), strict=True):
         if id not in gymnasium.registry:
@@ -29,7 +27,6 @@ def register() -> None:
                 max_episode_steps=steps,
                 reward_threshold=threshold,
             )
-    rooms.register()
 
 
 register()

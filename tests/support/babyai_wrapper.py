@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, SupportsFloat
 
 import gymnasium
-from minigrid.minigrid_env import MiniGridEnv
 
 from llmrl.envs.babyai.language import LanguageName
 from llmrl.envs.babyai.sentences import sentences
@@ -21,15 +20,10 @@ class BabyAIText(gymnasium.Wrapper[Any, Any, Any, Any]):
     Args:
         env: level to wrap; wrappers inside this one must leave its observation `image` unchanged.
         language: language of the sentences, `en` or `fr`.
-
-    Raises:
-        TypeError: `env` is not a level of MiniGrid or BabyAI.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], language: LanguageName = "en") -> None:
         super().__init__(env)
-        if not isinstance(env.unwrapped, MiniGridEnv):
-            raise TypeError(f"BabyAIText requires a level of MiniGrid or BabyAI, got {env}")
         self._language: LanguageName = language
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -1,0 +1,129 @@
+"""Base class of environments whose games are rows of arrays, all stepped at once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import Array, Observation, State
+from llmrl.core.seeding import Seeds
+from llmrl.core.spaces import EnvSpec
+from llmrl.core.state_fields import StateFields
+
+
+class ArrayGames(StateFields, ABC):
+    """Games in lock step that can be continued with other random numbers (`llmrl.core.protocols.Forkable`).
+
+    All random numbers come from the generators in `_rngs`, which draw for all games of a group, or from the seeds in
+    `_roots`, each of a group. A subclass lists one of the two in `_state_fields`, and sets `spec`.
+    """
+
+    _stream: ClassVar[str]
+    """Name of the stream of random numbers in the seed tree."""
+
+    spec: EnvSpec
+    _groups = 1
+    _rngs: list[np.random.Generator]
+    _roots: list[int]
+
+    @property
+    @abstractmethod
+    def _was_reset(self) -> np.ndarray:
+        """Mask of the games that were ever reset, [n_envs] bool."""
+
+    @abstractmethod
+    def _begin(self, reset_mask: np.ndarray) -> None:
+        """Start new episodes in the games where `reset_mask` [n_envs] is true."""
+
+    @abstractmethod
+    def _observe(self) -> Observation:
+        """Return the current observation of every game."""
+
+    def reset(self, mask: Array | None = None, seed: int | Sequence[int] | None = None) -> Observation:
+        """Start new episodes where `mask` [n_envs] is true (None: all); return every game's observation.
+
+        `seed` reseeds all draws; a sequence seeds equal groups of games separately (`VecEnv.reset`).
+        """
+        if seed is not None:
+            seeds = seed if isinstance(seed, Sequence) else [seed]
+            self.spec.games_per_group(len(seeds))
+            self._reseed([(Seeds(root_seed), self._stream) for root_seed in seeds])
+        self._begin(np.ones(self.spec.n_envs, dtype=bool) if mask is None else np.asarray(mask, dtype=bool))
+        return self._observe()
+
+    def pair_games(self, groups: int) -> None:
+        """Draw the same random numbers in each of `groups` equal groups of games, from the next reset on."""
+        self.spec.games_per_group(groups)
+        self._groups = groups
+
+    def set_mechanism(self, values: Array) -> None:
+        """Set the mechanism's values of all games, [d], or of each game, [n_envs, d], from the next step on.
+
+        Raises:
+            ConfigError: a value is out of bounds, or there is no mechanism.
+        """
+        self._values_per_game(values)
+
+    def set_context(self, context: int | np.ndarray) -> None:
+        """Raise ConfigError: there are no contexts."""
+        raise ConfigError(f"{self.spec.name} has no contexts, so context {context} cannot be set")
+
+    def fork(self, state: State, seed: int) -> None:
+        self.load_state_dict(state)
+        seeds = Seeds(seed).child("fork")
+        n_groups = len(self._rngs if "_rngs" in self._state_fields else self._roots)
+        self._reseed([(seeds, i) for i in range(n_groups)])
+
+    def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+    def _reseed(self, streams: Sequence[tuple[Seeds, str | int]]) -> None:
+        """Seed each of equal groups of games by a stream, a node of a seed tree and a name in it."""
+        if "_rngs" in self._state_fields:
+            self._rngs = [seeds.numpy(name) for seeds, name in streams]
+        else:
+            self._roots = [seeds.integer(name) for seeds, name in streams]
+
+    def _draw(self, sample: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]) -> list[np.ndarray]:
+        """Return the arrays [n_envs, ...] that `sample` draws, given a generator and the number of games.
+
+        Numbers are drawn for every game, even those in progress, so that a game's draws do not depend on the others.
+        """
+        groups = len(self._rngs)
+        size = self.spec.games_per_group(groups if groups > 1 else self._groups)
+        draws = [sample(rng, size) for rng in self._rngs]
+        arrays = (np.concatenate(parts) for parts in zip(*draws, strict=True))
+        return [np.concatenate([array] * (self.spec.n_envs // len(array))) for array in arrays]
+
+    def _group_member(self, game: int) -> tuple[int, int]:
+        """Return the seed of a game's group, and the game's index in the group."""
+        size = self.spec.games_per_group(len(self._roots))
+        paired_size = size if len(self._roots) > 1 else self.spec.n_envs // self._groups
+        return self._roots[game // size], game % paired_size
+
+    def _check_actions(self, action: Array) -> np.ndarray:
+        """Return actions [n_envs, n_agents].
+
+        Raises:
+            ValueError: wrong shape, an action that does not exist, or a game was never reset.
+        """
+        spec, actions = self.spec, np.asarray(action)
+        shape = (spec.n_envs, spec.n_agents)
+        if actions.shape != shape:
+            raise ValueError(f"actions must be {list(shape)}, got an array of shape {list(actions.shape)}")
+        if actions.min() < 0 or actions.max() >= spec.n_actions:
+            raise ValueError(f"actions must be 0 to {spec.n_actions - 1}, got {actions.min()} to {actions.max()}")
+        if not self._was_reset.all():
+            raise ValueError("reset() must be called before step()")
+        return actions
+
+    def _values_per_game(self, values: Array) -> np.ndarray:
+        """Return checked values of the mechanism, [n_envs, d]."""
+        space = self.spec.mechanism
+        if space is None:
+            raise ConfigError(f"{self.spec.name} has no mechanism to set (as where env.mechanism=false)")
+        return np.broadcast_to(space.check(values), (self.spec.n_envs, space.dim)).copy()
