@@ -26,6 +26,9 @@ _STATES = {"finished": "FINISHED", "failed": "FAILED"}
 _DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
+    # A request to a server that is down must not retry for minutes, or the failure would not be known at the run's end.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
 }
 
 
