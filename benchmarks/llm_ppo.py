@@ -99,8 +99,6 @@ def main() -> None:
             precision=args.precision,
             recompute=False,
             piece_tokens=args.piece_tokens,
-            kl_coefficient=0.0,
-            sharded=False,
             init_from=None,
             ppo=ppo,
         )

@@ -25,7 +25,7 @@ from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN
 from llmrl.networks.vocabulary import Vocabulary, pad_texts
-from llmrl.run.artifacts import save_config, saved_state
+from llmrl.run.artifacts import saved_state
 from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run
@@ -164,11 +164,11 @@ def data(tmp_path):
 SETTINGS = CloningAgentSettings("x", "all", None, 0.1, QUICK)
 
 
-def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK, env_options=None):
+def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK):
     spec = (env or Corridor()).spec
     student = Student(spec)
     cloning_settings = CloningAgentSettings(folder, episodes, limit, held_out, settings)
-    return CloningAgent(spec, cloning_settings, Seeds(1), "cpu", student, None, env_options)
+    return CloningAgent(spec, cloning_settings, Seeds(1), "cpu", student, None)
 
 
 def make_loop(folder, epochs=8, env=None, **options):
@@ -327,48 +327,6 @@ def test_actions_are_matched_by_name(data):
     assert (agent._to_actions(mirrored) == np.where(mirrored.action == 0, 1, 2)).all()
     with pytest.raises(ConfigError, match=r"'walk'.*env=corridor.*go east, go west, wait"):
         cloner("bot", env=env)._to_actions(record(names=("walk", "go west")))
-
-
-def test_rejects_different_prompts(data, tmp_path):
-    folder = data(record())
-    description = {
-        "language": "en",
-        "actions": ["go east"],
-        "history": 3,
-        "template": "glam",
-        "replace": {},
-        "level": "a",
-    }
-    save_config(tmp_path / "bot" / "config.yaml", {"env": description})
-    settings_copy = {**description, "level": "b", "horizon": 7}
-
-    def imitate(options, place=folder):
-        return cloner(place, env_options=options).imitate(1)
-
-    assert imitate(settings_copy).learned > 0 and imitate({}).learned > 0
-    assert imitate({"n_envs": 3, "history": 3}).learned > 0
-    for name, value, override in (
-        ("language", "fr", "fr"),
-        ("actions", "canonical", "canonical"),
-        ("history", 1, "1"),
-        ("template", "plain", "plain"),
-        ("replace", {"key": "a chair", "ball": "x"}, "{key: a chair, ball: x}"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            imitate({**settings_copy, name: value})
-        assert f"env=corridor has env.{name}={override}; use env.{name}=" in str(error.value)
-    with pytest.raises(ConfigError, match=r"env.actions=\[go east\].*env.actions=\[\]"):
-        imitate({**settings_copy, "actions": []})
-    for place in ("trajectories", "trajectories/0.npz"):
-        with pytest.raises(ConfigError, match=r"env\.history=3"):
-            imitate({**settings_copy, "history": 2}, f"{folder}/{place}")
-    # A run of an environment without them, and one whose config says nothing of an environment.
-    for config in ({"env": {"horizon": 9}}, {"method": {}}):
-        save_config(tmp_path / "bot" / "config.yaml", config)
-        assert imitate(settings_copy).learned > 0
-    (tmp_path / "bot" / "config.yaml").write_text("env: [")
-    with pytest.raises(ConfigError, match=r"config.yaml"):
-        imitate(settings_copy)
 
 
 def test_rejects_uninformative_episodes(data, tmp_path):

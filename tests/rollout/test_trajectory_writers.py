@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from errands import KINDS, OBJECTS, Errands, Reader
 from experiments import compose, only_run_folder, run_experiment
@@ -10,7 +9,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.evaluate_policy import evaluate_policy
-from llmrl.rollout.trajectory_writers import PlayedEpisodes, RolloutWriter, TrajectoryWriter, kept_text
+from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
 from llmrl.run.signals import Stopped
 from llmrl.run.trajectories import files, read
 
@@ -116,58 +115,6 @@ def test_sigkill_resumes_with_equal_steps(tmp_path, monkeypatch):
     steps = read(only_run_folder(tmp_path / "cut"))
     check_rows(steps)
     assert list(dict.fromkeys(steps.episode)) == list(range(8))
-
-
-def test_recording_interval_for_learner(tmp_path):
-    options = [
-        "learn.env_steps=60",
-        "learn.rollout_steps=4",
-        "learn.trajectory_interval=2",
-        "learn.evaluation_interval=2",
-    ]
-    run_experiment(config(tmp_path, *options), [])
-    folder = only_run_folder(tmp_path)
-    assert [f.name for f in files(folder)] == ["2.npz", "4.npz"]
-    steps = read(folder)
-    assert len(steps) == 2 * 4 * 3
-    check_rows(steps)
-    assert steps.log_prob.max() <= 0 and not np.isnan(steps.log_prob).any()
-    # The second evaluation starts new episodes, so none of file 2 goes on in file 4.
-    assert not set(read(folder / "trajectories" / "2.npz").episode) & set(
-        read(folder / "trajectories" / "4.npz").episode
-    )
-
-
-def test_rollout_episode_ids_continue_across_files(tmp_path):
-    env = Errands(Seeds(0), n_envs=5)
-    collector = Collector(env, Reader(env.spec, 0.1), "cpu")
-    collector.reset(3)
-    recorder = RolloutWriter(env, 1)
-    recorder.open(tmp_path, 0)
-    ends = []
-    for i in range(4):
-        with collector.observed(recorder):
-            rollout = collector.collect(3, torch.Generator().manual_seed(i))
-        ends += [(e.game, e.length, e.summaries["success"]) for e in rollout.episodes]
-        if i == 1:  # as a resumed run would
-            state = recorder.state_dict()
-            recorder = RolloutWriter(env, 1)
-            recorder.open(tmp_path, 2, state)
-    steps = read(tmp_path)
-    check_rows(steps)
-    done = steps.terminated | steps.truncated
-    assert done.sum() == len(ends)
-    lengths = [
-        (int(g), int(s) + 1, float(x))
-        for g, s, x in zip(steps.game[done], steps.step[done], steps.success[done], strict=True)
-    ]
-    assert lengths == ends
-    for number in np.unique(steps.episode):
-        rows = steps.rows(steps.episode == number)
-        order = np.argsort(rows.step)
-        assert rows.step[order].tolist() == list(range(len(rows))) and len(set(rows.mission)) == 1
-        # Known in all rows, or, of an episode that is not over, in none.
-        assert np.isnan(rows.success).all() != (rows.terminated | rows.truncated).any()
 
 
 def test_damaged_files_are_reported(tmp_path):

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from llmrl.algorithms.optimizer_step import Batch, GradientAccumulation, OptimizerStep, Record
-from llmrl.algorithms.sharded import groups
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
@@ -60,7 +59,7 @@ class BehavioralCloning:
             network, settings.learning_rate, settings.adam_eps, settings.max_grad_norm or math.inf
         )
         self._updater.optimizer = torch.optim.AdamW(
-            groups(self._updater.parameters),
+            self._updater.parameters,
             lr=settings.learning_rate,
             eps=settings.adam_eps,
             weight_decay=settings.weight_decay,

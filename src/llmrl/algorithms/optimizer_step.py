@@ -8,7 +8,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from llmrl.algorithms.sharded import any_sharded, clip_gradients, divided, gathered, groups
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
 
@@ -63,7 +62,6 @@ class OptimizerStep:
         separate_clipping: clip the gradients of the module `critic` and of all other parameters separately.
 
     Attributes:
-        is_sharded: whether the parameters are sharded over processes.
         parts: names of the parameters in each group whose gradients are clipped together.
     """
 
@@ -82,9 +80,8 @@ class OptimizerStep:
         parts = (critic, [name for name in trainable if name not in critic])
         self.parts = [part for part in parts if part]
         self._clipped = [[trainable[name] for name in part] for part in self.parts]
-        self.is_sharded = any_sharded(self.parameters)
         # Fused: one kernel for all parameters instead of several for each parameter.
-        self.optimizer = torch.optim.Adam(groups(self.parameters), lr=learning_rate, eps=eps, fused=True)
+        self.optimizer = torch.optim.Adam(self.parameters, lr=learning_rate, eps=eps, fused=True)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         outputs, value = self.network(batch)
@@ -111,35 +108,10 @@ class OptimizerStep:
         return self._descend()
 
     def state_dict(self) -> State:
-        """Return the state of the optimizer.
-
-        Its parameters are unsharded and in one group, so that a run can resume with another number of processes.
-        """
-        state: State = gathered(self.optimizer.state_dict())
-        if not self.is_sharded:
-            return state
-        order = self._order()
-        group = {**state["param_groups"][0], "params": list(range(len(order)))}
-        return {"state": {order[i]: x for i, x in state["state"].items()}, "param_groups": [group]}
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        if self.is_sharded:
-            local_state: State = self.optimizer.state_dict()
-            order = self._order()
-            parts = {
-                i: divided(state["state"][k], _like(state["state"][k], self.parameters[k]))
-                for i, k in enumerate(order)
-                if k in state["state"]
-            }
-            group = state["param_groups"][0]
-            groups = [{**group, "params": local_group["params"]} for local_group in local_state["param_groups"]]
-            state = {"state": parts, "param_groups": groups}
         self.optimizer.load_state_dict(state)
-
-    def _order(self) -> list[int]:
-        """Return the index into `parameters` of each of the optimizer's parameters."""
-        places = {id(parameter): i for i, parameter in enumerate(self.parameters)}
-        return [places[id(p)] for group in self.optimizer.param_groups for p in group["params"]]
 
     def _descend(self) -> torch.Tensor:
         norms = [self._clip(part) for part in self._clipped if any(p.grad is not None for p in part)]
@@ -148,12 +120,4 @@ class OptimizerStep:
         return norm
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        if self.is_sharded:
-            assert isinstance(self.network, GradientAccumulation)
-            return clip_gradients(parameters, self.max_grad_norm, self.network.processes)
         return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach()
-
-
-def _like(state: dict[str, torch.Tensor], parameter: nn.Parameter) -> dict[str, torch.Tensor | None]:
-    """Map each tensor of a parameter's optimizer state to the parameter if it has its shape, else to None."""
-    return {name: parameter if x.shape == parameter.shape else None for name, x in state.items()}

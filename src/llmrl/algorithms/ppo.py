@@ -140,7 +140,7 @@ class PPO:
             self.teacher is None
             and s.target_kl is None
             and not (s.scale_rewards or s.normalize_values or s.joint_ratio or self.policy.recurrent)
-            and all(type(updater) is OptimizerStep and not updater.is_sharded for updater in self.updaters)
+            and all(type(updater) is OptimizerStep for updater in self.updaters)
         )
 
     def min_rollout_steps(self, games: int) -> int:

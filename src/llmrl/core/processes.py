@@ -180,8 +180,7 @@ class _Group(ProcessGroup):
     def all_reduce_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         import torch
 
-        # Gradients of sharded parameters are already summed when they are computed.
-        parameters = [p for p in parameters if not hasattr(p, "to_local")]
+        parameters = list(parameters)
         has_gradient = torch.tensor([p.grad is not None for p in parameters], dtype=torch.float32)
         self.all_reduce([has_gradient])
         summed = [p for p, count in zip(parameters, has_gradient.tolist(), strict=True) if count]

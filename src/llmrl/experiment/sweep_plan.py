@@ -21,6 +21,7 @@ from llmrl.experiment.run_batching_key import reason_to_run_alone
 from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
+from llmrl.loops.learn import LearnLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
@@ -262,8 +263,8 @@ def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
         seeds = Seeds(config["seed"]).child("rehearsal")
         if isinstance(loop, DesignLoop):
             return steps_per_second(loop.adaptation, seeds)
-        seconds = estimate_seconds(loop, seeds)
-        return None if seconds is None else config["learn"]["env_steps"] / seconds
+        assert isinstance(loop, LearnLoop)
+        return config["learn"]["env_steps"] / estimate_seconds(loop, seeds)
     finally:
         parts.close()
         resources.close()

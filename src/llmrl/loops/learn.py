@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
 from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
-from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
+from llmrl.loops.compute_requests import Begin, Call, Log, Loop, PlaySteps, Requests, SafePoint, Update
 from llmrl.loops.continuations import EpisodeGroups
-from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
+from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter, write_trained_results
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
-from llmrl.loops.probing import Probes
-from llmrl.loops.trained_results import write_trained_adapter, write_trained_results
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
+from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
-from llmrl.rollout.trajectory_writers import RolloutWriter
 from llmrl.run.artifacts import RESULT_EPISODES
 
 
@@ -32,10 +31,6 @@ class LearnSettings:
         rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes.
         evaluation_interval: updates between evaluations; 0: only at the end.
         evaluate_episodes: least number of episodes of an evaluation; all games play.
-        trajectory_interval: updates between rollouts whose steps are stored as arrays (`run.trajectories`); 0: none.
-        probes: fixed prompts whose action probabilities are logged: name of a list of the package, or a file; None:
-            there are none.
-        probe_interval: updates between measurements of the probes.
         mechanism: values imposed on the games (`MechanismSampler`): a vector for all, or phases; None: the
             environment's own.
     """
@@ -44,13 +39,10 @@ class LearnSettings:
     rollout_steps: PositiveInt | None
     evaluation_interval: NonNegativeInt
     evaluate_episodes: PositiveInt
-    trajectory_interval: NonNegativeInt = 0
-    probes: str | None = None
-    probe_interval: PositiveInt = 1
     mechanism: list[float] | list[Phase] | None = None
 
 
-class LearnLoop:
+class LearnLoop(Loop):
     """The loop of `principal=none` with agents that learn for a budget of environment steps.
 
     Args:
@@ -77,9 +69,6 @@ class LearnLoop:
             self.groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
-        interval = settings.trajectory_interval
-        self.trajectories = RolloutWriter(self.env, interval) if interval else None
-        self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = self.env_steps = 0
 
     def plan(self) -> list[tuple[str, str]]:
@@ -95,41 +84,28 @@ class LearnLoop:
             ("environment steps", f"{steps:,}"),
         ]
 
-    def estimate(self) -> None:
-        """Return None: the number of calls of an agent or a teacher depends on the games."""
-
     def requests(self, run: RunContext) -> Requests[float]:
         """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
         yield from self._restore(run)
         games = self.env.spec.n_envs
-        if self.probes is not None:
-            self.probes.write(run.folder)
-            if self.iteration == 0:
-                yield self._row("probe", self.probes.metrics())
-        writers = [self.episodes, *([] if self.trajectories is None else [self.trajectories])]
         total = self.settings.env_steps
         if self.groups is None:
             total = self.updates * self.rollout_steps * games
         with run.progress(total, "steps", "learn", self.env_steps) as progress:
             steps = StepProgress(progress, games) if self.groups is None else EpisodeProgress(progress, in_steps=True)
-            with self.collector.observed(*writers, steps):
+            with self.collector.observed(self.episodes, steps):
                 while not self.is_complete:
                     yield from self._update(run, progress)
-                    yield from self._probe_and_evaluate()
+                    yield from self._evaluate_if_due()
                     yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
-        for writer in writers:
-            writer.close()
+        self.episodes.close()
         episodes = yield from self._evaluate()
         self.collector.close()
         final = summarize_evaluation(episodes, *self.welfare_measure)
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         write_trained_adapter(run, self.agent)
         yield self._row("evaluation", final)
-        if self.probes is not None:
-            from llmrl.analysis.probes import draw_probes
-
-            draw_probes(run.folder)
         run.summary = {
             "updates": self.iteration,
             "env_steps": self.env_steps,
@@ -159,10 +135,8 @@ class LearnLoop:
         if rollout.episodes:
             progress.show_result(metrics["episode/return"])
 
-    def _probe_and_evaluate(self) -> Requests[None]:
-        """Measure the probes and evaluate the agents, if they are due."""
-        if self.probes is not None and self.iteration % self.settings.probe_interval == 0:
-            yield self._row("probe", self.probes.metrics())
+    def _evaluate_if_due(self) -> Requests[None]:
+        """Evaluate the agents if an evaluation is due."""
         interval = self.settings.evaluation_interval
         if interval and self.iteration % interval == 0 and not self.is_complete:
             episodes = yield from self._evaluate()
@@ -179,9 +153,9 @@ class LearnLoop:
         seeds = self.seeds.child("evaluation").child(self.iteration)
         training = None if self.mechanism_sampler is None else self.mechanism_sampler.evaluate(seeds.child("mechanism"))
         recording = self.agent.unrecorded() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
-        with recording:
-            episodes: list[Episode] = yield Evaluate(
-                collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds, watched=False
+        with recording, self.collector.unobserved():
+            episodes: list[Episode] = yield Call(
+                partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds)
             )
         if self.mechanism_sampler is not None and training is not None:
             self.mechanism_sampler.resume(training)
@@ -199,7 +173,6 @@ class LearnLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
             "episodes": self.episodes.state_dict(),
             "env_steps": self.env_steps,
-            **({} if self.trajectories is None else {"trajectories": self.trajectories.state_dict()}),
             **({} if self.mechanism_sampler is None else {"mechanism": self.mechanism_sampler.state_dict()}),
         }
 
@@ -217,9 +190,6 @@ class LearnLoop:
         games_state = None if state is None else state["collector"]
         yield Begin(self.collector, self.seeds.child("start").integer(run.iteration), state=games_state)
         self.episodes = TrainingEpisodeWriter(spec, run.folder, None if state is None else state["episodes"])
-        if self.trajectories is not None:
-            trajectories_state = None if state is None else state.get("trajectories")
-            self.trajectories.open(run.folder, run.iteration, trajectories_state)
         if state is None:
             return
         self.env_steps = state["env_steps"]

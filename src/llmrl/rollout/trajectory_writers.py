@@ -1,4 +1,4 @@
-"""Observers that write trajectories: the episodes of players, and the rollouts of learners."""
+"""Observers that write trajectories: the episodes of players."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ import numpy as np
 from llmrl.core.observers import Observer, Transition
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import Observation, State, on_host
-from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.text_array import TextArray
 from llmrl.run.trajectories import Trajectories, TrajectoryFiles
 
 CHUNK = 8192
 """Approximate number of steps in a file of played episodes, also held in memory and in a checkpoint."""
 PROMPT, TEXT = "prompt", "text"
 _LABELS = ("kind", "mission")
-_LONG_BEFORE = -(2**62)
 
 
 @runtime_checkable
@@ -256,99 +253,6 @@ def trajectory_observers(env: VecEnv, policy: Policy, folder: Path | None) -> It
     episodes.close()
 
 
-class RolloutWriter(Observer):
-    """Observer that writes every k-th rollout of a learner to a file, named by the number of its update.
-
-    It must observe every rollout of the learner, and no other, since it counts episodes.
-
-    Args:
-        env: environment that is played.
-        every: k, >= 1.
-    """
-
-    def __init__(self, env: VecEnv, every: int) -> None:
-        self.env, self.spec, self.every = env, env.spec, every
-        self.number = 0
-        self._started = 0
-        self._episode = np.full(self.spec.n_envs, -1, dtype=np.int64)
-        self._length = np.zeros(self.spec.n_envs, dtype=np.int64)
-        self._labels: list[Mapping[str, Sequence[str]]] = []
-        self._files: TrajectoryFiles | None = None
-
-    def open(self, folder: Path, number: int, state: State | None = None) -> None:
-        """Begin to write into `folder` after `number` updates, or continue from `state`."""
-        self._files = TrajectoryFiles(folder, None if state is None else state["files"])
-        self.number = number
-        if state is not None:
-            self._started = state["started"]
-            self._episode, self._length = np.array(state["episode"]), np.array(state["length"])
-
-    def on_step(self, transition: Transition) -> None:
-        """Store the labels of the games' episodes."""
-        if self._writes_this_rollout:
-            self._labels.append(_labels(self.env))
-
-    def on_rollout(self, rollout: Rollout) -> None:
-        """Write the rollout of the next update, if it is a k-th one."""
-        episode_start, ends = (
-            rollout.episode_start.cpu().numpy(),
-            (rollout.terminated | rollout.truncated).cpu().numpy(),
-        )
-        steps = np.arange(len(episode_start))[:, None]
-        order = self._started + np.cumsum(episode_start.ravel()).reshape(episode_start.shape) - 1
-        # Number of the episode that each game is in at each step.
-        episode = np.maximum.accumulate(np.vstack([self._episode, np.where(episode_start, order, -1)]))[1:]
-        begin_steps = np.maximum.accumulate(np.vstack([-self._length, np.where(episode_start, steps, _LONG_BEFORE)]))[
-            1:
-        ]
-        step = steps - begin_steps
-        if self._writes_this_rollout:
-            self._write(rollout, episode, step, ends)
-        self._started += int(episode_start.sum())
-        self._episode, self._length = episode[-1].copy(), step[-1] + 1
-        self._labels = []
-        self.number += 1
-
-    def state_dict(self) -> State:
-        assert self._files is not None
-        return {
-            "files": self._files.state_dict(),
-            "started": self._started,
-            "episode": self._episode.copy(),
-            "length": self._length.copy(),
-        }
-
-    @property
-    def _writes_this_rollout(self) -> bool:
-        return (self.number + 1) % self.every == 0
-
-    def _write(self, rollout: Rollout, episode: np.ndarray, step: np.ndarray, ends: np.ndarray) -> None:
-        assert self._files is not None
-        shape = (*ends.shape, self.spec.n_agents)
-        success = np.full(ends.shape, np.nan)
-        # The rollout lists episodes in the order of their ends.
-        for (t, game), record in zip(np.argwhere(ends), rollout.episodes, strict=True):
-            in_episode = (episode[:, game] == episode[t, game]) & (np.arange(len(ends)) <= t)
-            success[in_episode, game] = record.summaries.get("success", np.nan)
-        read = next((x for n in (PROMPT, TEXT) if isinstance(x := rollout.observation.get(n), TextArray)), None)
-        prompts, places = ([], np.full(shape, -1)) if read is None else _distinct_texts(read)
-        games = {"terminated": rollout.terminated, "truncated": rollout.truncated}
-        numbers = {name: getattr(rollout, name) for name in ("action", "log_prob", "value", "reward", "base_reward")}
-        columns: dict[str, Any] = {name: x.cpu().numpy() for name, x in numbers.items()}
-        columns |= {name: x.cpu().numpy()[:, :, None] for name, x in games.items()}
-        columns |= {"prompt": places, "episode": episode[:, :, None], "step": step[:, :, None]}
-        columns |= {"game": np.arange(shape[1])[None, :, None], "agent": np.arange(shape[2])[None, None, :]}
-        columns["success"] = success[:, :, None]
-        for name in _LABELS:
-            texts = [labels[name] for labels in self._labels if name in labels]
-            text_column = np.array(texts, dtype=object) if texts else np.full(shape[:2], "", dtype=object)
-            columns[name] = text_column[:, :, None]
-        flat = {
-            name: np.broadcast_to(x, (*shape, *x.shape[3:])).reshape(-1, *x.shape[3:]) for name, x in columns.items()
-        }
-        self._files.write(_table(prompts, self.spec, flat), self.number + 1)
-
-
 _FIELDS = (
     *("prompt", "action", "log_prob", "value", "reward", "base_reward", "terminated", "truncated"),
     *("episode", "step", "game", "agent", "success", "kind", "mission"),
@@ -359,11 +263,6 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("terminated", "truncated"), bool),
     **dict.fromkeys(("kind", "mission"), object),
 }
-
-
-def _distinct_texts(texts: TextArray) -> tuple[list[str], np.ndarray]:
-    prompts, places = texts.distinct()
-    return prompts, places.cpu().numpy()
 
 
 def _table(prompts: list[str], spec: EnvSpec, columns: Mapping[str, Any]) -> Trajectories:

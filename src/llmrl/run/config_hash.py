@@ -32,10 +32,7 @@ EXCLUDED: tuple[str, ...] = (
     "play.fps",
     # Recordings of steps for computations.
     "play.trajectories",
-    "learn.trajectory_interval",
     # Measurements of a policy outside its games.
-    "learn.probes",
-    "learn.probe_interval",
     # How requests are sent to a language model.
     "llm.cache",
     "llm.cache_dir",

@@ -119,13 +119,13 @@ class TrajectoryFiles:
                 "rerun=true, which moves the old content aside."
             )
 
-    def write(self, trajectories: Trajectories, number: int | None = None) -> Path:
-        """Write a file atomically and return its path; `number` is its name (None: the next number).
+    def write(self, trajectories: Trajectories) -> Path:
+        """Write a file atomically, named by the next number, and return its path.
 
         Raises:
             RunFolderError: the file cannot be written.
         """
-        number = max(self._file_numbers, default=-1) + 1 if number is None else number
+        number = max(self._file_numbers, default=-1) + 1
         path = self._path(number)
         try:
             with atomic_write(path, self._folder.parent) as file:
@@ -155,8 +155,8 @@ def files(place: Path) -> list[Path]:
     paths = [path for path in folder.glob("*.npz") if path.stem.isdecimal()] if folder.is_dir() else []
     if not paths:
         raise RunFolderError(
-            f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true or "
-            "learn.trajectory_interval=1, an evaluation with --trajectories"
+            f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true, "
+            "an evaluation with --trajectories"
         )
     return sorted(paths, key=lambda path: int(path.stem))
 

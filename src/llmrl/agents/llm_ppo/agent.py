@@ -8,17 +8,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings
-from llmrl.agents.llm_ppo.policy import LanguagePolicy
-from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
+from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy
 from llmrl.algorithms.ppo import PPO, PPOSettings
-from llmrl.algorithms.sharded import divided as divided_like
-from llmrl.algorithms.sharded import gathered
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.protocols import AgentLoop
-from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
+from llmrl.core.ranges import NonNegativeInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -40,10 +36,6 @@ class LanguagePPOSettings(LanguageNetworkSettings):
         tune: trained weights: all weights, an adapter (`lora`), only the heads, or nothing; then the agent only plays.
         lora: settings of the adapter.
         recompute: compute activations again instead of storing them for the gradient.
-        kl_coefficient: weight of the divergence from the policy before training, which for an adapter is the model
-            without it; 0: none.
-        sharded: shard the weights over several processes, for models larger than a GPU (FSDP); no effect in one
-            process.
         init_from: run folder whose newest checkpoint contains the initial trained weights, read at every start; None:
             those of the model.
         init_from_seed: seed of that run; unused here, since `init_from` names the run already.
@@ -53,8 +45,6 @@ class LanguagePPOSettings(LanguageNetworkSettings):
     tune: Tune
     lora: Lora
     recompute: bool
-    kl_coefficient: NonNegativeFloat
-    sharded: bool
     init_from: str | None
     init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own"
     ppo: PPOSettings
@@ -115,8 +105,6 @@ class LanguagePPOAgent:
             scorer.recompute_activations()
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
         self.policy = LanguagePolicy(spec, network).to(device)
-        if settings.sharded and processes.world_size > 1:
-            network.divide()
         self.learns = tune != self.plays_if[1]
         self.tune, self.label = tune, scorer.label
         self._lora, self._revision = settings.lora, scorer.settings.revision
@@ -124,10 +112,7 @@ class LanguagePPOAgent:
         self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
         if settings.init_from is not None:
             self._load_initial_weights(Path(settings.init_from))
-        # Created before a checkpoint of this run is loaded, so that a resumed run has the same reference policy.
-        weight = settings.kl_coefficient
-        anchor = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
-        self._ppo = PPO(self.policy, settings.ppo, anchor) if self.learns else None
+        self._ppo = PPO(self.policy, settings.ppo) if self.learns else None
 
     def min_rollout_steps(self, games: int) -> int:
         """Return the minimum number of steps of a rollout of `games` games."""
@@ -165,12 +150,9 @@ class LanguagePPOAgent:
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
-        if self.tune != "lora":
-            return
-        language = self.policy.network.language
-        weights = gathered(adapter_weights(language))  # by all processes, each of which may hold only a part
-        if self.policy.network.processes.is_main:
-            write_adapter(language, weights, self._lora, folder, self._model, self._revision)
+        if self.tune == "lora" and self.policy.network.processes.is_main:
+            language = self.policy.network.language
+            write_adapter(language, adapter_weights(language), self._lora, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, what is trained, and numbers of parameters."""
@@ -188,7 +170,7 @@ class LanguagePPOAgent:
         learner = None if self._ppo is None else self._ppo.state_dict()
         network = self.policy.network
         return {
-            "policy": self._gathered_weights(),
+            "policy": self._weights(),
             "model": self._files,
             "learner": learner,
             "tokens": sum(network.processes.all_gather_object(network.tokens)),
@@ -209,13 +191,8 @@ class LanguagePPOAgent:
             self._ppo.load_state_dict(state["learner"])
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        """Return this process's part of the trained weights."""
+        """Return the trained weights."""
         return {name: p.detach() for name, p in self.policy.named_parameters() if name in self._trained}
-
-    def _gathered_weights(self) -> dict[str, torch.Tensor]:
-        """Return the trained weights, gathered from all processes."""
-        weights: dict[str, torch.Tensor] = gathered(self._weights())
-        return weights
 
     def _load(self, weights: dict[str, torch.Tensor], source: str) -> None:
         """Copy `weights` into the policy; raise ConfigError if names or shapes differ."""
@@ -229,7 +206,7 @@ class LanguagePPOAgent:
                 "llm=, llm.model, agent.tune, agent.lora, agent.actions and agent.head_hidden"
             )
         with torch.no_grad():
-            for name, x in divided_like(weights, local_weights).items():
+            for name, x in weights.items():
                 local_weights[name].copy_(x)
 
     def _load_initial_weights(self, run: Path) -> None:
@@ -251,7 +228,7 @@ class LanguagePPOAgent:
 
 def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
     """Raise ConfigError if nothing would be learned, or options are incompatible."""
-    tune, actions, lora, kl_coefficient = settings.tune, settings.actions, settings.lora, settings.kl_coefficient
+    tune, lora = settings.tune, settings.lora
     if scorer.settings.four_bit and tune == "full":
         raise ConfigError(
             "llm.four_bit=true cannot be used with agent.tune=full; use agent.tune=lora, or llm.four_bit=false"
@@ -261,7 +238,7 @@ def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
             f"agent.tune=full cannot be used with llm.dtype={scorer.settings.dtype}, in which small updates vanish; "
             "use llm.dtype=float32 with agent.precision=bfloat16, or agent.tune=lora"
         )
-    if tune == "heads" and actions == "scores":
+    if tune == "heads" and settings.actions == "scores":
         raise ConfigError(
             "agent.tune=heads cannot be used with agent.actions=scores, because no head affects the actions; use "
             "agent.actions=head, or agent.tune=lora"
@@ -270,14 +247,4 @@ def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
         raise ConfigError(
             f"agent.lora.dropout={lora.dropout:g} must be 0 in agent=llm_ppo, because probabilities of rollout and "
             "update have to agree"
-        )
-    if kl_coefficient and (actions == "head" or tune in ("heads", "nothing")):
-        raise ConfigError(
-            f"agent.kl_coefficient={kl_coefficient:g} needs agent.actions=scores and agent.tune=full or lora, got "
-            f"agent.actions={actions} and agent.tune={tune}; set it to 0 otherwise"
-        )
-    if settings.sharded and (scorer.settings.four_bit or (kl_coefficient and tune == "full")):
-        raise ConfigError(
-            "agent.sharded=true supports neither four-bit weights nor a copy of the weights; use llm.four_bit=false, "
-            "and agent.tune=lora with agent.kl_coefficient"
         )

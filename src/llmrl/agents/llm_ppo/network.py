@@ -1,4 +1,4 @@
-"""Actor-critic on a language model that scores the texts of actions; a head on its hidden state gives the value."""
+"""Language model that scores the texts of actions, with a head for the value, and its policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,10 +15,13 @@ from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveFloat, PositiveInt
+from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.networks import categorical
+from llmrl.networks.action_distributions import Choice
+from llmrl.networks.memo import Memo
 from llmrl.networks.mlp import HIDDEN_GAIN, POLICY_GAIN, VALUE_GAIN, initialize
 
 Actions = Literal["scores", "head"]
@@ -97,7 +101,6 @@ class LanguageActorCritic(nn.Module):
         self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
         self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
         self.tokens = 0  # number of positions computed so far
-        self.divided = False  # whether the weights are sharded over the processes
 
     def name_actions(self, spec: EnvSpec) -> None:
         """Score the actions of `spec` instead of the previous ones.
@@ -174,19 +177,8 @@ class LanguageActorCritic(nn.Module):
         for _, numbers in local_groups:
             rows = torch.isin(joint, torch.tensor(numbers, device=joint.device)).nonzero().squeeze(1)
             yield _select(batch, rows), len(rows) / n
-        # At least one piece; with sharded weights, as many as any process has.
-        for _ in range(-(-len(groups) // world) - len(local_groups) if self.divided else not local_groups):
+        if not local_groups:  # at least one piece
             yield _select(batch, torch.zeros(1, dtype=torch.int64, device=places.device)), 0.0
-
-    def divide(self) -> None:
-        """Shard the weights of the model's layers over the processes (`shard`).
-
-        Raises:
-            ConfigError: see `shard`.
-        """
-        shard(self.language, self.processes)
-        self.scorer.process_group = self.processes
-        self.divided = True
 
     def _autocast(self) -> AbstractContextManager[Any]:
         kind = next(self.language.parameters()).device.type
@@ -211,36 +203,81 @@ def _head(
     return nn.Sequential(*layers, initialize(nn.Linear([width, *hidden][-1], n_out), gain, generator))
 
 
-def shard(model: nn.Module, processes: ProcessGroup) -> None:
-    """Shard the blocks of a transformers `model` in place, before an optimizer is made of its parameters.
+class LanguagePolicy(nn.Module):
+    """Policy that reads a text channel and acts by the scores of the actions' texts; one network for all agents.
 
-    Each process stores 1/n of every block, of its gradient and of Adam's averages; a block is complete only while it
-    computes (torch's `fully_shard`, Zhao et al. 2023, arXiv 2304.11277). Everything outside of blocks (embeddings, the
-    output layer, heads) stays complete in all processes, and so does T5's position bias.
+    Each distinct text is computed once per rollout (`Memoizing`).
 
-    While a block computes, all processes exchange its parts. Therefore all of them must run the same number of forward
-    passes, with the same number of gradients: `max(processes.all_gather_object(n))`. A process with less work computes
-    something with weight 0. Gradients of blocks are sums over the processes, like those of other weights after
-    `ProcessGroup.all_reduce_gradients`.
-
-    Raises:
-        ConfigError: there is only one process, or the blocks of this model are unknown.
+    Args:
+        spec: spec of the environment.
+        network: network of the policy.
     """
-    if processes.world_size == 1:
-        raise ConfigError("agent.sharded=true needs several processes, got 1; start them with torchrun")
-    names = set(getattr(model, "_no_split_modules", None) or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    if not blocks:
-        raise ConfigError(f"agent.sharded=true does not support {type(model).__name__}, whose blocks are unknown")
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    kind = next(model.parameters()).device.type
-    mesh = init_device_mesh(kind, (processes.world_size,))
-    # T5's first blocks contain the position bias of all blocks; `Seq2SeqScorer` reads it while no block computes.
-    position_bias = {p for name, p in model.named_parameters() if "relative_attention_bias" in name}
-    for block in blocks:
-        fsdp_block = fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=position_bias)
-        # A sum, not a mean, because a process computes its share of one loss. Not every backend can scale sums.
-        fsdp_block.set_force_sum_reduction_for_comms(True)
-        fsdp_block.set_gradient_divide_factor(1.0)
+    recurrent = False
+
+    def __init__(self, spec: EnvSpec, network: LanguageActorCritic) -> None:
+        super().__init__()
+        self.network, self.n_agents = network, spec.n_agents
+        self.channels: tuple[str, ...] = tuple(
+            name for name in (network.channel, "action_mask") if name in spec.observation
+        )
+        self._memo = Memo(self._compute)
+
+    @property
+    def distribution(self) -> Choice:
+        """Distribution over the actions."""
+        return Choice(self.network.n_actions)
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Return the context of a rollout, in which each text is computed once (`Memoizing`)."""
+        return self._memo.unchanged()
+
+    def groups(self) -> list[tuple[nn.Module, slice]]:
+        """Return the network, which plays all agents."""
+        return [(self.network, slice(0, self.n_agents))]
+
+    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Return the observation unchanged, because prompts contain everything."""
+        return observation
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> PolicyOutput:
+        """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
+        logits, value = self._evaluate(observation)
+        action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
+        log_prob, entropy = categorical.log_prob_entropy(logits, action)
+        return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits, entropy=entropy)
+
+    @torch.no_grad()
+    def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:
+        """Return state values, [n_envs, n_agents]."""
+        return self._evaluate(observation)[1]
+
+    @torch.no_grad()
+    def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
+        """Return the probabilities of actions after each prompt, [n, n_actions]."""
+        return self._compute(list(prompts))[0].softmax(-1)
+
+    def _evaluate(self, observation: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [n_envs, n_agents, n_actions] and values [n_envs, n_agents]."""
+        prompts = np.asarray(observation[self.network.channel], dtype=object)
+        logits, value = self._memo([str(text) for text in prompts.ravel()])
+        logits, value = logits.reshape(*prompts.shape, -1), value.reshape(prompts.shape)
+        return categorical.mask_logits(logits, observation.get("action_mask")), value
+
+    def _compute(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return logits [n, n_actions] and values [n] of distinct prompts; each process computes its share of them."""
+        processes = self.network.processes
+        if processes.world_size == 1:
+            return self.network.read(prompts)
+        local_prompts = prompts[processes.share(len(prompts))]
+        # A process without a share computes one prompt nevertheless, to know the shape of the outputs.
+        outputs = self.network.read(local_prompts or prompts[:1])
+        logits, value = (processes.gather(x[: len(local_prompts)].contiguous()) for x in outputs)
+        return logits, value

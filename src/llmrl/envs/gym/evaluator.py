@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import LlmrlError
 from llmrl.core.protocols import Controller
-from llmrl.core.records import Trace
 from llmrl.envs.env_errors import raised
 from llmrl.envs.gym.batched_episodes import BatchedEpisodes, EpisodeRules
 from llmrl.envs.gym.workers import WorkerPool
@@ -32,13 +31,11 @@ class EpisodeBatch:
         returns: sum of the rewards of each episode, [q, k] float64.
         lengths: steps of each episode, [q, k] int64.
         successes: whether each episode was a success, [q, k] bool; None without a criterion of success.
-        traces: the beginning of each vector's first episode, [q]; empty where that was not wanted.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     successes: NDArray[np.bool_] | None = None
-    traces: tuple[Trace, ...] = ()
 
 
 class GymEvaluator:
@@ -61,15 +58,11 @@ class GymEvaluator:
         # Created even if worker processes play, so that invalid games raise an error at once.
         self._lanes = BatchedEpisodes(rules, 1)
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
-        self._tracer: BatchedEpisodes | None = None
 
-    def evaluate(
-        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], traced: int = 0
-    ) -> EpisodeBatch:
+    def evaluate(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> EpisodeBatch:
         """Play one episode of each parameter vector [q, d] under each seed [k]; return the results.
 
-        The first `traced` steps of each vector's first episode are played once more and recorded. Results do not depend
-        on the number of workers.
+        Results do not depend on the number of workers.
 
         Raises:
             ConfigError: the game lacks the channel that the controller reads, or the controller cannot be pickled.
@@ -96,21 +89,7 @@ class GymEvaluator:
         )
         returns, lengths = scores.returned[order].reshape(shape), scores.length[order].reshape(shape)
         successes = None if success_flags is None else success_flags[order].reshape(shape)
-        return EpisodeBatch(returns, lengths, successes, self._traces(controller, vectors, seeds, traced))
-
-    def _traces(
-        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], steps: int
-    ) -> tuple[Trace, ...]:
-        if not steps:
-            return ()
-        if self._tracer is None:
-            self._tracer = BatchedEpisodes(self._rules, 1)
-        try:
-            return tuple(self._tracer.trace(controller, vector, int(seeds[0]), steps) for vector in vectors)
-        except LlmrlError:
-            raise
-        except Exception as error:
-            raise raised(self._rules.env_factory.id, "an episode", error) from error
+        return EpisodeBatch(returns, lengths, successes)
 
     def _width(self, total: int) -> int:
         """Return the number of games in lock step in a process.
@@ -124,8 +103,6 @@ class GymEvaluator:
     def close(self) -> None:
         """End the worker processes. It may be called twice."""
         self._lanes.close()
-        if self._tracer is not None:
-            self._tracer.close()
         if self._pool is not None:
             self._pool.close()
 

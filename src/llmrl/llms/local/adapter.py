@@ -111,7 +111,7 @@ def write_adapter(
 
     Args:
         module: model with the adapter.
-        parameters: parameters of the adapter, complete if they are sharded in `module` (`adapter_weights`).
+        parameters: parameters of the adapter (`adapter_weights`).
         lora: settings of the adapter.
         folder: folder to write; an existing adapter in it is replaced.
         model: model as in the config.

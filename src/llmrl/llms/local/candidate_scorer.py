@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.loading import (
@@ -143,9 +142,6 @@ class LocalScorer(ABC):
         self._module: Any = None
         self._tokenizer: Any = None
         self._recompute = False
-        self.process_group: ProcessGroup | None = (
-            None  # processes that share the weights and must therefore make equally many passes
-        )
         self._prompt_token_cache: dict[str, TokenIds] = {}
         self._candidate_token_cache: dict[tuple[str, tuple[str, ...]], tuple[TokenIds, ...]] = {}
 
@@ -195,10 +191,6 @@ class LocalScorer(ABC):
             self._module = None
             raise
 
-    def replace_module(self, module: torch.nn.Module) -> None:
-        """Use `module` for scoring from now on. It must be a copy of the model, e.g. a frozen one."""
-        self._module = module
-
     def recompute_activations(self) -> None:
         """Enable gradient checkpointing: less memory, about a third more time.
 
@@ -239,14 +231,7 @@ class LocalScorer(ABC):
         queries, query_indices = self._queries(prompts, lists)
         n_candidates = max(len(texts) for texts in lists)
         batches = length_batches(queries, self.settings.batch_tokens)
-        passes = len(batches) if self.process_group is None else max(self.process_group.all_gather_object(len(batches)))
         results = [self._run([queries[i] for i in batch], n_candidates) for batch in batches]
-        for _ in range(passes - len(batches)):
-            extra = self._run([queries[batches[0][0]]], n_candidates)
-            # Extra passes join the graph of the loss, so that all processes make equally many backward passes.
-            zero = 0.0 * extra.state.sum()
-            first = results[0]
-            results[0] = replace(first, log_probs=first.log_probs + zero, state=first.state + zero)
         positions = {query: positions for positions, query in enumerate(i for batch in batches for i in batch)}
         order = torch.tensor(
             [positions[query_index] for query_index in query_indices], device=results[0].log_probs.device
