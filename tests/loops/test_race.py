@@ -119,7 +119,7 @@ class TestRules:
         values = list(rng.normal(size=(len(race.remaining), 6)))
         race.tell(values)
         copy.tell(values)
-        assert copy.rows() == race.rows("x") and copy.leader == race.leader and copy.remaining == race.remaining
+        assert copy.rows() == race.rows() and copy.leader == race.leader and copy.remaining == race.remaining
 
     def test_fresh_mean_is_unbiased(self):
         """The mean of measurements after the race is unbiased.
