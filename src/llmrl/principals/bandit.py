@@ -81,10 +81,6 @@ class BanditPrincipal(StateFields, ABC):
             "principal/best_mean": float(self.means[row, has_plays].max()),
         }
 
-    def _random_arm(self) -> int:
-        """Return a uniformly random arm."""
-        return int(self.rng.integers(self.n_arms))
-
     def _argmax(self, values: np.ndarray) -> int:
         """Return an arm with the highest value; ties are broken at random."""
         return int(self.rng.choice(np.flatnonzero(values == values.max())))

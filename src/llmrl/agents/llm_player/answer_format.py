@@ -12,7 +12,7 @@ import numpy as np
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import ContinuousActions, EnvSpec
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.reading.answer_parser import parse_answer
+from llmrl.llms.reading.answer_parser import AnswerParser, parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.vector_parser import VectorParser
 
@@ -64,7 +64,7 @@ class DiscreteAnswer:
     """
 
     def __init__(self, descriptions: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
-        self.question = ChoiceParser(
+        self.question: AnswerParser[Any] = ChoiceParser(
             [name for name, _ in descriptions], [description for _, description in descriptions], numbered
         )
         self.descriptions: tuple[tuple[str, str], ...] = (
@@ -177,7 +177,7 @@ class ContinuousAnswer:
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
-        self.question = VectorParser(self.names, bounds=bounds, answer_name="action")
+        self.question: AnswerParser[Any] = VectorParser(self.names, bounds=bounds, answer_name="action")
         self.whole, self.decimals = np.array(numbers.whole), decimals
         kinds = ["a whole number " if is_integer else "" for is_integer in numbers.whole]
         self.descriptions = tuple(
