@@ -264,7 +264,7 @@ def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
         if isinstance(loop, DesignLoop):
             return steps_per_second(loop.adaptation, seeds)
         assert isinstance(loop, LearnLoop)
-        return config["learn"]["env_steps"] / estimate_seconds(loop, seeds)
+        return loop.settings.env_steps / estimate_seconds(loop, seeds)
     finally:
         parts.close()
         resources.close()
