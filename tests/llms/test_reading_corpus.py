@@ -14,11 +14,11 @@ more families. Read as intended, refused (the platform then sends a repair reque
 before and after the parser was changed for it, and of the held-out part after that:
 
     open      player 44/9/0, 46/7/0   planner 28/5/0, 28/5/0   principal 34/7/2, 37/6/0   search 25/5/0, 26/4/0
-              amount 18/12/0, 22/8/0   ballot 28/8/1, 29/8/0   message 20/5/2, 25/2/0
+              amount 18/12/0, 22/8/0   ballot 28/8/1, 29/8/0   approval 19/7/1, 21/6/0   message 20/5/2, 25/2/0
     held out  player 23/4/0   planner 13/1/3   principal 19/2/1   search 14/0/1
-              amount 10/4/1   ballot 10/7/1       message 9/3/1
+              amount 10/4/1   ballot 10/7/1    approval 8/5/0    message 9/3/1
 
-Of 127 held-out replies 98 are read as intended, 21 are refused and 8 are read wrongly.
+Of 140 held-out replies 106 are read as intended, 26 are refused and 8 are read wrongly.
 """
 
 import json
@@ -37,12 +37,12 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.choice_parser import ChoiceParser
 from llmrl.llms.reading.plan_parser import PlanParser
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
-from llmrl.principals.vote import BallotParser
+from llmrl.principals.vote import BallotParser, parse_approvals
 
 FOLDER = Path(__file__).parent / "corpus"
 CORPORA = {"first": FOLDER, "second": FOLDER / "second", "third": FOLDER / "third"}
 FAMILIES = ("player", "planner", "principal", "search")
-EXTENDED_FAMILIES = ("amount", "ballot", "message")
+EXTENDED_FAMILIES = ("amount", "ballot", "approval", "message")
 """Families of the third corpus alone."""
 RIGHT, ABSTAINED, WRONG = "right", "abstained", "wrong"
 MIN_COUNTS = {
@@ -112,6 +112,8 @@ def label_answer(family, spec, label):
         return label
     if family == "ballot":
         return spec["options"].index(label)
+    if family == "approval":
+        return [spec["options"].index(name) for name in label]
     if family == "message":
         return label
     if family == "planner":
@@ -124,8 +126,8 @@ def label_answer(family, spec, label):
 def outcome(family, spec, line):
     try:
         reply = line["reply"]
-        if family == "message":
-            answer = read_message(spec, reply)
+        if family in ("approval", "message"):
+            answer = read_directly(family, spec, reply)
             return RIGHT if answer == label_answer(family, spec, line["expected"]) else WRONG
         answer = parse_answer(message_text(reply), question(family, spec), reply["finish_reason"] == "length").answer
     except InvalidReply:
@@ -135,9 +137,11 @@ def outcome(family, spec, line):
     return RIGHT if answers_match(answer, label_answer(family, spec, line["expected"])) else WRONG
 
 
-def read_message(question_spec, reply):
-    """Return the answer as the players' code returns it."""
+def read_directly(family, question_spec, reply):
+    """Return the answer as the votes' and the players' code returns it."""
     text, truncated = message_text(reply), reply["finish_reason"] == "length"
+    if family == "approval":
+        return parse_approvals(text, question_spec["options"], truncated)
     spec = EnvSpec("fishery", 1, len(question_spec["players"]), {}, 2, ("a", "b"), None)
     message = Talk(spec, 5, question_spec["to"], question_spec["max_characters"]).read(
         text, question_spec["players"].index(question_spec["speaker"]), truncated

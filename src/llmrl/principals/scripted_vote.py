@@ -45,10 +45,14 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         return json.dumps({**reasoning, **_nomination(bounds, f"{seed} {voter} {len(generations)}")})
     if len(generations) < N_EXPLORATION:  # all vote for the same option, to explore it
         choice = options[_share(f"{len(generations)}") * len(options) // 2**32][0]
-        return json.dumps({**reasoning, "choice": choice})
+        return json.dumps({**reasoning, **_vote(text, choice)})
     best = max(generations, key=lambda pair: pair[1])[0]
     choice = min(options, key=lambda option: _distance(_numbers(option[1]), best, bounds))[0]
-    return json.dumps({**reasoning, "choice": choice})
+    return json.dumps({**reasoning, **_vote(text, choice)})
+
+
+def _vote(text: str, option: str) -> dict[str, object]:
+    return {"choices": [option]} if '"choices"' in text else {"choice": option}
 
 
 def _share(draw: str) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +23,9 @@ from llmrl.core.state_fields import StateFields
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.provider import estimate_tokens
-from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.reading.choice_parser import ChoiceParser
+from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer, parse_answer
+from llmrl.llms.reading.choice_parser import RECONSIDERATION, ChoiceParser
+from llmrl.llms.reading.name_matcher import NameMatcher, negated, normalize_name
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
 from llmrl.llms.structured_query import StructuredQuery
@@ -34,6 +37,7 @@ FOLDER = Path(__file__).with_name("prompts")
 REPLY_TOKENS = 70
 """Approximate number of tokens of a vote or a nomination."""
 Nominate = Literal["citizens", "random"]
+VoteRule = Literal["plurality", "approval"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class VoteSettings:
 
     nominate: Nominate
     nominations: PositiveInt
+    rule: VoteRule
     voters: PositiveInt | None
     memory: PositiveInt
     repair_turns: NonNegativeInt
@@ -222,20 +227,21 @@ class VotePrincipal(StateFields):
             for i, vector in enumerate(vectors)
         ]
 
-    def _vote_query(self, options: Sequence[str]) -> StructuredQuery[int]:
+    def _vote_query(self, options: Sequence[str]) -> StructuredQuery[list[int]]:
         """Return the query for votes on `options`, whose parser, repair prompt and schema depend on them."""
-        parser = BallotParser(options)
+        approval = self.settings.rule == "approval"
         return StructuredQuery(
             self.llm,
             "vote",
-            lambda reply: parse_answer(reply.text, parser, reply.cut).answer,
-            lambda reason: self.prompts.render("_repair_vote", fault=reason, options=options),
-            vote_schema(options),
+            partial(self._vote, options),
+            partial(self._repair_vote, options),
+            vote_schema(options, approval),
             self.settings.repair_turns,
         )
 
     def _ballot(self, agent: int, context: str | None, options: list[dict[str, Any]]) -> Prompt:
-        return self.prompts.render("_ballot", options=options, **self._citizen_facts(agent, context))
+        approval = self.settings.rule == "approval"
+        return self.prompts.render("_ballot", options=options, approval=approval, **self._citizen_facts(agent, context))
 
     def _nomination_prompt(self, agent: int, context: str | None) -> Prompt:
         return self.prompts.render("_nomination", **self._citizen_facts(agent, context))
@@ -276,13 +282,33 @@ class VotePrincipal(StateFields):
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")
         return vector
 
+    def _vote(self, options: Sequence[str], reply: ChatReply) -> list[int]:
+        if self.settings.rule == "approval":
+            return parse_approvals(reply.text, options, reply.cut)
+        return [parse_answer(reply.text, BallotParser(options), reply.cut).answer]
+
+    def _repair_vote(self, options: Sequence[str], reason: str) -> Prompt:
+        approval = self.settings.rule == "approval"
+        return self.prompts.render("_repair_vote", fault=reason, options=options, approval=approval)
+
     def _repair_nomination(self, reason: str) -> Prompt:
         return self.prompts.render("_repair", fault=reason, parameters=self.space.parameters)
 
 
-def vote_schema(options: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON schema of a vote for one of the options."""
-    properties = {"reasoning": {"type": "string"}, "choice": {"type": "string", "enum": list(options)}}
+_APPROVAL_KEYS = ("choices", "choice", "approved", "approve", "approvals", "votes", "vote", "options", "choix", "wahl")
+_BULLET = re.compile(r"^[ \t]*(?:[-*\u2022]|\d{1,2}[.)])[ \t]+([^\n]{1,60}?)[ \t.]*$", re.MULTILINE)
+_APPROVES = re.compile(
+    r"\b(?:approve|approving|vote|voting|support|choose|pick|favou?r|accept|thumbs up)\b|"
+    r"\bich stimme\b|\bje vote\b|\bvoto\b",
+    re.IGNORECASE,
+)
+
+
+def vote_schema(options: Sequence[str], approval: bool) -> dict[str, Any]:
+    """Return the JSON schema of a vote: one of the options, or a list of those that are approved of."""
+    option_schema = {"type": "string", "enum": list(options)}
+    vote = {"choices": {"type": "array", "items": option_schema}} if approval else {"choice": option_schema}
+    properties = {"reasoning": {"type": "string"}, **vote}
     return {
         "type": "object",
         "properties": properties,
@@ -297,6 +323,66 @@ class BallotParser(ChoiceParser):
     answer_name = "option"
 
 
-def count_votes(votes: Sequence[int | None], options: int) -> np.ndarray:
+class _Approvals(AnswerParser[list[int]]):
+    """Parser of a list of options: under `choices`, as a bare list, as bullets, or in sentences of approval."""
+
+    answer_name = "list of choices"
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._names = NameMatcher(options)
+
+    def parse_value(self, value: Any) -> list[int] | None:
+        if isinstance(value, Mapping):
+            choices = next((x for key, x in value.items() if normalize_name(str(key)) in _APPROVAL_KEYS), None)
+        else:
+            choices = value if isinstance(value, list) and value and not isinstance(value[0], Mapping | list) else None
+        if isinstance(choices, Mapping) and len(choices) == 1:
+            [choices] = choices.values()  # <choices><choice>
+        if choices is None:
+            return None
+        entries = choices if isinstance(choices, list) else [choices]
+        indices = [self._option(entry) for entry in entries]
+        if unknown := [entry for entry, i in zip(entries, indices, strict=True) if i is None]:
+            raise InvalidReply(f"there is no option {str(unknown[0])[:40]!r}")
+        return sorted({i for i in indices if i is not None})
+
+    def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[list[int]]]:
+        lines = [(match, self._names.exact(match[1])) for match in _BULLET.finditer(text)]
+        matches = [(match, i) for match, i in lines if i is not None]
+        if not matches or truncated or len(matches) < len(lines):
+            return []
+        start, end = matches[0][0].start(), matches[-1][0].end()
+        return [CandidateAnswer(start, end, sorted({i for _, i in matches}), form=1)]
+
+    def parse_prose(self, text: str) -> list[int] | None:
+        if REFUSAL.search(text) or RECONSIDERATION.search(text):
+            return None
+        indices: set[int] = set()
+        for sentence in re.split(r"(?<=[.!?])\s+|\n+", text)[:200]:
+            mentioned = {i for _, _, i in self._names.mentions(sentence)}
+            numbers = {self._option(int(digits)) for digits in re.findall(r"(?<![\w.])\d{1,3}(?![\w.]*\d)", sentence)}
+            if _APPROVES.search(sentence):
+                if negated(sentence) or sentence.rstrip().endswith("?"):
+                    return None
+                indices |= mentioned | {i for i in numbers if i is not None}
+        return sorted(indices) or None
+
+    def _option(self, entry: Any) -> int | None:
+        if isinstance(entry, int) and not isinstance(entry, bool):
+            return self._names.exact(f"option_{entry}")
+        return self._names.meant(entry) if isinstance(entry, str) else None
+
+
+def parse_approvals(text: str, options: Sequence[str], truncated: bool) -> list[int]:
+    """Return the indices of the options that a reply approves of, possibly none.
+
+    Raises:
+        InvalidReply: the reply holds no such list, or names an option that does not exist.
+    """
+    return parse_answer(text, _Approvals(options), truncated).answer
+
+
+def count_votes(votes: Sequence[Sequence[int] | None], options: int) -> np.ndarray:
     """Return the number of votes for each option, [options]; None is an abstention."""
-    return np.bincount(np.array([vote for vote in votes if vote is not None], dtype=np.int64), minlength=options)
+    choices = [option for vote in votes if vote is not None for option in vote]
+    return np.bincount(np.array(choices, dtype=np.int64), minlength=options)
