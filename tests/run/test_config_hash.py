@@ -32,6 +32,8 @@ REASONS = {
     "play.records": "selects what is recorded of episodes",
     "play.fps": "sets the speed of videos",
     "play.trajectories": "selects what is recorded of episodes",
+    "learn.probes": "are queried without learning, with random numbers of their own",
+    "learn.probe_interval": "are queried without learning, with random numbers of their own",
     "llm.cache": "a cached reply is the reply of the same request",
     "llm.cache_dir": "says where the cache is",
     "llm.retry": "repeats a request; whether a run goes on without the reply is up to `llm.failures`",

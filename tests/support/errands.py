@@ -112,6 +112,9 @@ class Reader:
         padded[:, :3] = torch.tensor(probabilities).reshape(-1, 3) * self.skill
         return padded
 
+    def probabilities(self, prompts):
+        return self.logits(prompts).softmax(-1)
+
     def act(self, observation, state=None, generator=None, greedy=False) -> PolicyOutput:
         texts = observation["prompt"]
         logits = self.logits(texts.ravel().tolist()).reshape(*texts.shape, -1).log_softmax(-1)

@@ -79,6 +79,16 @@ class DRRNPolicy:
         return categorical.mask_logits(q, mask).amax(-1)
 
     @torch.no_grad()
+    def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
+        """Return the probabilities of actions after each prompt, [n, n_actions].
+
+        The vocabulary does not change: new words remain unknown.
+        """
+        texts = [self.words.read(prompt, learn=False) for prompt in prompts]
+        q: torch.Tensor = self.network(pad_texts(texts), pad_texts(self.actions))
+        return (q / self.temperature).softmax(-1)
+
+    @torch.no_grad()
     def _q(self, observation: dict[str, Any]) -> tuple[torch.Tensor, list[bytes]]:
         """Return Q [n_envs, n_agents, n_actions] and the encoded texts."""
         prompts = np.asarray(observation[self.channel], dtype=object)

@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol, Self, runtime_checkable
 
 from llmrl.core.records import State
 
-Kind = Literal["update", "adaptation", "proposal", "confirmation", "recommendation", "episode", "race", "evaluation"]
+Kind = Literal[
+    "update", "adaptation", "proposal", "confirmation", "recommendation", "episode", "race", "evaluation", "probe"
+]
 """The subject of a row of metrics.
 
 - update: one or several updates of an agent's weights, and the rollouts they used.
@@ -21,6 +23,7 @@ Kind = Literal["update", "adaptation", "proposal", "confirmation", "recommendati
 - recommendation: the evaluation of the vectors that a principal recommends after some measurements.
 - race: a round in which the best few policies of a search were measured again.
 - evaluation: agents, or the result of a search, measured without learning.
+- probe: probabilities of actions in a fixed set of situations.
 """
 Counter = Literal[
     "env_steps",

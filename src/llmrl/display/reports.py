@@ -39,6 +39,7 @@ def create_report(
     """
     from llmrl.analysis.aggregate import summarize
     from llmrl.analysis.figures import check_installed
+    from llmrl.analysis.probes import draw_probes
     from llmrl.analysis.report_files import write_report
     from llmrl.analysis.report_settings import ReportSettings
     from llmrl.sweeps.run_control import records
@@ -47,6 +48,8 @@ def create_report(
         check_installed()
     runs = list({run.folder: run for part in parts or [folder] for run in records(part)}.values())
     numbers = summarize(folder, settings or ReportSettings(), runs, report)
+    for run in runs if figures else ():
+        draw_probes(run.folder)
     return numbers, write_report(numbers, out or folder / "report", figures, report)
 
 

@@ -15,6 +15,7 @@ from llmrl.loops.compute_requests import Begin, Call, Log, Loop, PlaySteps, Requ
 from llmrl.loops.continuations import EpisodeGroups
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter, write_trained_results
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
+from llmrl.loops.probing import Probes
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
 from llmrl.rollout.evaluate_policy import evaluate_policy
@@ -31,6 +32,9 @@ class LearnSettings:
         rollout_steps: steps of every game per update; None: the horizon, i.e. full episodes.
         evaluation_interval: updates between evaluations; 0: only at the end.
         evaluate_episodes: least number of episodes of an evaluation; all games play.
+        probes: fixed prompts whose action probabilities are logged: name of a list of the package, or a file; None:
+            there are none.
+        probe_interval: updates between measurements of the probes.
         mechanism: values imposed on the games (`MechanismSampler`): a vector for all, or phases; None: the
             environment's own.
     """
@@ -39,6 +43,8 @@ class LearnSettings:
     rollout_steps: PositiveInt | None
     evaluation_interval: NonNegativeInt
     evaluate_episodes: PositiveInt
+    probes: str | None = None
+    probe_interval: PositiveInt = 1
     mechanism: list[float] | list[Phase] | None = None
 
 
@@ -69,6 +75,7 @@ class LearnLoop(Loop):
             self.groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
+        self.probes = None if settings.probes is None else Probes.load(settings.probes, self.env, self.agent.policy)
         self.iteration = self.env_steps = 0
 
     def plan(self) -> list[tuple[str, str]]:
@@ -88,6 +95,10 @@ class LearnLoop(Loop):
         """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
         yield from self._restore(run)
         games = self.env.spec.n_envs
+        if self.probes is not None:
+            self.probes.write(run.folder)
+            if self.iteration == 0:
+                yield self._row("probe", self.probes.metrics())
         total = self.settings.env_steps
         if self.groups is None:
             total = self.updates * self.rollout_steps * games
@@ -96,7 +107,7 @@ class LearnLoop(Loop):
             with self.collector.observed(self.episodes, steps):
                 while not self.is_complete:
                     yield from self._update(run, progress)
-                    yield from self._evaluate_if_due()
+                    yield from self._probe_and_evaluate()
                     yield SafePoint(self.iteration, self.state_dict)
         yield SafePoint(self.iteration, self.state_dict, always=True)
         self.episodes.close()
@@ -106,6 +117,10 @@ class LearnLoop(Loop):
         objectives = write_trained_results(run, self.env.spec.name, self.agent, episodes, *self.welfare_measure)
         write_trained_adapter(run, self.agent)
         yield self._row("evaluation", final)
+        if self.probes is not None:
+            from llmrl.analysis.probes import draw_probes
+
+            draw_probes(run.folder)
         run.summary = {
             "updates": self.iteration,
             "env_steps": self.env_steps,
@@ -135,8 +150,10 @@ class LearnLoop(Loop):
         if rollout.episodes:
             progress.show_result(metrics["episode/return"])
 
-    def _evaluate_if_due(self) -> Requests[None]:
-        """Evaluate the agents if an evaluation is due."""
+    def _probe_and_evaluate(self) -> Requests[None]:
+        """Measure the probes and evaluate the agents, if they are due."""
+        if self.probes is not None and self.iteration % self.settings.probe_interval == 0:
+            yield self._row("probe", self.probes.metrics())
         interval = self.settings.evaluation_interval
         if interval and self.iteration % interval == 0 and not self.is_complete:
             episodes = yield from self._evaluate()

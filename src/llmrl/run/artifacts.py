@@ -28,6 +28,8 @@ RESULTS_NAME = "results.json"
 RESULT_EPISODES = "result_episodes"
 """Entry of the summary: the values of the final episodes of each society. The run's result is the mean over societies
 of the mean over their episodes."""
+PROBES_NAME = "probes.json"
+"""File with the situations whose action probabilities are among the metrics."""
 CALLS_NAME = "llm_calls.jsonl"
 """File with the requests to language models; `llmrl.llms.call_log` writes it."""
 ADAPTER = "adapter"

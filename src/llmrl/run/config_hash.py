@@ -33,6 +33,8 @@ EXCLUDED: tuple[str, ...] = (
     # Recordings of steps for computations.
     "play.trajectories",
     # Measurements of a policy outside its games.
+    "learn.probes",
+    "learn.probe_interval",
     # How requests are sent to a language model.
     "llm.cache",
     "llm.cache_dir",

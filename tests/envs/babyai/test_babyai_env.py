@@ -132,6 +132,10 @@ def test_replacements_apply_sequentially() -> None:
     assert c["prompt"].tolist() == [[p.replace("ball", "big ball")] for p in x["prompt"][:, 0]]
     assert replaced_env.missions == [mission.replace("ball", "big ball") for mission in plain.missions]
     assert any("big ball" in mission for mission in replaced_env.missions)
+    sentences = [["You see a ball 1 step left"]]
+    assert replaced_env.prompt("go to the ball", sentences, []) == plain.prompt(
+        "go to the ball", sentences, []
+    ).replace("ball", "big ball")
     # Words of the tests of generalization are in the vocabulary; others are unknown.
     assert not (y["mission"] == 1).any()
     assert (games(replace={"go to": "zzz"}).reset(seed=0)["mission"][:, 0, 0] == 1).all()

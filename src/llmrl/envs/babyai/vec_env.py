@@ -99,8 +99,8 @@ class BabyAIEnv(ReplayableEnv):
         self._names = action_names(language, settings.actions)
         self._games = LevelGames(_env_factories(settings, seeds, trust), settings.render)
         self._describer = view_describer(language, self._games.size, self._games.size)
-        replacements = dict(settings.replace or {})
-        self._prompts = PromptBuilder(n_envs, language, settings.template, self._names, settings.history, replacements)
+        self._format = (language, settings.template, self._names, settings.history, dict(settings.replace or {}))
+        self._prompts = PromptBuilder(n_envs, *self._format)
         self._words = {word: FIRST_WORD + i for i, word in enumerate(vocabulary(language))}
         possible_kinds = set(self.kinds) if kind == "legacy" else set(self._games.kinds)
         self._tracked_kinds = possible_kinds if kind in ("per_episode", "legacy") and len(possible_kinds) > 1 else set()
@@ -283,6 +283,22 @@ class BabyAIEnv(ReplayableEnv):
     def _text(self, game: int) -> str:
         view = [self._prompts.replaced(sentence) for sentence in self._sentences[game]]
         return json.dumps({"mission": self.missions[game], "view": view}, ensure_ascii=False)
+
+    def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
+        """Return the prompt for a mission `goal` after `observations` (lists of sentences), oldest first.
+
+        `actions` are the names of the actions between them, one fewer.
+
+        Raises:
+            ConfigError: unknown action.
+        """
+        if unknown_actions := [name for name in actions if name not in self._names]:
+            raise ConfigError(f"the action {unknown_actions[0]!r} does not exist; use one of {', '.join(self._names)}")
+        prompts = PromptBuilder(1, *self._format)
+        prompts.start(0, goal, observations[0])
+        for action, observation in zip(actions, observations[1:], strict=True):
+            prompts.append_step(0, self._names.index(action), observation)
+        return str(prompts.prompts()[0, 0])
 
     @property
     def bots_that_gave_up(self) -> int:

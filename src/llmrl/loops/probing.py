@@ -1,0 +1,189 @@
+"""Probes: the probabilities of a policy's actions in fixed situations while the policy learns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.protocols import Policy, VecEnv
+from llmrl.run.artifacts import PROBES_NAME
+from llmrl.run.files import write_json
+
+if TYPE_CHECKING:
+    import torch
+
+BUILTIN_FOLDER = resources.files("llmrl.loops") / "probes"
+log = logging.getLogger(__name__)
+_KEYS = ("name", "prompt", "goal", "observations", "actions", "intended")
+
+
+@runtime_checkable
+class HasActionProbabilities(Protocol):
+    """Protocol of policies that read prompts and compute the probabilities of actions."""
+
+    def probabilities(self, prompts: Sequence[str]) -> torch.Tensor:
+        """Return p(action | prompt), [n_prompts, n_actions], without gradients and without random draws."""
+        ...
+
+
+@runtime_checkable
+class WritesPrompts(Protocol):
+    """Protocol of environments that describe any situation in the words of their prompts."""
+
+    def prompt(self, goal: str, observations: Sequence[Sequence[str]], actions: Sequence[str]) -> str:
+        """Return the prompt of a player with a goal after some observations and actions.
+
+        Args:
+            goal: goal of the player.
+            observations: sentences of each observation, oldest first.
+            actions: names of the actions between the observations, one fewer.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A situation in which the probabilities of actions are measured.
+
+    Attributes:
+        name: name of the probe.
+        prompt: text that the player reads.
+        intended: action that is right; None if it is unknown.
+    """
+
+    name: str
+    prompt: str
+    intended: str | None
+
+
+class Probes:
+    """The probes of a policy.
+
+    Args:
+        probes: probes with different names.
+        policy: policy whose probabilities are measured.
+        action_names: names of its actions.
+
+    Raises:
+        ConfigError: the policy cannot compute the probabilities of actions after a text.
+    """
+
+    def __init__(self, probes: Sequence[Probe], policy: Policy, action_names: Sequence[str]) -> None:
+        if not isinstance(policy, HasActionProbabilities):
+            raise ConfigError(
+                "learn.probes needs a policy that reads prompts; use agent=llm_ppo or agent=drrn, or learn.probes=null"
+            )
+        self.probes, self.action_names = list(probes), list(action_names)
+        self.policy: HasActionProbabilities = policy
+
+    @classmethod
+    def load(cls, source: str, env: VecEnv, policy: Policy) -> Probes:
+        """Return the probes of a list of the package, or of a file, in the words of `env`.
+
+        Raises:
+            ConfigError: there is no such list, it has another format, or `env` or `policy` cannot be used with it.
+        """
+        names, entries = env.spec.action_names, _entries(source)
+        probes = [_probe(entry, location, env) for location, entry in entries]
+        intents = [(str(entry["name"]), entry["intended"]) for _, entry in entries if entry.get("intended") is not None]
+        # If the environment has other actions than those of the list, the right action is unknown.
+        if unknown := [f"{name} ({intent})" for name, intent in intents if str(intent) not in names]:
+            log.warning(
+                "learn.probes=%s: the `intended` action of %s is none of the actions %s, and is left out",
+                *(source, ", ".join(unknown), ", ".join(names)),
+            )
+        return cls(probes, policy, names)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `probe/<name>/<action>` for each probe and action, with underscores for spaces.
+
+        The probabilities of a probe sum to 1.
+        """
+        probabilities = self.policy.probabilities([probe.prompt for probe in self.probes])
+        table = np.asarray(probabilities.detach().cpu(), dtype=np.float64)
+        return {
+            metric_name(probe.name, action): float(p)
+            for probe, row in zip(self.probes, table, strict=True)
+            for action, p in zip(self.action_names, row, strict=True)
+        }
+
+    def write(self, folder: Path) -> None:
+        """Write the probes to `probes.json`, for later readers of the metrics."""
+        content = {
+            "actions": self.action_names,
+            "probes": [{"name": p.name, "prompt": p.prompt, "intended": p.intended} for p in self.probes],
+        }
+        write_json(folder / PROBES_NAME, content)
+
+
+def metric_name(probe: str, action: str) -> str:
+    """Return the name of the metric with the probability of an action in a probe."""
+    return f"probe/{probe}/{action.replace(' ', '_')}"
+
+
+def builtin_probes() -> list[str]:
+    """Return the names of the lists of probes in the package."""
+    return sorted(f.name.removesuffix(".yaml") for f in BUILTIN_FOLDER.iterdir() if f.name.endswith(".yaml"))
+
+
+def _entries(source: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the location, for messages, and the content of each probe of a list."""
+    import yaml
+
+    is_file = source.endswith((".yaml", ".yml"))
+    if not is_file and source not in builtin_probes():
+        raise ConfigError(
+            f"learn.probes={source} is unknown; use {', '.join(builtin_probes())}, or a file ending in .yaml"
+        )
+    path = Path(source).expanduser() if is_file else BUILTIN_FOLDER / f"{source}.yaml"
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"learn.probes={source} cannot be read: {error}") from error
+    if not isinstance(content, list) or not content or not all(isinstance(entry, Mapping) for entry in content):
+        raise ConfigError(f"learn.probes={source} must be a list of probes, each with: {', '.join(_KEYS)}")
+    names = [str(entry.get("name", "")) for entry in content]
+    for i, (name, entry) in enumerate(zip(names, content, strict=True)):
+        location = f"learn.probes={source}, probe {i + 1} ({name})"
+        if unknown := [key for key in entry if key not in _KEYS]:
+            raise ConfigError(f"{location}: {unknown[0]!r} is not a key of a probe; use {', '.join(_KEYS)}")
+        if not name or "/" in name or " " in name or names.count(name) > 1:
+            raise ConfigError(f"{location}: each probe needs a unique `name` without spaces and slashes")
+    return [(f"learn.probes={source}, probe {name}", entry) for name, entry in zip(names, content, strict=True)]
+
+
+def _probe(entry: Mapping[str, Any], location: str, env: VecEnv) -> Probe:
+    names, intent = env.spec.action_names, entry.get("intended")
+    if ("prompt" in entry) == ("goal" in entry):
+        raise ConfigError(f"{location}: give either a `prompt`, or a `goal` with `observations` and `actions`")
+    if "prompt" in entry:
+        prompt = str(entry["prompt"])
+    else:
+        observations, actions = entry.get("observations") or [], entry.get("actions") or []
+        lists = isinstance(actions, list) and isinstance(observations, list)
+        if not lists or not all(isinstance(sentences, list) for sentences in observations):
+            raise ConfigError(f"{location}: `observations` must be lists of sentences, and `actions` a list of names")
+        if not observations or len(actions) != len(observations) - 1:
+            raise ConfigError(
+                f"{location}: `observations` needs at least one list, and `actions` must be one fewer; "
+                f"got {len(observations)} and {len(actions)}"
+            )
+        if not isinstance(env, WritesPrompts):
+            raise ConfigError(
+                f"{location}: env={env.spec.name} writes no prompts; give the full text as `prompt` instead"
+            )
+        texts = [[str(x) for x in sentences] for sentences in observations]
+        try:
+            prompt = env.prompt(str(entry["goal"]), texts, [str(action) for action in actions])
+        except ConfigError as error:
+            raise ConfigError(
+                f"{location}: {error}; use a file with the action names of env={env.spec.name}, or learn.probes=null"
+            ) from error
+    return Probe(str(entry["name"]), prompt, str(intent) if intent in names else None)
