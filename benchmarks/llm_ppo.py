@@ -99,6 +99,7 @@ def main() -> None:
             precision=args.precision,
             recompute=False,
             piece_tokens=args.piece_tokens,
+            kl_coefficient=0.0,
             init_from=None,
             ppo=ppo,
         )

@@ -61,6 +61,7 @@ def make_agent(folders, env, kind="seq2seq", ppo=PPO, seed=0, **changed):
         "precision": "float32",
         "recompute": False,
         "piece_tokens": 4096,
+        "kl_coefficient": 0.0,
         "init_from": None,
     }
     settings = LanguagePPOSettings(**{**arguments, "ppo": ppo, **changed})
@@ -242,10 +243,24 @@ def test_action_names_change_candidates(folders):
     torch.testing.assert_close(after.sum(-1), torch.ones(2))
 
 
-def test_model_without_adapter_is_base_model(folders):
+def test_anchor_limits_policy_change(folders):
+    env = Corridor(16)
+    drift = {}
+    for beta in (1e-6, 20.0):
+        agent = make_agent(folders, env, kl_coefficient=beta)
+        for i in range(6):
+            metrics = agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
+            if i == 0:
+                first = metrics["loss/reference_kl"]
+        drift[beta] = metrics["loss/reference_kl"]
+        assert first < drift[beta] or beta > 1
+    assert drift[20.0] < 0.2 * drift[1e-6]
+
+
+def test_adapter_anchor_is_base_model(folders):
     env = Corridor(8)
     plain = make_agent(folders, env, tune="nothing")
-    agent = make_agent(folders, env, tune="lora")
+    agent = make_agent(folders, env, tune="lora", kl_coefficient=0.01)
     prompts = sorted({str(t) for t in env.reset(seed=5)["prompt"].ravel()})
     for i in range(3):
         agent.update(collect_rollout(agent, env, seed=i), Seeds(i).torch("minibatches"))
@@ -416,6 +431,8 @@ def test_rejects_invalid_settings(folders):
         make_agent(folders, Corridor(4, names=("go", " ")))
     with pytest.raises(ConfigError, match=r"'text'.*agent\.text_channel=prompt"):
         make_agent(folders, env, text_channel="text")
+    with pytest.raises(ConfigError, match=r"kl_coefficient.*agent\.actions=scores"):
+        make_agent(folders, env, actions="head", kl_coefficient=0.1)
     with pytest.raises(ConfigError, match=r"tune=heads.*use agent\.actions=head"):
         make_agent(folders, env, tune="heads")
     with pytest.raises(ConfigError, match=r"dropout=0\.1.*agent=llm_ppo"):

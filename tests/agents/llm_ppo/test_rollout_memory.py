@@ -46,7 +46,7 @@ def make(tmp_path_factory):
         if kind == "drrn":
             return DRRNAgent(env.spec, DRRNSettings("prompt", 16, 100, 1.0, Q), Seeds(0), "cpu")
         network = ("prompt", "scores", 1.0, [8], "relu", "float32", 4096)
-        training = {"tune": "full", "lora": Lora(), "recompute": False}
+        training = {"tune": "full", "lora": Lora(), "recompute": False, "kl_coefficient": 0.0}
         settings = LanguagePPOSettings(*network, **training, init_from=None, ppo=PPO)
         scorer = seq2seq_scorer(folder)
         return LanguagePPOAgent(env.spec, settings, Seeds(0), "cpu", scorer, ProcessGroup(), has_principal=False)

@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy
+from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.protocols import AgentLoop
-from llmrl.core.ranges import NonNegativeInt
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -36,6 +37,8 @@ class LanguagePPOSettings(LanguageNetworkSettings):
         tune: trained weights: all weights, an adapter (`lora`), only the heads, or nothing; then the agent only plays.
         lora: settings of the adapter.
         recompute: compute activations again instead of storing them for the gradient.
+        kl_coefficient: weight of the divergence from the policy before training, which for an adapter is the model
+            without it; 0: none.
         init_from: run folder whose newest checkpoint contains the initial trained weights, read at every start; None:
             those of the model.
         init_from_seed: seed of that run; unused here, since `init_from` names the run already.
@@ -45,6 +48,7 @@ class LanguagePPOSettings(LanguageNetworkSettings):
     tune: Tune
     lora: Lora
     recompute: bool
+    kl_coefficient: NonNegativeFloat
     init_from: str | None
     init_from_seed: Literal["own", "shared"] | NonNegativeInt = "own"
     ppo: PPOSettings
@@ -112,7 +116,10 @@ class LanguagePPOAgent:
         self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
         if settings.init_from is not None:
             self._load_initial_weights(Path(settings.init_from))
-        self._ppo = PPO(self.policy, settings.ppo) if self.learns else None
+        # Created before a checkpoint of this run is loaded, so that a resumed run has the same reference policy.
+        weight = settings.kl_coefficient
+        anchor = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
+        self._ppo = PPO(self.policy, settings.ppo, anchor) if self.learns else None
 
     def min_rollout_steps(self, games: int) -> int:
         """Return the minimum number of steps of a rollout of `games` games."""
@@ -228,7 +235,7 @@ class LanguagePPOAgent:
 
 def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
     """Raise ConfigError if nothing would be learned, or options are incompatible."""
-    tune, lora = settings.tune, settings.lora
+    tune, actions, lora, kl_coefficient = settings.tune, settings.actions, settings.lora, settings.kl_coefficient
     if scorer.settings.four_bit and tune == "full":
         raise ConfigError(
             "llm.four_bit=true cannot be used with agent.tune=full; use agent.tune=lora, or llm.four_bit=false"
@@ -238,7 +245,7 @@ def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
             f"agent.tune=full cannot be used with llm.dtype={scorer.settings.dtype}, in which small updates vanish; "
             "use llm.dtype=float32 with agent.precision=bfloat16, or agent.tune=lora"
         )
-    if tune == "heads" and settings.actions == "scores":
+    if tune == "heads" and actions == "scores":
         raise ConfigError(
             "agent.tune=heads cannot be used with agent.actions=scores, because no head affects the actions; use "
             "agent.actions=head, or agent.tune=lora"
@@ -247,4 +254,9 @@ def _check_training(scorer: LocalScorer, settings: LanguagePPOSettings) -> None:
         raise ConfigError(
             f"agent.lora.dropout={lora.dropout:g} must be 0 in agent=llm_ppo, because probabilities of rollout and "
             "update have to agree"
+        )
+    if kl_coefficient and (actions == "head" or tune in ("heads", "nothing")):
+        raise ConfigError(
+            f"agent.kl_coefficient={kl_coefficient:g} needs agent.actions=scores and agent.tune=full or lora, got "
+            f"agent.actions={actions} and agent.tune={tune}; set it to 0 otherwise"
         )

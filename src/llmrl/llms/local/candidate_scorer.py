@@ -191,6 +191,10 @@ class LocalScorer(ABC):
             self._module = None
             raise
 
+    def replace_module(self, module: torch.nn.Module) -> None:
+        """Use `module` for scoring from now on. It must be a copy of the model, e.g. a frozen one."""
+        self._module = module
+
     def recompute_activations(self) -> None:
         """Enable gradient checkpointing: less memory, about a third more time.
 
