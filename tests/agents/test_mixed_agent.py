@@ -33,7 +33,7 @@ def make_agent(members, n_agents=5, observe=("vector",), llm=None, **injected):
     env = make_env("escape_room", n_envs=4, n_agents=n_agents, observe=observe, horizon=6)
     node = config(f"agent.members={members}")["agent"]
     arguments = {"spec": env.spec, "seeds": Seeds(1), "device": "cpu", "has_principal": False, "teacher": None}
-    arguments |= {"llm": llm, "prompt_folder": None, "env_factory": None, **injected}
+    arguments |= {"llm": llm, "prompt_folder": None, "env_factory": None, "one_game": None, **injected}
     return env, Builder(arguments).build(node, "agent")
 
 

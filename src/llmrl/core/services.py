@@ -64,6 +64,7 @@ class TeacherServices(Services):
         seeds: seed tree of the part.
         device: torch device.
         env_factory: function that builds further copies of the environment; None if there is none.
+        one_game: function that builds one game of the environment; None if there is none.
         llm: chat model; None if none is chosen.
         scorer: model that scores texts; None if none is chosen.
         has_principal: whether a principal governs the agents.
@@ -77,6 +78,7 @@ class TeacherServices(Services):
     seeds: Seeds
     device: str = "cpu"
     env_factory: Callable[..., Any] | None = None
+    one_game: Callable[..., Any] | None = None
     llm: ChatModel | None = None
     scorer: Scorer | None = None
     has_principal: bool = False

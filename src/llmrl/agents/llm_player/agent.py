@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmrl.agents.llm_player.conversation import PlayerConversation
+from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, play_rule_episodes, read_run_episodes
 from llmrl.agents.llm_player.lessons import LESSON_TURNS
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.policy import LLMPolicy
@@ -14,6 +16,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.protocols import AgentLoop
 from llmrl.core.records import CHOSEN, CallEstimate, State
+from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import image_tokens
@@ -24,7 +27,10 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from llmrl.core.protocols import VecEnv
     from llmrl.core.rollouts import Rollout
+    from llmrl.envs.gym.env_factory import EnvFactory
+    from llmrl.envs.gym.vec_env import GymnasiumEnv
 
 EXAMPLE = "?" * 200
 """Placeholder of an observation in estimates of prompts."""
@@ -44,6 +50,8 @@ class LLMPlayer:
         settings: options.
         llm: the chat model.
         prompt_folder: folder of the user's prompts; None: there are none.
+        seeds: seed tree; episodes played by the rule start from `examples/k`.
+        env_factory, one_game: factories of single games of the environment; None: it has none.
         has_principal: whether a principal governs the agent.
 
     Attributes:
@@ -54,7 +62,7 @@ class LLMPlayer:
 
     Raises:
         ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
-            there is no budget; the model accepts no images; `players` does not match; or the
+            there is no budget; the examples do not exist; the model accepts no images; `players` does not match; or the
             model learns under a principal, or from groups that do not divide the games.
     """
 
@@ -69,6 +77,9 @@ class LLMPlayer:
         settings: PlayerSettings,
         llm: ChatModel,
         prompt_folder: Path | None = None,
+        seeds: Seeds | None = None,
+        env_factory: EnvFactory | None = None,
+        one_game: Callable[[], GymnasiumEnv | VecEnv] | None = None,
         has_principal: bool = False,
     ) -> None:
         has_budget = isinstance(llm, ChatClient) and llm.budget.has_limits
@@ -87,8 +98,19 @@ class LLMPlayer:
                 )
         if not settings.show_text and not settings.show_frames:
             raise ConfigError("agent.show_text=false needs frames; set agent.show_frames to 1 or more")
+        examples: list[RecordedEpisode] = []
+        n, source = settings.examples, settings.examples_path
+        if n and source is None:
+            raise ConfigError(
+                f"agent.examples={n} needs a source; set agent.examples_path to {RULE}, run:<hash>, latest:<name>, or "
+                "the folder of a run"
+            )
+        if n and source == RULE:
+            examples = play_rule_episodes(one_game, env_factory, (seeds or Seeds(0)).child("examples"), n)
+        elif n and source is not None:
+            examples = read_run_episodes(Path(source).expanduser(), n, None if seeds is None else seeds.seed)
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
-        content = PlayerContent(prompt_folder, models, personas)
+        content = PlayerContent(prompt_folder, models, examples, personas)
         self._learner = llm.learner if isinstance(llm, ChatClient) else None
         self.learns = self._learner is not None
         self._recorder: ReplyRecorder | None = None
@@ -193,6 +215,7 @@ class LLMPlayer:
     def describe(self) -> dict[str, Any]:
         """Return a description of the player for the summary of a run."""
         policy, settings, content = self.policy, self.policy.settings, self.policy.content
+        examples = f"{len(content.examples)} episodes of {settings.example_player}" if content.examples else "none"
         model_counts = [f"{policy.models.count(m)} x {policy.llm.label_of(m)}" for m in dict.fromkeys(policy.models)]
         return {
             "policy": (", ".join(model_counts) if content.models else policy.llm.label_of())
@@ -210,6 +233,7 @@ class LLMPlayer:
             ),
             **({"personas": len(content.personas)} if content.personas else {}),
             **({} if self._learner is None else self._learner.describe()),
+            "examples": examples,
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.prompts.system(0, ()).text):,} tokens",
         }
