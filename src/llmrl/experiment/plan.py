@@ -106,15 +106,17 @@ def _duration(config: Mapping[str, Any], parts: Parts, loop: Loop, env_steps: in
         waits = ", and the language model's replies" if isinstance(loop.principal, EstimatesCalls) else ""
         text = f"about {duration(env_steps / rate)} on this machine, at {rate:,.0f} environment steps/s{waits}"
         return [("time", text)]
-    if not isinstance(loop, LearnLoop):
+    seconds = estimate_seconds(loop, seeds)
+    if seconds is None:
         return [("time", f"unknown: {type(loop).__name__} cannot be timed on a few steps")]
+    condition = "" if isinstance(loop, LearnLoop) else ", if games last as long as they can"
     asks = (
         isinstance(parts.llm, ChatClient)
         and bool(asking(config, builder=parts.resources.builder))
         and not _is_scripted(parts.llm)
     )
     waits = ", and the language model's replies" if asks else ""
-    return [("time", f"about {duration(estimate_seconds(loop, seeds))} on this machine{waits}")]
+    return [("time", f"about {duration(seconds)} on this machine{condition}{waits}")]
 
 
 def _is_scripted(model: object) -> bool:

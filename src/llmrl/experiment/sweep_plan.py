@@ -21,7 +21,6 @@ from llmrl.experiment.run_batching_key import reason_to_run_alone
 from llmrl.experiment.sweep_jobs import PlannedRun, jobs_of
 from llmrl.llms.client import ChatClient
 from llmrl.loops.design import DesignLoop
-from llmrl.loops.learn import LearnLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
 from llmrl.run.folder import split_overrides
 from llmrl.run.folder_names import title
@@ -263,8 +262,8 @@ def _measure_rate(config: Mapping[str, Any], rows: int) -> float | None:
         seeds = Seeds(config["seed"]).child("rehearsal")
         if isinstance(loop, DesignLoop):
             return steps_per_second(loop.adaptation, seeds)
-        assert isinstance(loop, LearnLoop)
-        return loop.settings.env_steps / estimate_seconds(loop, seeds)
+        seconds = estimate_seconds(loop, seeds)
+        return None if seconds is None else config["learn"]["env_steps"] / seconds
     finally:
         parts.close()
         resources.close()

@@ -1,4 +1,4 @@
-"""Estimates of the time that loops take on this machine, from a few timed steps."""
+"""Estimates of the time that loops take on this machine, from a few timed steps or episodes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.seeding import Seeds
-from llmrl.loops.compute_requests import Begin, PlaySteps, Requests, Update
+from llmrl.loops.compute_requests import Begin, Loop, PlaySteps, Requests, Update
 from llmrl.loops.executor import serve
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.loop_parts import min_rollout_steps
+from llmrl.loops.play import PlayLoop
+from llmrl.loops.search import SearchLoop
+from llmrl.loops.search_settings import warmup_vectors
 from llmrl.loops.societies import Adaptation
 from llmrl.rollout.collector import Collector
 
@@ -19,6 +22,8 @@ STEPS = 50
 """Timed steps of every game, if an update can learn from so few."""
 _WARM_UP_STEPS = 5
 """Steps before the timed ones, in which libraries initialize themselves."""
+_EPISODES = 4
+"""Timed episodes of policy search."""
 
 
 def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
@@ -46,15 +51,27 @@ def steps_per_second(adaptation: Adaptation, seeds: Seeds) -> float:
     return steps * spec.n_envs / serve(time_round(steps))
 
 
-def estimate_seconds(loop: LearnLoop, seeds: Seeds) -> float:
-    """Return the seconds of a run of learning, without replies of language models.
+def estimate_seconds(loop: Loop, seeds: Seeds) -> float | None:
+    """Return the seconds of a run of a loop other than mechanism design, without replies of language models.
 
-    The state of `loop` is changed: a loop that was timed cannot be run.
+    The result is None if the time cannot be measured. Games of a search and of play are assumed to last as long as the
+    horizon. The state of `loop` is changed: a loop that was timed cannot be run.
 
     Args:
         loop: loop that has not started.
         seeds: seed node of the timed steps.
     """
+    if isinstance(loop, LearnLoop):
+        return _estimate_learning(loop, seeds)
+    if isinstance(loop, SearchLoop):
+        return _estimate_search(loop)
+    if isinstance(loop, PlayLoop) and loop.env.spec.horizon is not None:
+        seconds = serve(_timed_steps(loop.collector, STEPS, seeds, _WARM_UP_STEPS))
+        return seconds / STEPS * loop.env.spec.horizon * loop.waves
+    return None
+
+
+def _estimate_learning(loop: LearnLoop, seeds: Seeds) -> float:
     spec, settings = loop.env.spec, loop.settings
     steps = min(loop.rollout_steps, max(STEPS, min_rollout_steps([loop.agent], spec.n_envs)))
     learning = serve(_timed_steps(loop.collector, steps, seeds, min(steps, _WARM_UP_STEPS), loop.agent))
@@ -67,6 +84,22 @@ def estimate_seconds(loop: LearnLoop, seeds: Seeds) -> float:
         waves = -(-settings.evaluate_episodes // spec.n_envs)
         seconds += playing / STEPS * spec.horizon * waves * evaluations
     return seconds
+
+
+def _estimate_search(loop: SearchLoop) -> float | None:
+    if loop.env.spec.horizon is None:
+        return None
+    vectors = warmup_vectors(loop.space, "uniform", 1, np.random.default_rng(0))
+    seeds = np.arange(_EPISODES, dtype=np.uint64)
+
+    def play() -> Requests[float]:
+        yield loop.evaluation_request(vectors, seeds)  # starts the workers
+        start = time.perf_counter()
+        batch = yield loop.evaluation_request(vectors, seeds)
+        return (time.perf_counter() - start) / float(batch.lengths.sum())
+
+    episodes = loop.total_episodes + loop.evaluations.episodes
+    return serve(play()) * episodes * loop.env.spec.horizon
 
 
 def _timed_steps(collector: Collector, steps: int, seeds: Seeds, warm_up: int, agent: Any = None) -> Requests[float]:
