@@ -38,7 +38,6 @@ COMMON = [
     "dataset.trials=1024",
     "dataset.held_out=64",
     f"dataset.examples={SHOWN}",
-    "evaluation.transfer_trials=256",
 ]
 METHODS = {
     "sft": ["method=sft", "method.optimizer.learning_rate=3e-3", "method.optimizer.batch=16"],
@@ -65,7 +64,8 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
     config = compose(f"env={env}", *POLICY, "llm=scripted", "hardware.cores=1")
     means = RunResources(config, build_model)
-    task = _build_task(config, means, config, config["principal"], means.checked_model, [], "")
+    task, evaluator = _build_task(config, means, means.checked_model)
+    evaluator.close()
     task.questions.proposer.on_search_start(100, 20)
     space = task.space
 
@@ -86,9 +86,7 @@ def finetune(base: Path, root: Path, method: str, steps: int, seed: int) -> tupl
 
     typed = [*COMMON, *METHODS[method], f"method.optimizer.steps={steps}", f"seed={seed}", f"llm.model={base}"]
     start = time.monotonic()
-    config = compose(*typed, f"output_root={root}", "transfer=[mountain_car_continuous]", primary="finetune")
-    # The other task's policy is of the same kind.
-    config["transfer"]["mountain_car_continuous"]["agent"] |= {"bias": False, "decimals": 0}
+    config = compose(*typed, f"output_root={root}", primary="finetune")
     run = Experiment(config, typed).run().folder
     return json.loads((run / "evaluation.json").read_text()), time.monotonic() - start
 

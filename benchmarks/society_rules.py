@@ -18,8 +18,7 @@ from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy
 from llmrl.agents.random_agent import RandomAgent
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.seeding import Seeds
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 
 GAMES = 4
 

@@ -298,6 +298,7 @@ def _needed(group: str, name: str) -> list[str]:
         "env=gymnasium": ["env.id=CartPole-v1", "env.text=auto"],
         "env=openspiel": ["env.id=kuhn_poker"],
         "env=pettingzoo": ["env.id=pettingzoo.classic.rps_v2"],
+        "env=textarena": ["env.id=TicTacToe-v0"],
         "llm=replay": ["llm.calls=?"],
     }
     return given.get(f"{group}={name}", [])

@@ -64,6 +64,8 @@ DESCRIBED_PACKAGES = {
     "envs/adapters/parallel.py",
     "envs/adapters/gymnasium_spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
+    "envs/pettingzoo/openenv_world.py",
+    "envs/pettingzoo/textarena_world.py",
     "envs/rooms/gymnasium_envs.py",
     "finetuning/checkpoint_callback.py",
     "llms/local/token_tree.py",

@@ -402,7 +402,7 @@ def _(folder: Path) -> tuple[bool, str]:
     import numpy as np
 
     from llmrl.core.seeding import Seeds
-    from llmrl.finetuning.reward_function import RewardFunction
+    from llmrl.finetuning.rewards import RewardFunction
 
     class Questions:
         def read(self, text: str, cut: bool = False) -> np.ndarray:

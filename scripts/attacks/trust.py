@@ -321,14 +321,6 @@ def _(folder: Path) -> tuple[bool, str]:
     return refused(folder, command("llmrl-llm", "check", "llm=nice", *own), OUTSIDE)
 
 
-@attack("another task of llmrl-finetune", "refused")
-def _(folder: Path) -> tuple[bool, str]:
-    own = options(
-        folder, "# @package _global_\ntransfer: {x: {env: {_target_: evil.Part}, agent: {_target_: evil.Part}}}\n"
-    )
-    return refused(folder, command("llmrl-finetune", *own, "+experiment=nice", "llm.model=x", "dry_run=true"), OUTSIDE)
-
-
 @attack("entry points in the working directory, started by python -m", "not installed, not trusted")
 def _(folder: Path) -> tuple[bool, str]:
     meta = folder / "evil-1.dist-info"

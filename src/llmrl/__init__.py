@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmrl.api.experiments import Plan, RunResult, SweepResult, plan, sweep, train
     from llmrl.api.results import Results, load
     from llmrl.api.trained_agents import TrainedAgent, load_agent
+    from llmrl.api.trl_environment import trl_environment
 
 _HOMES = {
     "Plan": "experiments",
@@ -33,6 +34,7 @@ _HOMES = {
     "plan": "experiments",
     "sweep": "experiments",
     "train": "experiments",
+    "trl_environment": "trl_environment",
 }
 """Public name -> module of `llmrl.api` that defines it."""
 
@@ -50,6 +52,7 @@ __all__ = [
     "plan",
     "sweep",
     "train",
+    "trl_environment",
 ]
 
 

@@ -13,6 +13,7 @@ COMMANDS = {
     "sweep": ("llmrl.cli.sweep", "status, retry, cancel and logs of runs"),
     "report": ("llmrl.cli.sweep_report", "figures, tables and a page of runs"),
     "llm": ("llmrl.cli.llm", "check, try and account for language models"),
+    "serve": ("llmrl.cli.serve", "serve an environment with the protocol of OpenEnv"),
     "finetune": ("llmrl.cli.finetune", "train the language model that proposes policies"),
 }
 """Command -> module, and what it does. Each is a console script, too: `llmrl-train`."""

@@ -16,8 +16,7 @@ from llmrl.core.spaces import Channel, EnvSpec
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.play import PlayLoop
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 
 
 def play(agent, game, n=8):

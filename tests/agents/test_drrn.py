@@ -15,8 +15,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ContinuousActions
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.loops.learn import LearnLoop
-from llmrl.networks.drrn import DRRN, last_states
-from llmrl.networks.vocabulary import UNKNOWN, Vocabulary, pad_texts
+from llmrl.networks.drrn import DRRN, UNKNOWN, Vocabulary, last_states, pad_texts
 from llmrl.rollout.collector import Collector
 from llmrl.run.checkpoints import CheckpointStore
 

@@ -9,8 +9,7 @@ from llmrl.agents.heuristic_agent import HEURISTICS, HeuristicAgent
 from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 
 GAMES = {
     # Gymnasium's id, arguments, episodes, mean return of at least

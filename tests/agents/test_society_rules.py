@@ -11,8 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.envs.native.vec_env import NativeEnv
 from llmrl.envs.substrate.env_spec import SubstrateSettings
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 
 
 def game(substrate, **options):

@@ -307,7 +307,7 @@ class TestGrounding:
         assert rollout.truncated.any() and rollout.reward.numel() == 128
 
         def loss(_):
-            from llmrl.networks.vocabulary import pad_texts
+            from llmrl.networks.drrn import pad_texts
 
             batch = learner.replay.sample(64, minibatches())
             actions = pad_texts(agent.policy.actions)

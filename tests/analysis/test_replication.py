@@ -13,7 +13,7 @@ from llmrl.analysis.aggregate import summarize
 from llmrl.analysis.report import GroupNumbers
 from llmrl.analysis.report_settings import ReportSettings
 from llmrl.cli.sweep_report import main
-from llmrl.evaluation.suite_groups import merge_suite_results
+from llmrl.evaluation.suite_results import experiments, merge_suite_results
 from llmrl.results.groups import tasks_of
 from llmrl.results.run_records import read_run, read_runs
 from llmrl.run.shared_factors import shared_factors
@@ -162,9 +162,9 @@ def test_single_pretraining_has_no_suite_interval(tmp_path: Path) -> None:
             player = {"success": 0.1 * seed, "low": 0.4, "high": 0.6, "episodes": 10, "kinds": {}, "lacking": []}
             test = {"env": "x", "players": {"student": player}, "refused": {}}
             found.append({"runs": [str(folder)], "checkpoint": 1, "llm": "", "players": ["student"], "tests": [test]})
-    rows = {
-        name: merge_suite_results(found, {"student": list(range(6))})["tests"][0]["players"]["student"]
-        for name, found in results.items()
-    }
+    rows = {}
+    for name, found in results.items():
+        merged = merge_suite_results(found, experiments([Path(run["runs"][0]) for run in found]))
+        rows[name] = merged["tests"][0]["players"]["student"]
     assert rows["shared"]["low"] is None and rows["shared"]["success"] == pytest.approx(0.25)
     assert rows["alone"]["low"] < 0.25 < rows["alone"]["high"]

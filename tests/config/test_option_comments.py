@@ -14,7 +14,7 @@ from llmrl.experiment.resources import POLICIES
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
 FILES = sorted(path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*groups(), path.name))
 # Groups that the command `train` has none of.
-FINETUNING = ("dataset", "method", "transfer")
+FINETUNING = ("dataset", "method")
 OPTIONS = [(group, name) for group in groups() for name in names(group)]
 
 
@@ -90,8 +90,6 @@ def test_no_key_is_dead():
     """Check that each key of an option is an argument of its target or a request policy."""
     for group in groups():
         for name, node in options(group).items():
-            if group == "transfer":
-                continue
             own_keys = {key: value for key, value in node.items() if group != "llm" or key not in POLICIES}
             check(own_keys, f"{group}={name}")
 

@@ -22,7 +22,13 @@ REGIMES = {
 """The regime that each environment chooses; the others choose none."""
 AGENTS = {"cleanup": "cleanup_society", "harvest": "harvest_society"}
 """The agent that each regime chooses; the others choose none."""
-REQUIRED_OPTIONS = {"gymnasium": "env.id=CartPole-v1", "openspiel": "env.id=kuhn_poker", "pettingzoo": "env.id=a.b:c"}
+REQUIRED_OPTIONS = {
+    "gymnasium": "env.id=CartPole-v1",
+    "openenv": "env.id=http://127.0.0.1:8000",
+    "openspiel": "env.id=kuhn_poker",
+    "pettingzoo": "env.id=a.b:c",
+    "textarena": "env.id=TicTacToe-v0",
+}
 SCHEDULES = ("design", "learn", "play", "clone", "search")
 
 

@@ -20,9 +20,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import gini
 from llmrl.envs.commons import Commons, allocate_units
 from llmrl.envs.commons_text import SCENARIOS
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.episode_summaries import summarize
-from llmrl.rollout.evaluate_policy import evaluate_policy
 from models import scripted
 from players import llm_player
 

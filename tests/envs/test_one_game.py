@@ -78,15 +78,6 @@ def test_episode_follows_its_seed(name):
         assert_equal_game(env, single, game, env.reset(seed=[8, 8, 9, 8]), single.reset(seed=9))
 
 
-@for_all_envs
-def test_game_is_replaceable(name):
-    env = ENVS[name]()
-    single = env.one_game()
-    for game in (N - 1, 0):
-        single.place = (game, N)
-        assert_equal_game(env, single, game, env.reset(seed=5), single.reset(seed=5))
-
-
 def test_single_game_has_private_mechanism():
     """Check that its mechanism has only the state of this game."""
     env = ENVS["taxed harvest"]()

@@ -20,7 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.envs.babyai.language import LANGUAGES, action_names
 from llmrl.evaluation.suite import suite_of
-from llmrl.evaluation.suite_groups import experiments
+from llmrl.evaluation.suite_results import experiments
 from llmrl.run.trajectories import read
 from run_folders import write_run
 
@@ -99,7 +99,6 @@ def test_suite_end_to_end(tmp_path, suite_file, capsys):
     assert student["more"] is None and suite_results["more"]["players"]["random"]["success"] < 0.8
     assert suite_results["more"]["refused"]["student"] == "the agent chooses one of 3 actions, and there are 4"
     folder = run / "evaluation" / "suite_toy"
-    assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
     table = (folder / "table.md").read_text()
     assert (
         "| as trained | student | 100.0 |" in table and "more actions: student: not played. the agent chooses" in table
@@ -137,11 +136,12 @@ def test_adapting_agent_uses_extra_actions(tmp_path, suite_file):
 
 
 def make_runs(root, *configs):
-    """Write runs in separate folders from (seed, skill, overrides)."""
+    """Write runs from (seed, skill, overrides)."""
     run_folders = []
-    for i, (seed, skill, overrides) in enumerate(configs):
-        run_experiment({**config(root, seed, skill=skill), "name": f"run{i}"}, overrides)
-        run_folders.append(only_run_folder(root / f"run{i}"))
+    for seed, skill, overrides in configs:
+        run_experiment(config(root, seed, skill=skill), overrides)
+        [new] = {status.parent for status in root.rglob("status.json")} - set(run_folders)
+        run_folders.append(new)
     return run_folders
 
 
@@ -177,7 +177,7 @@ def test_runs_are_aggregated(tmp_path, suite_file, capsys):
         == index_by_name(run_results[0])["kinds"]["players"]["random"]
     )
     assert "random" not in index_by_name(run_results[1])["kinds"]["players"]
-    assert "over 2 runs of student" in joint["intervals"] and "random) Wilson" in joint["intervals"]
+    assert "Student t over the runs" in joint["intervals"]
     assert "2 runs" in capsys.readouterr().out
 
 
@@ -197,7 +197,7 @@ def test_compares_experiments(tmp_path, suite_file, capsys):
             "student,random",
         ]
     )
-    folder = root / "suite_toy"
+    folder = root / "errands" / "suite_toy"
     joint = json.loads((folder / "results.json").read_text())
     labels = ["skill=0", "skill=30"]
     assert joint["players"] == [*labels, "random"]
@@ -210,16 +210,13 @@ def test_compares_experiments(tmp_path, suite_file, capsys):
     assert players[labels[0]]["success"] < 0.9 and players[labels[1]]["per_run"] == [1.0, 1.0]
     assert players[labels[0]] == index_by_name(run_suite(runs[0]))["kinds"]["players"]["student"]
     assert players["random"]["episodes"] == 24
-    assert "over 2 runs of skill=30" in joint["intervals"]
     table = (folder / "table.md").read_text()
-    assert "3 runs of 2 experiments" in table and f"| test | {labels[0]} | {labels[1]} | random |" in table
-    assert "| kinds apart |" in table and "| 100.0 |" in re.sub(r" +", " ", table)
+    assert "3 runs of 2 experiments" in table and f"| kinds apart | {labels[1]} | 100.0 |" in re.sub(r" +", " ", table)
     assert "more actions: skill=0, skill=30: not played. the agent chooses one of 3" in table
     assert f"kinds,{labels[1]},fetch,24,," in (folder / "table.csv").read_text()
-    assert (folder / "suite.png").read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
     for arguments_invalid, message in (
-        ([runs[0], runs[0]], "are the same experiment with the same seed"),
+        ([runs[0], runs[0]], "is the same experiment with the same seed"),
         ([*runs, "--policy", "random"], "policy must include student"),
     ):
         with pytest.raises(SystemExit):
@@ -227,23 +224,19 @@ def test_compares_experiments(tmp_path, suite_file, capsys):
         assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_experiment_names_are_unique(tmp_path):
+def test_experiments_have_labels_of_reports(tmp_path):
     overrides = (
-        ["experiment=grounding/goto_local", "treatment=small_llm", "env.n_envs=2"],
-        ["experiment=grounding/goto_local", "treatment=small_llm", "agent.tune=lora", "env.n_envs=2"],
-        ["agent=drrn", "env=goto_local", "env.n_envs=2"],
-        [],
-        [],
+        ["treatment=small_llm", "env.n_envs=2"],
+        ["treatment=small_llm", "agent.tune=lora", "env.n_envs=2"],
+        ["agent=drrn", "env.n_envs=2"],
     )
-    runs = [write_run(tmp_path, f"run{i}", words, seed=3) for i, words in enumerate(overrides)]
-    configs = [{"seed": 3, "name": f"run{i}", "agent": {"skill": i}} for i in range(len(runs))]
-    labels = list(experiments(runs, configs))
-    assert labels[:3] == ["small_llm", "small_llm, tune=lora", "agent=drrn"]
-    # Of others nothing is known but where they are.
-    assert [label.split("/")[0] for label in labels[3:]] == ["run3", "run4"]
-    # Where and how a run was computed makes it no other experiment.
-    configs_equal = [{**configs[0], "seed": i, "name": str(i), "hardware": {"device": str(i)}} for i in range(3)]
-    assert experiments(runs[:3], configs_equal) == {"student": [0, 1, 2]}
+    runs = [write_run(tmp_path, "study", words, seed=seed) for words in overrides for seed in (3, 4)]
+    groups = experiments(runs)
+    assert list(groups) == ["agent=drrn", "small_llm", "small_llm, tune=lora"]
+    assert [run.folder for run in groups["small_llm"]] == runs[:2]
+    assert [run.folder for run in experiments(runs[:2])["student"]] == runs[:2]
+    with pytest.raises(ConfigError, match="same experiment with the same seed"):
+        experiments([runs[0], runs[0]])
 
 
 @pytest.mark.slow
@@ -315,7 +308,7 @@ def spec(n_actions, names="abcdefghi"):
     return EnvSpec("some", 1, 1, {}, n_actions, tuple(names[:n_actions]), 10)
 
 
-def test_skips_unsupported_kinds():
+def test_unsupported_kinds_are_impossible():
     tests = {test.name: test for test in package_suite("babyai_text").tests}
     possible = {}
     for n in (3, 4, 5, 6):

@@ -152,7 +152,7 @@ def test_missing_mechanism_lists_alternatives():
         ("env=taxii", "env has no option 'taxii'. Did you mean taxi"),
         ("agent=foo", "agent has no option 'foo'; it has: bc, bot, cleanup_society, drrn"),
         ("agent=ppo,linea", "agent has no option 'linea'. Did you mean linear?"),
-        ("transfer=[nim,mze]", "transfer has no option 'mze'. Did you mean maze?"),
+        ("loggers=[jsonl,wanb]", "loggers has no option 'wanb'. Did you mean wandb?"),
         ("experiment=zero_shot/fisherry", "Did you mean zero_shot/fishery"),
         ("experiment=zero_shot/foo", "it has: zero_shot/"),
         ("experiment=goto_red_bal", "Did you mean grounding/goto_red_ball"),
@@ -176,7 +176,7 @@ def test_valid_options_give_no_warning(tmp_path):
         "env=mine,taxi",
         "experiment=zero_shot/games",
         "experiment=null",
-        "transfer=[]",
+        "loggers=[]",
         "principal=choice(ucb,llm)",
     ]
     assert unknown_option_message([*available, "--config-dir", str(tmp_path)]) is None

@@ -38,7 +38,6 @@ def grpo(proposer, tmp_path_factory):
         "grpo",
         "method.optimizer.steps=24",
         *only,
-        "transfer=[other]",
         "checkpoint_seconds=99",
     )
 

@@ -6,11 +6,10 @@ import pytest
 
 from experiments import compose
 from llmrl.config.builder import Builder
-from llmrl.core.errors import ConfigError
 from llmrl.core.option_files import options
 from llmrl.finetuning.application import check_values
 
-METHODS, DATASETS, TASKS = (sorted(options(group)) for group in ("method", "dataset", "transfer"))
+METHODS, DATASETS = (sorted(options(group)) for group in ("method", "dataset"))
 
 
 def compose_finetuning(*overrides):
@@ -24,22 +23,6 @@ def test_methods_and_datasets_combine(method, dataset):
     check_values(compose_finetuning(f"method={method}", f"dataset={dataset}", *runs))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("task", TASKS)
-def test_task_options_match_part_names(task):
-    config = compose_finetuning(f"transfer=[{task}]")
-    check_values(config)
-    (transfer_task,) = config["transfer"].values()
-    assert list(config["transfer"]) == [task]
-    assert transfer_task["env"] == compose(f"env={task}")["env"] and set(transfer_task) == {
-        "env",
-        "agent",
-        "low",
-        "high",
-    }
-    assert transfer_task["low"] < transfer_task["high"]
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_arguments_have_fields(method):
     """Nothing can be set that is not written in the option, and the other way round."""
@@ -50,9 +33,3 @@ def test_arguments_have_fields(method):
     for node in nodes:
         arguments = set(inspect.signature(builder.locate(node["_target_"], "")).parameters)
         assert arguments == set(node) - {"_target_"}
-
-
-def test_task_limits_are_returns():
-    for limits in ("{low: bad}", "{low: 2, high: 1}"):
-        with pytest.raises(ConfigError, match=r"transfer\.maze\.low"):
-            check_values(compose_finetuning("transfer=[maze]", f"transfer.maze={limits}"))

@@ -10,8 +10,7 @@ import pytest
 from experiments import compose
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.proposal_examples import ProposalExample
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import REWARDS
+from llmrl.finetuning.rewards import REWARDS, RewardFunction
 from llmrl.finetuning.trials import ParameterTrial
 from tiny_models import make_tiny_causal
 

@@ -13,8 +13,7 @@ from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.proposer_evaluation import baselines, chat_requests, difference, measure, summarize
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Scale
+from llmrl.finetuning.rewards import RewardFunction, Scale
 from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply

@@ -206,12 +206,11 @@ def test_targets_are_valid_unseen_parameters():
     def proposable(vector):
         return np.array_equal(space_.rounded(vector), vector)
 
-    for target in ("better", "nearest", "best"):
-        examples = make_examples(all_series, 60, 1, 1, target, Seeds(0), "here", proposable)
-        pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
-        assert {(value, target) for value, target in pairs if value < 4} >= {(2.0, 1.0), (3.0, 1.0)}
-        assert {target for value, target in pairs if value == 0.0} == {1.0}, "not 0 again, which had a lucky trial"
-        assert (4.0, None) in pairs and {target for _, target in pairs} == {1.0, None}
+    examples = make_examples(all_series, 60, 1, 1, Seeds(0), "here", proposable)
+    pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
+    assert {(value, target) for value, target in pairs if value < 4} >= {(2.0, 1.0), (3.0, 1.0)}
+    assert {target for value, target in pairs if value == 0.0} == {1.0}, "not 0 again, which had a lucky trial"
+    assert (4.0, None) in pairs and {target for _, target in pairs} == {1.0, None}
 
 
 def test_search_histories_precede_better_targets():
@@ -219,7 +218,7 @@ def test_search_histories_precede_better_targets():
     place = {id(trial): i for i, trial in enumerate(all_series[0].trials)}
     pool = [trial.value for series in all_series for trial in series.trials]
     latest = set()
-    examples = make_examples(all_series, 300, 2, 5, "better", Seeds(0), "here")
+    examples = make_examples(all_series, 300, 2, 5, Seeds(0), "here")
     for example in examples:
         assert 2 <= len(example.history) <= 5 and len({id(trial) for trial in example.history}) == len(example.history)
         if id(example.history[0]) in place:
@@ -232,7 +231,7 @@ def test_search_histories_precede_better_targets():
             assert example.target.value > example.best
     assert {len(example.history) for example in examples} == {2, 3, 4, 5}
     assert min(latest) < 8 and max(latest) > 25
-    repeated = make_examples(all_series, 100, 2, 5, "better", Seeds(0), "here")
+    repeated = make_examples(all_series, 100, 2, 5, Seeds(0), "here")
     assert [e.history for e in repeated] == [e.history for e in examples[:100]]
     assert [e.target for e in repeated] == [e.target for e in examples[:100]]
 
@@ -241,27 +240,9 @@ def test_lucky_trial_is_not_target():
     """Parameters that were tried several times are as good as all their trials together."""
     outcomes = [(0.0, 5.0), (1.0, 9.0), (1.0, 1.0), (1.0, 2.0), (2.0, 6.0)]
     trials = tuple(ParameterTrial(np.array([x, 0.0]), np.array([value, value])) for x, value in outcomes)
-    examples = make_examples([Series(trials, False)], 80, 1, 1, "best", Seeds(0), "here")
+    examples = make_examples([Series(trials, False)], 80, 1, 1, Seeds(0), "here")
     pairs = {(e.history[0].value, None if e.target is None else e.target.vector[0]) for e in examples}
-    assert pairs == {(5.0, 2.0), (9.0, None), (1.0, 2.0), (2.0, 2.0), (6.0, None)}
-
-
-def test_target_choice_leaves_prompts_unchanged():
-    all_series = [make_series(60, ordered=False)]
-    examples_by_kind = {
-        kind: make_examples(all_series, 50, 3, 3, kind, Seeds(0), "here") for kind in ("better", "nearest", "best")
-    }
-    assert [e.history for e in examples_by_kind["better"]] == [e.history for e in examples_by_kind["nearest"]]
-    trials = all_series[0].trials
-    scale = np.stack([trial.vector for trial in trials]).std(0)
-    top = max(trials, key=lambda trial: trial.value)
-    for nearest, best in zip(examples_by_kind["nearest"], examples_by_kind["best"], strict=True):
-        if nearest.target is None:
-            continue
-        assert best.target is top
-        best_trial = max(nearest.history, key=lambda trial: trial.value)
-        better = [trial for trial in trials if trial.value > nearest.best]
-        assert nearest.target is min(better, key=lambda t: (((t.vector - best_trial.vector) / scale) ** 2).sum())
+    assert pairs == {(5.0, 2.0), (9.0, None), (6.0, None), *((x, y) for x in (1.0, 2.0) for y in (0.0, 2.0))}
 
 
 def test_prompts_state_search_episodes():
@@ -277,4 +258,4 @@ def test_prompts_state_search_episodes():
 
 def test_small_dataset_raises():
     with pytest.raises(ConfigError, match=r"dataset\.examples=5 .* at most 4 held out"):
-        make_examples([make_series(4, ordered=False)], 1, 1, 5, "better", Seeds(0), "held out")
+        make_examples([make_series(4, ordered=False)], 1, 1, 5, Seeds(0), "held out")

@@ -14,15 +14,10 @@ from environments import make_env
 from experiments import comparable_metrics, compose, only_run_folder, run, run_experiment, silent_run
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.errors import BudgetExhausted, ConfigError
-from llmrl.core.seeding import Seeds
-from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
-from llmrl.llms.client import ChatClient
 from llmrl.loops.independent_games import IndependentGames
 from llmrl.run import trajectories
 from llmrl.run.files import read_lines
 from llmrl.run.run import Run
-from models import openai_model
-from players import llm_player
 from some import some
 
 PLAY = (
@@ -163,36 +158,6 @@ def test_episode_ignores_game_count(tmp_path, n_envs):
         assert len(server.requests) == n_requests
     four, different = (read_episodes(only_run_folder(tmp_path / name))[0] for name in ("four", "other"))
     assert four == different
-
-
-def test_evaluation_matches_waves(tmp_path):
-    """Also where the first reply comes last, and its steps are kept."""
-    evaluations = []
-    for is_independent in (False, True):
-        with FakeOpenAIServer(reply=is_final, delay=hurry) as server:
-            client = ChatClient(openai_model(server.url, "fake-model", timeout=30.0))
-            env = make_env(
-                "harvest", n_envs=3, n_agents=2, horizon=4, observe=["text"], rules="upstream", mechanism=None
-            )
-            policy = llm_player(env.spec, client, None).policy
-            with pytest.MonkeyPatch.context() as patch:
-                if not is_independent:
-                    in_waves(patch)
-                settings = EpisodeSettings(7, Seeds(1), exactly=True)
-                folder, env_sizes = tmp_path / str(is_independent), []
-                episodes = evaluate_environment(
-                    env,
-                    policy,
-                    "cpu",
-                    settings,
-                    folder,
-                    prepare=lambda env, env_sizes=env_sizes: env_sizes.append(env.spec.n_envs),
-                )
-            assert env_sizes == ([1, 1, 1] if is_independent else [3, 3, 3])
-            returns = [(episode.returns.tolist(), episode.length, episode.game) for episode in episodes]
-            evaluations.append((returns, policy.counts.state_dict(), steps(folder), len(server.requests)))
-    assert evaluations[0] == evaluations[1]
-    assert np.unique(evaluations[0][2][1]["episode"]).tolist() == list(range(7))
 
 
 @pytest.mark.parametrize("game", some(["harvest"], ["taxi", "harvest"]))

@@ -7,8 +7,7 @@ from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, EnvSpec
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from recall_game import RecallGame
 
 

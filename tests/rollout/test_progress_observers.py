@@ -11,8 +11,7 @@ from llmrl.core.records import on_host
 from llmrl.core.seeding import Seeds
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from recall_game import RecallGame
 
 

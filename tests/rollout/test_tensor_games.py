@@ -9,13 +9,11 @@ import torch
 from environments import make_env
 from llmrl.core.observers import Observer
 from llmrl.core.seeding import Seeds
-from llmrl.core.summaries import Entropy
 from llmrl.envs.adapters.parallel import ParallelAdapter
 from llmrl.networks.actor_critic import ActorCritic, NetworkSettings
 from llmrl.networks.multi_agent_policy import SocietyPolicy
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
-from llmrl.rollout.trajectory_writers import trajectory_observers
+from llmrl.rollout.collector import Collector, evaluate_policy
+from llmrl.rollout.trajectory_writers import written_trajectories
 from llmrl.run import trajectories
 from llmrl.run.checkpoints import CheckpointStore
 from recall_game import RecallGame
@@ -31,10 +29,8 @@ def escape_room(seed=0):
 
 
 def recall(seed=0):
-    """Games of different lengths, of which is told how sure of themselves the players were."""
-    env = RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
-    env.spec = replace(env.spec, metrics={"entropy": Entropy(), **env.spec.metrics})
-    return env
+    """Games of different lengths."""
+    return RecallGame([3, 5, 7, 16], n_agents=2, seed=seed)
 
 
 def make_policy(spec, remembers=False, core_frozen=False):
@@ -157,8 +153,9 @@ def test_writers_match_arrays(tmp_path):
     env, tensors = recall(), OnDevice(recall())
     policy = make_policy(env.spec)
     for name, env_ in (("arrays", env), ("tensors", tensors)):
-        with trajectory_observers(env_, policy, tmp_path / name) as writers:
-            evaluate_policy(Collector(env_, policy, "cpu", observers=writers(env_)), 8, Seeds(1))
+        collector = Collector(env_, policy, "cpu", observers=[written_trajectories(env_, policy, tmp_path / name)])
+        evaluate_policy(collector, 8, Seeds(1))
+        collector.close()
     reference, actual = (trajectories.read(tmp_path / name) for name in ("arrays", "tensors"))
     assert len(reference) > 50
     for field in fields(reference):

@@ -7,8 +7,7 @@ from errands import KINDS, OBJECTS, Errands, Reader
 from experiments import compose, only_run_folder, run_experiment
 from llmrl.core.errors import RunFolderError
 from llmrl.core.seeding import Seeds
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
 from llmrl.run.signals import Stopped
 from llmrl.run.trajectories import files, read

@@ -78,7 +78,7 @@ class LandscapeGame:
 
 
 class UnsavedRun:
-    """A run (`RunContext`) that neither logs nor saves."""
+    """A run (`Run`) that neither logs nor saves."""
 
     restored, iteration, seed = None, 0, 0
     stop = SimpleNamespace(requested=False, signal=None)

@@ -26,7 +26,6 @@ COMMON = (
     "dataset.held_out=24",
     "dataset.examples=3",
     "evaluation.rollouts=2",
-    "evaluation.transfer_trials=64",
     "rewards.rollouts=2",
     "checkpoint_seconds=0",
 )

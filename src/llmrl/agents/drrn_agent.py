@@ -21,9 +21,8 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.networks import categorical
-from llmrl.networks.drrn import DRRN
+from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.networks.memo import Memo
-from llmrl.networks.vocabulary import Vocabulary, pad_texts
 
 MASK = "action_mask"
 

@@ -1,4 +1,4 @@
-"""Gradient steps of a network: the protocol `Updater`, and `OptimizerStep`, which updates parameters in place."""
+"""Gradient steps of networks: protocols, and `OptimizerStep`, which updates parameters in place."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import nn
 
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.records import State
+from llmrl.networks.action_distributions import ActionDistribution
 
 Batch = dict[str, Any]
 """Samples by name, each a tensor [n, ...] or a `TextArray` of n texts."""
@@ -46,6 +47,33 @@ class GradientAccumulation(Protocol):
         The shares of all processes sum to 1. Samples of one joint action (`team_step`) are in one piece, because the
         loss of a joint action needs the probabilities of all its agents.
         """
+        ...
+
+
+class TrainedPolicy(Protocol):
+    """Policy that PPO can train: `SocietyPolicy`, or a language model as the policy.
+
+    `channels` names the observation channels read; `recurrent` says whether the networks have a memory.
+    """
+
+    channels: tuple[str, ...]
+    recurrent: bool
+
+    @property
+    def distribution(self) -> ActionDistribution:
+        """Distribution of actions that the networks' outputs describe."""
+        ...
+
+    def groups(self) -> Sequence[tuple[nn.Module, slice]]:
+        """Return each network with its agents, as a slice of the agent axis.
+
+        Called with a batch, a network returns outputs [batch, n_outputs] and values [batch]; see `GradientAccumulation`
+        for large networks.
+        """
+        ...
+
+    def extended(self, observation: dict[str, Any]) -> dict[str, Any]:
+        """Return the observation [n, n_agents, ...] with the further channels that the networks read."""
         ...
 
 
@@ -114,10 +142,8 @@ class OptimizerStep:
         self.optimizer.load_state_dict(state)
 
     def _descend(self) -> torch.Tensor:
-        norms = [self._clip(part) for part in self._clipped if any(p.grad is not None for p in part)]
+        parts = [part for part in self._clipped if any(p.grad is not None for p in part)]
+        norms = [nn.utils.clip_grad_norm_(part, self.max_grad_norm).detach() for part in parts]
         self.optimizer.step()
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms))
         return norm
-
-    def _clip(self, parameters: Sequence[nn.Parameter]) -> torch.Tensor:
-        return nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).detach()

@@ -20,13 +20,13 @@ import torch
 from llmrl.algorithms.advantages import RewardScale, generalized_advantages, normalize_advantages
 from llmrl.algorithms.losses import joint_actions, surrogate, unexplained_variance, value_error
 from llmrl.algorithms.minibatches import Minibatches, SequenceMinibatches, sample_indices
-from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, Updater
-from llmrl.algorithms.trained_policy import NormalizesObservations, TrainedPolicy
+from llmrl.algorithms.optimizer_step import Batch, OptimizerStep, Record, TrainedPolicy, Updater
 from llmrl.core.errors import ConfigError, Diverged
 from llmrl.core.protocols import Teacher
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
+from llmrl.networks.actor_critic import ActorCritic
 from llmrl.networks.running_moments import RunningMoments
 
 DIAGNOSTICS = ("policy", "value", "entropy", "kl", "clip_fraction", "grad_norm")
@@ -418,7 +418,7 @@ def fit(
         network, agents = groups[place]
         minibatches = lead.minibatches(rollout, data, indices[place], agents)
         records.append(lead.epochs(updater, map(minibatches.batches, lead.orders(minibatches.n, generators[0]))))
-        if isinstance(network, NormalizesObservations) and network.normalizes:
+        if isinstance(network, ActorCritic) and network.normalizes:
             network.update_normalizers({name: x[indices[place]] for name, x in data.items()})
     means = torch.cat([_mean(steps) for steps in records], dim=1).view(len(DIAGNOSTICS), k, -1).mean(2)
     columns = torch.cat([means, residual_variance[None]]).T.tolist()  # one transfer for all minibatches

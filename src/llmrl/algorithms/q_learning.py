@@ -15,7 +15,7 @@ from torch import nn
 from llmrl.core.errors import Diverged
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
-from llmrl.networks.vocabulary import pad_texts
+from llmrl.networks.drrn import pad_texts
 
 
 @dataclass(frozen=True)

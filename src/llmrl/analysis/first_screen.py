@@ -19,8 +19,8 @@ import numpy as np
 from llmrl.analysis.curves import on_common_grid
 from llmrl.analysis.story.story import short_names
 from llmrl.core.atomic_files import remove_ignoring_errors
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.privacy import OWNER_ONLY, kept_private
-from llmrl.core.run_context import Kind
 from llmrl.results.groups import Group, ReportTask, tasks_of
 from llmrl.results.principal_scores import ANYTIME
 from llmrl.results.reference_lines import LINES, OBJECTIVE, read_references

@@ -92,7 +92,7 @@ def make_env(
     """
     games = 1 if n_envs is None and api != "vec" else n_envs
     env_options = options if games is None else {**options, "n_envs": games}
-    return build(_compose_env(env, env_options, trusted), api, render_mode, seed, device, trusted)
+    return build(compose_env(env, env_options, trusted), api, render_mode, seed, device, trusted)
 
 
 def build(
@@ -134,7 +134,7 @@ def with_options(node: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     return changed
 
 
-def _compose_env(env: str, options: Mapping[str, Any], trusted: Sequence[str]) -> dict[str, Any]:
+def compose_env(env: str, options: Mapping[str, Any], trusted: Sequence[str]) -> dict[str, Any]:
     """Return the resolved option `env` of the group with some fields set."""
     from llmrl.experiment.experiment import Experiment
 

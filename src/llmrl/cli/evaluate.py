@@ -175,7 +175,7 @@ def print_suite(results: Mapping[str, Any]) -> None:
     print_table(table.caption, table.columns, table.rows, table.sides)
     for note in table.notes:
         print_line(note)
-    files = "results.json, table.csv, table.md, suite.png"
+    files = "results.json, table.csv, table.md"
     terminal().print(f"Saved in {results['out']}: {files}", soft_wrap=True)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 from llmrl.core.arguments import PartSignature, checked, signature_of
 from llmrl.core.errors import ConfigError, ErrorCollector
-from llmrl.core.part_factory import PartFactory
-from llmrl.core.services import SERVICES, Services
+from llmrl.core.services import SERVICES, PartFactory, Services
 from llmrl.core.trust import Trust
 
 

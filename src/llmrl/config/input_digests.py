@@ -90,10 +90,9 @@ def _to_list(place: Any) -> list[str]:
 
 
 def _texts(config: dict[str, Any]) -> list[str]:
-    """Return the text files of the game, and of the games on which a fine-tuned model is evaluated."""
-    nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
-    texts = [node.get("env", node).get("text") for node in nodes]
-    return [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))]
+    """Return the text file of the game, if it has one."""
+    text = config["env"].get("text")
+    return [text] if isinstance(text, str) and text.endswith((".yaml", ".yml")) else []
 
 
 def _maps(config: dict[str, Any]) -> list[str]:

@@ -88,11 +88,8 @@ def build() -> Schema:
         group_meanings = meanings | _meanings([file for place, name in places for file in chain(place, name)])
         if group == "llm":
             nodes.append(base["llm"])
-        if group == "transfer":
-            parts[group] = {"type": "object"}
-        else:
-            policies = ["llmrl.llms.client.connect"] if group == "llm" else []
-            parts[group] = _node(nodes, policies, group_meanings, f"{group}.", parts)
+        policies = ["llmrl.llms.client.connect"] if group == "llm" else []
+        parts[group] = _node(nodes, policies, group_meanings, f"{group}.", parts)
         properties[group] = {"$ref": f"#/$defs/{group}"}
     return {
         "$schema": _DIALECT,

@@ -31,7 +31,6 @@ class RunOptions:
     regime_name: str
     prompts: str | None
     trials_dir: str
-    transfer: Section
 
 
 HINTS: Mapping[str, Any] = type_hints_of(RunOptions)

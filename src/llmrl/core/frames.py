@@ -1,13 +1,11 @@
-"""Pictures with text columns, and videos of them: GIF, MP4 and WebP."""
+"""Pictures with text columns, and videos of them: GIF and MP4."""
 
 from __future__ import annotations
 
-import errno
 import functools
 import importlib.util
 import logging
 import os
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ log = logging.getLogger(__name__)
 GIF_FRAMES = 150
 """Approximate maximum number of frames of a GIF, whose frames are not compressed as a video's are."""
 SIDE_BY_SIDE = "side_by_side"
-"""Stem of the names of videos and pictures that show several mechanisms side by side."""
+"""Stem of the names of videos that show several mechanisms side by side."""
 TARGET_HEIGHT = 336
 """Height in pixels up to which small engine frames are enlarged, by a whole factor, so that cells stay sharp."""
 
@@ -45,25 +43,6 @@ def enlarge(frame: np.ndarray, target: int = TARGET_HEIGHT) -> np.ndarray:
 def gif_frame_indices(n: int) -> range:
     """Return the indices of the frames of a video of `n` frames that its GIF shows."""
     return range(0, n, max(1, n // GIF_FRAMES))
-
-
-def fitting(texts: Sequence[Sequence[str]], room: int) -> list[str]:
-    """Return the lines of the first texts that fit into `room` lines.
-
-    A text is included completely or not at all; if some are left out, the last line tells their number.
-
-    >>> fitting([["a"], ["b", "   b"], ["c"]], 3)
-    ['a', '(2 more)']
-    """
-    lines = [line for text in texts for line in text]
-    if len(lines) <= room:
-        return lines
-    selection: list[str] = []
-    for k, text in enumerate(texts):
-        if len(selection) + len(text) > room - 1:
-            return [*selection, f"({len(texts) - k} more)"]
-        selection += text
-    raise AssertionError("unreachable: all texts fit")
 
 
 def with_text_column(picture: np.ndarray, words: Sequence[tuple[str, str]], height: int, width: int) -> np.ndarray:
@@ -102,27 +81,6 @@ class LazyFrames(Sequence[np.ndarray]):
 
     def __getitem__(self, index: Any) -> Any:
         return self._draw(range(self._n)[index])
-
-
-def fitted(picture: np.ndarray, width: int) -> np.ndarray:
-    """Return a picture [h, w, 3] uint8 scaled to `width` pixels, [h', width, 3].
-
-    It is enlarged by a whole factor and then averaged, which keeps cells sharp.
-    """
-    from PIL import Image
-
-    factor = -(-width // picture.shape[1])
-    large = picture.repeat(factor, axis=0).repeat(factor, axis=1)
-    height = max(1, round(picture.shape[0] * width / picture.shape[1]))
-    return np.asarray(Image.fromarray(large).resize((width, height), Image.Resampling.BOX))
-
-
-def save_image(picture: np.ndarray, file: Path) -> Path:
-    """Write [h, w, 3] uint8 as a PNG file and return its path."""
-    from PIL import Image
-
-    Image.fromarray(picture).save(file, format="PNG")
-    return file
 
 
 _SIZE, _LINE, _GAP, _MARGIN = 14, 18, 8, 12
@@ -221,61 +179,6 @@ def save_video(frames: Sequence[np.ndarray | Path], folder: Path, name: str, fps
     return paths
 
 
-SMALL_FRAMES = 110
-"""Maximum number of pictures of a small video."""
-SMALL_FPS = 9
-"""Frame rate of a small video, pictures per second."""
-_LAST_FRAME_MS = 2500
-"""Duration of the last picture of a small video, milliseconds."""
-
-
-def save_small_video(frames: Sequence[np.ndarray], file: Path, max_bytes: int = 1_500_000) -> Path:
-    """Write pictures, [height, width, 3] uint8, as an animated WebP file for web pages.
-
-    Return the path of the file, which shows about `SMALL_FRAMES` of the pictures.
-
-    Args:
-        frames: a video of any length.
-        file: file to write.
-        max_bytes: maximum size of the file, bytes. Quality and then the number of pictures are reduced to reach it.
-
-    Raises:
-        RunFolderError: the file cannot be written.
-    """
-    from PIL import Image
-
-    indices = sorted({round(i) for i in np.linspace(0, len(frames) - 1, min(SMALL_FRAMES, len(frames)))})
-    pictures = [Image.fromarray(frames[i]) for i in indices]
-    partial = file.with_name(f".{file.stem}.{os.getpid()}{file.suffix}")
-    try:
-        for quality, stride in ((80, 1), (65, 1), (50, 1), (35, 1), (35, 2), (35, 4), (35, 8)):
-            first, *rest = pictures[:-1:stride] + pictures[-1:]
-            times = [round(stride * 1000 / SMALL_FPS)] * len(rest) + [_LAST_FRAME_MS]
-            first.save(partial, save_all=True, append_images=rest, duration=times, loop=0, quality=quality, method=2)
-            if partial.stat().st_size <= max_bytes:
-                break
-        partial.replace(file)
-    except OSError as error:
-        raise RunFolderError(f"cannot write the video {file}: {describe_write_error(file.parent, error)}") from error
-    finally:
-        remove_ignoring_errors(partial)
-    return file
-
-
-def _is_complete(mp4: Path) -> bool:
-    """Return whether a video file is complete. The encoder is another process, which does not report a failed write."""
-    size, at, kinds = mp4.stat().st_size, 0, set()
-    with mp4.open("rb") as file:
-        while at + 8 <= size:
-            file.seek(at)
-            length, kind = struct.unpack(">I4s", file.read(8))
-            if length == 1:
-                length = struct.unpack(">Q", file.read(8).rjust(8, b"\0"))[0]
-            kinds.add(kind)
-            at += max(length, 8)
-    return at == size and b"moov" in kinds
-
-
 @functools.cache
 def _has_mp4_encoder() -> bool:
     """Return whether MP4 files can be written; log a warning once if not."""
@@ -286,19 +189,12 @@ def _has_mp4_encoder() -> bool:
 
 
 def _write_mp4(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
-    """Write an MP4 file.
-
-    Raises:
-        OSError: the file cannot be written, or the encoder ended early.
-    """
     import imageio.v2
 
     writer: Any = imageio.v2.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
     with writer:
         for frame in frames:
             writer.append_data(_load_image(frame))
-    if not _is_complete(path):
-        raise OSError(errno.EIO, "the encoder ended before the video")
 
 
 def _write_gif(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, State
+from llmrl.core.records import CHOSEN, ChatReply, ChatRequest
 
 if TYPE_CHECKING:
     import torch
@@ -52,15 +52,6 @@ class ChatModel(Protocol):
 
 
 @runtime_checkable
-class CountsInvalidReplies(Protocol):
-    """A chat model that counts its replies that could not be parsed. A logged chat model is one."""
-
-    def check_invalid_rate(self) -> None:
-        """Raise TooManyInvalid if more replies are invalid than the run allows."""
-        ...
-
-
-@runtime_checkable
 class Scorer(Protocol):
     """A language model that scores given continuations of a prompt, for policies over text actions.
 
@@ -82,14 +73,3 @@ class Scorer(Protocol):
     def check(self) -> None:
         """Raise LLMError if the model can never answer (missing package or weights). Called before a run."""
         ...
-
-
-@runtime_checkable
-class UsageMeter(Protocol):
-    """Running totals of usage that survive a resume. A logged chat model is one."""
-
-    def metrics(self) -> dict[str, float]: ...
-
-    def state_dict(self) -> State: ...
-
-    def load_state_dict(self, state: State) -> None: ...

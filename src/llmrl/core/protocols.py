@@ -352,16 +352,6 @@ class Recommender(Protocol):
 
 
 @runtime_checkable
-class Bandit(Protocol):
-    """A proposer that chooses among finitely many vectors (arms) of `space`, separately in each context."""
-
-    space: ParameterSpace
-
-    @property
-    def n_arms(self) -> int: ...
-
-
-@runtime_checkable
 class EstimatesCalls(Protocol):
     """A proposer or an agent that can estimate its requests to chat models before a run."""
 

@@ -76,7 +76,6 @@ class PolicyOutput:
         state: memory of the policy, to be passed to `act` at the next step, [n_envs, n_agents, k]; zeros at the start
             of an episode. None for policies without memory.
         logits: unnormalized log-probabilities of all actions, [n_envs, n_agents, n_actions], for displays; or None.
-        entropy: entropy of the policy in each agent's observation, in nats, [n_envs, n_agents]; None if unknown.
         notes: the policy's remarks on each action, `notes[env][agent]`: small dicts of texts, numbers and booleans,
             empty where there is no remark (a game that waits for its reset); None for policies without remarks.
     """
@@ -87,7 +86,6 @@ class PolicyOutput:
     features: torch.Tensor | None = None
     state: torch.Tensor | None = None
     logits: torch.Tensor | None = None
-    entropy: torch.Tensor | None = None
     notes: list[list[dict[str, Any]]] | None = None
 
 

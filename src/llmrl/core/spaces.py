@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.summaries import Derived, Entropy
+from llmrl.core.summaries import Derived
 from llmrl.core.welfare_measures import MEAN, Objective
 
 Aggregate = Literal["sum", "mean", "last"]
@@ -345,12 +345,6 @@ class EnvSpec:
     def told(self) -> dict[str, Aggregate]:
         """The entries of `per_step` that principals are told."""
         return {name: aggregate for name, aggregate in self.per_step.items() if name not in self.details}
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """Names of all numbers that are recorded per step and game: `per_step`, then the rows of entropies."""
-        entropies = [aggregate.rows for aggregate in self.metrics.values() if isinstance(aggregate, Entropy)]
-        return (*self.per_step, *(name for rows in entropies for name in rows))
 
     @property
     def continuous_action_names(self) -> tuple[str, ...]:

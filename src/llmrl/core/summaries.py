@@ -50,33 +50,7 @@ class Within:
         return rows[self.of] * mask, mask
 
 
-@dataclass(frozen=True)
-class Entropy:
-    """Mean entropy of the policy, in nats, over the agent-steps in which `plane` is seen; over all if it is None.
-
-    The rollout adds the rows, because an environment does not know the policy's entropy.
-
-    Attributes:
-        channel: observation channel with a map of codes.
-        plane: one of its `Channel.planes`, which is seen if it is true of any cell.
-    """
-
-    channel: str | None = None
-    plane: str | None = None
-
-    @property
-    def rows(self) -> tuple[str, str]:
-        """Names of two per-step rows: sum of the entropies of the counted agents, and the number of these agents."""
-        view = "anything" if self.plane is None else f"{self.channel} {self.plane}"
-        return f"entropy seeing {view}", f"agents seeing {view}"
-
-    def parts(self, rows: Rows, step: Any) -> tuple[Any, Any]:
-        """Return what `Ratio.parts` does."""
-        numerator, denominator = self.rows
-        return rows[numerator], rows[denominator]
-
-
-Derived = Ratio | MeanStep | Within | Entropy
+Derived = Ratio | MeanStep | Within
 
 
 def quarters(of: str, horizon: int) -> dict[str, Within]:

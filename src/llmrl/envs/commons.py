@@ -67,9 +67,6 @@ class Commons(ForkableFields):
     Args:
         settings: options of the game.
         seeds: the environment's node of the seed tree.
-
-    Attributes:
-        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
     """
 
     _state_fields = (
@@ -87,7 +84,6 @@ class Commons(ForkableFields):
     )
 
     spec: EnvSpec
-    place = (0, 1)
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -312,7 +308,7 @@ class Commons(ForkableFields):
         """
         games_per_root = self.spec.games_per_group(len(self._roots))  # number of games that share a root
         group_size = games_per_root if len(self._roots) > 1 else self.spec.n_envs // self._groups
-        key = [self._roots[game // games_per_root], self.place[0] + game % group_size]
+        key = [self._roots[game // games_per_root], game % group_size]
         counter = [0, int(self._month[game]), int(self._episode[game]), 0]
         philox = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=np.array(counter, dtype=np.uint64))
         return np.random.Generator(philox)

@@ -135,15 +135,11 @@ class EscapeRoom(ForkableFields):
     Args:
         settings: options of the game.
         seeds: the environment's node of the seed tree.
-
-    Attributes:
-        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
     """
 
     _state_fields = ("_rngs", "_next_context", "_incentives", "_place", "_lever", "_time", "_ended", "_report")
 
     spec: EnvSpec
-    place = (0, 1)
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -229,10 +225,7 @@ class EscapeRoom(ForkableFields):
         # games.
         groups = len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        offset = self.place[0]
-        levers = np.concatenate(
-            [rng.integers(self.settings.n_levers, size=offset + size)[offset:] for rng in self._rngs]
-        )
+        levers = np.concatenate([rng.integers(self.settings.n_levers, size=size) for rng in self._rngs])
         levers = np.tile(levers, self.spec.n_envs // len(levers))
         self._lever[reset_mask] = levers[reset_mask] if self._next_context is None else self._next_context[reset_mask]
         self._place[reset_mask] = self._start

@@ -108,8 +108,6 @@ class TaxEconomy(ForkableFields):
         settings: options of the environment.
         seeds: the environment's node of the seed tree.
 
-    Attributes:
-        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
 
     Raises:
         ConfigError: invalid tax brackets.
@@ -118,7 +116,6 @@ class TaxEconomy(ForkableFields):
     _state_fields = ("_rngs", "_rates", "_wage", "_time", "_ended", "_earned", "_effort", "_hours", "_last")
 
     spec: EnvSpec
-    place = (0, 1)
 
     @staticmethod
     def plays_in_rows(options: Mapping[str, Any]) -> bool:
@@ -220,8 +217,7 @@ class TaxEconomy(ForkableFields):
             return np.tile(self._wages.quantiles(n), (self.spec.n_envs, 1))
         groups = len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        offset = self.place[0]
-        uniform = np.concatenate([rng.random((offset + size, n, 3))[offset:] for rng in self._rngs])
+        uniform = np.concatenate([rng.random((size, n, 3)) for rng in self._rngs])
         return np.tile(self._wages.draw(uniform), (self.spec.n_envs // len(uniform), 1))
 
     def step(self, action: Array) -> Step:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from llmrl.core.protocols import Policy, VecEnv
 from llmrl.core.records import State
@@ -14,12 +13,10 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
-from llmrl.evaluation.videos import film, save_alone, save_side_by_side
+from llmrl.evaluation.videos import film, save_side_by_side
 from llmrl.experiment.parts import Parts
-from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
-from llmrl.rollout.trajectory_writers import WriterOf, trajectory_observers
+from llmrl.rollout.collector import Collector, evaluate_policy
+from llmrl.rollout.trajectory_writers import written_trajectories
 
 Player = tuple[str, str]
 """A policy and the mode it plays in."""
@@ -48,7 +45,7 @@ def evaluate_environment(
     device: str,
     settings: EpisodeSettings,
     trajectories: Path | None = None,
-    prepare: Callable[[VecEnv], None] = lambda env: None,
+    prepare: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Play episodes of one policy in one environment, and return them.
 
@@ -58,47 +55,16 @@ def evaluate_environment(
         device: torch device of the policy.
         settings: number, seeds and mode of the episodes.
         trajectories: folder for every step as arrays; None: steps are not stored.
-        prepare: function that is called with the games, all or one of them, before they start, e.g. to set their
-            mechanism.
+        prepare: function that is called before the games start, e.g. to set their mechanism.
 
     Raises:
         ConfigError: the environment does not provide the channels that the policy reads.
     """
-    with trajectory_observers(env, policy, trajectories) as writers:
-        if settings.exactly and IndependentGames.fit(env, policy):
-            return _play_games_separately(env, policy, device, settings, prepare, writers)
-        collector = Collector(env, policy, device, observers=writers(env))
-        begin = partial(prepare, env)
-        return evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, begin, settings.exactly)
-
-
-def _play_games_separately(
-    env: Any,
-    policy: Any,
-    device: str,
-    settings: EpisodeSettings,
-    prepare: Callable[[VecEnv], None],
-    writers: WriterOf,
-) -> list[Episode]:
-    """Play the same episodes as `evaluate_policy`, each game separately; return them."""
-    n = env.spec.n_envs
-    plan = EpisodePlan(
-        settings.n,
-        seed_of=lambda episode: settings.seeds.integer(f"env {episode // n}"),
-        place_of=lambda episode: (episode % n, n),
-        carried=bool(policy.carried),
-    )
-    hooks: GameHooks[Any] = GameHooks(prepare, observers=lambda game, states: writers(game))
-    games = IndependentGames(env, policy, device, plan, hooks)
-    episodes: dict[int, Episode] = {}
-    try:
-        while games.running:
-            for game_episode in games.advance():
-                policy.add(game_episode.counted)
-                episodes[game_episode.number] = game_episode.episode
-    finally:
-        games.close()
-    return [episodes[k] for k in sorted(episodes)]
+    writers = [] if trajectories is None else [written_trajectories(env, policy, trajectories)]
+    collector = Collector(env, policy, device, observers=writers)
+    episodes = evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, prepare, settings.exactly)
+    collector.close()
+    return episodes
 
 
 @dataclass(frozen=True)
@@ -164,7 +130,7 @@ class PlannedEvaluation:
         videos = []
         for mechanism, state in zip(self.mechanisms, states, strict=True):
             self._report_activity("filming", mechanism)
-            self._impose(mechanism, self.parts.env)
+            self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
             objective_arguments = self.parts.objective, self.parts.spending_cost
@@ -180,15 +146,13 @@ class PlannedEvaluation:
                 )
             )
         files: dict[str, Sequence[Path]] = {}
-        fps, titles = self.settings.fps, [mechanism.heading for mechanism in self.mechanisms]
-        sentences = [mechanism.sentence for mechanism in self.mechanisms]
-        if not self.is_comparison:
-            [mechanism], [single_video], words = self.mechanisms, videos, (titles[0], sentences[0])
-            return Videos({mechanism.name: save_alone(single_video, *words, self.folder(mechanism, "videos"), fps)})
-        for mechanism, video in zip(self.mechanisms, videos, strict=True):
+        fps, headings = self.settings.fps, [[(m.heading, m.sentence)] for m in self.mechanisms]
+        for mechanism, video, heading in zip(self.mechanisms, videos, headings, strict=True):
             video.hold(max(map(len, videos)))
-            files[mechanism.name] = video.recorder.save(self.folder(mechanism, "videos"), fps)
-        return Videos(files, save_side_by_side(videos, titles, sentences, self.out / "videos", fps))
+            files[mechanism.name] = video.save(self.folder(mechanism, "videos"), fps, heading)
+        if not self.is_comparison:
+            return Videos(files)
+        return Videos(files, save_side_by_side(videos, headings, self.out / "videos", fps))
 
     def play(self, states: Sequence[State], episodes: int, exactly: bool) -> list[dict[Player, list[Episode]]]:
         """Play with each player in each mode under each mechanism.
@@ -233,8 +197,8 @@ class PlannedEvaluation:
         if self.is_comparison:
             self.report(f"{activity}: {mechanism.title}")
 
-    def _impose(self, mechanism: EvaluatedMechanism, env: VecEnv) -> None:
+    def _impose(self, mechanism: EvaluatedMechanism) -> None:
         if mechanism.vector is not None:
-            env.set_mechanism(mechanism.vector)
+            self.parts.env.set_mechanism(mechanism.vector)
         if self.context is not None:
-            env.set_context(self.context)
+            self.parts.env.set_context(self.context)

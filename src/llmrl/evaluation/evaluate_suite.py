@@ -25,8 +25,7 @@ from llmrl.evaluation.players import budget_error, describe_calls, llm_players
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
 from llmrl.evaluation.suite import Suite, SuiteTest, load_suite, suite_of
-from llmrl.evaluation.suite_groups import STUDENT, experiments, merge_suite_results
-from llmrl.evaluation.suite_results import summarize_test, write_suite
+from llmrl.evaluation.suite_results import STUDENT, experiments, merge_suite_results, summarize_test, write_suite
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
@@ -59,7 +58,7 @@ def evaluate_suite(
     name, content = load_suite(suite, changes, settings.episodes)
     players = _players(settings, len(runs))
     saved = [open_saved(run, settings.trusted) for run in runs]
-    groups = experiments(runs, [saved_run.config for saved_run in saved])
+    groups = experiments(runs)
     results: list[dict[str, Any]] = []
     for i, (run, saved_run) in enumerate(zip(runs, saved, strict=True)):
         run_settings = settings
@@ -168,12 +167,11 @@ def _play_suite(
         for i, test in enumerate(suite.tests):
             results["tests"].append(summarize_test(_play_test(test, suite, parts, config, settings, names, out)))
             report(_format_progress(i + 1, len(suite.tests), results["tests"][-1]))
-            write_suite(results, out, figure=False)
+            write_suite(results, out)
     except BudgetExhausted as error:
         raise budget_error(error) from error
     finally:
         parts.close()
-    write_suite(results, out)
     return {**results, "out": str(out)}
 
 
@@ -188,13 +186,11 @@ def _play_test(
 ) -> dict[str, Any]:
     """Play one test of a suite; return the statistics of each player in each environment.
 
-    `refused` holds the error of each player that cannot play the test. `lacking` holds the reason for each kind of task
-    that is impossible with the available actions.
+    `refused` holds the error of each player that cannot play the test.
     """
     run_spec = parts.env.spec
     player_statistics: dict[str, dict[str, Any]] = {name: {} for name in names}
     failed: dict[str, str] = {}
-    lacking: dict[str, str] = {}
     for kind, node in test.environments(run_spec.action_names):
         seeds = Seeds(settings.seed).child("suite").child(test.name).child(kind)
         try:
@@ -207,14 +203,10 @@ def _play_test(
             suite.episodes, seeds.child("episodes"), settings.mode == "deterministic", exactly=True
         )
         try:
-            try:
-                test.check_possible(kind, run_spec, env.spec)
-            except ConfigError as error:
-                lacking[kind] = str(error)
-                continue
             for name in [name for name in names if name not in failed]:
                 folder = out / "steps" / test.name / kind / name if settings.trajectories else None
                 try:
+                    test.check_possible(kind, run_spec, env.spec)
                     policy = _policy(name, parts, env, test.reads)
                     suite.check_metric(env.spec)
                     episodes = evaluate_environment(env, policy, parts.device, episode_settings, folder)
@@ -224,9 +216,6 @@ def _play_test(
                     player_statistics[name][kind] = _summarize_episodes(episodes, suite.metric)
         finally:
             env.close()
-    for name in names:
-        if lacking and not player_statistics[name] and name not in failed:
-            failed[name] = "; ".join(lacking.values())
     description = {
         "name": test.name,
         "title": test.title,
@@ -234,7 +223,7 @@ def _play_test(
         "env": test.environment(run_spec.action_names),
     }
     players = {name: None if name in failed else player_statistics[name] for name in names}
-    return {**description, "players": players, "refused": failed, "lacking": lacking}
+    return {**description, "players": players, "refused": failed}
 
 
 def _policy(name: str, parts: Parts, env: VecEnv, reads: Sequence[str]) -> Policy:

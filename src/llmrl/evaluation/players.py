@@ -93,7 +93,7 @@ def describe_calls(
         return [*rows, ("LLM calls", "unknown, about one for each decision; calls (--calls) limits them")]
     play_estimate = agent.estimate(horizon, episodes)
     estimates = [play_estimate] * rounds + ([agent.estimate(filmed, videos)] if filmed else [])
-    return [*rows, *calls(_sum(estimates), parts.llm)]
+    return [*rows, *calls(CallEstimate.total(estimates), parts.llm)]
 
 
 def budget_error(error: BudgetExhausted) -> BudgetExhausted:
@@ -102,15 +102,4 @@ def budget_error(error: BudgetExhausted) -> BudgetExhausted:
         error.reached,
         "All evaluations of a run share the budget of the run, and this one has saved no results. Paid replies are in "
         "the cache; play fewer episodes, or allow more replies with calls (--calls)",
-    )
-
-
-def _sum(estimates: Sequence[CallEstimate]) -> CallEstimate:
-    return CallEstimate(
-        sum(estimate.calls for estimate in estimates),
-        sum(estimate.max_calls for estimate in estimates),
-        sum(estimate.prompt_tokens for estimate in estimates),
-        sum(estimate.completion_tokens for estimate in estimates),
-        sum(estimate.quoted for estimate in estimates),
-        estimates[0].shares,
     )

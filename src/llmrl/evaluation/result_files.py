@@ -15,8 +15,7 @@ from llmrl.core.welfare_measures import Objective
 from llmrl.evaluation.evaluate_environment import PlannedEvaluation, Player, Videos
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
 from llmrl.results.mechanism_comparison import differences, labels, sentences
-from llmrl.rollout.episode_results import SUCCESS
-from llmrl.rollout.episode_summaries import episode_welfare, measures, summarize_evaluation
+from llmrl.rollout.episode_summaries import SUCCESS, episode_welfare, measures, summarize_evaluation
 from llmrl.run.files import write_json
 from llmrl.run.tensorboard_evaluations import write_evaluation
 from llmrl.statistics.intervals import describe

@@ -1,75 +1,34 @@
 """Videos of an evaluation: one episode of each player or mechanism.
 
-In addition to the game, they show what a player and its teacher thought, or the payoffs and levels of a society.
-Several videos can be shown side by side.
+Beside the game, they show what a player and its teacher thought, or the payoffs and levels of a society. Several videos
+can be shown side by side.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, fitting, save_image, save_small_video, save_video
-from llmrl.core.observers import Transition
-from llmrl.core.protocols import Policy, VecEnv
-from llmrl.core.records import Observation, PolicyOutput
+from llmrl.core.frames import SIDE_BY_SIDE, LazyFrames, save_video
+from llmrl.core.protocols import Policy
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.envs.frame_recorder import FrameRecorder, Panel
-from llmrl.evaluation.society_pictures import LEVELS, Moment, PictureSettings, ShownSociety, SocietyPictures
+from llmrl.evaluation.frame_recorder import MAX_AGENTS, FrameRecorder, Thoughts, Words
 from llmrl.experiment.parts import Parts
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import UNKNOWN_HORIZON, Collector
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 from llmrl.rollout.episode_summaries import episode_welfare
-from llmrl.rollout.evaluate_policy import UNKNOWN_HORIZON
-
-if TYPE_CHECKING:
-    import torch
 
 COUNTS = 3
-"""Maximum number of counts in a picture; those of `PREFERRED_COUNTS` come first, in their order."""
+"""Maximum number of counts beside a picture; those of `PREFERRED_COUNTS` come first, in their order."""
 PREFERRED_COUNTS = ("apples_eaten", "cleaning_shots", "incentives_paid", "tax_collected")
-COLUMN = 320
-"""Width of the column of an agent, pixels; even, as video codecs need."""
-_TITLE, _BAR, _LINE = 14, 16, 13
-"""Heights of a title, a bar of probabilities, and a line of text; pixels."""
-MAX_AGENTS = 3
-"""Maximum number of agents whose thoughts are shown."""
-_COLORS = ((31, 119, 180), (255, 127, 14))
-
-
-@dataclass
-class EpisodeVideo:
-    """Video of an episode of game 0.
-
-    Attributes:
-        recorder: recorder of the pictures, one more than steps.
-        setting: settings of the pictures of a society; None: thoughts of the players are shown instead.
-        moments: moments of a society, one for each picture.
-    """
-
-    recorder: FrameRecorder
-    setting: PictureSettings | None = None
-    moments: list[Moment] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.recorder.frames["world"])
-
-    def hold(self, length: int) -> None:
-        """Repeat the last picture until there are `length` pictures."""
-        self.recorder.hold(length)
-        self.moments += self.moments[-1:] * (length - len(self.moments))
-
-    def shown(self, title: str, sentence: str) -> ShownSociety:
-        """Return the society to draw, with a title and a sentence about the mechanism."""
-        return ShownSociety(title, sentence, self.recorder.frames["world"], self.moments)
+LEVELS = {"apples_live": "apples", "dirt": "dirt"}
+"""Metrics of a step that are shown if the environment has them, with their names."""
 
 
 def film(
@@ -81,11 +40,11 @@ def film(
     objective: Objective,
     spending_cost: float,
     compared: bool = False,
-) -> EpisodeVideo:
-    """Play one episode and return its video.
+) -> FrameRecorder:
+    """Play one episode and return its frames.
 
-    In addition to the game, it shows what the player and a teacher that plays thought; for a society, the payoffs of
-    agents and the levels of its world.
+    Beside the game, they show what the player and a teacher that plays thought; for a society, the payoffs of agents
+    and the levels of its world.
 
     Args:
         parts: parts of the evaluation; mechanism and context are set.
@@ -99,37 +58,24 @@ def film(
     """
     spec = parts.env.spec
     society = compared or spec.n_agents > MAX_AGENTS
-    captions = None
-    if not society:
-        captions = ThoughtCaptions(policy, spec, None if parts.teacher is None else parts.teacher.policy, parts.device)
-    recorder = FrameRecorder(parts.env, views=not compared, captions=captions)
+    teacher = None if parts.teacher is None else parts.teacher.policy
+    thoughts = None if society else Thoughts(policy, spec, teacher, parts.device)
+    recorder = FrameRecorder(parts.env, views=not compared, thoughts=thoughts)
     collector = Collector(parts.env, policy, parts.device, observers=[recorder])
     # The other games are not played, because they are not shown.
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
     remaining, generator = min(steps or horizon, horizon), seeds.torch("video")
     sums = RunningSums(spec, objective, spending_cost)
-    video = (
-        EpisodeVideo(recorder, _setting(parts.env, objective), [sums.moment()]) if society else EpisodeVideo(recorder)
-    )
     while remaining > 0:
-        rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
         if society:
-            sums.add(rollout)
-            video.moments.append(sums.moment())
+            recorder.words.append(sums.words())
+        rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
+        sums.add(rollout)
         remaining = 0 if any(episode.game == 0 for episode in rollout.episodes) else remaining - 1
-    return video
-
-
-def _setting(env: VecEnv, objective: Objective) -> PictureSettings:
-    spec, colors = env.spec, getattr(env, "agent_colors", None)
-    mechanism_suffix = "" if spec.mechanism is None else f", before {spec.mechanism.name}"
-    return PictureSettings(
-        spec.horizon,
-        f"{objective.name.replace('_', ' ')} of the agents' payoffs{mechanism_suffix}",
-        dict(spec.about).get("reward", ""),
-        None if colors is None else colors(),
-    )
+    if society:
+        recorder.words.append(sums.words())
+    return recorder
 
 
 class RunningSums:
@@ -155,174 +101,31 @@ class RunningSums:
         none = np.zeros(rollout.terminated.shape, dtype=bool)
         info = np.array([rollout.info[name] for name in self.spec.per_step]).reshape(-1, *none.shape)
         self._running.add(rollout.reward.cpu(), rollout.base_reward.cpu(), info, none, none[0])
-        self._levels = {name: float(rollout.info[name][-1][0]) for name in LEVELS if name in self.spec.per_step}
+        levels = {name: words for name, words in LEVELS.items() if name in self.spec.per_step}
+        self._levels = {words: float(rollout.info[name][-1][0]) for name, words in levels.items()}
 
-    def moment(self) -> Moment:
-        """Return the state of the episode to show."""
+    def words(self) -> Words:
+        """Return the state of the episode: step, objective as if it ended now, payoffs, counts and levels."""
         episode = self._running.so_far(0)
         if episode is None:
-            return Moment(0, 0.0, np.zeros(self.spec.n_agents), dict.fromkeys(map(_words, self._counts), 0.0), {})
+            return [("step", "0")]
         objective = float(episode_welfare([episode], self.objective, self.spending_cost)[0])
-        counts = {_words(name): episode.summaries[name] for name in self._counts}
-        return Moment(episode.length, objective, episode.base_returns, counts, self._levels)
+        before = "" if self.spec.mechanism is None else f", before {self.spec.mechanism.name}"
+        counts = {name.replace("_", " "): episode.summaries[name] for name in self._counts}
+        return [
+            ("step", str(episode.length)),
+            (f"objective: {self.objective.name.replace('_', ' ')} of the payoffs{before}", f"{objective:,.1f}"),
+            ("payoff of each agent", ", ".join(f"{payoff:,.0f}" for payoff in episode.base_returns)),
+            ("so far", ", ".join(f"{name} {value:,.0f}" for name, value in counts.items())),
+            ("now", ", ".join(f"{name} {value:,.0f}" for name, value in self._levels.items())),
+        ]
 
 
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def save_alone(video: EpisodeVideo, title: str, sentence: str, folder: Path, fps: int) -> list[Path]:
-    """Write a video by itself, and the view of each agent in it; return the files."""
-    pictures = None if video.setting is None else SocietyPictures([video.shown(title, sentence)], video.setting)
-    return video.recorder.save(folder, fps, pictures)
-
-
-MAX_PICTURES = 400
-"""Maximum number of pictures of a video of several societies, because drawing is slow; it suffices for 20 seconds."""
-
-
-def save_side_by_side(
-    videos: Sequence[EpisodeVideo], titles: Sequence[str], sentences: Sequence[str], folder: Path, fps: int
-) -> list[Path]:
-    """Write videos of one length side by side; return the files.
-
-    The files are MP4, GIF, a small WebP, and the pictures in the middle and at the end as PNG. Long videos skip steps
-    at equal intervals, so that there are at most `MAX_PICTURES` pictures.
-
-    Args:
-        videos: videos of societies.
-        titles: title of each video.
-        sentences: effect of the mechanism of each video.
-        folder: folder of the files.
-        fps: frames per second of the MP4; the other files skip some.
-    """
+def save_side_by_side(videos: Sequence[FrameRecorder], headings: Sequence[Words], folder: Path, fps: int) -> list[Path]:
+    """Write videos of one length side by side, each with its heading; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    setting = videos[0].setting
-    assert setting is not None
-    societies = [video.shown(*words) for video, *words in zip(videos, titles, sentences, strict=True)]
-    all_frames = SocietyPictures(societies, setting)
-    stride = -(-len(all_frames) // MAX_PICTURES)
-    frame_indices = [*range(0, len(all_frames) - 1, stride), len(all_frames) - 1]
-    pictures = LazyFrames(len(frame_indices), lambda i: np.asarray(all_frames[frame_indices[i]]))
-    files = [
-        *save_video(pictures, folder, SIDE_BY_SIDE, fps),
-        save_small_video(pictures, folder / f"{SIDE_BY_SIDE}.webp"),
-    ]
-    stills = {"middle": len(pictures) // 2, "last": len(pictures) - 1}
-    return [*files, *(save_image(pictures[i], folder / f"{SIDE_BY_SIDE}_{name}.png") for name, i in stills.items())]
 
+    def draw(i: int) -> np.ndarray:
+        return np.hstack([video.picture(i, heading) for video, heading in zip(videos, headings, strict=True)])
 
-@dataclass(frozen=True)
-class Thought:
-    """The thoughts of one agent.
-
-    Attributes:
-        title: name of the agent.
-        bars: probabilities of actions by thinker, each [n_actions].
-        chosen: the action taken; -1 if it consists of several numbers, which are then among the lines.
-        lines: texts below, e.g. the teacher's plans.
-    """
-
-    title: str
-    bars: dict[str, np.ndarray]
-    chosen: int
-    lines: Sequence[str]
-
-
-class ThoughtCaptions:
-    """Panels with what a player thought of the state in which it acted, and its teacher's advice, for game 0.
-
-    Args:
-        policy: policy that plays.
-        spec: specification of the environment.
-        teacher: teacher whose action probabilities and plans (`thoughts`) are shown, too; None: no teacher is shown.
-        device: torch device of the teacher.
-    """
-
-    def __init__(self, policy: Policy, spec: EnvSpec, teacher: Policy | None, device: str) -> None:
-        self.policy, self.spec, self.teacher, self.device = policy, spec, teacher, device
-        self.channels = () if teacher is None else teacher.channels
-        self._teacher_state: torch.Tensor | None = None
-
-    def panel(self, transition: Transition) -> Panel:
-        act = transition.output
-        thinkers: dict[str, PolicyOutput] = {"teacher" if self.policy is self.teacher else "policy": act}
-        if self.teacher is not None and self.teacher is not self.policy:
-            thinkers["teacher"] = self._advice(self.teacher, transition.observation)
-        thoughts = [self._thought(agent, act, thinkers) for agent in range(min(self.spec.n_agents, MAX_AGENTS))]
-        return lambda height: draw_thoughts(thoughts, self.spec.action_names, height)
-
-    def _advice(self, teacher: Policy, observation: Observation) -> PolicyOutput:
-        """Return the teacher's action in game 0 only, because it may have to ask a language model."""
-        import torch
-
-        # A separate generator, so that captions do not change the game.
-        generator = torch.Generator().manual_seed(0)
-        policy_inputs = {
-            name: observation[name][:1]
-            if self.spec.observation[name].dtype == "object"
-            else torch.as_tensor(observation[name][:1]).to(self.device)
-            for name in teacher.channels
-        }
-        act = teacher.act(policy_inputs, self._teacher_state, generator, greedy=True)
-        self._teacher_state = act.state
-        return act
-
-    def _thought(self, agent: int, act: PolicyOutput, thinkers: dict[str, PolicyOutput]) -> Thought:
-        logits = {name: output.logits for name, output in thinkers.items() if output.logits is not None}
-        bars = {name: x[0, agent].softmax(-1).cpu().numpy() for name, x in logits.items()}
-        # Only a teacher that plans has thoughts to show.
-        teacher_thoughts = getattr(self.teacher, "thoughts", None)
-        lines = [] if teacher_thoughts is None else teacher_thoughts(0, agent)
-        note = {} if act.notes is None else act.notes[0][agent]
-        lines = [*([note["reflection"]] if note.get("reflection") else []), *lines]
-        title = "" if self.spec.n_agents == 1 else f"agent {agent}"
-        if self.spec.continuous_actions is not None:
-            pairs = zip(self.spec.continuous_action_names, act.action[0, agent].tolist(), strict=True)
-            return Thought(title, {}, -1, [*lines, *(f"{name} = {value:.3g}" for name, value in pairs)])
-        return Thought(title, bars, int(act.action[0, agent]), lines)
-
-
-def draw_thoughts(thoughts: Sequence[Thought], actions: Sequence[str], height: int) -> np.ndarray:
-    """Return the panel of some thoughts, a column each, [height, COLUMN * number of thoughts, 3] uint8.
-
-    Texts come before actions. The most probable actions are shown, as many as fit, but at least two. The last line
-    tells how many texts do not fit.
-    """
-    from PIL import Image, ImageDraw, ImageFont
-
-    image = Image.new("RGB", (COLUMN * max(len(thoughts), 1), height), "white")
-    pen, font = ImageDraw.Draw(image), ImageFont.load_default(11)
-    for i, thought in enumerate(thoughts):
-        x_start, y = i * COLUMN + 6, 3
-        x = x_start
-        for k, name in enumerate(thought.bars):
-            pen.text((x, y), name, fill=_COLORS[k % 2], font=font)
-            x += 70
-        pen.text((x, y), thought.title, fill="black", font=font)
-        y += _TITLE
-        texts = [textwrap.wrap(line, 52, subsequent_indent="   ") for line in thought.lines]
-        room = height - y - _LINE * sum(map(len, texts))
-        for action in _likeliest(thought, max(2, room // _BAR)) if thought.chosen >= 0 else ():
-            action_text = ("> " if action == thought.chosen else "   ") + actions[action]
-            pen.text((x_start, y), action_text, fill="black", font=font)
-            for k, probabilities in enumerate(thought.bars.values()):
-                top = y + 2 + 5 * k
-                end = x_start + 104 + int(140 * probabilities[action])
-                pen.rectangle((x_start + 104, top, end, top + 3), fill=_COLORS[k % 2])
-            values = "  ".join(f"{p[action]:.2f}" for p in thought.bars.values())
-            pen.text((x_start + 250, y), values, fill="black", font=font)
-            y += _BAR
-        for line in fitting(texts, (height - y) // _LINE):
-            pen.text((x_start, y), line, fill="black", font=font)
-            y += _LINE
-    return np.asarray(image)
-
-
-def _likeliest(thought: Thought, max_actions: int) -> list[int]:
-    """Return the `max_actions` most probable actions with the chosen one, in their order."""
-    if not thought.bars:
-        return [thought.chosen]
-    weight = np.maximum.reduce(list(thought.bars.values()))
-    best = [action for action in np.argsort(-weight, kind="stable").tolist() if action != thought.chosen]
-    return sorted([thought.chosen, *best[: max_actions - 1]])
+    return save_video(LazyFrames(len(videos[0]), draw), folder, SIDE_BY_SIDE, fps)

@@ -11,7 +11,7 @@ from llmrl.config.builder import Builder
 from llmrl.config.debugging import debugging
 from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, agent_learns, agent_loop, section
 from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
-from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
+from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
 from llmrl.core.protocols import Agent, Controller, Proposer, Teacher, VecEnv
@@ -337,7 +337,7 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
         spending_cost=parts.spending_cost,
         principal=parts.principal,
         teacher=parts.teacher,
-        meter=parts.llm if isinstance(parts.llm, UsageMeter) else None,
+        meter=parts.llm if isinstance(parts.llm, ChatClient) else None,
         observers=parts.observers,
         cores=parts.resources.cores,
         **({} if known is None else {"known": known}),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llmrl.core.errors import LLMError
-from llmrl.core.protocols import Bandit, EstimatesCalls
+from llmrl.core.protocols import EstimatesCalls
 from llmrl.core.records import CallEstimate
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
@@ -20,6 +20,7 @@ from llmrl.loops.compute_requests import Loop
 from llmrl.loops.design import DesignLoop
 from llmrl.loops.learn import LearnLoop
 from llmrl.loops.rehearsals import estimate_seconds, steps_per_second
+from llmrl.principals.bandit import BanditPrincipal
 from llmrl.principals.grid import FINE, PLAYS, fitting_arms
 from llmrl.run.progress_bar import duration
 
@@ -220,7 +221,7 @@ def _principal(config: Mapping[str, Any], parts: Parts) -> list[tuple[str, str]]
     if principal is None:
         return [("principal", "none")]
     words, kind = type(principal).__name__, parts.kind
-    if isinstance(principal, Bandit) and kind in ("design", "search"):
+    if isinstance(principal, BanditPrincipal) and kind in ("design", "search"):
         mean = proposals_of(config, kind) / principal.space.n_rows / principal.n_arms
         words += f": {principal.n_arms:,} arms, {mean:.3g} measurements of each on average"
         words += " in a context" if principal.space.n_rows > 1 else ""
@@ -245,7 +246,7 @@ def shortage(config: Mapping[str, Any], parts: Parts) -> str | None:
     None if there are enough, or the principal has no arms.
     """
     kind, principal = parts.kind, parts.principal
-    if not isinstance(principal, Bandit) or kind not in ("design", "search"):
+    if not isinstance(principal, BanditPrincipal) or kind not in ("design", "search"):
         return None
     n_proposals, arms, space = proposals_of(config, kind), principal.n_arms, principal.space
     n_plays = n_proposals // space.n_rows
@@ -270,7 +271,7 @@ def coverage(config: Mapping[str, Any], parts: Parts) -> str | None:
     None if they do not, or the principal has no arms.
     """
     kind, principal = parts.kind, parts.principal
-    if not isinstance(principal, Bandit) or kind not in ("design", "search"):
+    if not isinstance(principal, BanditPrincipal) or kind not in ("design", "search"):
         return None
     candidates, arms = config[kind]["candidates"], principal.n_arms
     if candidates < arms:

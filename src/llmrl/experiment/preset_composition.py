@@ -25,9 +25,7 @@ _SHAPE_KEYS = (
         "core",
         "encoding",
         "map_channels",
-        "map_stride",
         "planes",
-        "join",
     ),
     *("core_hidden", "head_hidden", "memory", "memory_layers", "critic", "film"),
 )

@@ -7,7 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -88,7 +88,7 @@ class FinetuneParts:
     task: SearchTask
     loop: FinetuneLoop
     client: ChatClient
-    evaluators: list[Evaluator] = field(default_factory=list)
+    evaluator: Evaluator
 
     def plan(self) -> list[tuple[str, str]]:
         """Return (subject, description) pairs for a dry run."""
@@ -109,8 +109,7 @@ class FinetuneParts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for evaluator in self.evaluators:
-            evaluator.close()
+        self.evaluator.close()
         self.client.close()
 
 
@@ -167,15 +166,7 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     with errors.collect():
         builder.validate(resources.model_nodes[0], "llm")
     with errors.collect():
-        _check_task(config, builder, "")
-    for name, nodes in config["transfer"].items():
-        for group in ("env", "agent"):
-            with errors.collect():
-                builder.validate(_part_node(nodes[group], group), f"transfer.{name}.{group}")
-        with errors.collect():
-            _check_task(nodes, builder, f"transfer.{name}.")
-        with errors.collect():
-            _limits(nodes, name)
+        _check_task(config, builder)
     with errors.collect():
         check_loggers(config, builder)
     errors.raise_all()
@@ -219,20 +210,20 @@ def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
     return settings
 
 
-def _check_task(task: Config, builder: Builder, prefix: str) -> None:
-    """Raise ConfigError unless the nodes `env` and `agent` of `task`, at `prefix`, can be a search task.
+def _check_task(config: Config, builder: Builder) -> None:
+    """Raise ConfigError unless the environment and the agent can be a search task.
 
     The environment must have episodes that evaluate policies, and the agent must have parameters to propose.
     """
-    nodes = {group: _part_node(task[group], group) for group in ("env", "agent")}
-    if not hasattr(builder.locate(nodes["env"]["_target_"], f"{prefix}env"), "evaluator"):
+    env, agent = config["env"], config["agent"]
+    if not hasattr(builder.locate(env["_target_"], "env"), "evaluator"):
         raise ConfigError(
-            f"{prefix}env={nodes['env']['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
+            f"env={env['_target_']} is not a Gymnasium environment, whose episodes evaluate policies; "
             "use e.g. env=cartpole agent=linear, or env=maze agent=tabular"
         )
-    if agent_loop(nodes["agent"], builder) != "search":
+    if agent_loop(agent, builder) != "search":
         raise ConfigError(
-            f"{prefix}agent={nodes['agent']['_target_']} has no parameters to propose; use agent=linear, tabular, "
+            f"agent={agent['_target_']} has no parameters to propose; use agent=linear, tabular, "
             "mlp_policy or projection"
         )
 
@@ -281,89 +272,43 @@ def build(config: Config, resources: RunResources, run: Run | None) -> FinetuneP
         return clients[adapter]
 
     settings = _build_settings(config, resources.builder)
-    seeds = Seeds(config["seed"])
     client = models(None)
-    evaluators: list[Evaluator] = []
+    task, evaluator = _build_task(config, resources, client)
     try:
-        task = _build_task(config, resources, config, config["principal"], client, evaluators, "")
-        # The optimum that prompts state is that of the training task.
-        transfer_principal = {**config["principal"], "optimum": None}
-        transfer = [
-            _build_task(config, resources, nodes, transfer_principal, client, evaluators, name)
-            for name, nodes in config["transfer"].items()
-        ]
         settings["dataset"].check(task)
-        loop = FinetuneLoop(
-            task=task,
-            transfer=transfer,
-            settings=FinetuneSettings(**settings),
-            models=models,
-            store=Path(config["trials_dir"]).expanduser(),
-            seeds=seeds.child("finetune"),
-        )
+        store, seeds = Path(config["trials_dir"]).expanduser(), Seeds(config["seed"]).child("finetune")
+        loop = FinetuneLoop(task, FinetuneSettings(**settings), models, store, seeds)
     except BaseException:
-        for evaluator in evaluators:
-            evaluator.close()
+        evaluator.close()
         raise
-    return FinetuneParts(config, task, loop, client, evaluators)
+    return FinetuneParts(config, task, loop, client, evaluator)
 
 
-def _build_task(
-    config: Config,
-    resources: RunResources,
-    task_config: Config,
-    principal: Config,
-    client: ChatClient,
-    evaluators: list[Evaluator],
-    name: str,
-) -> SearchTask:
-    """Build the search task of the nodes `env` and `agent` of `task_config`.
-
-    `name` is that of a transfer task; "" for the training task.
-    """
+def _build_task(config: Config, resources: RunResources, client: ChatClient) -> tuple[SearchTask, Evaluator]:
+    """Return the search task, and the evaluator that plays it."""
     from llmrl.finetuning.prompt_format import PromptFormat
     from llmrl.finetuning.search_task import SearchTask
     from llmrl.finetuning.trials import task_of
 
-    builder, seeds, prefix = resources.builder, Seeds(config["seed"]), f"transfer.{name}." if name else ""
-    nodes = {group: _part_node(task_config[group], group) for group in ("env", "agent")}
-    env = builder.with_services(EnvServices(seeds.child("env"))).build({**nodes["env"], "n_envs": 1}, f"{prefix}env")
+    builder, seeds = resources.builder, Seeds(config["seed"])
+    env = builder.with_services(EnvServices(seeds.child("env"))).build({**config["env"], "n_envs": 1}, "env")
     env.close()
-    services = AgentServices(env.spec, seeds.child("agent"))
-    agent = builder.with_services(services).build(nodes["agent"], f"{prefix}agent")
+    agent = builder.with_services(AgentServices(env.spec, seeds.child("agent"))).build(config["agent"], "agent")
     controller = agent.controller
-    evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
-    evaluators.append(evaluator)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
     principal_services = PrincipalServices(
         env.spec, seeds.child("principal"), llm=client, controller=controller, prompt_folder=prompt_folder
     )
-    proposer = builder.with_services(principal_services).build(principal, "principal")
+    proposer = builder.with_services(principal_services).build(config["principal"], "principal")
+    questions = PromptFormat(proposer)
+    evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
 
     def play(vectors: np.ndarray, episodes: np.ndarray) -> np.ndarray:
         returns: np.ndarray = evaluator.evaluate(controller, vectors, episodes).returns
         return returns
 
-    needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
-    identity = task_of({**nodes, "seed": config["seed"]}, needs_seeds)
-    limits = _limits(task_config, name) if name else (None, None)
-    return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), _versions(), limits)
-
-
-def _limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
-    """Return `low` and `high` of a transfer task."""
-    low, high = (task_config.get(key) for key in ("low", "high"))
-    for key, value in (("low", low), ("high", high)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise ConfigError(f"transfer.{name}.{key}={value!r} must be a return (a number) or null")
-    if low is not None and high is not None and not low < high:
-        raise ConfigError(f"transfer.{name}.low={low:g} must be below transfer.{name}.high={high:g}")
-    return low, high
-
-
-def _part_node(node: Config, group: str) -> dict[str, Any]:
-    """Return an option's node of the part. Options that also set a budget hold it under the group's own key."""
-    return dict(node.get(group, node))
+    identity = task_of(config, builder.needs(config["agent"], "seeds", "agent"))
+    return SearchTask(env.spec.name, env.spec, identity, play, questions, _versions()), evaluator
 
 
 def _versions() -> dict[str, str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from llmrl.core.run_context import ProgressDisplay
 from llmrl.finetuning.training_job import TrainingJob
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.signals import Stopped
 
 _SKIP_KEYS = ("epoch", "num_tokens", "total_flos")
@@ -33,7 +33,7 @@ class CheckpointCallback(TrainerCallback):
     def __init__(
         self,
         job: TrainingJob,
-        progress: ProgressDisplay,
+        progress: ProgressBar,
         step_metrics: Callable[[], Mapping[str, float]] | None,
         every: int,
     ) -> None:

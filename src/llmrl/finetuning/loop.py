@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,9 +14,7 @@ import numpy as np
 
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.proposer_evaluation import (
     RESULTS,
@@ -27,8 +25,7 @@ from llmrl.finetuning.proposer_evaluation import (
     measure,
     summarize,
 )
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
 from llmrl.finetuning.sft import check_replies
 from llmrl.finetuning.trainer import quiet
@@ -42,13 +39,16 @@ from llmrl.llms.validity import Validity
 from llmrl.loops.compute_requests import Call, Delegate, Log, Request, Requests, SafePoint
 from llmrl.run.artifacts import ADAPTER
 from llmrl.run.files import write_json
+from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = "held_out"
-"""Name in results of the task that is trained on; other tasks have their own names."""
+"""Name in results of the prompts that the proposer is evaluated on."""
 WEIGHTS = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
+FIRST = 1
+"""Number of the checkpoint before training; those of its steps follow."""
 
 Models = Callable[[str | None], ChatClient]
 """Function that returns the model client, with an adapter (its folder) or without (None)."""
@@ -71,17 +71,6 @@ class FinetuneSettings:
     evaluation: ProposerEvaluation
 
 
-@dataclass
-class _EvaluatedTask:
-    """A task with its held-out questions and what is needed to score replies to them."""
-
-    task: SearchTask
-    questions: Sequence[ProposalPrompt]
-    judge: RewardFunction
-    rewards: Rewards
-    scale: Scale
-
-
 class FinetuneLoop:
     """Trains an adapter for the language model that proposes policy parameters.
 
@@ -90,27 +79,17 @@ class FinetuneLoop:
 
     Args:
         task: task to train on.
-        transfer: other tasks, which are only evaluated.
         settings: settings of fine-tuning.
         models: function that returns the model client, with or without an adapter.
         store: folder of stored trials.
         seeds: root of the loop's random numbers.
     """
 
-    def __init__(
-        self,
-        task: SearchTask,
-        transfer: Sequence[SearchTask],
-        settings: FinetuneSettings,
-        models: Models,
-        store: Path,
-        seeds: Seeds,
-    ) -> None:
-        self.task, self.transfer = task, list(transfer)
-        self.dataset, self.rewards = settings.dataset, settings.rewards
+    def __init__(self, task: SearchTask, settings: FinetuneSettings, models: Models, store: Path, seeds: Seeds) -> None:
+        self.task, self.dataset, self.rewards = task, settings.dataset, settings.rewards
         self.method, self.evaluation = settings.method, settings.evaluation
         self.models, self.store, self.seeds = models, store, seeds
-        self.measurements: dict[str, dict[str, State]] = {"before": {}, "after": {}}
+        self.measurements: dict[str, State] = {}  # before and after training
         self.meters: dict[str, State] = {}  # of the model before and after
         self.step = 0
         self.trained = False
@@ -118,9 +97,7 @@ class FinetuneLoop:
     def plan(self) -> list[tuple[str, str]]:
         """Return the planned size of the complete run as pairs of a name and an amount."""
         d = self.dataset
-        n_questions = d.held_out * (1 + len(self.transfer))
-        episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
-        rows = [
+        return [
             (
                 "data",
                 f"{d.trials:,} random trials of {d.episodes} episodes, {len(d.runs or ())} folders of search runs",
@@ -129,17 +106,16 @@ class FinetuneLoop:
                 "  prompts",
                 f"{d.prompts:,} to train on, {d.held_out:,} held out, {d.min_examples} to {d.examples} trials in each",
             ),
-            ("  episodes", f"{episodes:,}, fewer if some are stored in {self.store}"),
+            ("  episodes", f"{d.trials * d.episodes:,}, fewer if some are stored in {self.store}"),
             ("method", self.method.name),
             *self.method.plan(),
             (
                 "evaluation",
-                f"{n_questions:,} questions before and after; {self.evaluation.rollouts} episodes a proposal",
+                f"{d.held_out:,} questions before and after; {self.evaluation.rollouts} episodes a proposal",
             ),
         ]
-        return [*rows, ("  other tasks", ", ".join(task.name for task in self.transfer) or "none")]
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Continue from the state of `run`; return the mean score of the trained proposer on held-out prompts.
 
         A score is a return, scaled to [0, 1].
@@ -153,76 +129,60 @@ class FinetuneLoop:
         chat = client.provider
         assert isinstance(chat, LocalChat)
         self._check_model(chat)
-        tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
+        data = yield Delegate(lambda ask: self._prepare(run, ask))
+        scale = self.rewards.scale(data.train_values)
+        judge = RewardFunction(
+            self.task.questions,
+            self.task.play,
+            self.evaluation.rollouts,
+            self.seeds.child(f"evaluation {self.task.name}"),
+        )
         replies = [self.task.questions.reply(question) for question in data.train]
         self.method.check(sum(reply is not None for reply in replies) if self.method.needs_replies else len(data.train))
         if self.method.needs_replies:
             check_replies(chat, data.train, replies)
-        if run.iteration == 0 and not self.measurements["before"]:
+        if run.iteration == 0 and not self.measurements:
             write_questions(run.folder / "train.jsonl", data.train, replies)
             held_out = [self.task.questions.reply(question) for question in data.held_out]
             write_questions(run.folder / "held_out.jsonl", data.held_out, held_out)
-        yield from self._evaluate(run, "before", client, tasks, 0, data.metrics())
+        yield from self._evaluate(run, "before", client, judge, data, scale)
         client.close()
         adapter = run.folder / ADAPTER
-        first = len(tasks)  # number of the checkpoint before training; those of its steps follow
         if not self.trained:
-            scale = tasks[HELD_OUT].scale
-            yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale, adapter, first))
+            yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale))
             if run.stop.requested:
-                yield SafePoint(first + self.method.steps + 1, self.state_dict)
+                yield SafePoint(FIRST + self.method.steps + 1, self.state_dict)
         tuned = self.models(str(adapter))
         run.status.llm = tuned.label
-        yield from self._evaluate(run, "after", tuned, tasks, first + self.method.steps + 1, {})
+        yield from self._evaluate(run, "after", tuned, judge, data, scale)
         tuned.close()
-        return self._conclude(run, tasks)
+        return self._conclude(run, judge, data, scale)
 
     def state_dict(self) -> State:
         """Return the measurements and the progress of the training."""
         return {
-            "measured": {phase: dict(tasks) for phase, tasks in self.measurements.items()},
+            "measured": dict(self.measurements),
             "meters": dict(self.meters),
             "step": self.step,
             "trained": self.trained,
         }
 
-    def _restore(self, run: RunContext) -> None:
+    def _restore(self, run: Run) -> None:
         if run.restored is not None:
             self.measurements, self.meters = run.restored["measured"], run.restored["meters"]
             self.step, self.trained = run.restored["step"], run.restored["trained"]
 
-    def _tasks(self, run: RunContext, ask: Callable[[Request], Any]) -> tuple[dict[str, _EvaluatedTask], PromptDataset]:
-        """Return every task with its questions, by name, and the dataset of the task that is trained on."""
+    def _prepare(self, run: Run, ask: Callable[[Request], Any]) -> PromptDataset:
+        """Return the prompts to train on and to evaluate on."""
+        n = self.dataset.trials
+        with run.progress(n, "trials", f"trials of {self.task.name}") as progress:
 
-        def prepared(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
-            n = dataset.trials
-            with run.progress(n, "trials", f"trials of {task.name}") as progress:
+            def on_chunk(done: int) -> None:
+                progress.update(min(done, n))
+                if run.stop.requested:
+                    ask(SafePoint(run.iteration, self.state_dict))
 
-                def on_chunk(done: int) -> None:
-                    progress.update(min(done, n))
-                    if run.stop.requested:
-                        ask(SafePoint(run.iteration, self.state_dict))
-
-                return dataset.prepare(task, self.store, seeds, on_chunk)
-
-        data = prepared(self.task, self.dataset, self.seeds.child("data"))
-        tasks = {HELD_OUT: self._evaluated_task(self.task, data, self.rewards)}
-        for task in self.transfer:
-            transfer_prompts = prepared(
-                task, self.dataset.for_transfer(self.evaluation.transfer_trials), self.seeds.child("transfer")
-            )
-            tasks[task.name] = self._evaluated_task(task, transfer_prompts, self.rewards.scaled(task.limits))
-        return tasks, data
-
-    def _evaluated_task(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> _EvaluatedTask:
-        judge = RewardFunction(
-            task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
-        )
-        try:
-            scale = rewards.scale(data.train_values)
-        except ConfigError as error:
-            raise ConfigError(f"{task.name}: {error}") from error
-        return _EvaluatedTask(task, data.held_out, judge, rewards, scale)
+            return self.dataset.prepare(self.task, self.store, self.seeds.child("data"), on_chunk)
 
     def _check_model(self, chat: LocalChat) -> None:
         """Check, before anything is played, that the model can reply in full and can be trained."""
@@ -240,52 +200,39 @@ class FinetuneLoop:
         log.info("%d parameters will be trained in addition to the weights of %s", n_trainable, chat.model)
 
     def _evaluate(
-        self,
-        run: RunContext,
-        phase: str,
-        client: ChatClient,
-        tasks: dict[str, _EvaluatedTask],
-        iteration: int,
-        extra_metrics: dict[str, float],
+        self, run: Run, phase: str, client: ChatClient, judge: RewardFunction, data: PromptDataset, scale: Scale
     ) -> Requests[None]:
-        """Measure the tasks that are not measured yet, and log the measurements of all."""
-        done = self.measurements[phase]
-        if len(done) == len(tasks):
+        """Measure the model on the held-out prompts, unless it is measured already, and log the measurements."""
+        if phase in self.measurements:
             return
+        is_before = phase == "before"
+        iteration = 0 if is_before else FIRST + self.method.steps + 1
         if phase in self.meters:
             client.load_state_dict(self.meters[phase])
-        for number, (name, question_set) in enumerate(tasks.items()):
-            if name in done:
-                continue
-            log.info("%s %s: asking %d questions of %s", phase, name, len(question_set.questions), client.label)
-            requests = chat_requests(question_set.task.questions, question_set.questions)
-            with run.saved_if_refused(iteration + number, self.state_dict):
-                replies = yield Call(partial(client.chat, requests), is_long=True)
-            # The same seeds before and after training.
-            attempts = question_set.judge(question_set.questions, [reply.text for reply in replies], "evaluation")
-            done[name] = measure(attempts, question_set.rewards, question_set.scale)
-            self.meters[phase] = client.state_dict()
-            if len(done) < len(tasks):
-                yield SafePoint(iteration + number + 1, self.state_dict)
-        metrics = dict(extra_metrics)
-        for name, measures in done.items():
-            for measure_name, row in summarize(measures).items():
-                if row["mean"] is not None:
-                    metrics[f"{_tag(name)}/{measure_name}"] = row["mean"]
-        updates = 0 if phase == "before" else self.method.steps
+        log.info("%s: asking %d questions of %s", phase, len(data.held_out), client.label)
+        requests = chat_requests(self.task.questions, data.held_out)
+        with run.saved_if_refused(iteration, self.state_dict):
+            replies = yield Call(partial(client.chat, requests), is_long=True)
+        # The same seeds before and after training.
+        attempts = judge(data.held_out, [reply.text for reply in replies], "evaluation")
+        self.measurements[phase] = measure(attempts, self.rewards, scale)
+        self.meters[phase] = client.state_dict()
+        metrics = data.metrics() if is_before else {}
+        for name, row in summarize(self.measurements[phase]).items():
+            if row["mean"] is not None:
+                metrics[f"{HELD_OUT}/{name}"] = row["mean"]
+        updates = 0 if is_before else self.method.steps
         yield Log("evaluation", "updates", metrics | client.metrics(), {"updates": updates})
-        yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
+        yield SafePoint(iteration + 1, self.state_dict, always=True)
 
     def _train(
         self,
-        run: RunContext,
+        run: Run,
         ask: Callable[[Request], Any],
         chat: LocalChat,
         data: PromptDataset,
         replies: list[str | None],
         scale: Scale,
-        adapter: Path,
-        first: int,
     ) -> None:
         folder = run.folder / WEIGHTS
         resume = self._resume(folder)
@@ -294,7 +241,7 @@ class FinetuneLoop:
 
         def save(step: int) -> None:
             self.step = step
-            ask(SafePoint(first + step, self.state_dict, always=True))
+            ask(SafePoint(FIRST + step, self.state_dict, always=True))
 
         seeds = self.seeds.child("method")
         job = TrainingJob(
@@ -302,7 +249,8 @@ class FinetuneLoop:
         )
         with quiet():
             model = self.method.train(job)
-        save_adapter(model.save_pretrained, adapter, chat.model, chat.settings.revision, chat.identity["files"])
+        adapter, files = run.folder / ADAPTER, chat.identity["files"]
+        save_adapter(model.save_pretrained, adapter, chat.model, chat.settings.revision, files)
         self.trained = True
         save(self.method.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
@@ -322,38 +270,26 @@ class FinetuneLoop:
             )
         return checkpoint
 
-    def _conclude(self, run: RunContext, tasks: dict[str, _EvaluatedTask]) -> float:
-        results: dict[str, Any] = {}
-        for name, question_set in tasks.items():
-            initial, final = self.measurements["before"][name], self.measurements["after"][name]
-            baseline_measures = baselines(
-                question_set.judge,
-                question_set.questions,
-                question_set.rewards,
-                question_set.scale,
-                self.seeds.child("baselines"),
-            )
-            results[name] = {
-                "task": question_set.task.name,
-                "prompts": len(question_set.questions),
-                "scale": [question_set.scale.low, question_set.scale.high],
-                "before": summarize(initial),
-                "after": summarize(final),
-                "difference": difference(final, initial),
-                **{baseline: summarize(measures) for baseline, measures in baseline_measures.items()},
-            }
-        write_json(run.folder / RESULTS, results)
-        main_results = results[HELD_OUT]
+    def _conclude(self, run: Run, judge: RewardFunction, data: PromptDataset, scale: Scale) -> float:
+        """Write the results and the summary; return the mean score after training."""
+        initial, final = self.measurements["before"], self.measurements["after"]
+        references = baselines(judge, data.held_out, self.rewards, scale, self.seeds.child("baselines"))
+        results: dict[str, Any] = {
+            "task": self.task.name,
+            "prompts": len(data.held_out),
+            "scale": [scale.low, scale.high],
+            "before": summarize(initial),
+            "after": summarize(final),
+            "difference": difference(final, initial),
+            **{name: summarize(measures) for name, measures in references.items()},
+        }
+        write_json(run.folder / RESULTS, {HELD_OUT: results})
         run.summary = {"adapter": str(run.folder / ADAPTER), "method": self.method.name, "steps": self.method.steps}
-        for measure_name in ("valid_rate", "score", "improvement_rate", "return"):
+        for name in ("valid_rate", "score", "improvement_rate", "return"):
             for phase in ("before", "after"):
-                run.summary[f"{measure_name}_{phase}"] = main_results[phase][measure_name]["mean"]
+                run.summary[f"{name}_{phase}"] = results[phase][name]["mean"]
         validity = Validity()
         for meter in self.meters.values():
             validity.add_all(meter["validity"])
         run.summary |= {name.replace("/", "_"): value for name, value in validity.metrics().items()}
-        return float(main_results["after"]["score"]["mean"])
-
-
-def _tag(name: str) -> str:
-    return name if name == HELD_OUT else f"transfer_{name}"
+        return float(results["after"]["score"]["mean"])

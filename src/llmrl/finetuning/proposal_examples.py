@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -13,8 +12,6 @@ from llmrl.core.pooling import Estimate, PooledEstimates, key_of
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.trials import ParameterTrial, Series
 from llmrl.statistics.estimators import standard_error_of_mean
-
-Target = Literal["better", "nearest", "best"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +73,6 @@ def make_examples(
     n: int,
     min_trials: int,
     max_trials: int,
-    target: Target,
     seeds: Seeds,
     which: str,
     proposable: Callable[[np.ndarray], bool] = lambda vector: True,
@@ -84,16 +80,14 @@ def make_examples(
     """Return `n` examples, of which number i is a function of (series, seeds, i).
 
     A history consists of random trials of one series. Trials of a search run are drawn from those before a random
-    moment, and are shown in chronological order.
+    moment, and are shown in chronological order. The target is a random one of all trials whose parameters have a
+    higher mean value than the history's best trial.
 
     Args:
         series: series of trials, drawn with probability proportional to their length.
         n: number of examples.
         min_trials: lower bound of the uniformly drawn number of trials in a history.
         max_trials: upper bound of this number.
-        target: choice among all trials whose parameters have a higher mean value than the history's best trial:
-            `better`: a random one; `nearest`: the nearest to that best trial, in units of each parameter's standard
-            deviation; `best`: the best.
         seeds: node of the seed tree.
         which: name of the trials in error messages.
         proposable: function that says whether parameters could be proposed unchanged; others are shown, but never a
@@ -110,7 +104,9 @@ def make_examples(
             f"{which}; increase dataset.trials, add dataset.runs, or decrease dataset.examples"
         )
     sizes = np.array([len(source.trials) for source in usable], dtype=np.float64)
-    candidates = _TargetCandidates([trial for source in series for trial in source.trials], target, proposable)
+    candidates = [trial for source in series for trial in source.trials]
+    values = np.array([estimate.value for estimate in _pool(candidates)])
+    is_proposable = np.array([proposable(trial.vector) for trial in candidates])
     examples = []
     for i in range(n):
         rng = seeds.numpy(i)
@@ -119,47 +115,30 @@ def make_examples(
         end = int(rng.integers(size, len(source.trials) + 1)) if source.ordered else len(source.trials)
         indices = rng.choice(end, size=size, replace=False)
         history = tuple(source.trials[j] for j in (np.sort(indices) if source.ordered else indices))
-        draw = int(rng.integers(2**31))  # always drawn, so that `target` changes nothing else
-        examples.append(ProposalExample(i, history, candidates.target_of(history, draw)))
+        draw = int(rng.integers(2**31))
+        examples.append(ProposalExample(i, history, _target(history, candidates, values, is_proposable, draw)))
     return examples
 
 
-class _TargetCandidates:
-    """All trials of a task, as candidates for targets.
+def _target(
+    history: Sequence[ParameterTrial],
+    candidates: Sequence[ParameterTrial],
+    values: np.ndarray,
+    is_proposable: np.ndarray,
+    draw: int,
+) -> ParameterTrial | None:
+    """Return a candidate that is better than all of `history`, selected by `draw`; None if there is none.
 
-    Args:
-        trials: trials of all series.
-        target, proposable: see `make_examples`.
+    `values` [n] are the candidates' values, `is_proposable` [n] tells whether they may be targets.
     """
-
-    def __init__(
-        self, trials: Sequence[ParameterTrial], target: Target, proposable: Callable[[np.ndarray], bool]
-    ) -> None:
-        self.trials, self.target = trials, target
-        self._values = np.array([estimate.value for estimate in _pool(trials)])
-        self._keys = [key_of(trial.vector) for trial in trials]
-        self._proposable = np.array([proposable(trial.vector) for trial in trials])
-        vectors = np.stack([trial.vector for trial in trials])
-        deviation = vectors.std(axis=0)
-        self._scale = np.where(deviation > 0, deviation, 1.0)
-        self._scaled = vectors / self._scale
-
-    def target_of(self, history: Sequence[ParameterTrial], draw: int) -> ParameterTrial | None:
-        """Return a trial that is better than all of `history`; None if there is none. `draw` selects a `better` one."""
-        best = max(history, key=lambda trial: trial.value)
-        history_keys = {key_of(trial.vector) for trial in history}
-        better = np.flatnonzero(self._proposable & (self._values > best.value))
-        better = better[[self._keys[j] not in history_keys for j in better]]
-        if not len(better):
-            return None
-        if self.target == "best":
-            index = better[np.argmax(self._values[better])]
-        elif self.target == "nearest":
-            origin = best.vector / self._scale
-            index = better[np.argmin(((self._scaled[better] - origin) ** 2).sum(axis=1))]
-        else:
-            index = better[draw % len(better)]
-        return self.trials[int(index)]
+    best = max(trial.value for trial in history)
+    history_keys = {key_of(trial.vector) for trial in history}
+    better = [
+        j
+        for j in np.flatnonzero(is_proposable & (values > best)).tolist()
+        if key_of(candidates[j].vector) not in history_keys
+    ]
+    return candidates[better[draw % len(better)]] if better else None
 
 
 def _pool(trials: Sequence[ParameterTrial]) -> list[Estimate]:

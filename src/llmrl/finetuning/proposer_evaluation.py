@@ -15,8 +15,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import REWARDS, Attempt, Rewards, Scale
+from llmrl.finetuning.rewards import REWARDS, Attempt, RewardFunction, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
 from llmrl.statistics.estimators import wilson
 from llmrl.statistics.intervals import mean_interval
@@ -35,11 +34,9 @@ class ProposerEvaluation:
 
     Attributes:
         rollouts: number of episodes per proposal.
-        transfer_trials: number of random trials of which the prompts of each other task are made.
     """
 
     rollouts: PositiveInt = 20
-    transfer_trials: PositiveInt = 256
 
 
 def chat_requests(questions: PromptFormat, prompts: Sequence[ProposalPrompt]) -> list[ChatRequest]:

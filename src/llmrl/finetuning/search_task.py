@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
-from llmrl.finetuning.proposal_examples import Target, held_out_of, make_examples, split
+from llmrl.finetuning.proposal_examples import held_out_of, make_examples, split
 from llmrl.finetuning.trials import (
     Play,
     RandomTrials,
@@ -39,7 +39,6 @@ class SearchTask:
         play: function that plays parameters of the policy.
         questions: format of the proposer's prompts in this task.
         versions: versions of packages that may affect returns.
-        limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
     """
 
     name: str
@@ -48,7 +47,6 @@ class SearchTask:
     play: Play
     questions: PromptFormat
     versions: Mapping[str, str]
-    limits: tuple[float | None, float | None] = (None, None)
 
     @property
     def space(self) -> ParameterSpace:
@@ -105,7 +103,6 @@ class Dataset:
         share: share of the trials (with several runs: of the runs) held out for evaluation, in (0, 1).
         examples: maximum number of trials in a prompt.
         min_trials: minimum number of trials in a prompt; the number is drawn uniformly; None: `examples`.
-        target: choice of the target among known better parameters, see `make_examples`.
         iterations: length of the search as stated in the prompt; with the adapter in use, the loop's own.
 
     Raises:
@@ -122,7 +119,6 @@ class Dataset:
     share: UnitInterval
     examples: PositiveInt
     min_trials: PositiveInt | None
-    target: Target
     iterations: PositiveInt
 
     def __post_init__(self) -> None:
@@ -203,10 +199,6 @@ class Dataset:
             train_values,
         )
 
-    def for_transfer(self, trials: int) -> Dataset:
-        """Return the settings for another task with random trials only, half of them held out."""
-        return replace(self, trials=trials, low=None, high=None, runs=None, prompts=1, share=0.5)
-
     def _episodes_per_proposal(self, series: Sequence[Series]) -> int:
         """Return the number of episodes per proposal, as stated in prompts.
 
@@ -226,9 +218,7 @@ class Dataset:
         self, task: SearchTask, series: Sequence[Series], n: int, seeds: Seeds, purpose: str
     ) -> list[ProposalPrompt]:
         """Return `n` prompts made from the trials of `series`."""
-        examples = make_examples(
-            series, n, self.min_examples, self.examples, self.target, seeds, purpose, task.questions.proposable
-        )
+        examples = make_examples(series, n, self.min_examples, self.examples, seeds, purpose, task.questions.proposable)
         return [task.questions.ask(example) for example in examples]
 
 

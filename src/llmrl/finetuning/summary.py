@@ -1,12 +1,11 @@
-"""Printed summary of a fine-tuning run, and the command that uses its adapter."""
+"""Printed summary of a fine-tuning run."""
 
 from __future__ import annotations
 
-import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.typed_values import quoted
+from llmrl.core.typed_values import typed
 from llmrl.display.console import print_rows, print_table, terminal
 from llmrl.display.run_summary import print_validity_warning
 from llmrl.finetuning.proposer_evaluation import read_results
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def print_finished(run: Run) -> None:
-    """Print the results of a fine-tuning run, and the command that uses its adapter."""
+    """Print the results of a fine-tuning run, and the options that use its adapter."""
     for name, result in (read_results(run.folder) or {}).items():
         rows = [
             [measure.replace("_", " "), *(_cell(result[player][measure]) for player in _COLUMNS)]
@@ -30,31 +29,16 @@ def print_finished(run: Run) -> None:
         [(k.replace("_", " "), f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in scalars.items()],
     )
     print_validity_warning(terminal(), run.summary)
-    terminal().print(
-        f"Use it: {adapter_command(run.config, run.summary['adapter'], run.status.overrides)}", soft_wrap=True
-    )
+    options = adapter_options(run.config["llm"]["model"], run.summary["adapter"])
+    terminal().print(f"Use it in llmrl-train, with the same env=, agent= and principal.*: {options}", soft_wrap=True)
 
 
-def adapter_command(config: dict[str, Any], adapter: str, overrides: list[str]) -> str:
-    """Return the command of a policy search with prompts like those that the adapter was trained on."""
-    model = [
-        f"llm.{key}={_quote_if_needed(value)}"
-        for key, value in (("model", config["llm"]["model"]), ("adapter", adapter))
-    ]
-    shared_overrides = [override for override in overrides if _SHARED_KEYS.match(override)]
-    dataset_options = [f"search.{name}={config['dataset'][name]}" for name in ("iterations", "episodes")]
-    return shlex.join(["llmrl-train", "principal=llm", "llm=local_chat", *model, *shared_overrides, *dataset_options])
+def adapter_options(model: str, adapter: str) -> str:
+    """Return the options of a policy search with an adapter, quoted for a shell."""
+    values = {"llm.model": model, "llm.adapter": adapter}
+    return shlex.join(["principal=llm", "llm=local_chat", *(typed(key, value) for key, value in values.items())])
 
 
-def _quote_if_needed(value: str) -> str:
-    """Return a text as the value of an override, quoted if it needs quotes (run folders contain equals signs)."""
-    return value if _PLAIN.fullmatch(value) else quoted(value)
-
-
-_PLAIN = re.compile(r"[\w./-]+", re.ASCII)
-_SHARED_KEYS = re.compile(
-    r"\+{0,2}((env|agent|prompts)[.=]|principal\.|llm\.(max_tokens|chat_template|context_window|dtype))"
-)
 _COLUMNS = ("before", "after", "difference", "random", "incumbent")
 
 

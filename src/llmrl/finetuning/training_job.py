@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.reward_function import RewardFunction
-from llmrl.finetuning.rewards import Rewards, Scale
+from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import Dtype
 from llmrl.llms.local.lora import Lora
+from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +37,7 @@ class TrainingJob:
         save: function that makes the checkpoint of a given step valid; raises RunFolderError.
     """
 
-    run: RunContext
+    run: Run
     chat: LocalChat
     module: torch.nn.Module
     questions: Sequence[ProposalPrompt]

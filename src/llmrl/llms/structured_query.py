@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from llmrl.core.errors import LLMError
-from llmrl.core.model_protocols import ChatModel, CountsInvalidReplies
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, TokenSample
 from llmrl.core.state_fields import StateFields
+from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reply_cleaning import clean_reply
@@ -175,7 +176,7 @@ class StructuredQuery(StateFields, Generic[T]):
                     del pending[i]
         self.counters["fallbacks"] += sum(value is None for value in values)
         # Check only after all turns: before the repairs, the share of invalid replies is too high.
-        if isinstance(self.llm, CountsInvalidReplies):
+        if isinstance(self.llm, ChatClient):
             self.llm.check_invalid_rate()
         return values
 

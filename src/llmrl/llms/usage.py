@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from llmrl.core.model_protocols import ChatModel, Scorer, UsageMeter
+from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.records import REPLY_COUNTS, ChatReply
 from llmrl.core.state_fields import StateFields
 
@@ -54,7 +54,7 @@ def llm_summary(llm: ChatModel | Scorer | None) -> dict[str, Any]:
     """Return the entries of a run's summary about its language model, its usage, and its validity."""
     if llm is None:
         return {}
-    totals = llm.metrics() if isinstance(llm, UsageMeter) else {}
+    totals: dict[str, Any] = llm.metrics() if hasattr(llm, "metrics") else {}
     prompt, reply, cached = (totals.get(f"llm/{name}_tokens") for name in ("prompt", "completion", "cached"))
     summary = {
         "llm_calls": totals.get("llm/calls"),

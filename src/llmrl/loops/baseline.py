@@ -9,9 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
-from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.search_settings import SearchSettings
@@ -23,6 +23,7 @@ from llmrl.rollout.batched_evaluator import (
     incumbent_metrics,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.run import Run
 
 EpisodeCallback = Callable[[float, int], bool]
 """Function of the return and the length of a finished episode; it returns whether to continue."""
@@ -103,7 +104,7 @@ class BaselineLoop(Loop):
             ("episodes", f"{self.blocks * self.block:,}"),
         ]
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Train and evaluate; return the mean return of the trained policy on unseen seeds."""
         if run.restored is not None:
             self._restore(run.restored)
@@ -124,7 +125,7 @@ class BaselineLoop(Loop):
         }
         return metrics["search/incumbent_return"]
 
-    def _train(self, run: RunContext, ask: Callable[[Request], Any]) -> None:
+    def _train(self, run: Run, ask: Callable[[Request], Any]) -> None:
         # A run that is stopped starts again from the beginning.
         initial_state = {**self.state_dict(), **run.mark()}
         returns: list[float] = []

@@ -8,16 +8,16 @@ from typing import Protocol, runtime_checkable
 
 from llmrl.algorithms.cloning import BehavioralCloning
 from llmrl.core.errors import ConfigError
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
-from llmrl.core.run_context import Kind, RunContext
 from llmrl.loops.compute_requests import Call, Log, Loop, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_results
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.episode_summaries import summarize_evaluation
-from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ class CloneLoop(Loop):
             ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs"),
         ]
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
         self._restore(run)
         total = self.cloning.updates
@@ -140,7 +140,7 @@ class CloneLoop(Loop):
         epochs, updates = divmod(self.updates, c.updates_per_epoch)
         return epochs * c.learned + min(updates * c.settings.batch_size, c.learned)
 
-    def _restore(self, run: RunContext) -> None:
+    def _restore(self, run: Run) -> None:
         self.updates = run.iteration
         if run.restored is not None:
             self.agent.load_state_dict(run.restored["agents"][0])

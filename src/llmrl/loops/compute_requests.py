@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from llmrl.core.metric_kinds import Counter, Kind
 from llmrl.core.protocols import Agent, Controller, VecEnv
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout
-from llmrl.core.run_context import Counter, Kind, RunContext
+from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     from llmrl.rollout.collector import Collector
@@ -222,7 +223,7 @@ Requests = Generator[Request, Any, T]
 class Loop(Protocol):
     """An outer loop, such as mechanism design, policy search, learning or play."""
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Continue from the state of `run` to the end of the budget; return the scalar that a sweeper optimizes."""
         ...
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientProposer
 from llmrl.core.records import Briefing, CallEstimate
-from llmrl.core.run_context import ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.confirmation import Confirmation, SuccessiveHalving
 from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
@@ -26,6 +25,8 @@ from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +138,7 @@ class DesignLoop:
         ]
         return CallEstimate.total(estimates) if estimates else None
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Run the loop; return the mean evaluated objective of the recommendations over contexts.
 
         If nothing is evaluated, it is the online performance.
@@ -166,7 +167,7 @@ class DesignLoop:
         self.collector.close()
         return self._conclude(run)
 
-    def _propose(self, run: RunContext, display: ProgressDisplay) -> Requests[None]:
+    def _propose(self, run: Run, display: ProgressBar) -> Requests[None]:
         """Request vectors, measure them, and tell the principal their outcomes."""
         progress, context = self.progress, self._context()
         if progress.trial is None:
@@ -185,7 +186,7 @@ class DesignLoop:
         progress.finish_step()
         yield progress.save_request()
 
-    def _conclude(self, run: RunContext) -> float:
+    def _conclude(self, run: Run) -> float:
         """Set the summary of the run; return its result."""
         last = max(1, self.schedule.proposal_steps // 5) * self.settings.candidates
         summary, result = self.results.summary(last)
@@ -223,7 +224,7 @@ class DesignLoop:
         return int(self.seeds.child("context").numpy(step).integers(n)) if n else None
 
 
-def confirm(run: RunContext, measurement: Measurement) -> Requests[None]:
+def confirm(run: Run, measurement: Measurement) -> Requests[None]:
     """Measure the leading candidates; tell a principal that learns from vectors of others, too."""
     progress, schedule = measurement.progress, measurement.schedule
     results, principal = progress.results, progress.principal
@@ -260,7 +261,7 @@ def _next_trial(halving: SuccessiveHalving, context: Context) -> Trial:
     return Trial("confirmation", context, halving.vectors[list(members)], draws)
 
 
-def evaluate(run: RunContext, measurement: Measurement, references: References | None) -> Requests[None]:
+def evaluate(run: Run, measurement: Measurement, references: References | None) -> Requests[None]:
     """Evaluate the recommendations; `references` are the results of reference runs, if there are any."""
     progress, settings = measurement.progress, measurement.schedule.settings
     results = progress.results

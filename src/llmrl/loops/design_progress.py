@@ -11,7 +11,6 @@ import numpy as np
 
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
 from llmrl.loops.compute_requests import SafePoint
@@ -20,6 +19,7 @@ from llmrl.loops.design_settings import DesignSettings
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.recommendation import ANYTIME_MEASUREMENTS, is_anytime, max_trials
 from llmrl.rollout.episode_summaries import episode_welfare, summarize
+from llmrl.run.run import Run
 
 Phase = Literal["proposal", "confirmation", "evaluation"]
 
@@ -290,7 +290,7 @@ class DesignProgress:
         """Return the request that marks this point."""
         return SafePoint(*self.resumable(), always=always)
 
-    def set_anchor(self, run: RunContext) -> None:
+    def set_anchor(self, run: Run) -> None:
         """Set the anchor to this point and its state: the run resumes from here until the step ends."""
         state = copy.deepcopy({**self.state_dict(), **run.mark()})
         self.anchor = self.iteration, lambda: state

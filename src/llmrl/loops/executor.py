@@ -11,7 +11,6 @@ from llmrl.algorithms.societies.batched_trainer import BatchedTrainer
 from llmrl.algorithms.societies.partitioned_policy import split
 from llmrl.core.errors import Diverged
 from llmrl.core.rollouts import Rollout
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import generators
 from llmrl.loops.compute_requests import (
     Begin,
@@ -29,12 +28,13 @@ from llmrl.loops.compute_requests import (
     Update,
 )
 from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
+from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     import torch
 
 
-def serve(requests: Requests[T], run: RunContext | None = None, seat: ExecutorSeat | None = None) -> T:
+def serve(requests: Requests[T], run: Run | None = None, seat: ExecutorSeat | None = None) -> T:
     """Answer all requests of a loop, one after the other; return what the loop returns.
 
     Args:
@@ -71,7 +71,7 @@ class Executor:
         seat: seat at an executor that answers the requests of several runs together; None: all are answered here.
     """
 
-    def __init__(self, run: RunContext | None, seat: ExecutorSeat | None = None) -> None:
+    def __init__(self, run: Run | None, seat: ExecutorSeat | None = None) -> None:
         self._run, self._seat = run, seat
         self._generators: list[torch.Generator] = []  # of the actions of the last play request
         self._trainer: BatchedTrainer | None = None

@@ -23,16 +23,6 @@ from llmrl.llms.client import ChatClient, FetchedReplies
 from llmrl.rollout.collector import Collector, camera
 
 
-class OneGame(VecEnv, Protocol):
-    """Protocol of environments with one game.
-
-    Attributes:
-        place: (i, n): a reset with a seed starts the same episode as game i of n would; (0, 1) by default.
-    """
-
-    place: tuple[int, int]
-
-
 @runtime_checkable
 class Separable(Protocol):
     """Protocol of environments whose games can be played separately.
@@ -41,7 +31,7 @@ class Separable(Protocol):
     game with the same seed starts the same episode.
     """
 
-    def one_game(self) -> OneGame:
+    def one_game(self) -> VecEnv:
         """Return the same environment with one game, independent of this one."""
         ...
 
@@ -103,13 +93,11 @@ class EpisodePlan:
     Attributes:
         episodes: number of episodes.
         seed_of: function from the number of an episode to its seed.
-        place_of: function from an episode to (i, n), if its seed is that of game i of n; None: each has its own seed.
         carried: whether a player carries state from one episode to the next.
     """
 
     episodes: int
     seed_of: Callable[[int], int]
-    place_of: Callable[[int], tuple[int, int]] | None = None
     carried: bool = False
 
 
@@ -118,13 +106,11 @@ class GameHooks(Generic[O]):
     """Preparation and observers of the games.
 
     Attributes:
-        prepare: function to call with each game before it begins, e.g. to set its mechanism.
         observers: function that makes the observers of a game from their states (None: new ones); the attribute
             `first_episode` of each is then set.
         shared_observers: observers of all games, which see one game at a time.
     """
 
-    prepare: Callable[[VecEnv], None] = lambda env: None
     observers: Callable[[VecEnv, Sequence[State] | None], Sequence[O]] = lambda env, states: ()
     shared_observers: Sequence[Observer] = ()
 
@@ -153,7 +139,7 @@ class _Lane(Generic[O]):
     """
 
     number: int
-    env: OneGame
+    env: VecEnv
     policy: AsksToPlay
     player: _DecidedPolicy
     collector: Collector
@@ -240,7 +226,6 @@ class IndependentGames(Generic[O]):
         for i in range(self.n):
             game_state = None if states is None else states[i]
             game, player = env.one_game(), policy.one_game()
-            hooks.prepare(game)
             if isinstance(player, NeedsCamera):
                 player.camera = camera(game)
             observers = hooks.observers(
@@ -355,9 +340,7 @@ class IndependentGames(Generic[O]):
         if not self._restorable:
             lane.episode_start = lane.policy.state_dict()
         seed = self._plan.seed_of(episode)
-        if self._plan.place_of is not None:
-            lane.env.place = self._plan.place_of(episode)
-        elif isinstance(lane.env, PerGameSeeding):
+        if isinstance(lane.env, PerGameSeeding):
             lane.env.seed_games(np.array([seed], dtype=np.int64))
         lane.collector.reset(seed, reseed=True)
 

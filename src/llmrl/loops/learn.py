@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
+from llmrl.core.metric_kinds import Kind
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import Kind, ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Begin, Call, Log, Loop, PlaySteps, Requests, SafePoint, Update
 from llmrl.loops.continuations import EpisodeGroups
 from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter, write_trained_results
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
-from llmrl.rollout.evaluate_policy import evaluate_policy
 from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class LearnLoop(Loop):
             ("environment steps", f"{steps:,}"),
         ]
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
         yield from self._restore(run)
         games = self.env.spec.n_envs
@@ -129,7 +130,7 @@ class LearnLoop(Loop):
         }
         return final["evaluation/objective"]
 
-    def _update(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
+    def _update(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Play a rollout and update the agents from it."""
         seeds = self.seeds.child("iteration").child(self.iteration)
         actions, minibatches = [seeds.integer("actions")], [seeds.integer("minibatches")]
@@ -193,13 +194,13 @@ class LearnLoop(Loop):
             **({} if self.mechanism_sampler is None else {"mechanism": self.mechanism_sampler.state_dict()}),
         }
 
-    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
+    def _saved(self, run: Run) -> AbstractContextManager[None]:
         """Return a context that saves the run if a language model, where one is used, refuses to reply."""
         if self.meter is None:
             return nullcontext()
         return run.saved_if_refused(self.iteration, self.state_dict, learns=True)
 
-    def _restore(self, run: RunContext) -> Requests[None]:
+    def _restore(self, run: Run) -> Requests[None]:
         self.iteration, state, spec = run.iteration, run.restored, self.env.spec
         if self.mechanism_sampler is not None and state is not None:
             # Before new episodes start, for games that cannot be restored; below again, for those that can.

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.learner_protocols import NeedsSteps, TrainsAdapter
-from llmrl.core.model_protocols import UsageMeter
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
 from llmrl.core.rollouts import Episode
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_results import episode_row, write_results
+from llmrl.rollout.episode_summaries import episode_row, write_results
 from llmrl.run.artifacts import ADAPTER
+from llmrl.run.run import Run
 
 if TYPE_CHECKING:
+    from llmrl.llms.client import ChatClient
     from llmrl.loops.reference_measurements import References
 
 
@@ -67,7 +67,7 @@ class LoopParts:
     spending_cost: float = 0.0
     principal: Proposer | None = None
     teacher: Teacher | None = None
-    meter: UsageMeter | None = None
+    meter: ChatClient | None = None
     observers: Sequence[Observer] = ()
     cores: int | None = None
     known: Callable[[], References | None] = lambda: None
@@ -84,7 +84,7 @@ class LoopParts:
 
 
 def write_trained_results(
-    run: RunContext, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
+    run: Run, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
 ) -> list[float]:
     """Write `results.json` of the final episodes of a trained agent; return the objective of each.
 
@@ -101,7 +101,7 @@ def write_trained_results(
     return [row["objective"] for row in rows]
 
 
-def write_trained_adapter(run: RunContext, part: object) -> None:
+def write_trained_adapter(run: Run, part: object) -> None:
     """Write the adapter that an agent or a principal has trained into the run folder; do nothing if there is none."""
     if isinstance(part, TrainsAdapter):
         part.write_adapter(run.folder / ADAPTER)

@@ -8,13 +8,13 @@ import numpy as np
 
 from llmrl.core.protocols import DifferentiableAgent, GradientProposer, MetaLearner
 from llmrl.core.rollouts import Rollout
-from llmrl.core.run_context import RunContext
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Log, PlayEpisode, Requests
 from llmrl.loops.design_progress import DesignProgress, Trial
 from llmrl.loops.proposal_outcomes import Score, draw_name, score
 from llmrl.loops.societies import Adaptation
+from llmrl.run.run import Run
 
 
 class Measurement:
@@ -43,7 +43,7 @@ class Measurement:
         else:
             self.progress.restore_final_agents()
 
-    def measure(self, run: RunContext, trial: Trial) -> Requests[list[Score]]:
+    def measure(self, run: Run, trial: Trial) -> Requests[list[Score]]:
         """Adapt societies to the vectors of a trial and validate them; return the scores of the vectors."""
         is_proposal = trial.phase == "proposal"
         learner = self._meta_learner(trial.vectors[0]) if is_proposal and self.needs_gradient else None
@@ -69,7 +69,7 @@ class Measurement:
         assert isinstance(agent, DifferentiableAgent) and isinstance(principal, GradientProposer)
         return agent.meta_learner(vector, principal.meta_settings)
 
-    def _adapt(self, run: RunContext, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
+    def _adapt(self, run: Run, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
         """Play the adaptation rounds that remain."""
         progress, record, is_proposal = self.progress, self.record, trial.phase == "proposal"
         pieces = len(self.adaptation.pieces) > 1 and self.societies.agents[0].learns

@@ -14,18 +14,18 @@ from llmrl.core.observers import Observer
 from llmrl.core.protocols import EstimatesCalls, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
-from llmrl.core.run_context import RunContext
 from llmrl.loops.compute_requests import Begin, Call, Log, PlaySteps, Requests, SafePoint
 from llmrl.loops.continuations import begin_games
 from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_logger import EpisodeLogger, EpisodeLogSettings
-from llmrl.rollout.episode_results import evaluation_metrics, write_results
+from llmrl.rollout.episode_summaries import evaluation_metrics, write_results
 from llmrl.rollout.progress_observers import EpisodeProgress
 from llmrl.rollout.trajectory_writers import PlayedEpisodes, TrajectoryWriter, kept_text
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.episode_files import FILM, EpisodeFiles, EpisodeVideos
+from llmrl.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class PlayLoop:
             return None
         return self.agent.estimate(horizon, self.episodes)
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Play; return the mean objective of the episodes (by default an agent's base return)."""
         yield from self._restore(run)
         run.metrics.attach_pictures(FILM, EpisodeVideos(self.files))
@@ -149,7 +149,7 @@ class PlayLoop:
         self.collector.close()
         return self._finish(run)
 
-    def _play_independently(self, run: RunContext) -> Requests[None]:
+    def _play_independently(self, run: Run) -> Requests[None]:
         """Play the games independently of each other."""
         with run.progress(self.episodes, "episodes", "play", self._done) as progress:
             games = self._make_games(run, [EpisodeProgress(progress)])
@@ -169,7 +169,7 @@ class PlayLoop:
         if self.played is not None:
             self.played.close()
 
-    def _make_games(self, run: RunContext, observers: Sequence[Observer]) -> IndependentGames[Any]:
+    def _make_games(self, run: Run, observers: Sequence[Observer]) -> IndependentGames[Any]:
         """Return the independent games, new or in their restored state."""
         writers: list[TrajectoryWriter] = []
 
@@ -208,7 +208,7 @@ class PlayLoop:
         return writer
 
     @staticmethod
-    def _trajectories_state(run: RunContext) -> State | None:
+    def _trajectories_state(run: Run) -> State | None:
         """Return the restored state of the trajectories; None without one."""
         trajectories_state: State | None = None if run.restored is None else run.restored.get("trajectories")
         return trajectories_state
@@ -288,7 +288,7 @@ class PlayLoop:
         yield from begin_games(self.collector, game_seeds, seed, self._games)
         self._in_wave = True
 
-    def _step(self, run: RunContext) -> Requests[None]:
+    def _step(self, run: Run) -> Requests[None]:
         """Play one step of all games of the wave."""
         assert self.log is not None
         playing = int(self.log.playing.sum())
@@ -320,7 +320,7 @@ class PlayLoop:
         metrics: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
         return metrics
 
-    def _finish(self, run: RunContext) -> float:
+    def _finish(self, run: Run) -> float:
         rows = self.files.finished
         metrics = evaluation_metrics(rows)
         description = {
@@ -336,7 +336,7 @@ class PlayLoop:
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return metrics["evaluation/objective"]
 
-    def _saved(self, run: RunContext) -> AbstractContextManager[None]:
+    def _saved(self, run: Run) -> AbstractContextManager[None]:
         """Return a context that saves the work so far if a language model is used and cannot be reached."""
         if self.meter is None:
             return nullcontext()
@@ -346,7 +346,7 @@ class PlayLoop:
         """Return the safe point from which an interrupted run would resume now, and a function for its state."""
         return self._anchor or (self.steps, self.state_dict)
 
-    def _restore(self, run: RunContext) -> Requests[None]:
+    def _restore(self, run: Run) -> Requests[None]:
         state = run.restored
         self._log_settings = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
         self._games_state: State | None = None if state is None else state["games"]

@@ -10,10 +10,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.metric_kinds import Counter, Kind
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
-from llmrl.core.run_context import Counter, Kind, ProgressDisplay, RunContext
 from llmrl.loops.compute_requests import Call, EvaluateController, Log, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts, write_trained_adapter
 from llmrl.loops.race import Race
@@ -28,7 +28,9 @@ from llmrl.rollout.batched_evaluator import (
     outcome_of,
 )
 from llmrl.run.artifacts import RESULT_EPISODES
+from llmrl.run.progress_bar import ProgressBar
 from llmrl.run.proposals import ProposalLog, read_proposals
+from llmrl.run.run import Run
 
 
 @runtime_checkable
@@ -158,7 +160,7 @@ class SearchLoop:
             return None
         return self.principal.estimate(self.iterations, self.candidates, self.warmup)
 
-    def requests(self, run: RunContext) -> Requests[float]:
+    def requests(self, run: Run) -> Requests[float]:
         """Search; return the mean return of the best proposal on unseen seeds."""
         self.log = ProposalLog(run.folder, None if run.restored is None else run.restored["proposals"])
         self._restore(run)
@@ -180,7 +182,7 @@ class SearchLoop:
         run.summary = {**self._summary(metrics), RESULT_EPISODES: final.returns.tolist()}
         return metrics["search/incumbent_return"]
 
-    def _warm_up(self, progress: ProgressDisplay) -> Requests[None]:
+    def _warm_up(self, progress: ProgressBar) -> Requests[None]:
         batch = yield self.evaluation_request(self.warmup_vectors, self._seeds_of(self._draw(0), self.warmup_episodes))
         self._check(self.warmup_vectors, batch)
         self._count(batch)
@@ -190,7 +192,7 @@ class SearchLoop:
         progress.update(self.counters["episodes"])
         yield SafePoint(0, self.state_dict)
 
-    def _iterate(self, run: RunContext, progress: ProgressDisplay) -> Requests[None]:
+    def _iterate(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Ask for vectors, play episodes with them, and tell the principal."""
         with nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict):
             proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
@@ -223,7 +225,7 @@ class SearchLoop:
         self._count(batch)
         self.solved = float(batch.returns.mean()) >= level
 
-    def _measure_again(self, progress: ProgressDisplay) -> Requests[None]:
+    def _measure_again(self, progress: ProgressBar) -> Requests[None]:
         """Race the best few vectors on fresh seeds; set the agent's parameters to the winner."""
         if self.race is None:
             leading = self.pool.ranked()[: self.settings.race]
@@ -387,7 +389,7 @@ class SearchLoop:
             "meter": None if self.meter is None else self.meter.state_dict(),
         }
 
-    def _restore(self, run: RunContext) -> None:
+    def _restore(self, run: Run) -> None:
         """Restore the state of `run`; `proposals.jsonl` has been cut to its length at that state."""
         state = run.restored
         if state is None:

@@ -11,8 +11,8 @@ from torch import nn
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.networks.grid_cores import OneHots
 from llmrl.networks.mlp import HIDDEN_GAIN, initialize
+from llmrl.networks.spatial_cores import OneHots
 
 Normalization = Literal["none", "group", "batch"]
 Output = Literal["map", "maximum"]

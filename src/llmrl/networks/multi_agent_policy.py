@@ -82,7 +82,7 @@ class SocietyPolicy(nn.Module):
     ) -> PolicyOutput:
         """Sample actions [n_envs, n_agents], or take the most probable ones if `greedy`.
 
-        The output contains log-probabilities, values, logits (of discrete actions), entropies, memory and, of a frozen
+        The output contains log-probabilities, values, logits (of discrete actions), memory and, of a frozen
         core, features. These are inference tensors; clone them before use in autograd.
         """
         channels = self.extended(observation)
@@ -90,7 +90,7 @@ class SocietyPolicy(nn.Module):
         outputs, value, features, next_state = (_concatenate(parts) for parts in zip(*parts_by_network, strict=True))
         assert outputs is not None
         action = self.distribution.mode(outputs) if greedy else sample(self.distribution, outputs, generator)
-        log_prob, entropy = self.distribution.log_prob_entropy(outputs, action)
+        log_prob, _ = self.distribution.log_prob_entropy(outputs, action)
         return PolicyOutput(
             action=action,
             log_prob=log_prob,
@@ -98,7 +98,6 @@ class SocietyPolicy(nn.Module):
             features=features if self.core_frozen else None,
             state=next_state,
             logits=outputs if self.distribution.logits else None,
-            entropy=entropy,
         )
 
     def _play(

@@ -26,10 +26,10 @@ class EpisodeAccumulator:
     def __init__(self, spec: EnvSpec, state: State | None = None) -> None:
         self.spec = spec
         self._device = torch.device(spec.device or "cpu")
-        # Columns: reward, base reward, number of gains and sum of their times, of each agent; then `spec.rows`;
+        # Columns: reward, base reward, number of gains and sum of their times, of each agent; then `spec.per_step`;
         # then numerator and denominator of each derived metric.
         self._derived = [aggregate for aggregate in spec.metrics.values() if not isinstance(aggregate, str)]
-        shape = (spec.n_envs, 4 * spec.n_agents + len(spec.rows) + 2 * len(self._derived))
+        shape = (spec.n_envs, 4 * spec.n_agents + len(spec.per_step) + 2 * len(self._derived))
         self._means = np.array([aggregate == "mean" for aggregate in spec.per_step.values()], dtype=bool)
         last = [4 * spec.n_agents + i for i, aggregate in enumerate(spec.per_step.values()) if aggregate == "last"]
         self._last = torch.tensor(last, dtype=torch.int64, device=self._device)
@@ -50,7 +50,7 @@ class EpisodeAccumulator:
         Args:
             reward, base_reward: rewards after and before the mechanism, [T, n_envs, n_agents], on the environment's
                 device.
-            info: `EnvSpec.rows` in their order, [rows, T, n_envs].
+            info: `EnvSpec.per_step` in their order, [rows, T, n_envs].
             ends: whether the game's episode ends with this step, [T, n_envs] bool, NumPy.
             waiting: whether a game waits for a reset after these steps, [n_envs] bool, NumPy; its steps after its last
                 end are discarded.
@@ -100,7 +100,7 @@ class EpisodeAccumulator:
     def _numbers(self, signals: list[torch.Tensor], start: int, steps: torch.Tensor | None) -> torch.Tensor:
         """Return the numbers to sum for t steps from time `start`, [t, n_envs, columns] float64."""
         reward, base_reward, info = signals
-        rows = dict(zip(self.spec.rows, info.unbind(-1), strict=True))
+        rows = dict(zip(self.spec.per_step, info.unbind(-1), strict=True))
         is_gain = base_reward > 0
         # float64 holds these sums of integers exactly.
         clock = torch.arange(start, start + len(reward), dtype=torch.float64, device=self._device)
@@ -131,10 +131,10 @@ class EpisodeAccumulator:
     ) -> list[Episode]:
         """Return the episodes with `sums` [k, columns], steps from `begin_times` [k] to before `end_times` [k]."""
         spec, length = self.spec, end_times - begin_times
-        agents, rows = 4 * spec.n_agents, len(spec.rows)
+        agents, rows = 4 * spec.n_agents, len(self._means)
         returns, base_returns, gains, gain_times = np.split(sums[:, :agents], 4, axis=1)
         gain_times = gain_times - gains * begin_times[:, None]
-        per_step = sums[:, agents : agents + len(self._means)] / np.where(self._means, length[:, None], 1)
+        per_step = sums[:, agents : agents + rows] / np.where(self._means, length[:, None], 1)
         numerators, denominators = sums[:, agents + rows :: 2], sums[:, agents + rows + 1 :: 2]
         quotients = np.divide(numerators, denominators, out=np.full(numerators.shape, np.nan), where=denominators != 0)
         plain = np.array([isinstance(aggregate, str) for aggregate in spec.metrics.values()], dtype=bool)

@@ -15,7 +15,7 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, State, embedded, on_host
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import Objective
-from llmrl.rollout.episode_results import add_costs, episode_row
+from llmrl.rollout.episode_summaries import add_costs, episode_row
 from llmrl.run.episode_files import FILM_COLUMN, EpisodeFiles
 
 HEIGHT, SOCIETY_HEIGHT = 480, 640
@@ -25,8 +25,6 @@ _EXTRA_COST_KEYS = ("lesson_took", "talk_took")
 """Keys in a step's notes for the costs of requests that do not ask for an action."""
 MAX_SHOWN_PLAYERS = 9
 """Maximum number of players whose texts fit next to a frame, with two lines each."""
-MAX_SCALAR_LINES = 8
-"""Number of scalars in an observation above which they share one line."""
 
 
 @dataclass(frozen=True)
@@ -257,20 +255,11 @@ def _scalar_summary(observation: Any) -> str:
 
 
 def _readable(observation: Any) -> str:
+    """Return an observation as text, with a line for each of its fields."""
     if not isinstance(observation, Mapping):
         return str(observation)
-    lines: list[str] = []
-    scalars = [name for name, value in observation.items() if not isinstance(value, list | Mapping)]
-    for name, value in observation.items():
-        if name in scalars and len(scalars) > MAX_SCALAR_LINES:
-            # All scalars appear at the position of the first.
-            if name == scalars[0]:
-                lines.append(", ".join(f"{key} {observation[key]}" for key in scalars))
-        elif isinstance(value, list) and all(isinstance(x, str) for x in value):
-            lines += [f"{name}:", *(f"  {x}" for x in value)]
-        else:
-            lines.append(f"{name}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
-    return "\n".join(lines)
+    texts = {name: x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for name, x in observation.items()}
+    return "\n".join(f"{name}: {text}" for name, text in texts.items())
 
 
 def _short_numbers(action: Any) -> str:

@@ -1,14 +1,24 @@
-"""Welfare and other summaries of episodes: the objective of a principal, and other reported metrics."""
+"""Summaries of episodes: welfare and the objective of a principal, a line per episode, and the file of results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.rollouts import Episode
 from llmrl.core.welfare_measures import MEASURES, Objective, SocietyEpisodes
+from llmrl.run.artifacts import RESULTS_NAME
+from llmrl.run.files import write_json
+from llmrl.statistics.intervals import describe
+
+SUCCESS = "success"
+"""Metric of an episode that is 1 or 0."""
+COSTS = ("replies", "invalid", "failed", "prompt_tokens", "completion_tokens", "cost")
+"""Costs in the notes of a player that uses a language model. A sum is None as soon as one of its terms is."""
 
 
 def measures(episodes: Sequence[Episode], objective: Objective | None = None) -> dict[str, np.ndarray]:
@@ -108,3 +118,104 @@ def summarize_evaluation(episodes: Sequence[Episode], objective: Objective, spen
         **summarize_welfare(episodes, objective),
         "evaluation/objective": float(episode_welfare(episodes, objective, spending_cost).mean()),
     }
+
+
+def episode_row(episode: Episode, objective: Objective, spending_cost: float) -> dict[str, Any]:
+    """Return an episode as plain numbers by name.
+
+    The names are return and base_return (mean over agents), length, the environment's metrics and objective. With
+    several agents there are also returns (one per agent) and every measure of welfare as `welfare/...`.
+    """
+    welfare = measures([episode], objective)
+    society: dict[str, Any] = {}
+    if len(episode.returns) > 1:
+        society = {
+            "returns": episode.returns.tolist(),
+            **{f"welfare/{name}": float(x[0]) for name, x in welfare.items()},
+        }
+    return {
+        "return": float(episode.returns.mean()),
+        "base_return": float(episode.base_returns.mean()),
+        "length": episode.length,
+        **episode.summaries,
+        "objective": float(judged(welfare, objective, spending_cost)[0]),
+        **society,
+    }
+
+
+def evaluation_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return means over episodes as `evaluation/<name>` and `welfare/<name>`.
+
+    Episodes in which a metric is NaN are left out.
+    """
+    means = {}
+    for name, values in _without_nan(columns(rows)).items():
+        means[name if name.startswith("welfare/") else f"evaluation/{name}"] = float(values.mean())
+    return means
+
+
+def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the numbers that all `rows` contain, each [n_episodes]; NaN where a metric is undefined."""
+    names = [name for name, value in rows[0].items() if _is_number(value) and name not in _IDENTIFIERS] if rows else []
+    return {
+        name: np.array([row[name] for row in rows], dtype=np.float64)
+        for name in names
+        if all(_is_number(row.get(name)) for row in rows)
+    }
+
+
+def _without_nan(measurements: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Remove NaN, and measurements that are NaN in all episodes."""
+    finite = {name: values[~np.isnan(values)] for name, values in measurements.items()}
+    return {name: values for name, values in finite.items() if len(values)}
+
+
+_IDENTIFIERS = ("episode", "seed", "game")
+
+
+def write_results(
+    folder: Path,
+    rows: Sequence[Mapping[str, Any]],
+    learned: bool,
+    about: Mapping[str, Any],
+    carried: Sequence[str] = (),
+) -> None:
+    """Write `results.json`: mean, standard error and 95% interval of each measurement, and the episodes' values.
+
+    Args:
+        folder: the run folder.
+        rows: one line per episode.
+        learned: whether the episodes share a trained agent (trained in this run or loaded with its weights), which
+            might
+            have come out differently. Such episodes depend on each other, and reports use the run, not the episode,
+            as the unit of a standard error.
+        about: further keys of the file, e.g. the model's label.
+        carried: names of the information passed from one episode to the next (lessons, how the last one ended). Such
+            episodes depend on each other: they have no standard error and no interval, and reports use the run as
+            the unit.
+    """
+    measurements = columns(rows)
+    content = {
+        **about,
+        "episodes": len(rows),
+        "learned": learned,
+        "carried": list(carried),
+        "table": {
+            name: describe(values, independent=not carried, is_share=name == SUCCESS)
+            for name, values in _without_nan(measurements).items()
+        },
+        "per_episode": {name: values.tolist() for name, values in measurements.items()},
+    }
+    write_json(folder / RESULTS_NAME, content)
+
+
+def add_costs(total: dict[str, Any], note: Mapping[str, Any]) -> None:
+    """Add the costs in a note to the totals of an episode."""
+    for name in COSTS:
+        if name in note:
+            previous, increment = total.get(name, 0), note[name]
+            total[name] = None if previous is None or increment is None else previous + increment
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -170,7 +169,7 @@ class _Observers(Observer):
 
     def on_step(self, transition: Transition) -> None:
         if self._has_step_observers:
-            self._notify(lambda observer, span: observer.on_step(_Part(transition, span)))  # type: ignore[arg-type]
+            self._notify(lambda observer, span: observer.on_step(_games(transition, span)))
 
     def on_progress(self, steps: int) -> None:
         self._notify(lambda observer, span: observer.on_progress(steps))
@@ -209,27 +208,14 @@ class _Observers(Observer):
                 self.errors[i] = error
 
 
-class _Part:
-    """Part of a `Transition` that belongs to one member, sliced on access."""
-
-    def __init__(self, transition: Transition, span: slice) -> None:
-        self._transition, self._span = transition, span
-
-    @cached_property
-    def observation(self) -> Observation:
-        return _part(self._transition.observation, self._span)
-
-    @cached_property
-    def output(self) -> Any:
-        return _fields(self._transition.output, self._span)
-
-    @cached_property
-    def step(self) -> Any:
-        return _fields(self._transition.step, self._span)
-
-    @cached_property
-    def ended(self) -> np.ndarray:
-        return self._transition.ended[self._span]
+def _games(transition: Transition, span: slice) -> Transition:
+    """Return the part of a transition that belongs to the games in `span`."""
+    return Transition(
+        _part(transition.observation, span),
+        _fields(transition.output, span),
+        _fields(transition.step, span),
+        transition.ended[span],
+    )
 
 
 def _part(arrays: Mapping[str, Any], span: slice) -> dict[str, Any]:

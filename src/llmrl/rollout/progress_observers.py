@@ -8,8 +8,9 @@ from pathlib import Path
 from llmrl.core.observers import Observer
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode, Rollout
-from llmrl.core.run_context import ProgressDisplay, RunContext
 from llmrl.core.spaces import EnvSpec
+from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
 from llmrl.run.training_episodes import TrainingEpisodes
 
 
@@ -21,7 +22,7 @@ class StepProgress(Observer):
         games: number of games that are stepped together.
     """
 
-    def __init__(self, display: ProgressDisplay, games: int) -> None:
+    def __init__(self, display: ProgressBar, games: int) -> None:
         self.display, self.games = display, games
 
     def on_progress(self, steps: int) -> None:
@@ -36,7 +37,7 @@ class EpisodeProgress(Observer):
         in_steps: whether steps are counted instead of episodes.
     """
 
-    def __init__(self, display: ProgressDisplay, in_steps: bool = False) -> None:
+    def __init__(self, display: ProgressBar, in_steps: bool = False) -> None:
         self.display, self.in_steps = display, in_steps
 
     def on_progress(self, steps: int) -> None:
@@ -54,10 +55,10 @@ class GraceWatch(Observer):
     Args:
         run: run that has been asked to stop.
         resumable: returns the position to resume from and a function that builds its state, as
-            `RunContext.within_grace` expects them.
+            `Run.within_grace` expects them.
     """
 
-    def __init__(self, run: RunContext, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
+    def __init__(self, run: Run, resumable: Callable[[], tuple[int, Callable[[], State]]]) -> None:
         self.run, self.resumable = run, resumable
 
     def on_progress(self, steps: int) -> None:

@@ -13,7 +13,6 @@ from llmrl.core.ram import need_memory
 from llmrl.core.records import Array, Observation, PolicyOutput, Step, on_host
 from llmrl.core.rollouts import Rollout
 from llmrl.core.spaces import EnvSpec
-from llmrl.core.summaries import Entropy
 from llmrl.core.text_array import TextArray, TextTable
 from llmrl.rollout.episode_accumulator import EpisodeAccumulator
 
@@ -55,7 +54,7 @@ class RolloutBuffer:
         self._reward_jacobian: Array | None = None
         self._terminated, self._truncated, self._first, self._ends = (np.zeros(shape[:2], dtype=bool) for _ in range(4))
         self._per_step = tuple(self.spec.per_step)
-        self._info = self._zeros((len(self.spec.rows), *shape[:2]))
+        self._info = self._zeros((len(self._per_step), *shape[:2]))
         continuous_actions = self.spec.continuous_actions
         self._action = (
             self._buffer("action", shape, torch.int64)
@@ -70,7 +69,6 @@ class RolloutBuffer:
             self._next_value.zero_()
         self._stored: dict[str, Any] = {}
         self._features: torch.Tensor | None = None
-        self._entropies = Entropies(self.spec, self._env_device)
         # The environment does not overwrite these tensors, and stacking them once at the end is faster.
         self._step_infos: list[Mapping[str, Any]] = []
 
@@ -95,7 +93,6 @@ class RolloutBuffer:
         if t == 0:
             self._state = state
         self._first[t] = fresh
-        self._entropies.add(observation, act)
         self._action[t] = act.action
         if not self._learn:
             return
@@ -128,7 +125,6 @@ class RolloutBuffer:
                 self._info[i, t] = step.info[name]
         else:
             self._step_infos.append(step.info)
-        self._entropies.write(self._info, self.played)
         self._ends[t] = (self._terminated[t] | self._truncated[t]) & ~waiting
         done: np.ndarray = self._ends[t] | waiting
         return done
@@ -153,7 +149,6 @@ class RolloutBuffer:
             state: state of the policy's memory after the last step.
         """
         n, info = self.played, self._info
-        self._entropies.write(info, n, rest=True)
         for i, name in enumerate(self._per_step):
             if self._step_infos:
                 step_values = [step_info[name] for step_info in self._step_infos]
@@ -181,7 +176,7 @@ class RolloutBuffer:
             truncated=self.tensor(self._truncated[:n]),
             episode_start=self.tensor(self._first[:n]),
             next_value=self._next_value[:n],
-            info=dict(zip(self._per_step, on_host(info[: len(self._per_step)]), strict=True)),
+            info=dict(zip(self._per_step, on_host(info), strict=True)),
             episodes=episodes,
             reward_jacobian=None if self._reward_jacobian is None else self.tensor(self._reward_jacobian[:n]),
             # A policy without an initial state starts from zeros.
@@ -234,76 +229,3 @@ def to_device(x: Any, device: torch.device) -> torch.Tensor:
     Memory that is not pinned is read before the call returns.
     """
     return torch.as_tensor(x).to(device, non_blocking=device.type == "cuda")
-
-
-MAX_CELLS = 2**18
-"""Maximum number of map cells that are processed together."""
-
-
-class Entropies:
-    """Values of the `Entropy` metrics of an environment, computed for many steps together.
-
-    They are NaN where the policy does not return its entropy.
-
-    Args:
-        spec: spec of the environment.
-        device: device of the environment's arrays; None: NumPy arrays.
-    """
-
-    def __init__(self, spec: EnvSpec, device: torch.device | None) -> None:
-        self._metrics = [metric for metric in spec.metrics.values() if isinstance(metric, Entropy)]
-        self._first = len(spec.per_step)
-        self._device = device or torch.device("cpu")
-        self._is_numpy = device is None
-        self._planes = {  # channel, plane of a cell, lowest and highest code
-            metric: (metric.channel, *spec.observation[metric.channel].planes[metric.plane])
-            for metric in self._metrics
-            if metric.channel is not None and metric.plane is not None
-        }
-        cells = sum(math.prod(spec.observation[channel].shape[:-1]) for channel, *_ in self._planes.values())
-        self._max_steps = max(1, MAX_CELLS // (spec.n_envs * spec.n_agents * max(1, cells)))
-        self._entropies: list[torch.Tensor | None] = []
-        self._views: dict[Entropy, torch.Tensor] = {}
-
-    def add(self, observation: Mapping[str, Any], act: PolicyOutput) -> None:
-        """Store the observed maps of a step, whose arrays may be overwritten later, and the policy's entropy."""
-        if not self._metrics:
-            return
-        for metric, (channel, number, _, _) in self._planes.items():
-            view = torch.as_tensor(observation[channel])[..., number]
-            if metric not in self._views:
-                self._views[metric] = view.new_empty((self._max_steps, *view.shape))
-            self._views[metric][len(self._entropies)] = view
-        self._entropies.append(act.entropy)
-
-    def write(self, info: Array, stop: int, rest: bool = False) -> None:
-        """Write the stored values into `info` [rows, T, n_envs], for the steps before `stop`.
-
-        This happens once enough steps are stored, or if `rest` is set.
-        """
-        n = len(self._entropies)
-        if not n or (n < self._max_steps and not rest):
-            return
-        entropies = [x for x in self._entropies if x is not None]
-        rows = info[self._first :, stop - n : stop]
-        self._entropies = []
-        if len(entropies) < n:
-            rows[:] = torch.nan
-            return
-        entropy = torch.stack(entropies).to(self._device, non_blocking=self._device.type == "cuda")
-        columns = [x for metric in self._metrics for x in self._parts(metric, entropy)]
-        rows[:] = torch.stack(columns).numpy() if self._is_numpy else torch.stack(columns)
-
-    def _parts(self, metric: Entropy, entropy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sum of `entropy` [n, n_envs, n_agents] over the agents that count, and their number.
-
-        Each has the shape [n, n_envs].
-        """
-        if metric not in self._planes:
-            return entropy.sum(-1), torch.full_like(entropy[..., 0], entropy.shape[-1])
-        *_, low, high = self._planes[metric]
-        view = self._views[metric][: len(entropy)].flatten(3)
-        # In place: on a CPU, comparing bytes into a new bool tensor takes ten times as long.
-        holds = view.eq_(low) if low == high else view.clone().ge_(low).mul_(view.le_(high))
-        counts = holds.sum(-1, dtype=torch.int32) > 0
-        return (entropy * counts).sum(-1), counts.sum(-1, dtype=entropy.dtype)

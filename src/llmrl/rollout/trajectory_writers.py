@@ -1,9 +1,8 @@
-"""Observers that write trajectories: the episodes of players."""
+"""Observers that write trajectories, the steps of played episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -234,23 +233,11 @@ class TrajectoryWriter(Observer):
         )
 
 
-WriterOf = Callable[[VecEnv], list[TrajectoryWriter]]
-"""Function that returns one writer or none for an environment, which has all games of a player or one."""
-
-
-@contextmanager
-def trajectory_observers(env: VecEnv, policy: Policy, folder: Path | None) -> Iterator[WriterOf]:
-    """Yield a factory of writers that store the episodes of `policy` in `folder`.
-
-    It takes `env` or single games of it, and returns no writers if `folder` is None.
-    """
-    if folder is None:
-        yield lambda env: []
-        return
-    episodes, text, games = PlayedEpisodes(env.spec), kept_text(env.spec, policy), env.spec.n_envs
-    episodes.open(folder)
-    yield lambda env: [TrajectoryWriter(env, text, episodes, games)]
-    episodes.close()
+def written_trajectories(env: VecEnv, policy: Policy, folder: Path) -> TrajectoryWriter:
+    """Return an observer that writes the episodes of `policy` in `env` into `folder`."""
+    writer = TrajectoryWriter(env, kept_text(env.spec, policy), games=env.spec.n_envs)
+    writer.episodes.open(folder)
+    return writer
 
 
 _FIELDS = (

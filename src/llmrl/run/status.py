@@ -32,7 +32,7 @@ class RunProgress:
     """The progress of a run: `done` of `total` in `unit`s; speed and time left are None until known.
 
     Attributes:
-        value: last objective or return (`ProgressDisplay.tell`); None until known.
+        value: last objective or return (`ProgressBar.show_result`); None until known.
         proposed: last proposal of a principal, in words; empty if there are no proposals.
     """
 

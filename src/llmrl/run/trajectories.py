@@ -38,11 +38,10 @@ class Trajectories:
         log_prob, value: log-probability of the action, and value estimate, [n] float32; NaN where there is none.
         reward, base_reward: reward with and without the mechanism, [n] float32.
         terminated, truncated: whether the step ended the episode, [n] bool.
-        episode: number of the episode in its run, [n] int64; -1 if its beginning was not recorded.
+        episode: number of the episode in its run, [n] int64.
         step: step of the episode, from 0, [n] int64.
         game, agent: index of the game and of the agent, [n] int64.
-        success: metric `success` of the whole episode, [n] float32; NaN where there is none, or the episode is not
-            over.
+        success: metric `success` of the whole episode, [n] float32; NaN where there is none.
         kind, mission: the environment's names of the episode's kind and mission, [n] texts; "" if it has none.
     """
 
@@ -119,8 +118,8 @@ class TrajectoryFiles:
                 "rerun=true, which moves the old content aside."
             )
 
-    def write(self, trajectories: Trajectories) -> Path:
-        """Write a file atomically, named by the next number, and return its path.
+    def write(self, trajectories: Trajectories) -> None:
+        """Write the next file atomically.
 
         Raises:
             RunFolderError: the file cannot be written.
@@ -133,7 +132,6 @@ class TrajectoryFiles:
         except OSError as error:
             raise RunFolderError(f"cannot write {path}: {describe_write_error(path, error)}") from error
         self._file_numbers.append(number)
-        return path
 
     def state_dict(self) -> State:
         """Return the numbers of the files written so far, for a checkpoint."""
@@ -155,16 +153,14 @@ def files(place: Path) -> list[Path]:
     paths = [path for path in folder.glob("*.npz") if path.stem.isdecimal()] if folder.is_dir() else []
     if not paths:
         raise RunFolderError(
-            f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true, "
-            "an evaluation with --trajectories"
+            f"{place} has no trajectories ({FOLDER}/<k>.npz): a run keeps them with play.trajectories=true, an "
+            "evaluation with --trajectories"
         )
     return sorted(paths, key=lambda path: int(path.stem))
 
 
 def read(place: Path | str) -> Trajectories:
     """Return all steps of the trajectory `files` of `place`, with one common table of texts.
-
-    If an episode spans several files, all its rows have its success.
 
     Raises:
         RunFolderError: there are no such files, or a file was not written by this module.
@@ -187,12 +183,7 @@ def concatenate(parts: Sequence[Trajectories]) -> Trajectories:
         new = np.array([*(places.setdefault(text, len(places)) for text in part.prompts), -1], dtype=np.int64)
         for name, column in columns.items():
             column.append(new[part.prompt] if name == "prompt" else getattr(part, name))
-    merged = Trajectories(list(places), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
-    has_success = ~np.isnan(merged.success) & (merged.episode >= 0)
-    success = dict(zip(merged.episode[has_success].tolist(), merged.success[has_success].tolist(), strict=True))
-    for row in np.flatnonzero(~has_success):
-        merged.success[row] = success.get(int(merged.episode[row]), np.nan)
-    return merged
+    return Trajectories(list(places), parts[0].action_names, **{n: np.concatenate(c) for n, c in columns.items()})
 
 
 def _arrays(trajectories: Trajectories) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def check_equal(first, second):
         pytest.param("seq2seq", (), marks=pytest.mark.long),
         pytest.param("causal", ("agent.tune=lora", "agent.kl_coefficient=0.1"), marks=pytest.mark.long),
     ],
-    ids=["anchor", "causal", "seq2seq", "lora"],
+    ids=["kl", "plain", "seq2seq", "lora"],
 )
 def test_two_processes_match_single_process(tmp_path, models, kind, algorithm):
     overrides = (*PPO, f"llm=local_scorer_{kind}", f"llm.model={models[kind]}", "llm.batch_tokens=300", *algorithm)

@@ -20,8 +20,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.networks.memo import Memo
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 from models import seq2seq_scorer
 from ppo_settings import PLAIN
 

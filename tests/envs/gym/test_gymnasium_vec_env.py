@@ -9,8 +9,7 @@ from llmrl.agents.random_agent import RandomPolicy
 from llmrl.core.errors import ConfigError, EngineError
 from llmrl.core.records import PolicyOutput
 from llmrl.core.seeding import Seeds
-from llmrl.rollout.collector import Collector
-from llmrl.rollout.evaluate_policy import evaluate_policy
+from llmrl.rollout.collector import Collector, evaluate_policy
 
 
 def games(name="CartPole-v1", **kwargs):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,7 @@ from llmrl.core.protocols import VecEnv
 from llmrl.core.records import Observation, PolicyOutput, on_host
 from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
-from llmrl.core.summaries import Entropy
 from llmrl.envs.mechanisms import BracketedTax, Incentives
-from llmrl.envs.substrate.grid_text import CONTENTS
-from llmrl.rollout import rollout_buffer
 from llmrl.rollout.collector import Collector
 from native_games import flat, native
 from some import some
@@ -29,27 +25,20 @@ MAPS = {"cleanup": "WWWWWWW\nWHFHHHW\nWP P PW\nWBBBBBW\nWWWWWWW\n", "harvest": S
 
 
 class Wanderers:
-    """Players who walk, turn and clean at random, report some entropy, and record the objects and players in view."""
+    """Players who walk, turn and clean at random."""
 
     channels = ("grid",)
 
-    def __init__(self, n_actions: int, tells: bool = True) -> None:
-        self.rng, self.tells = np.random.default_rng(0), tells
+    def __init__(self, n_actions: int) -> None:
+        self.rng = np.random.default_rng(0)
         self.likely = np.array([1, 1, 3, 4, 5, 6, n_actions - 1])
-        self.saw_apple: list[np.ndarray] = []
-        self.saw_player: list[np.ndarray] = []  # who saw another player
-        self.entropy: list[np.ndarray] = []
         self.steps: list[dict[str, np.ndarray]] = []
 
     def act(
         self, observation: dict[str, Any], state: Any = None, generator: Any = None, greedy: bool = False
     ) -> PolicyOutput:
-        cells = on_host(observation["grid"])[..., 0]
-        self.saw_apple.append((cells == CONTENTS.index("apple")).any((-1, -2)))
-        self.saw_player.append((on_host(observation["grid"])[..., 1] > 1).any((-1, -2)))
-        self.entropy.append(self.rng.random(cells.shape[:2], dtype=np.float32))
-        entropies = torch.from_numpy(self.entropy[-1].copy()) if self.tells else None
-        return PolicyOutput(torch.from_numpy(self.rng.choice(self.likely, size=cells.shape[:2])), entropy=entropies)
+        shape = on_host(observation["grid"]).shape[:2]
+        return PolicyOutput(torch.from_numpy(self.rng.choice(self.likely, size=shape)))
 
     def values(self, observation: dict[str, Any], state: Any = None) -> torch.Tensor:
         raise AssertionError("nobody learns")
@@ -93,9 +82,7 @@ def play(env: VecEnv, players: Wanderers, steps: int = HORIZON) -> list[Episode]
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("substrate", some(["cleanup"], ["cleanup", "harvest"]))
-@pytest.mark.parametrize("n_envs", [rollout_buffer.MAX_CELLS, 121 * 2 * 3 * 7])
-def test_metrics_match_definitions(engine: str, substrate: str, n_envs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_buffer, "MAX_CELLS", n_envs)
+def test_metrics_match_definitions(engine: str, substrate: str) -> None:
     env = game(engine, substrate)
     players = Wanderers(env.spec.n_actions)
     episodes = play(env, players)
@@ -113,10 +100,6 @@ def test_metrics_match_definitions(engine: str, substrate: str, n_envs: int, mon
     says("mean_eating_step", (apples_eaten * np.arange(1, HORIZON + 1)[:, None]).sum(0), apples_eaten.sum(0))
     for k, quarter in enumerate(np.split(live, 4)):
         np.testing.assert_allclose(metrics[f"apples_live_quarter_{k + 1}"], quarter.mean(0))
-    entropy, apples_seen = np.stack(players.entropy), np.stack(players.saw_apple)
-    assert 0 < apples_seen.mean() < 1
-    says("entropy", entropy.sum((0, 2)), np.full(len(episodes), entropy[:, 0].size))
-    says("entropy_apple_in_view", (entropy * apples_seen).sum((0, 2)), apples_seen.sum((0, 2)))
     if substrate == "cleanup":
         shots = info["cleaning_shots"].sum(0)
         assert (shots > 0).any()
@@ -146,43 +129,18 @@ def test_engines_agree_on_metrics(substrate: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_empty_episodes_give_nan(engine: str) -> None:
-    """Use a world without apples or shots, and an unknown entropy."""
+    """Use a world without apples or shots."""
     env = game(engine, "cleanup", map="WWWWWWW\nWFFFHHW\nWP P PW\nW B   W\nWWWWWWW\n", horizon=8)
-    players = Wanderers(env.spec.n_actions, tells=False)
+    players = Wanderers(env.spec.n_actions)
     players.likely = np.array([0])
     for episode in play(env, players, 8):
         silent = {name for name, x in episode.summaries.items() if np.isnan(x)}
         yields = {"apples_per_shot", "cells_per_shot"}
-        assert silent == {"mean_eating_step", *yields, "entropy", "entropy_apple_in_view"}
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_entropy_is_nan_with_no_visible_apples(engine: str) -> None:
-    env = game(engine, "cleanup", map="WWWWWWW\nWFFFHHW\nWP P PW\nW B   W\nWWWWWWW\n", horizon=8)
-    players = Wanderers(env.spec.n_actions)
-    players.likely = np.array([0])
-    for episode in play(env, players, 8):
-        assert np.isnan(episode.summaries["entropy_apple_in_view"])
-        assert episode.summaries["entropy"] == pytest.approx(np.stack(players.entropy)[:, episode.game].mean())
-
-
-def test_additional_view_facts_are_available() -> None:
-    """Combine several codes: another player is in view."""
-    env = game("native", "harvest")
-    requests: dict[str, Any] = {"met": Entropy("grid", "others"), "saw": Entropy("grid", "apple")}
-    env.spec = replace(env.spec, metrics={**env.spec.per_step, **requests})
-    players = Wanderers(env.spec.n_actions)
-    for episode in play(env, players):
-        entropy = np.stack(players.entropy)[:, episode.game]
-        for name, flags in (("met", players.saw_player), ("saw", players.saw_apple)):
-            counts = np.stack(flags)[:, episode.game]
-            assert 0 < counts.mean() < 1
-            assert episode.summaries[name] == pytest.approx(entropy[counts].mean(), rel=1e-5)
+        assert silent == {"mean_eating_step", *yields}
 
 
 def test_omits_unknown_metrics() -> None:
     metrics = game("native", "harvest", observe=["vector"], horizon=None).spec.metrics
-    assert "entropy" in metrics and "entropy_apple_in_view" not in metrics
     assert not [name for name in metrics if "quarter" in name]
 
 

@@ -13,7 +13,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
-from llmrl.finetuning.reward_function import RewardFunction
+from llmrl.finetuning.rewards import RewardFunction
 from llmrl.finetuning.search_task import SearchTask
 from llmrl.llms.call_log import FILE_NAME as LEDGER
 from llmrl.llms.call_log import read_calls

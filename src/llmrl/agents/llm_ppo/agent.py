@@ -157,9 +157,10 @@ class LanguagePPOAgent:
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
-        if self.tune == "lora" and self.policy.network.processes.is_main:
-            language = self.policy.network.language
-            write_adapter(language, adapter_weights(language), self._lora, folder, self._model, self._revision)
+        network = self.policy.network
+        if self.tune == "lora" and network.processes.is_main:
+            weights = adapter_weights(network.language)
+            write_adapter(network.language, weights, self._lora, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
         """Return a description of the policy, what is trained, and numbers of parameters."""
@@ -203,9 +204,9 @@ class LanguagePPOAgent:
 
     def _load(self, weights: dict[str, torch.Tensor], source: str) -> None:
         """Copy `weights` into the policy; raise ConfigError if names or shapes differ."""
-        local_weights = self._weights()
-        differences = sorted(set(local_weights) ^ set(weights)) or [
-            n for n, x in weights.items() if x.shape != local_weights[n].shape
+        own_weights = self._weights()
+        differences = sorted(set(own_weights) ^ set(weights)) or [
+            n for n, x in weights.items() if x.shape != own_weights[n].shape
         ]
         if differences:
             raise ConfigError(
@@ -214,7 +215,7 @@ class LanguagePPOAgent:
             )
         with torch.no_grad():
             for name, x in weights.items():
-                local_weights[name].copy_(x)
+                own_weights[name].copy_(x)
 
     def _load_initial_weights(self, run: Path) -> None:
         """Load the initial weights from the newest checkpoint of another run."""

@@ -252,8 +252,8 @@ class LanguagePolicy(nn.Module):
         """Sample actions [n_envs, n_agents] with their log-probabilities and values."""
         logits, value = self._evaluate(observation)
         action = logits.argmax(-1) if greedy else categorical.sample(logits, generator)
-        log_prob, entropy = categorical.log_prob_entropy(logits, action)
-        return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits, entropy=entropy)
+        log_prob, _ = categorical.log_prob_entropy(logits, action)
+        return PolicyOutput(action=action, log_prob=log_prob, value=value, logits=logits)
 
     @torch.no_grad()
     def values(self, observation: dict[str, Any], state: torch.Tensor | None = None) -> torch.Tensor:

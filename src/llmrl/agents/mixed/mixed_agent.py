@@ -12,12 +12,12 @@ import torch
 from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy, slice_rollout
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.learner_protocols import NeedsSteps, RecordsEpisodes
-from llmrl.core.part_factory import PartFactory
 from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, Teacher
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
+from llmrl.core.services import PartFactory
 from llmrl.core.spaces import EnvSpec
 
 

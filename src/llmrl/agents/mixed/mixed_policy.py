@@ -36,8 +36,7 @@ class MixedPolicy:
     """Policy of a society whose players are of several kinds.
 
     Every kind observes the channels that it reads, of its own players. Kinds draw from one random stream, one after the
-    other. Outputs that a kind does not have (such as log-probabilities of a chat model) are zeros, and its entropy is
-    NaN.
+    other. Outputs that a kind does not have (such as log-probabilities of a chat model) are zeros.
 
     Args:
         parts: the kinds; together they fill every seat once.
@@ -110,7 +109,6 @@ class MixedPolicy:
             features=self._merge([act.features for act in acts]),
             state=self._merge([act.state for act in acts]),
             logits=self._merge([act.logits for act in acts]),
-            entropy=self._merge([act.entropy for act in acts], blank=float("nan")),
             notes=self._notes([act.notes for act in acts]),
         )
 
@@ -139,10 +137,10 @@ class MixedPolicy:
         assert tensor is not None
         return tensor
 
-    def _merge(self, tensors: Sequence[torch.Tensor | None], blank: float = 0.0) -> torch.Tensor | None:
+    def _merge(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
         """Merge the kinds' tensors into one, [n_envs, n_agents, ...]; None if no kind has one.
 
-        Kinds without a tensor get `blank`, and narrower tensors are padded with it.
+        Kinds without a tensor get zeros, and narrower tensors are padded with zeros.
         """
         present = [x for x in tensors if x is not None]
         if not present:
@@ -150,13 +148,13 @@ class MixedPolicy:
         first = present[0]
         widths = [x.shape[-1] for x in present if x.dim() > 2]
         shape = (first.shape[0], self.n_agents, *([max(widths)] if widths else []))
-        output = torch.full(shape, blank, dtype=first.dtype, device=first.device)
+        output = torch.zeros(shape, dtype=first.dtype, device=first.device)
         for part, x in zip(self.parts, tensors, strict=True):
             if x is None:
                 continue
             tensor = x.to(first.device)
             if widths and tensor.shape[-1] < max(widths):
-                tensor = functional.pad(tensor, (0, max(widths) - tensor.shape[-1]), value=blank)
+                tensor = functional.pad(tensor, (0, max(widths) - tensor.shape[-1]))
             output[:, list(part.seats)] = tensor
         return output
 

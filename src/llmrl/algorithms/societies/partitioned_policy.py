@@ -87,7 +87,6 @@ class PartitionedPolicy:
             features=_concatenate([act.features for act in acts]),
             state=_concatenate([act.state for act in acts]),
             logits=_concatenate([act.logits for act in acts]),
-            entropy=_concatenate([act.entropy for act in acts]),
             notes=[row for act in acts for row in act.notes or ()] if all(act.notes for act in acts) else None,
         )
 
@@ -198,10 +197,10 @@ class StackedPolicies:
             action = actions.mode(outputs)
         else:
             action = actions.choose(outputs, self._uniform(outputs, actions.n_draws, generators))
-        log_prob, entropy = actions.log_prob_entropy(outputs, action)
+        log_prob, _ = actions.log_prob_entropy(outputs, action)
         core_features = features if self.policies[0].core_frozen else None
         logits = outputs if actions.logits else None
-        return PolicyOutput(action, log_prob, value, core_features, logits=logits, entropy=entropy)
+        return PolicyOutput(action, log_prob, value, core_features, logits=logits)
 
     @torch.inference_mode()
     def values(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:

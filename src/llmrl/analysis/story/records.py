@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.core.errors import RunFolderError
-from llmrl.core.run_context import Kind
+from llmrl.core.metric_kinds import Kind
 from llmrl.run.metrics import FILE_NAME, read_metrics
 
 

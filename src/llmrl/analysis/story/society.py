@@ -8,7 +8,7 @@ import numpy as np
 
 from llmrl.analysis.story.means import UNKNOWN, Estimate, bars, estimate_text, mean_over_runs, number_form
 from llmrl.analysis.story.records import read_rows
-from llmrl.core.run_context import Kind
+from llmrl.core.metric_kinds import Kind
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
 from llmrl.results.table_format import ReportTable
@@ -29,7 +29,7 @@ _PLACES: tuple[tuple[Kind, str], ...] = (("proposal", "validation/"), ("evaluati
 _SHOWN_ELSEWHERE = frozenset({"return", "base_return", "length", "success", "objective"})
 """Metrics that other tables have."""
 _PREFERRED = ("apples_eaten", "cells_cleaned", "cleaning_shots", "zaps", "dirt", "apples_live", "apples_per_shot")
-_DETAILS = ("entropy", "quarter")
+_DETAILS = ("quarter",)
 
 
 def informative_metrics(rows: Sequence[Mapping[str, float]]) -> list[str]:

@@ -27,13 +27,9 @@ class ReplayableEnv(ABC):
     Args:
         n_envs: games.
         stream: the seed that episodes are seeded from until a reset brings another.
-
-    Attributes:
-        place: (i, n): the first game is seeded as game i of n (`llmrl.loops.independent_games.OneGame`).
     """
 
     spec: EnvSpec
-    place = (0, 1)
 
     def __init__(self, n_envs: int, stream: int) -> None:
         self._streams = [stream]  # one for each equal group of games
@@ -91,7 +87,7 @@ class ReplayableEnv(ABC):
         seed_trees, games_per_stream = [Seeds(stream) for stream in self._streams], n // len(self._streams)
         games_per_group = n // self._groups if len(seed_trees) == 1 else games_per_stream
         for i in np.flatnonzero(reset_mask).tolist():
-            index = self.place[0] + i % games_per_stream % games_per_group
+            index = i % games_per_stream % games_per_group
             self._seeds[i] = seed_trees[i // games_per_stream].child(index).integer(int(self._episode_counts[i]))
         self._drop_records(reset_mask)
         if self._next_seeds is not None:

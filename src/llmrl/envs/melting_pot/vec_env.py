@@ -22,7 +22,6 @@ from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, des
 from llmrl.envs.substrate.grid_text import observation_text
 from llmrl.envs.substrate.maps import find
 from llmrl.envs.substrate.memory_layout import CENSUS, MemoryLayout
-from llmrl.envs.substrate.sprites import agent_colors
 from llmrl.envs.substrate.substrate_rules import SUBSTRATES, check_n_agents
 
 
@@ -44,15 +43,10 @@ class MeltingPotEnv:
         seeds: stream from which episodes draw their seeds.
         render: whether `render` works; this costs a frame of the world at each step.
 
-    Attributes:
-        place: (i, n): the first game is seeded as game i of n (`llmrl.loops.independent_games.OneGame`).
-
     Raises:
         EngineError: the engine is not installed or cannot run on this machine; in later calls: a game died.
         ConfigError: settings that the substrate does not support.
     """
-
-    place = (0, 1)
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, render: bool = False) -> None:
         install.check()
@@ -242,11 +236,6 @@ class MeltingPotEnv:
             raise ConfigError(f"{self.spec.name} has no frame to show; {remedy}")
         return np.array(self._arrays["world"][index])
 
-    def agent_colors(self) -> NDArray[np.uint8]:
-        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
-        game = self._init_args[0]
-        return agent_colors(game.substrate, game.n_agents, "melting_pot")
-
     def state_dict(self) -> State:
         """Return the number of episodes that each game has begun, so that a resumed run continues with new seeds.
 
@@ -271,7 +260,7 @@ class MeltingPotEnv:
         games = self.spec.n_envs // len(roots)  # number of games that share a root
         group_size = games if len(roots) > 1 else self._group_size
         return [
-            roots[slot // games].child(f"game{self.place[0] + slot % group_size}").integer(int(count))
+            roots[slot // games].child(f"game{slot % group_size}").integer(int(count))
             for slot, count in enumerate(self._episodes)
         ]
 

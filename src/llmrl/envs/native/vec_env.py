@@ -31,7 +31,7 @@ from llmrl.envs.native.observations import ObservationBuilder
 from llmrl.envs.native.state import State
 from llmrl.envs.substrate.env_spec import SubstrateSettings, check_settings, describe
 from llmrl.envs.substrate.maps import find
-from llmrl.envs.substrate.sprites import Source, agent_colors
+from llmrl.envs.substrate.sprites import Source
 from llmrl.envs.substrate.substrate_rules import FIRST_END, SUBSTRATES
 
 
@@ -50,16 +50,11 @@ class NativeEnv:
         device: torch device of all state and observations.
         tiles: sprites for `pixels` and videos; `auto`: those of Melting Pot if it is installed.
 
-    Attributes:
-        place: (i, n): the first game draws the numbers of game i of n (`llmrl.loops.independent_games.OneGame`).
-
     Raises:
         ConfigError: settings that the game does not support, too little memory for the games, or a GPU without the
             packages to play on it.
         EngineError: the map or the sprites of Melting Pot are requested, and it is not installed.
     """
-
-    place = (0, 1)
 
     def __init__(self, game: SubstrateSettings, seeds: Seeds, device: str = "cpu", tiles: Source = "auto") -> None:
         self._init_args = (game, seeds, device, tiles)
@@ -122,7 +117,7 @@ class NativeEnv:
         roots = self._roots or [_root(self._seeds)]
         group_size = self._group_size if len(roots) == 1 else self.spec.n_envs // len(roots)
         sources = np.repeat(np.array(roots, dtype=np.int64), self.spec.n_envs // len(roots))
-        keys = game_keys(sources, self.place[0] + np.arange(self.spec.n_envs) % group_size, self._episodes)
+        keys = game_keys(sources, np.arange(self.spec.n_envs) % group_size, self._episodes)
         self._keys[games] = keys[games]
         self._episodes[games] += 1
         self._clock.begin(games)
@@ -189,11 +184,6 @@ class NativeEnv:
     def render_players(self, index: int = 0) -> NDArray[np.uint8]:
         """Return frames of the views of all players of game `index`, [n_agents, 88, 88, 3] uint8, for any `observe`."""
         return self.observer.players(self._current_batch(), index)
-
-    def agent_colors(self) -> NDArray[np.uint8]:
-        """Return the color of each player in frames of the world, [n_agents, 3] uint8."""
-        game, _, _, tiles = self._init_args
-        return agent_colors(game.substrate, game.n_agents, tiles)
 
     def state_dict(self) -> SavedState:
         state = self._state

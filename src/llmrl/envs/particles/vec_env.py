@@ -37,15 +37,11 @@ class ParticlesEnv(ForkableFields):
         horizon: steps per episode; a step is 0.1 seconds of the world.
         engine: `batched`, arrays of all games at once; or `mpe2`, the objects of that package, one after the other.
             Both play the same games from the same seed, equal up to rounding.
-
-    Attributes:
-        place: (i, n): the first game starts as game i of n does (`llmrl.loops.independent_games.OneGame`).
     """
 
     _state_fields = ("_rngs", "world", "_started", "_time", "_ended")
 
     spec: EnvSpec
-    place = (0, 1)
 
     def __init__(
         self,
@@ -113,10 +109,10 @@ class ParticlesEnv(ForkableFields):
 
     def _starts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return positions [n_envs, E, 2] and goals [n_envs, G] of new games."""
-        (start, total), groups = self.place, len(self._rngs)
+        groups = len(self._rngs)
         size = self.spec.games_per_group(groups if groups > 1 else self._groups)
-        draws = [self._scenario.draw(rng, max(total, size)) for rng in self._rngs]
-        position, goal = (np.concatenate([draw[i][start : start + size] for draw in draws]) for i in range(2))
+        draws = [self._scenario.draw(rng, size) for rng in self._rngs]
+        position, goal = (np.concatenate([draw[i] for draw in draws]) for i in range(2))
         copies = self.spec.n_envs // len(position)
         return np.tile(position, (copies, 1, 1)), np.tile(goal, (copies, 1))
 

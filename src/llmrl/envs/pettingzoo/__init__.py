@@ -1,1 +1,1 @@
-"""Worlds of PettingZoo, whose agents act together or take turns, and of OpenSpiel."""
+"""Worlds of PettingZoo, whose agents act together or take turns, and games of OpenSpiel and TextArena."""

@@ -24,7 +24,7 @@ _BUILTIN = re.compile(r"pettingzoo\.(atari|butterfly|classic|sisl)\.\w+_v\d+|mpe
 """Modules of PettingZoo's own worlds: they belong to installed packages that llmrl requires, so they are trusted."""
 _CONVERTERS = "pettingzoo.utils.conversions"
 """Module that defines the functions returned by `parallel_wrapper_fn(env)` and similar converters."""
-_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel")
+_WORLDS_EXTRA = ("pygame", "pymunk", "shimmy", "pyspiel", "textarena", "websockets")
 """Packages that the extra `worlds` of llmrl installs."""
 
 
@@ -60,13 +60,19 @@ class WorldFactory:
             ConfigError: an unknown module, function or game, a module that is not trusted, a missing package, an
                 invalid argument, a world that cannot be rendered, or an object that is not a world.
         """
-        if self.library == "openspiel":
+        if self.library != "pettingzoo":
             if render:
                 raise ConfigError(
-                    f"{self.id}: games of OpenSpiel cannot be rendered; use play.videos=0 and env.render=false"
+                    f"{self.id}: games of {self.library} cannot be rendered; use play.videos=0 and env.render=false"
                 )
+            if self.library == "openspiel":
+                return openspiel_game(self.id, self.kwargs)
+            if self.library == "textarena":
+                from llmrl.envs.pettingzoo.textarena_world import TextArenaWorld as World
+            else:
+                from llmrl.envs.pettingzoo.openenv_world import OpenEnvWorld as World  # type: ignore[assignment]
 
-            return openspiel_game(self.id, self.kwargs)
+            return self._call(World, {"id": self.id})
         function = self._function()
         world = self._call(function, {})
         if not callable(getattr(world, "observation_space", None)) or not hasattr(world, "possible_agents"):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from llmrl.core.ranges import PositiveInt
 
-Library = Literal["pettingzoo", "openspiel"]
+Library = Literal["pettingzoo", "openspiel", "textarena", "openenv"]
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,13 @@ class DraftDescriber:
             step_limit_text(agent_env),
         )
         observation_fields = (("state", "what you know of the game"),) if has_text else field_descriptions(fields)
-        self.game = EnvDescription(goal, observation_fields, draft_actions(agent_env.action_space))
+        names = getattr(agent_env.env, "action_names", None)
+        actions = (
+            draft_actions(agent_env.action_space)
+            if names is None
+            else tuple((name, f"the move [{name}]") for name in names)
+        )
+        self.game = EnvDescription(goal, observation_fields, actions)
 
     def describe(self, observation: Any, info: Mapping[str, Any]) -> str:
         """Return the named values as a JSON object."""

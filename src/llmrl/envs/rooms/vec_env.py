@@ -53,9 +53,6 @@ class RoomsEnv(ForkableFields):
         horizon: steps per episode; None: the task's default.
         observe: channels that agents observe.
 
-    Attributes:
-        place: (i, n): the first game has the layouts of game i of n (`llmrl.loops.independent_games.OneGame`).
-
     Raises:
         ConfigError: a view size that is even or out of range, no channel, or a repeated one.
     """
@@ -63,7 +60,6 @@ class RoomsEnv(ForkableFields):
     _state_fields = ("_world", "_map", "_roots", "_groups", "_drawn", "_terminated", "_truncated")
 
     spec: EnvSpec
-    place = (0, 1)
 
     def __init__(
         self,
@@ -127,8 +123,7 @@ class RoomsEnv(ForkableFields):
         games_per_root = self.spec.games_per_group(len(streams))  # number of games that share a root
         group_size = games_per_root if len(streams) > 1 else n_envs // self._groups
         numbers = [
-            streams[game // games_per_root].child(self.place[0] + game % group_size).numpy(int(self._drawn[game]))
-            for game in games
+            streams[game // games_per_root].child(game % group_size).numpy(int(self._drawn[game])) for game in games
         ]
         self._world.begin(games, [self._task.sample_layout(rng) for rng in numbers])
         self._drawn[indices] += 1

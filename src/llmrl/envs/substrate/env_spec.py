@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.spaces import Aggregate, Channel, EnvSpec
-from llmrl.core.summaries import Derived, Entropy, MeanStep, Ratio, quarters
+from llmrl.core.summaries import Derived, MeanStep, Ratio, quarters
 from llmrl.envs.mechanisms import RAW_REWARD, Mechanism
 from llmrl.envs.substrate.grid_text import game_text, grid_codes, grid_planes
 from llmrl.envs.substrate.memory_layout import CELLS, PIXELS, VECTOR
@@ -127,7 +127,7 @@ def describe(
         action_names=names,
         horizon=horizon,
         mechanism=None if mechanism is None else mechanism.spec,
-        metrics=_metrics(substrate, channels, mechanism, horizon),
+        metrics=_metrics(substrate, mechanism, horizon),
         details=() if mechanism is None else mechanism.details,
         has_reward_jacobian=mechanism is not None,
         deterministic=engine == "native",
@@ -142,7 +142,7 @@ def describe(
 
 
 def _metrics(
-    substrate: SubstrateName, channels: Sequence[str], mechanism: Mechanism | None, horizon: int | None
+    substrate: SubstrateName, mechanism: Mechanism | None, horizon: int | None
 ) -> dict[str, Aggregate | Derived]:
     """Return the metrics of an episode; those of its quarters only if there is a horizon."""
     metrics: dict[str, Aggregate | Derived] = {"apples_live": "last"}
@@ -153,9 +153,6 @@ def _metrics(
         metrics |= {"apples_regrown": "sum", "cells_cleaned": "sum", "cleaning_shots": "sum", "dirt": "last"}
         metrics |= {name: Ratio(numerator, "cleaning_shots") for name, numerator in _RATIO_NUMERATORS.items()}
     metrics |= {} if mechanism is None else mechanism.metrics
-    metrics["entropy"] = Entropy()
-    if "grid" in channels:
-        metrics["entropy_apple_in_view"] = Entropy("grid", "apple")
     return metrics
 
 

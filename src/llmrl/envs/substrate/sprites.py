@@ -57,19 +57,6 @@ def load(substrate: SubstrateName, n_agents: int, source: Source) -> SpriteSet:
     return _melting_pot_sprites(substrate, n_agents)
 
 
-def agent_colors(substrate: SubstrateName, n_agents: int, source: Source) -> Sprite:
-    """Return the color of each player in frames of the world, [n_agents, 3]: the most frequent color of its sprite.
-
-    Raises:
-        ConfigError, EngineError: see `load`.
-    """
-    dominant = []
-    for sprite in load(substrate, n_agents, source).avatars[:, 2].reshape(n_agents, -1, 4):
-        kinds, counts = np.unique(sprite[sprite[:, 3] == 255, :3], axis=0, return_counts=True)
-        dominant.append(kinds[counts.argmax()])
-    return np.array(dominant, np.uint8)
-
-
 def resolve(source: Source) -> Source:
     """Return the source that `auto` stands for on this machine; any other source unchanged."""
     if source != "auto":

@@ -1,0 +1,211 @@
+"""Environments as a server with the protocol of OpenEnv; each session is one game.
+
+The package `openenv` needs an older Pillow than the extras of llmrl, so it is none of them (docs/with_other_tools.md).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import Field
+
+from llmrl.core.errors import ConfigError
+from llmrl.core.records import on_host
+
+try:
+    from openenv.core.env_server import Action, ConcurrencyConfig, Environment, Observation, State, create_fastapi_app
+    from openenv.core.env_server.types import EnvironmentMetadata
+except ModuleNotFoundError as error:
+    raise ConfigError(
+        f"llmrl-serve needs the package {error.name}, which is not installed: pip install openenv (it needs pillow<13, "
+        "so use another virtual environment; docs/with_other_tools.md)"
+    ) from error
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from llmrl.core.protocols import VecEnv
+    from llmrl.core.spaces import EnvSpec
+
+
+class AgentActions(Action):
+    """Actions of all agents in one step: for each agent an index, the numbers of its action, or the action's name."""
+
+    actions: dict[str, int | list[float] | str] = Field(description="action of each agent, by agent id")
+
+
+class AgentObservations(Observation):
+    """Observations of all agents; `reward` is the mean reward of the agents.
+
+    Attributes:
+        observations: channels of each agent as nested lists or texts, by agent id.
+        rewards: rewards of the last step, by agent id; empty after a reset.
+        base_rewards: rewards before the mechanism.
+        metrics: metrics of the last step.
+        mechanism: values of the mechanism in force, by name.
+        terminated, truncated: how the episode ended.
+    """
+
+    observations: dict[str, dict[str, Any]]
+    rewards: dict[str, float] = Field(default_factory=dict)
+    base_rewards: dict[str, float] = Field(default_factory=dict)
+    metrics: dict[str, float] = Field(default_factory=dict)
+    mechanism: dict[str, float] = Field(default_factory=dict)
+    terminated: bool = False
+    truncated: bool = False
+
+
+class EpisodeState(State):
+    """State of a session: the episode, its steps, the agents, and the mechanism in force."""
+
+    agents: list[str] = Field(default_factory=list)
+    mechanism: dict[str, float] = Field(default_factory=dict)
+
+
+class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeState]):  # type: ignore[misc]
+    """One game of a `VecEnv` as an environment of OpenEnv.
+
+    Args:
+        env: environment with one game; it is closed with the session.
+        mechanism: values that are imposed on every episode, [d]; None: the environment's initial ones.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, env: VecEnv, mechanism: np.ndarray | None = None) -> None:
+        super().__init__()
+        self._env, self._spec = env, env.spec
+        names = list(self._spec.agent_names)
+        self._agents = names if len(set(names)) == self._spec.n_agents else _numbered(self._spec.n_agents)
+        self._mechanism: dict[str, float] = {}
+        if mechanism is not None:
+            env.set_mechanism(mechanism)
+        if self._spec.mechanism is not None:
+            values = self._spec.mechanism.neutral if mechanism is None else mechanism
+            self._mechanism = dict(zip(self._spec.mechanism.names, map(float, values), strict=True))
+        self._state = EpisodeState(agents=self._agents, mechanism=self._mechanism)
+
+    def reset(self, seed: int | None = None, episode_id: str | None = None, **options: Any) -> AgentObservations:
+        """Start an episode.
+
+        Args:
+            seed: seed of the episode; None: the next episode of this session.
+            episode_id: id of the episode; None: a random one.
+            options: `context`, an index into `EnvSpec.contexts`.
+
+        Raises:
+            ValueError: another option.
+        """
+        if unknown := set(options) - {"context"}:
+            raise ValueError(f"reset has no option {', '.join(sorted(unknown))}; it has seed, episode_id and context")
+        if "context" in options:
+            self._env.set_context(int(options["context"]))
+        observation = self._env.reset(seed=seed)
+        self._state.episode_id = episode_id or uuid.uuid4().hex
+        self._state.step_count = 0
+        return AgentObservations(observations=self._by_agent(observation), mechanism=self._mechanism)
+
+    def step(self, action: AgentActions, timeout_s: float | None = None, **_: Any) -> AgentObservations:
+        """Take one action for each agent.
+
+        Raises:
+            ValueError: the episode has not begun, agents are missing or unknown, or there is no such action.
+        """
+        if self._state.episode_id is None:
+            raise ValueError("no episode has begun; call reset first")
+        if set(action.actions) != set(self._agents):
+            raise ValueError(f"actions must name each of {', '.join(self._agents)} once, got {sorted(action.actions)}")
+        actions = [_parse_action(action.actions[agent], self._spec) for agent in self._agents]
+        step = self._env.step(np.array([actions]))
+        self._state.step_count += 1
+        rewards, base_rewards = (
+            dict(zip(self._agents, np.asarray(on_host(x[0]), dtype=np.float64).tolist(), strict=True))
+            for x in (step.reward, step.base_reward)
+        )
+        terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        return AgentObservations(
+            observations=self._by_agent(step.observation),
+            rewards=rewards,
+            base_rewards=base_rewards,
+            metrics={name: float(on_host(value)[0]) for name, value in step.info.items()},
+            mechanism=self._mechanism,
+            terminated=terminated,
+            truncated=truncated,
+            done=terminated or truncated,
+            reward=sum(rewards.values()) / len(rewards),
+        )
+
+    @property
+    def state(self) -> EpisodeState:
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        from llmrl import __version__
+
+        text = self._spec.text
+        actions = ", ".join(self._spec.action_names or self._spec.continuous_action_names)
+        description = f"{'' if text is None else text.goal} Agents: {', '.join(self._agents)}. Actions: {actions}."
+        return EnvironmentMetadata(name=self._spec.name, description=description.strip(), version=__version__)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _by_agent(self, observation: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        return {
+            agent: {name: _plain(value[0, i]) for name, value in observation.items()}
+            for i, agent in enumerate(self._agents)
+        }
+
+
+def make_app(
+    make: Callable[[], VecEnv], mechanism: np.ndarray | None, max_sessions: int, session_timeout_s: float | None
+) -> FastAPI:
+    """Return the server application.
+
+    Args:
+        make: function that makes an environment with one game; called for each session.
+        mechanism: values that are imposed on every episode, [d]; None: those of the environment.
+        max_sessions: maximum number of sessions at a time; further ones are refused.
+        session_timeout_s: seconds after which an idle session is closed; None: never.
+    """
+    limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=session_timeout_s)
+    return create_fastapi_app(
+        lambda: ServedEnvironment(make(), mechanism),
+        AgentActions,
+        AgentObservations,
+        concurrency_config=limits,
+        state_cls=EpisodeState,
+    )
+
+
+def _numbered(n_agents: int) -> list[str]:
+    return [f"player_{i}" for i in range(n_agents)]
+
+
+def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
+    """Return an action in the form of a `VecEnv`.
+
+    Raises:
+        ValueError: there is no such action.
+    """
+    numbers = spec.continuous_actions
+    if numbers is not None:
+        if not isinstance(action, list) or len(action) != numbers.dim:
+            raise ValueError(f"an action must be a list of {numbers.kind}, got {action!r}")
+        return action
+    if isinstance(action, str) and action in spec.action_names:
+        return spec.action_names.index(action)
+    if not isinstance(action, int) or not 0 <= action < spec.n_actions:
+        raise ValueError(
+            f"an action must be an index from 0 to {spec.n_actions - 1} or a name ({', '.join(spec.action_names)}), "
+            f"got {action!r}"
+        )
+    return action
+
+
+def _plain(value: Any) -> Any:
+    """Return a number, text or array as JSON-compatible data; float32 keeps its exact value."""
+    return value if isinstance(value, str) else np.asarray(on_host(value)).tolist()

@@ -1,0 +1,120 @@
+"""`llmrl-serve`: an environment as a server with the protocol of OpenEnv."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmrl.run.command_exit import handle_interrupt
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from llmrl.core.spaces import EnvSpec
+
+_SHUTDOWN_S = 5
+"""Seconds that open requests have to finish after a signal."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    from llmrl.config.trust_options import add_trust
+    from llmrl.experiment.run_lookup import add_root
+
+    p = argparse.ArgumentParser(prog="llmrl-serve", description=__doc__)
+    p.add_argument(
+        "overrides",
+        nargs="+",
+        metavar="KEY=VALUE",
+        help="the environment, as for llmrl-train: env=harvest env.horizon=200; principal=<run>: a run folder, "
+        "run:<hash> or latest:<name>, whose recommended mechanism is in force",
+    )
+    p.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)")
+    p.add_argument("--port", type=int, default=8000, help="port, 0 to 65535; 0: any free one (default 8000)")
+    p.add_argument("--sessions", type=int, default=64, help="sessions at a time, each with a game, >= 1 (default 64)")
+    p.add_argument(
+        "--timeout", type=float, default=600.0, metavar="SECONDS", help="idle sessions end after it, > 0 (default 600)"
+    )
+    add_trust(p)
+    add_root(p)
+    return p
+
+
+@handle_interrupt("llmrl-serve")
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the console script `llmrl-serve`, with `argv` or else the process's arguments."""
+    from llmrl.core.terminal import guard_terminal
+
+    guard_terminal()
+    args = parser().parse_args(argv)
+    from llmrl.run.command_exit import exit_on_error
+
+    with exit_on_error("llmrl-serve"):
+        serve(args)
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve the environment of parsed arguments until a signal.
+
+    Raises:
+        ConfigError: an option is invalid, or OpenEnv is not installed.
+        RunFolderError: the run of `principal=` does not exist.
+    """
+    from llmrl.api.environments import build
+    from llmrl.api.openenv_server import make_app
+    from llmrl.core.errors import ConfigError
+    from llmrl.core.protocols import VecEnv
+    from llmrl.experiment.experiment import Experiment
+
+    for name, value, low in (("port", args.port, 0), ("sessions", args.sessions, 1)):
+        if value < low or (name == "port" and value > 65535):
+            raise ConfigError(f"--{name}={value} must be a whole number >= {low}{' and <= 65535' * (name == 'port')}")
+    if not args.timeout > 0:
+        raise ConfigError(f"--timeout={args.timeout:g} must be a number of seconds > 0")
+    principals = [text.partition("=")[2] for text in args.overrides if text.startswith("principal=")]
+    overrides = [text for text in args.overrides if not text.startswith("principal=")]
+    if foreign := [text for text in overrides if not text.lstrip("+~").startswith(("env=", "env."))]:
+        raise ConfigError(f"llmrl-serve takes env=, env.* and principal=, not {foreign[0]}")
+    trusted = args.trust or []
+    config = Experiment.compose(*overrides, *([f"trusted_modules=[{','.join(trusted)}]"] if trusted else [])).config
+    node = {**config["env"], "n_envs": 1}
+
+    import uvicorn
+
+    def make() -> VecEnv:
+        env = build(node, "vec", None, config["seed"], "cpu", trusted)
+        assert isinstance(env, VecEnv)
+        return env
+
+    template = make()
+    mechanism = _recommended_mechanism(principals[-1], args.output_root, template.spec) if principals else None
+    template.close()
+    app = make_app(make, mechanism, args.sessions, args.timeout)
+    uvicorn.run(app, host=args.host, port=args.port, log_level="info", timeout_graceful_shutdown=_SHUTDOWN_S)
+
+
+def _recommended_mechanism(reference: str, root: Path, spec: EnvSpec) -> np.ndarray:
+    """Return the mechanism that a run recommends, in its first context, [d].
+
+    Raises:
+        ConfigError: the run recommends nothing, or a mechanism of another environment.
+    """
+    from llmrl.core.errors import ConfigError
+    from llmrl.experiment.run_lookup import run_folder_of
+    from llmrl.results.run_records import read_run
+
+    run = read_run(run_folder_of(reference, root))
+    rows = run.summary().get("recommendations", [])
+    if not rows or spec.mechanism is None or list(rows[0]["mechanism"]) != list(spec.mechanism.names):
+        names = "no mechanism" if spec.mechanism is None else ", ".join(spec.mechanism.names)
+        raise ConfigError(
+            f"principal={reference}: the run in {run.folder} recommends no values of the mechanism of env={spec.name} "
+            f"({names})"
+        )
+    return spec.mechanism.check(list(rows[0]["mechanism"].values()))
+
+
+if __name__ == "__main__":
+    main()
