@@ -134,7 +134,7 @@ def greedy_policies(run: Path) -> tuple[GreedyPolicy, GreedyPolicy]:
     for total, up, usable, first in states:
         conversation = PlayerConversation(decided=int(not first), steps=int(not first))
         conversation.add_observation(describe((total, up, int(usable)), {}), None, player.settings.additions)
-        requests.append(ChatRequest(conversation.messages(player.system[0].text, 0)))
+        requests.append(ChatRequest(conversation.messages(player.prompts.system(0, ()).text, 0)))
 
     def policy(model: str) -> GreedyPolicy:
         settings = replace(chat.settings, model=model, make=None, learn=None, adapter=None, temperature=0.0)

@@ -153,7 +153,7 @@ def search(
             if name in INCUMBENTS:
                 row[INCUMBENTS[name]] = function.score(incumbent(estimates))
             if isinstance(principal, BanditPrincipal) and name in BEST_ARMS:
-                row[BEST_ARMS[name]] = max(function.score(arm) for arm in principal.arms())
+                row[BEST_ARMS[name]] = max(function.score(arm) for arm in principal.grid.vectors)
     return scores, time.process_time() - start
 
 

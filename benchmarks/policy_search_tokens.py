@@ -30,15 +30,12 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.services import PrincipalServices
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.provider import estimate_tokens
-from llmrl.principals.llm_principal import shown_text
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "history": "all"},
     "compact rows": {"prompt": "numeric", "history": "all"},
     "best 20 and last 10": {"prompt": "numeric", "history": "best_and_last", "window": 20, "newest": 10},
     "best 20 and last 10, described": {"history": "best_and_last", "window": 20, "newest": 10},
-    "chain": {"prompt": "numeric", "history": "chain"},
-    "chain, conversations of 20": {"prompt": "numeric", "history": "chain", "turns": 20},
 }
 
 
@@ -62,7 +59,7 @@ def questions(settings: dict[str, Any], iterations: int, warmup: int, episodes: 
             first = seeds.numpy("warmup").normal(0.0, 3.0, (warmup, agent.controller.space.dim)).round(1)
             principal.tell(told(first, 0))
         for i in range(iterations):
-            tokens.append(estimate_tokens(shown_text(principal.question(None))))
+            tokens.append(estimate_tokens(principal.question(None).text))
             principal.tell(told(principal.ask(), i + 1))
     env.close()
     return tokens

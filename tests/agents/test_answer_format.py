@@ -201,7 +201,7 @@ class TestReplies:
     def test_replies_that_match_schema_are_parsed(self, data):
         answers = data.draw(st.sampled_from([CHOICES, NUMBER_ANSWERS, PEDALS, DIALS]))
         legal = None
-        schema = reply_schema(answers, reflect=True, plan=data.draw(st.booleans()))
+        schema = reply_schema(answers, reflect=True)
         reply = schema_draw.reply(schema, data.draw(st.text(max_size=5)))
         parsed_reply = read_reply(reply, answers, legal, reflect=True)
         reparsed = read_reply(json.dumps({"action": answers.as_json(parsed_reply.action)}), answers, legal)
@@ -238,30 +238,15 @@ class TestReplies:
     def test_reflection_comes_first(self):
         """Request the reflection first; accept any order."""
         assert list(reply_schema(CHOICES, reflect=True)["properties"]) == ["reflection", "action"]
-        assert list(reply_schema(CHOICES, reflect=True, plan=True)["required"]) == ["reflection", "plan", "action"]
         assert read_reply('{"action": "stay", "reflection": "a"}', CHOICES, None, reflect=True) == PlayerReply(1, "a")
 
     def test_prose_around_reply_is_ignored(self):
         text = 'I think {"reflection": "hm"} no:\n```json\n{"reflection": "a\\n b", "action": "stay"}\n```'
         assert read_reply(text, CHOICES, None) == PlayerReply(1, "a b")
 
-    @pytest.mark.parametrize(
-        ("reply", "plan"),
-        [
-            ('{"reflection": "a", "plan": "go  right,\\nthen jump", "action": "stay"}', "go right, then jump"),
-            ('{"reflection": "a", "action": "stay", "plan": "go left"}', "go left"),
-            ('```json\n{"reflection": "a", "plan": "go left", "action": "stay"}\n```', "go left"),
-            ('{"reflection": "a", "plan": "", "action": "stay"}', ""),
-            ('{"reflection": "a", "plan": "...", "action": "stay"}', ""),
-            ('{"reflection": "a", "plan": null, "action": "stay"}', ""),
-            ('{"reflection": "a", "plan": ["go left", "jump"], "action": "stay"}', ""),
-            ('{"reflection": "a", "plan": "' + "far " * 300 + '", "action": "stay"}', ("far " * 300)[:600]),
-        ],
-    )
-    def test_plan_is_not_action(self, reply, plan):
-        """Ignore names of actions in a plan; store the plan as written if it is a text."""
-        assert read_reply(reply, CHOICES, None, reflect=True) == PlayerReply(1, "a", plan)
-
-    def test_plan_with_numbers_is_parsed(self):
-        parsed_reply = read_reply('{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}', PEDALS, None)
-        assert (parsed_reply.action, parsed_reply.plan) == (PEDALS.action([-0.5, 0.25], None), "steer 1, then 0.5")
+    def test_unknown_fields_are_ignored(self):
+        """Ignore names of actions in other fields."""
+        reply = '{"reflection": "a", "plan": "go  right, then jump", "action": "stay"}'
+        assert read_reply(reply, CHOICES, None, reflect=True) == PlayerReply(1, "a")
+        reply = '{"plan": "steer 1, then 0.5", "action": {"gas": 0.25, "steer": -0.5}}'
+        assert read_reply(reply, PEDALS, None).action == PEDALS.action([-0.5, 0.25], None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import only_run_folder, run
-from llmrl.agents.llm_player import Player, make_player
+from llmrl.agents.llm_player.gym_player import Player, make_player
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.llms.by_name import chat_model
 from llmrl.llms.client import ChatClient
@@ -70,7 +70,7 @@ def test_environment_text_is_used():
     env = Speaking(gymnasium.make("Blackjack-v1"))
     player = make_player(env)
     actions, _ = play(env, player, 3)
-    assert set(actions) <= {0, 1} and "Beat the dealer." in player.policy.system[0].text
+    assert set(actions) <= {0, 1} and "Beat the dealer." in player.policy.prompts.system(0, ()).text
 
 
 class MixedEnv(gymnasium.Env):
@@ -168,9 +168,9 @@ class TestImplicitEpisodes:
 
 def test_success_is_reported_explicitly():
     env = gymnasium.make("Taxi-v4")
-    system_text = make_player(env, "taxi", success="terminated").policy.system[0].text
+    system_text = make_player(env, "taxi", success="terminated").policy.prompts.system(0, ()).text
     assert "An episode is a success if the passenger is delivered." in system_text
-    assert "success" not in make_player(env, "taxi").policy.system[0].text
+    assert "success" not in make_player(env, "taxi").policy.prompts.system(0, ()).text
 
 
 def test_lessons_go_from_episode_to_episode():

@@ -1,6 +1,5 @@
 """Prompts of players, the selection of players that need a request, and the limits of a prompt."""
 
-import copy
 import itertools
 import json
 import os
@@ -64,64 +63,9 @@ class TestConversation:
         assert "no_usable_reply" not in table.model.requests[-1].messages[-1]["content"]
 
     def test_examples_vary_actions(self):
-        system = Table(Model()).policy.system[0].text
+        system = Table(Model()).policy.prompts.system(0, ()).text
         examples = re.findall(r'"action": "(\w+)"', system)
         assert len(set(examples)) == 2 and "stay" in examples
-
-    def test_plan_survives_truncation(self):
-        """Repeat the plan once when no visible turn contains it, until a new plan follows."""
-
-        def answer(messages):
-            previous_size = json.loads(messages[-1]["content"])["observation"]["x"]
-            return json.dumps(
-                {"reflection": "r", "plan": {0: "go far", 9: "go back"}.get(previous_size, ""), "action": "stay"}
-            )
-
-        table = Table(Model(answer), history=2, plan=True).start()
-        for _ in range(12):
-            table.step()
-        prompts = [[m["content"] for m in r.messages[1:]] for r in table.model.requests]
-        # Turns shown: 0, 1, 2, 3, 2, 3, 2, ...: the first turn, with the plan in it, is out of sight from the fifth on.
-        assert ["your_plan" in messages[-1] for messages in prompts] == [k in (4, 8) for k in range(12)]
-        assert all('"go far"' in "".join(messages) for messages in prompts[1:10])
-        assert all('"plan": "go back"' in "".join(messages).replace("\\", "") for messages in prompts[10:])
-        assert json.loads(prompts[4][-1])["your_plan"] == "go far"
-        assert json.loads(prompts[1][1]) == {"reflection": "r", "plan": "go far", "action": "stay"}
-        assert "plan" not in json.loads(prompts[2][3]), "nothing was written, and nothing is put into its mouth"
-        properties = table.model.requests[0].schema["properties"]
-        assert list(properties) == ["reflection", "plan", "action"]
-        table.step(ended=[0])
-        table.start().step()
-        assert "go back" not in str(table.model.requests[-1].messages), "a plan is of its episode"
-
-    @pytest.mark.parametrize("sliding", [False, True])
-    def test_plan_is_always_visible(self, sliding):
-        """Check any length of history, and a resume within an episode."""
-        plans = {0: "first", 7: "second", 8: "third"}
-
-        def answer(messages):
-            previous_size = json.loads(messages[-1]["content"])["observation"]["x"]
-            return (
-                json.dumps({"reflection": "r", "plan": plans.get(previous_size, ""), "action": "stay"})
-                if previous_size % 5
-                else "?"
-            )
-
-        for history in range(4):
-            model = Model(answer)
-            table = Table(model, history=history, sliding_history=sliding, plan=True, repair_turns=0).start()
-            newest = ""
-            for previous_size in range(14):
-                if previous_size == 6:
-                    table.policy.load_state_dict(copy.deepcopy(table.policy.state_dict()))
-                table.step()
-                assert newest in str(model.requests[-1].messages[1:])
-                newest = plans.get(previous_size, newest) if previous_size % 5 else newest
-
-    def test_plans_are_optional(self):
-        table = Table(Model()).start()
-        table.step()
-        assert "plan" not in str(table.model.requests[0].messages) + str(table.model.requests[0].schema)
 
     def test_no_history(self):
         table = Table(Model(), history=0).start()
@@ -190,7 +134,7 @@ class TestConversation:
             ({"action_format": "number"}, '"action": one of the actions, by its number.', "- 0: left: to the left"),
             ({"numbers": SPEED}, '"action": an object with every number by its name.', "- speed: how fast"),
         ):
-            system = Table(Model(), **options).policy.system[0].text
+            system = Table(Model(), **options).policy.prompts.system(0, ()).text
             assert words in system and names in system and "(the reflection first)" in system
             assert system.index('- "reflection": ') < system.index('- "action": ')
 

@@ -42,13 +42,14 @@ def cartpole(**options):
 
 def lines(agent):
     """Return the lines of all episodes in the system prompt."""
-    return [json.loads(line) for line in agent.policy.system[0].text.splitlines() if line.startswith('{"observation"')]
+    text = agent.policy.prompts.system(0, ()).text
+    return [json.loads(line) for line in text.splitlines() if line.startswith('{"observation"')]
 
 
 class TestRuleExamples:
     def test_rule_plays_examples(self):
         agent = cartpole(examples=2, examples_path=RULE, example_steps=4, seeds=Seeds(5))
-        example_lines, text = lines(agent), agent.policy.system[0].text
+        example_lines, text = lines(agent), agent.policy.prompts.system(0, ()).text
         assert len(example_lines) == 8 and {line["action"] for line in example_lines} == {"left", "right"}
         assert "Episode 2:" in text and "Episode 3:" not in text and text.count("(2 more steps.)") == 2
         assert text.count("It ended after 6 steps, with a return of 6, a success.") == 2
@@ -60,14 +61,14 @@ class TestRuleExamples:
             cartpole(examples=1, examples_path=RULE, seeds=Seeds(seed)) for seed in (5, 5, 6)
         )
         assert (
-            first_agent.policy.system[0].text
-            == repeated_agent.policy.system[0].text
-            != different_agent.policy.system[0].text
+            first_agent.policy.prompts.system(0, ()).text
+            == repeated_agent.policy.prompts.system(0, ()).text
+            != different_agent.policy.prompts.system(0, ()).text
         )
 
     def test_parallel_games_share_examples(self):
         policy = cartpole(examples=1, examples_path=RULE, seeds=Seeds(5)).policy
-        assert policy.one_game().system == policy.system
+        assert policy.one_game().prompts.system(0, ()) == policy.prompts.system(0, ())
 
     def test_answers_use_player_format(self):
         agent = cartpole(examples=1, examples_path=RULE, action_format="number", seeds=Seeds(5))
@@ -88,7 +89,7 @@ class TestRunExamples:
         assert [(t["observation"], t["action"]) for t in lines(agent)] == [
             (w["observation"], w["action"]) for w in log_lines
         ]
-        assert "played by another player" in agent.policy.system[0].text
+        assert "played by another player" in agent.policy.prompts.system(0, ()).text
 
     @pytest.mark.parametrize(
         ("n", "seed", "complaint"),

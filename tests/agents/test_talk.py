@@ -14,9 +14,6 @@ from llmrl.agents.llm_player.agent import read_personas
 from llmrl.agents.llm_player.talk import Talk, TalkMessage, silent
 from llmrl.core.errors import BudgetExhausted, ConfigError
 from llmrl.core.records import ChatReply
-from llmrl.core.seeding import Seeds
-from llmrl.envs.native.vec_env import NativeEnv
-from llmrl.envs.substrate.env_spec import SubstrateSettings
 from llmrl.llms.client import ChatClient
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.rollout.collector import Collector
@@ -24,11 +21,6 @@ from models import Echo
 from players import llm_player
 
 SPEC = make_env("fishery", n_envs=2, n_agents=4, observe=["text"], mechanism=False).spec
-
-
-def village(substrate="harvest"):
-    settings = SubstrateSettings(substrate, 1, n_agents=4, horizon=6, observe=["text"], map="own")
-    return NativeEnv(settings, Seeds(0), tiles="plain")
 
 
 class Fishers(Echo):
@@ -73,7 +65,7 @@ class TestRecipients:
     @given(st.lists(st.sampled_from(["", "a", None]), min_size=4, max_size=4))
     def test_all_players_hear_messages(self, messages):
         round_ = [None if text is None else TalkMessage(text and f"{text}{i}") for i, text in enumerate(messages)]
-        inbox = Talk(SPEC, 1, "all", 100).hear_round(round_, ["{}"] * 4)
+        inbox = Talk(SPEC, 1, "all", 100).hear_round(round_)
         for i, entries in enumerate(inbox):
             speakers = [j for j in range(4) if j != i and round_[j] is not None and round_[j].text]
             expected = [{"from": f"player {j + 1}", "message": round_[j].text} for j in speakers]
@@ -83,21 +75,12 @@ class TestRecipients:
         talk = Talk(SPEC, 1, "one", 100)
         assert talk.read('{"to": "Player 2", "message": "hello"}', 0, False) == TalkMessage("hello", "player 2")
         round_ = [TalkMessage("hello", "player 2"), TalkMessage(""), TalkMessage("x", "player 1"), None]
-        inbox = talk.hear_round(round_, ["{}"] * 4)
+        inbox = talk.hear_round(round_)
         assert [len(entries) for entries in inbox] == [1, 1, 0, 0]
         for wrong in ("player 1", "player 7", ""):
             with pytest.raises(InvalidReply, match="player 2, player 3"):
                 talk.read(json.dumps({"to": wrong, "message": "hello"}), 0, False)
         assert talk.schema()["properties"]["to"]["enum"] == ["player 1", "player 2", "player 3", "player 4"]
-
-    def test_neighbors_hear_visible_players(self):
-        env = village()
-        talk = Talk(env.spec, 1, "neighbors", 100)
-        sees = ['{"players": [{"player": 3}]}', '{"players": []}', "", '{"players": [{"player": 1}, {"player": 2}]}']
-        inbox = talk.hear_round([TalkMessage(str(i)) for i in range(4)], sees)
-        assert [[entry["message"] for entry in entries] for entries in inbox] == [["3"], ["3"], ["0"], []]
-        with pytest.raises(ConfigError, match="message_recipients=neighbors"):
-            Talk(SPEC, 1, "neighbors", 100)
 
     @pytest.mark.parametrize("text", ['{"message": ""}', '```json\n{"message": ""}\n```', '{"to": "x", "message":""}'])
     def test_silence(self, text):
@@ -166,25 +149,9 @@ class TestRounds:
         assert all("you_said" not in now and "heard" not in now for _, now, _ in requests if not now.get("talk"))
         assert agent.metrics()["player/invalid_rate"] > 0.5 and agent.metrics()["player/fallback_rate"] == 0
 
-    def test_village_players_in_view_communicate(self):
-        def answer(player, now):
-            return {"message": player} if now.get("talk") else {"reflection": "x", "action": "turn_left"}
-
-        requests, _ = play(answer, env=village(), message_recipients="neighbors")
-        sees = {}
-        for player, now, _ in requests:
-            visible_players = {f"player {other_player['player']}" for other_player in now["observation"]["players"]}
-            if now.get("talk"):
-                sees.setdefault(now["step"], {})[player] = visible_players
-            else:
-                speakers = {
-                    speaker for speaker, visible_players in sees[now["step"]].items() if player in visible_players
-                }
-                assert {entry["from"] for entry in now.get("heard", [])} == speakers
-
     def test_silent_players_receive_no_instructions(self):
         env = make_env("fishery", n_envs=1, observe=["text"], mechanism=False)
-        system = llm_player(env.spec, ChatClient(Echo()), None).policy.system[0].text
+        system = llm_player(env.spec, ChatClient(Echo()), None).policy.prompts.system(0, ()).text
         assert "Talking" not in system and "heard" not in system
 
 
@@ -194,7 +161,10 @@ class TestPersonas:
         file.write_text("- You think of\n  your children.\n- You want it all.\n")
         env = make_env("fishery", n_envs=1, n_agents=3, observe=["text"], mechanism=False)
         policy = llm_player(env.spec, ChatClient(Echo()), None, personas=str(file)).policy
-        ends = [prompt.text.rstrip().splitlines()[-1] for prompt in policy.system]
+        ends = [
+            prompt.text.rstrip().splitlines()[-1]
+            for prompt in (policy.prompts.system(agent, ()) for agent in range(policy.spec.n_agents))
+        ]
         assert ends == [
             "You are player 1. You think of your children.",
             "You are player 2. You want it all.",

@@ -130,10 +130,8 @@ def test_runs_record_shared_parts() -> None:
     config = compose("env=harvest", "principal=llm", weights, "llm.share_cache=true", "seed=3")
     assert shared_factors(config, asks=True) == {"pre-training": ["pre/defaults-1/s2"], "replies": ["all seeds"]}
     assert shared_factors(config, asks=False) == {"pre-training": ["pre/defaults-1/s2"]}
-    config = compose(
-        "env=escape_room", "principal=ucb", "design.replicates=3", "design.society_seeds=consecutive", "seed=3"
-    )
-    assert shared_factors(config, asks=False) == {"society": ["3", "4", "5"]}
+    config = compose("env=escape_room", "principal=ucb", "design.replicates=3", "seed=3")
+    assert shared_factors(config, asks=False) == {"society": ["3", "3/1", "3/2"]}
     assert shared_factors(compose("env=escape_room", "design.replicates=3"), asks=False) == {}
     replay = compose("principal=llm", "env=escape_room", "llm=replay", "llm.calls='outputs/a/b/s0'")
     assert shared_factors(replay, asks=True) == {"replies": ["a/b/s0"]}

@@ -85,12 +85,6 @@ def test_sweep_replicates_have_distinct_streams():
     assert loop.replicates(2)[1].integer("env") == Seeds(3).replicates(2)[1].child("loop").integer("env")
 
 
-def test_consecutive_replicates_use_next_seeds():
-    first, second = Seeds(3).child("loop").replicates(2, consecutive=True)
-    assert [first.integer("env"), second.integer("env")] == [Seeds(s).child("loop").integer("env") for s in (3, 4)]
-    assert (first.root, second.root) == ("3", "4")
-
-
 def test_equal_seeds_give_equal_generators():
     separate, shared = generators([3, 3, 4]), generators([3, 3, 4], shared=True)
     draws = [torch.rand(1, generator=generator).item() for generator in separate]

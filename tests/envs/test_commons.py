@@ -347,7 +347,8 @@ class TestPlayers:
         agent = llm_player(
             env.spec, scripted(), None, examples=1, examples_path="heuristic", seeds=Seeds(0), one_game=env.one_game
         )
-        lines = [line for line in agent.policy.system[0].text.splitlines() if line.startswith('{"observation"')]
+        text = agent.policy.prompts.system(0, ()).text
+        lines = [line for line in text.splitlines() if line.startswith('{"observation"')]
         assert [json.loads(line)["action"] for line in lines] == [10] * 12
 
 

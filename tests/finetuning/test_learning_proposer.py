@@ -82,7 +82,6 @@ def test_principal_of_a_mechanism_learns(tmp_path):
     [
         (("search.candidates=12",), "group_size"),
         (("llm.learn.advantage=replay",), "replay"),
-        (("principal.joint_prompt=true",), "joint_prompt"),
     ],
 )
 def test_incompatible_options_raise(proposer, tmp_path, overrides, message):

@@ -158,13 +158,8 @@ def test_extreme_numbers_follow_search():
 
 
 def test_untunable_proposers_raise():
-    with pytest.raises(ConfigError, match=r"principal\.joint_prompt=true"):
-        questions(joint_prompt=True)
     with pytest.raises(ConfigError, match=r"principal\.observations=true"):
         questions(observations=True)
-    for name in ("turns", "episode_steps"):
-        with pytest.raises(ConfigError, match=rf"principal\.{name}=5"):
-            questions(**{name: 5})
 
 
 class Plays:

@@ -13,7 +13,8 @@ import gymnasium
 import numpy as np
 import pytest
 
-from llmrl.agents.llm_player import make_player, scripted_player
+from llmrl.agents.llm_player import scripted_player
+from llmrl.agents.llm_player.gym_player import make_player
 from llmrl.core.errors import LLMError
 from llmrl.core.seeding import Seeds
 from llmrl.llms import schema_draw

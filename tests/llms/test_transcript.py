@@ -13,7 +13,7 @@ from tensorboard.plugin_util import markdown_to_safe_html
 from experiments import only_run_folder, run
 from llmrl.llms.call_log import FILE_NAME, read_calls
 from llmrl.llms.transcript import MAX_CHARACTERS, N_ALL_SHOWN, Transcript, markdown
-from llmrl.loops.adaptation_record import AdaptationRecord
+from llmrl.loops.design_progress import AdaptationRecord
 
 
 def call(time: float, reply: str = "r", **extra: object) -> dict:

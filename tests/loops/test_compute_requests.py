@@ -15,7 +15,7 @@ import llmrl.loops
 from experiments import comparable_metrics, compose
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.experiment.parts import build_loop, build_parts
-from llmrl.loops.compute_requests import Ask, Delegate, PlayEpisode, PlaySteps, Request, Requests, SafePoint
+from llmrl.loops.compute_requests import Call, Delegate, PlayEpisode, PlaySteps, Request, Requests, SafePoint
 from llmrl.loops.executor import serve
 from llmrl.rollout.collector import Collector
 from llmrl.run.artifacts import saved_state
@@ -26,8 +26,7 @@ from some import some
 
 FOLDER = Path(llmrl.loops.__file__).parent
 CLOSED = {
-    *("Begin", "PlaySteps", "PlayEpisode", "Update", "DifferentiableUpdate", "Imitate", "Ask", "Chat", "Evaluate"),
-    *("EvaluateController", "Delegate", "Log", "SafePoint", "PlayIndependently"),
+    *("Begin", "PlaySteps", "PlayEpisode", "Update", "Call", "EvaluateController", "Delegate", "Log", "SafePoint"),
 }
 REQUESTS = get_args(Request)
 
@@ -101,13 +100,12 @@ class TestServing:
             serve(loop())
 
     def test_llm_error_saves_run(self, tmp_path):
-        class Silent:
-            def ask(self, context, n):
-                raise LLMError("nobody answers")
+        def ask():
+            raise LLMError("nobody answers")
 
         def loop(run: Run) -> Requests[None]:
             with run.saved_if_refused(3, lambda: {"x": 1}):
-                yield Ask(Silent(), None, 1)
+                yield Call(ask, is_long=True)
 
         with pytest.raises(LLMError), Run.open(tmp_path, "asks", {"of": 1}) as run:
             serve(loop(run), run)

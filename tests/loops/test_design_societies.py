@@ -25,15 +25,19 @@ def design(folder, *overrides):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", some(["false"], ["true", "false"]))
-def test_societies_match_consecutive_seeds(tmp_path, share):
-    """The escape room of the presets; its context is pinned, as each run draws its own for the proposals of a step."""
+def test_societies_match_runs_with_their_seeds(tmp_path, monkeypatch, share):
+    """The escape room of the presets; its context is pinned, as each run draws its own for the proposals of a step.
+
+    Society s gets the seed tree of the run whose seed is s higher.
+    """
+    monkeypatch.setattr(Seeds, "replicates", lambda node, n: [Seeds(node.seed + i, node._path) for i in range(n)])
     shared = (
         "principal=fixed",
         "principal.values=[3,1,0,2,0]",
         "env.fixed_context=0",
         f"agent.share_parameters={share}",
     )
-    society_options = ("design.replicates=3", "design.society_seeds=consecutive", "env.n_envs=96")
+    society_options = ("design.replicates=3", "env.n_envs=96")
     folder, joint = design(tmp_path / "all", *shared, *society_options, "seed=1")
     agents = saved_state(folder)[1]["agents"]
     assert len(agents) == 3

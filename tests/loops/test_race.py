@@ -96,7 +96,7 @@ class TestRules:
         for _ in range(2):
             race.tell([rng.normal(mean, 1, 20) for mean in (10.1, 10.0)])
         assert race.finished and race.leader == 1 and race.round == 3
-        assert [row["measured"] for row in race.rows("return")] == [20, 60, 60, 20]
+        assert [row["measured"] for row in race.rows()] == [20, 60, 60, 20]
 
     def test_two_numbers_drop_no_contestant(self):
         race = Race(np.arange(2.0)[:, None], rounds=5)
@@ -106,7 +106,7 @@ class TestRules:
         assert race.remaining == [1] and race.finished
 
     def test_single_contestant_skips_race(self):
-        assert Race(np.zeros((1, 2)), 3).finished and Race(np.zeros((1, 2)), 3).rows("return") == []
+        assert Race(np.zeros((1, 2)), 3).finished and Race(np.zeros((1, 2)), 3).rows() == []
         race = Race(np.arange(3.0)[:, None], rounds=1)
         race.tell([np.full(5, 2.0)] * 3)
         assert race.finished and race.leader == 0 and race.remaining == [0, 1, 2]
@@ -119,7 +119,7 @@ class TestRules:
         values = list(rng.normal(size=(len(race.remaining), 6)))
         race.tell(values)
         copy.tell(values)
-        assert copy.rows("x") == race.rows("x") and copy.leader == race.leader and copy.remaining == race.remaining
+        assert copy.rows() == race.rows() and copy.leader == race.leader and copy.remaining == race.remaining
 
     def test_fresh_mean_is_unbiased(self):
         """The mean of measurements after the race is unbiased.

@@ -229,7 +229,7 @@ def toy_table():
         ("principal=gp", "principal.initial=2"),
         ("principal=cem", "principal.population=4"),
         ("principal=cmaes", "principal.population=4"),
-        ("principal=llm", "principal.joint_prompt=true"),
+        ("principal=llm",),
         ("principal=random", "agent=mlp_policy"),
         ("principal=random", "agent=projection"),
     ],
@@ -358,8 +358,7 @@ class TestStop:
 
 
 class TestResume:
-    @pytest.mark.parametrize("options", [(), ("principal.turns=4", "principal.episode_steps=3")])
-    def test_exhausted_budget_resumes(self, tmp_path, options):
+    def test_exhausted_budget_resumes(self, tmp_path):
         llm = (
             "principal=llm",
             "llm=scripted",
@@ -367,7 +366,6 @@ class TestResume:
             "search.warmup=3",
             "search.evaluation_interval=5",
         )
-        llm = (*llm, *options)
         _, reference, _, proposals = run_search(tmp_path / "whole", *llm)
         overrides = (*SMALL, *llm, f"output_root={tmp_path / 'parts'}")
         for calls in (4, 9):

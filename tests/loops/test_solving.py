@@ -171,7 +171,6 @@ def test_rules_find_best_table(tmp_path, name, optimum, budget):
         "principal=llm",
         "llm=scripted",
         "principal.prompt=numeric",
-        "principal.joint_prompt=true",
     )
     overrides = (
         *search_in(name),

@@ -12,11 +12,11 @@ from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.grid import (
     COARSE,
     FINE,
-    ActionGrid,
-    ListedArms,
+    Arms,
     default_points,
     fitting_arms,
     fitting_points,
+    grid_vectors,
     listed_vectors,
     max_points_per_axis,
 )
@@ -26,7 +26,7 @@ from societies import CLEANUP, ESCAPE_ROOM, outcome, toy
 
 class TestGrid:
     def test_first_coordinate_is_most_significant(self):
-        grid = ActionGrid(toy(d=3, low=0.0, high=1.0).mechanism, 11)
+        grid = Arms(grid_vectors(toy(d=3, low=0.0, high=1.0).mechanism, 11))
         assert grid.n_arms == 1331
         assert grid.vector(0).tolist() == [0, 0, 0]
         assert grid.vector(1).tolist() == [0, 0, 0.1]
@@ -36,22 +36,22 @@ class TestGrid:
     @given(st.integers(1, 5), st.integers(2, 9), st.data())
     def test_arm_vector_round_trip(self, d, points, data):
         mechanism = toy(d=d, low=-0.3, high=0.7).mechanism
-        grid = ActionGrid(mechanism, points)
+        grid = Arms(grid_vectors(mechanism, points))
         arm = data.draw(st.integers(0, grid.n_arms - 1))
         vector = mechanism.check(grid.vector(arm))
         assert grid.arm(vector) == arm
 
     def test_off_grid_vectors_raise(self):
-        grid = ActionGrid(toy().mechanism, 5)
+        grid = Arms(grid_vectors(toy().mechanism, 5))
         for wrong in ([0.5, 0.1], [-2.0, 0.0], [4.0, 0.0]):
-            with pytest.raises(ValueError, match="grid"):
+            with pytest.raises(ValueError, match="none of"):
                 grid.arm(np.array(wrong))
 
     def test_limits(self):
         with pytest.raises(ConfigError, match="at least 2"):
-            ActionGrid(toy().mechanism, 1)
+            grid_vectors(toy().mechanism, 1)
         with pytest.raises(ConfigError, match=r"64,000,000 arms .* set principal.points to 158 or less"):
-            ActionGrid(toy(d=3).mechanism, 400)
+            grid_vectors(toy(d=3).mechanism, 400)
 
     @given(st.integers(1, 8), st.integers(1, 10**6))
     def test_largest_points(self, dim, arms):
@@ -89,8 +89,8 @@ class TestGrid:
     )
     def test_grid_size_follows_run_length(self, principal, spec, proposals, points):
         """Every arm can be measured three times in its context; explicit points are used as they are."""
-        assert principal(spec.proposals, Seeds(0), proposals=proposals).grid.points == points
-        assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).grid.points == 4
+        assert principal(spec.proposals, Seeds(0), proposals=proposals).n_arms == points**spec.proposals.dim
+        assert principal(spec.proposals, Seeds(0), points=4, proposals=proposals).n_arms == 4**spec.proposals.dim
 
     @pytest.mark.parametrize("principal", [EpsilonGreedyPrincipal, shipped.ucb, shipped.thompson])
     @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class TestGrid:
     def test_short_runs_list_arms(self, principal, spec, proposals, arms):
         """Too short for three points per number; explicit points still give the whole grid."""
         principal_ = principal(spec.proposals, Seeds(0), proposals=proposals)
-        assert principal_.n_arms == arms and principal_.arms().shape == (arms, spec.proposals.dim)
+        assert principal_.n_arms == arms and principal_.grid.vectors.shape == (arms, spec.proposals.dim)
         assert principal(spec.proposals, Seeds(0), points=2, proposals=proposals).n_arms == 2**spec.proposals.dim
 
     @given(st.integers(1, 7), st.integers(1, 10**5), st.integers(0, 4), st.sampled_from([FINE, COARSE]))
@@ -134,7 +134,7 @@ class TestVectorList:
         vectors = listed_vectors(space, n)
         assert vectors.shape == (n, d) and len(np.unique(vectors, axis=0)) == n
         assert not space.outside(vectors).any()
-        arms = ListedArms(vectors)
+        arms = Arms(vectors)
         assert [arms.arm(arms.vector(arm)) for arm in range(n)] == list(range(n))
 
     @given(st.integers(2, 6), st.integers(0, 10))
@@ -324,7 +324,7 @@ def test_candidates_covering_all_arms(name, extra):
     spec = toy(d=3)
     principal = BATCHED[name](spec)
     n, counts = principal.n_arms + extra, np.zeros(principal.n_arms)
-    values = np.array([outcome(spec, vector).value for vector in principal.arms()])
+    values = np.array([outcome(spec, vector).value for vector in principal.grid.vectors])
     for step in range(6):
         vectors = principal.ask(None, n)
         principal.tell([outcome(spec, vector) for vector in vectors])

@@ -92,7 +92,6 @@ def test_multiple_proposals_prompt_snapshot():
         ESCAPE_ROOM,
         [v for v in vectors_for(ESCAPE_ROOM) for _ in range(2)],
         batch_size=3,
-        contexts="own",
         measurements="separate",
     )
     check_snapshot("escape_room_second_of_three", principal.question(ESCAPE_ROOM.contexts[0], 2, 3).text)
@@ -181,76 +180,11 @@ class TestHistory:
         society = toy(contexts=("a", "b"))
         assert self.generations(society, "a", history="last", window=1) == [5, 6]
 
-    def test_best_chain(self):
-        # Payoffs rise to generation 2, the best, and the newest is 6.
-        assert self.generations(history="chain") == [1, 2, 6]
-        principal = principal_after(
-            toy(), [[0.0, 0.0], [-1.0, -1.0], [1.0, 1.0], [0.5, 0.5], [1.8, 1.8]], history="chain"
-        )
-        assert [line[:12] for line in self.lines(principal)] == [f"Generation {i}" for i in (1, 3, 5)]
-        words = "Shown are the proposals that were better than all before them, and the newest."
-        assert words in principal.question(None).text
-
-    def test_generation_chain_with_proposals(self):
-        """Only the best proposal of a generation can be a link; of the newest generation all are shown."""
-        lines = self.lines(principal_after(toy(), self.VECTORS, batch_size=2, history="chain"))
-        assert [line.split(":")[0] for line in lines] == [
-            "Generation 1, proposal 2",
-            "Generation 3, proposal 1",
-            "Generation 3, proposal 2",
-        ]
-
-    @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-3, 3)), min_size=1, max_size=20), st.integers(1, 3))
-    def test_chain_definition(self, payoffs_, batch_size):
-        """In each context: payoffs rise, the best is in it, and so is the newest generation."""
-        society = toy(contexts=("a", "b", "c"))
-        principal = llm_principal(society, scripted(), history="chain")
-        for step, (context, payoff) in enumerate(payoffs_):
-            proposals = [([step / 10, i / 10], float(payoff + i % 2)) for i in range(batch_size)]
-            principal.tell([result(society, vector, context, value=value) for vector, value in proposals])
-        chain = principal.history.select("chain", 1)
-        assert [r["index"] for r in chain] == sorted({r["index"] for r in chain})
-        for context in society.contexts:
-            records = principal.history.in_context(context)
-            links = [r for r in chain if r["context"] == context]
-            if not records:
-                assert not links
-                continue
-            newest = records[-1]["generation"]
-            payoffs = [r["payoff"] for r in links if r["generation"] != newest]
-            assert payoffs == sorted(set(payoffs))
-            assert max(r["payoff"] for r in links) == max(r["payoff"] for r in records)
-            assert sum(r["generation"] == newest for r in links) == batch_size
-
-    def test_custom_contexts(self):
+    def test_context_selection_is_announced(self):
         society = toy(contexts=("a", "b"))
-        assert self.generations(society, "a", contexts="own") == [1, 3, 5]
-        assert self.generations(society, "b", contexts="own", history="last", window=1) == [6]
-        principal = principal_after(society, self.VECTORS, contexts="own")
-        text = principal.question("b").text
-        assert "Shown are the proposals of this context.\n" in text and "[context: a]" not in text
-        assert "Proposals made so far: 6\nProposals made so far in this context: 3\n" in text
-        assert "Shown are" not in principal_after(toy(), self.VECTORS, contexts="own").question(None).text
-        single = principal_after(society, self.VECTORS[:1], contexts="own").question("b").text
-        assert "None of them was made in this context, so none is shown.\n" in single
-
-    @pytest.mark.parametrize(
-        ("policy", "words"),
-        [
-            ({"history": "last", "window": 1}, "Shown are at least the 1 newest proposals of each context."),
-            (
-                {"history": "last", "window": 1, "contexts": "own"},
-                "Shown are at least the 1 newest proposals of this context.",
-            ),
-            ({"history": "chain"}, "Shown are the proposals of each context that were better"),
-        ],
-    )
-    def test_context_selection_is_announced(self, policy, words):
-        society = toy(contexts=("a", "b"))
-        assert (
-            words
-            in principal_after(society, [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)], **policy).question("b").text
-        )
+        vectors = [*self.VECTORS, *(np.array(self.VECTORS) - 0.5)]
+        text = principal_after(society, vectors, history="last", window=1).question("b").text
+        assert "Shown are at least the 1 newest proposals of each context." in text
 
     def test_generation_records_have_unique_ids(self):
         """Three proposals, one generation: a window or a trim takes some of them, not all or none."""
@@ -259,7 +193,7 @@ class TestHistory:
         assert [line.split(":")[0] for line in self.lines(principal)[3:]] == [
             f"Generation 2, proposal {i}" for i in (1, 2, 3)
         ]
-        for policy in ("all", "best", "last", "chain"):
+        for policy in ("all", "best", "last"):
             selected = principal.history.select(policy, 4)
             for n in range(len(selected) + 1):
                 assert len(principal.history.trim(selected, policy, n)) == n
@@ -303,7 +237,6 @@ class TestHistory:
             ("all", [2, 5, 6], "the best and the newest"),
             ("best", [2, 3, 5], "the best"),
             ("last", [4, 5, 6], "the newest"),
-            ("chain", [2, 6], "the best and the newest"),
         ],
     )
     def test_history_fills_context_window(self, history, generations, words):
@@ -371,7 +304,7 @@ class TestRepeatedMeasurements:
         repeated = "- x0=1, x1=0: 3 times, mean payoff 140.9, standard deviation between generations 16.5\n"
         assert repeated in means and "Best mean so far: x0=0, x1=1 with 145, measured once." in means
 
-    @pytest.mark.parametrize(("history", "n"), [("chain", 2), ("best_and_last", 3), ("best", 3)])
+    @pytest.mark.parametrize(("history", "n"), [("best_and_last", 3), ("best", 3)])
     def test_rows_are_unique(self, history, n):
         vectors = [row.split(": ")[1].split(" ->")[0] for row, _ in self.rows(self.principal(history=history))]
         assert len(vectors) == len(set(vectors)) == n
@@ -511,7 +444,7 @@ class TestParsing:
         ],
     )
     def test_valid(self, text, answer):
-        assert principal_after(CLEANUP, []).parse(text).tolist() == answer
+        assert principal_after(CLEANUP, []).read(text).vector.tolist() == answer
 
     @pytest.mark.parametrize(
         ("text", "message"),
@@ -525,14 +458,14 @@ class TestParsing:
     )
     def test_invalid(self, text, message):
         with pytest.raises(InvalidReply, match=message):
-            principal_after(CLEANUP, []).parse(text)
+            principal_after(CLEANUP, []).read(text)
 
     def test_names_need_not_be_identifiers(self):
         names = ("rate 1", "class", "model_dump", "_x")
         society = spec(ParameterSpace("odd", tuple(Parameter(n, 0.0, 1.0, "u", "d") for n in names)))
         principal = llm_principal(society, scripted())
         assert list(principal.asker.schema["properties"]) == ["reasoning", *names]
-        assert principal.parse(json.dumps(dict.fromkeys(names, 0.5))).tolist() == [0.5] * 4
+        assert principal.read(json.dumps(dict.fromkeys(names, 0.5))).vector.tolist() == [0.5] * 4
 
 
 class TestConversation:
@@ -615,7 +548,7 @@ class TestMultipleProposals:
             assert principal.ask(n=3).tolist() == [[1.0, 2.0], [1.0, 1.0], [1.0, 2.0]]
         assert principal.asker.counters["fallbacks"] == 1 and principal.asker.counters["invalid_replies"] == 2
 
-    @pytest.mark.parametrize("kwargs", [{}, {"history": "chain"}, {"contexts": "own", "history": "last", "window": 3}])
+    @pytest.mark.parametrize("kwargs", [{}, {"history": "last", "window": 3}])
     def test_estimate_approximates_prompt(self, kwargs):
         """Calls are counted exactly, prompt tokens to a fifth."""
         principal = llm_principal(ESCAPE_ROOM, scripted(), **kwargs)

@@ -12,6 +12,7 @@ from llmrl.core.non_learning_agent import NonLearningAgent
 from llmrl.core.observers import Transition
 from llmrl.core.records import Observation, PolicyOutput, State
 from llmrl.core.spaces import EnvSpec
+from llmrl.core.state_fields import StateFields
 
 EXPERT = "expert"
 """Channel with the index of the expert's action; -1 where the expert has given up."""
@@ -19,7 +20,7 @@ NO_OP_NAMES = ("done", "turn left")
 """Names of actions that change at most a player's orientation, in order of preference."""
 
 
-class BotPolicy:
+class BotPolicy(StateFields):
     """Policy that takes the action in the channel `expert`.
 
     If the expert has given up, it takes the action `done`, else `turn left`, else the first action. It is a
@@ -32,6 +33,8 @@ class BotPolicy:
     Raises:
         ConfigError: the environment has no channel `expert`.
     """
+
+    _state_fields = ("playing", "given_up", "decisions")
 
     channels: tuple[str, ...] = (EXPERT,)
 
@@ -103,10 +106,7 @@ class BotAgent(NonLearningAgent):
         return {"bot/decisions": float(self.policy.decisions), "bot/failures": float(self.policy.given_up)}
 
     def state_dict(self) -> State:
-        policy = self.policy
-        return {"playing": policy.playing.copy(), "given_up": policy.given_up, "decisions": policy.decisions}
+        return self.policy.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        policy = self.policy
-        policy.playing = np.array(state["playing"])
-        policy.given_up, policy.decisions = state["given_up"], state["decisions"]
+        self.policy.load_state_dict(state)

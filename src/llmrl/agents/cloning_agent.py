@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-import yaml
 
 from llmrl.algorithms.cloning import BehavioralCloning, CloningSettings
 from llmrl.algorithms.optimizer_step import Batch
@@ -21,11 +19,7 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray, TextTable
-from llmrl.run.artifacts import CONFIG_NAME
-from llmrl.run.trajectories import FOLDER, Trajectories, read
-
-TEXT_OPTIONS = ("language", "actions", "history", "template", "replace")
-"""Options of text environments that determine the wording of prompts."""
+from llmrl.run.trajectories import Trajectories, read
 
 
 @dataclass(frozen=True)
@@ -59,7 +53,6 @@ class CloningAgent:
         device: torch device.
         student: agent whose policy is trained: one network that reads a channel of texts.
         teacher: must be None.
-        env_options: options of the environment that it plays, as in the config; None: unknown.
 
     Raises:
         ConfigError: the student is not such an agent, or there is a teacher.
@@ -77,13 +70,11 @@ class CloningAgent:
         device: str,
         student: Agent,
         teacher: Teacher | None = None,
-        env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if teacher is not None:
             raise Incompatible(Misfit.UNTAUGHT, "agent=bc learns only from recorded trajectories; use teacher=none")
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._seeds, self._settings, self._data = seeds, settings, settings.data
-        self._env_options = dict(env_options or {})
         self._channel = _text_channel(student, spec)
         self._cloning: BehavioralCloning | None = None
 
@@ -99,9 +90,7 @@ class CloningAgent:
                 "agent.data=<run folder> is missing: agent=bc learns from the trajectories of another run, e.g. of "
                 "llmrl-train agent=bot play.trajectories=true"
             )
-        path = Path(self._data).expanduser()
-        trajectories = self._select_steps(read(path))
-        self._check_wording(_data_env_options(path))
+        trajectories = self._select_steps(read(Path(self._data).expanduser()))
         actions = self._to_actions(trajectories)
         is_validation = self._validation_mask(trajectories)
         table = TextTable(trajectories.prompts)
@@ -155,8 +144,7 @@ class CloningAgent:
         if not trajectories.action_names:
             raise ConfigError(
                 f"agent.data={self._data}: its actions consist of several numbers, but agent=bc imitates discrete "
-                "actions; "
-                "use other data"
+                "actions; use other data"
             )
         steps = trajectories.rows(np.flatnonzero(trajectories.prompt >= 0)[: self._settings.limit])
         if not len(steps):
@@ -174,24 +162,6 @@ class CloningAgent:
             steps = steps.rows(successes)
         return steps
 
-    def _check_wording(self, data_options: Mapping[str, Any]) -> None:
-        """Raise an error if the data's prompts were built with other options than those of the played games.
-
-        `data_options` are the options of the data's environment; options that only one of the environments has are not
-        compared.
-        """
-        env_options = self._env_options
-        for name in TEXT_OPTIONS:
-            if name in data_options and name in env_options and data_options[name] != env_options[name]:
-                data_setting, env_setting = (
-                    f"env.{name}={_yaml_text(options[name])}" for options in (data_options, env_options)
-                )
-                raise ConfigError(
-                    f"agent.data={self._data}: its prompts were built with {data_setting}, but env={self.spec.name} "
-                    "has "
-                    f"{env_setting}; use {data_setting}, or data recorded with {env_setting}"
-                )
-
     def _to_actions(self, trajectories: Trajectories) -> np.ndarray:
         """Return the recorded actions as indices of this environment's actions, [n] int64."""
         indices = {name: i for i, name in enumerate(self.spec.action_names)}
@@ -206,9 +176,7 @@ class CloningAgent:
 
     def _validation_mask(self, trajectories: Trajectories) -> np.ndarray:
         """Return the mask [n] bool of steps used for validation; all steps of an episode are on the same side."""
-        # In each game, the steps of an episode that began before the recording form one episode.
-        episode = np.where(trajectories.episode >= 0, trajectories.episode, -1 - trajectories.game)
-        episode_ids = np.unique(episode)
+        episode_ids = np.unique(trajectories.episode)
         share = self._settings.held_out
         n = round(share * len(episode_ids))
         if n == len(episode_ids):
@@ -217,37 +185,7 @@ class CloningAgent:
                 "share"
             )
         order = torch.randperm(len(episode_ids), generator=self._seeds.torch("held_out")).numpy()
-        return np.isin(episode, episode_ids[order[:n]])
-
-
-def _data_env_options(path: Path) -> dict[str, Any]:
-    """Return the options of the environment in which trajectories were recorded.
-
-    They are empty if there is no config next to the trajectories.
-    """
-    folder = path.parent if path.is_file() else path
-    config_path = (folder.parent if folder.name == FOLDER else folder) / CONFIG_NAME
-    if not config_path.is_file():
-        return {}
-    try:
-        config = yaml.safe_load(config_path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"agent.data={path}: {config_path} cannot be read ({error}), so the options of its prompts are unknown; "
-            "use "
-            "another run"
-        ) from error
-    env = config.get("env") if isinstance(config, dict) else None
-    return dict(env) if isinstance(env, dict) else {}
-
-
-def _yaml_text(value: Any) -> str:
-    """Format a value as it is typed on the command line."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_yaml_text(x)}' for key, x in value.items())}}}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_yaml_text, value))}]"
-    return "null" if value is None else str(value)
+        return np.isin(trajectories.episode, episode_ids[order[:n]])
 
 
 def _text_channel(student: Agent, spec: EnvSpec) -> str:
@@ -261,8 +199,7 @@ def _text_channel(student: Agent, spec: EnvSpec) -> str:
     if len(groups) != 1:
         raise ConfigError(
             f"agent.student: agent=bc trains an agent with one differentiable network, but {type(student).__name__} "
-            "has "
-            "none; use agent@agent.student=llm_ppo"
+            "has none; use agent@agent.student=llm_ppo"
         )
     channels: list[str] = [name for name in policy.channels if name != "action_mask"]
     if len(channels) != 1 or spec.observation[channels[0]].dtype != "object" or policy.recurrent:

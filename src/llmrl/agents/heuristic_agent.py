@@ -17,7 +17,6 @@ import torch
 from llmrl.agents.society_rules import Role, SocietyRulePolicy, society_rules
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.non_learning_agent import NonLearningAgent
-from llmrl.core.protocols import Policy
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import PolicyOutput
 from llmrl.core.spaces import EnvSpec
@@ -105,8 +104,12 @@ class HeuristicAgent(NonLearningAgent):
         max_cleaners: PositiveInt = 3,
     ) -> None:
         rules = society_rules(spec, role, turn, max_cleaners)
-        self.policy: Policy = HeuristicPolicy(spec, env_factory) if rules is None else SocietyRulePolicy(spec, rules)
-        self._description = rules.description if rules is not None else find_rule(spec, env_factory)[0].description
+        self.policy: HeuristicPolicy | SocietyRulePolicy
+        if rules is None:
+            self.policy = HeuristicPolicy(spec, env_factory)
+            self._description = self.policy.heuristic.description
+        else:
+            self.policy, self._description = SocietyRulePolicy(spec, rules), rules.description
 
     def describe(self) -> dict[str, Any]:
         return {"policy": f"a rule: {self._description}", "parameters": 0}
@@ -165,14 +168,12 @@ def _cartpole(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     return lambda observation: np.asarray(observation @ weights > 0, dtype=np.int64)
 
 
-def _mountain_car(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return a rule that pushes in the direction in which the car moves, which adds energy in every step."""
-    return lambda observation: np.where(observation[:, 1] >= 0, 2, 0)
+def _pump(speed: int) -> Callable[[EnvSpec, EnvFactory | None], Rule]:
+    """Return the maker of a rule that pushes in the direction of a speed, given by its index in an observation.
 
-
-def _acrobot(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
-    """Return a rule that pushes the lower link in the direction of its motion, which adds energy in every step."""
-    return lambda observation: np.where(observation[:, 5] >= 0, 2, 0)
+    This adds energy in every step.
+    """
+    return lambda spec, env_factory: lambda observation: np.where(observation[:, speed] >= 0, 2, 0)
 
 
 def _lunar_lander(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
@@ -289,14 +290,14 @@ def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
 
 _SUSTAINABLE_SHARE = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
-    "acrobot": Heuristic("vector", "pumps energy", _acrobot),
+    "acrobot": Heuristic("vector", "pumps energy", _pump(speed=5)),
     "blackjack": Heuristic("vector", "basic strategy", _blackjack),
     "cartpole": Heuristic("vector", "pushes under the falling pole", _cartpole),
     "cliff_walking": Heuristic("state", "the shortest way", _cliff_walking),
     "fishery": _SUSTAINABLE_SHARE,
     "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
     "lunar_lander": Heuristic("vector", "two PD controllers", _lunar_lander),
-    "mountain_car": Heuristic("vector", "pumps energy", _mountain_car),
+    "mountain_car": Heuristic("vector", "pumps energy", _pump(speed=1)),
     "pasture": _SUSTAINABLE_SHARE,
     "pollution": _SUSTAINABLE_SHARE,
     "tax_economy": Heuristic(

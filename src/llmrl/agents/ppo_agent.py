@@ -190,8 +190,7 @@ def _check_settings(settings: PPOAgentSettings, freeze: Freeze, teacher: Teacher
     if settings.normalize_observations and freeze == "core":
         raise ConfigError(
             "agent.normalize_observations=true changes the inputs of the core, but agent.freeze=core stores its "
-            "outputs; "
-            "use agent.freeze=none"
+            "outputs; use agent.freeze=none"
         )
     if not settings.map_channels:
         raise ConfigError(

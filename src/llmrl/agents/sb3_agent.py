@@ -46,8 +46,7 @@ class SB3Agent:
         seeds: seed tree of weights, exploration and games.
         device: device of the networks.
         algorithm: `ppo`, `a2c`, `trpo` (any actions), `ars` (discrete actions or real numbers), `dqn` (discrete
-            actions),
-            `sac`, `td3`, `ddpg` (real numbers).
+            actions), `sac`, `td3`, `ddpg` (real numbers).
         games: number of parallel training environments.
         arguments: arguments of the algorithm's class that replace its defaults.
 
@@ -71,7 +70,12 @@ class SB3Agent:
             _library(algorithm)
         except ModuleNotFoundError as error:
             raise ConfigError("agent=sb3 needs Stable-Baselines3: pip install 'llmrl[sb3]'") from error
-        _check_actions(spec, algorithm)
+        numbers = spec.continuous_actions
+        if numbers is not None and any(numbers.whole) and not all(numbers.whole):
+            raise ConfigError(
+                f"agent=sb3: an action of env={spec.name} is {numbers.kind}, for which Stable-Baselines3 has no "
+                "policy; use agent=ppo"
+            )
         if spec.n_agents != 1:
             raise Incompatible(
                 Misfit.ONE_GAME, f"agent=sb3 needs one agent, but env={spec.name} has {spec.n_agents}; use agent=ppo"
@@ -190,7 +194,8 @@ class SB3Agent:
         except (TypeError, ValueError, AssertionError) as error:
             games.close()
             raise ConfigError(
-                f"agent.arguments={self.arguments} is rejected by {self.algorithm.upper()}: {error}"
+                f"agent.algorithm={self.algorithm}, agent.arguments={self.arguments}: Stable-Baselines3 rejects this "
+                f"for env={self.spec.name}: {error}"
             ) from error
         return model
 
@@ -254,27 +259,6 @@ class _TrainingFinished(Exception):  # noqa: N818  (not an error)
 
 def _library(algorithm: str) -> ModuleType:
     return importlib.import_module("sb3_contrib" if algorithm in CONTRIB_ALGORITHMS else "stable_baselines3")
-
-
-def _check_actions(spec: EnvSpec, algorithm: Algorithm) -> None:
-    numbers = spec.continuous_actions
-    if numbers is None:
-        kind, algorithms = f"one of {spec.n_actions}", "dqn, ppo, a2c, trpo or ars"
-    elif any(numbers.whole) and not all(numbers.whole):
-        raise ConfigError(
-            f"agent=sb3: an action of env={spec.name} is {numbers.kind}, for which Stable-Baselines3 has no policy; "
-            "use agent=ppo"
-        )
-    elif all(numbers.whole):
-        kind, algorithms = f"{numbers.dim} whole number{'s' * (numbers.dim != 1)}", "ppo, a2c or trpo"
-    else:
-        kind, algorithms = f"{numbers.dim} number{'s' * (numbers.dim != 1)}", "sac, td3, ddpg, ppo, a2c, trpo or ars"
-    if algorithm not in algorithms.replace(" or ", ", ").split(", "):
-        requirements = {"dqn": "one of several actions", "ars": "one of several actions, or real numbers"}
-        raise ConfigError(
-            f"agent.algorithm={algorithm} needs {requirements.get(algorithm, 'real numbers')}, but an action of "
-            f"env={spec.name} is {kind}; use {algorithms}"
-        )
 
 
 def _placeholder_env(spec: EnvSpec, channel: str) -> gymnasium.Env[Any, Any]:

@@ -147,8 +147,7 @@ class TabularAgent(SearchAgent):
 
     Raises:
         ConfigError: the observation is not a state index and there are no bins, the bins do not fit it, or an option of
-            the
-            other kind of table is given.
+            the other kind of table is given.
     """
 
     def __init__(

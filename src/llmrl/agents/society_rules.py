@@ -36,8 +36,7 @@ class Rules:
         channel: observation channel that the rules read.
         description: short description of the rules.
         act: function that returns actions [n_envs, k] of k players, from their observations [n_envs, k, ...], the steps
-            of
-            each episode so far [n_envs], and the players' indices in the game.
+            of each episode so far [n_envs], and the players' indices in the game.
     """
 
     channel: str

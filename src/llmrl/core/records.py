@@ -89,21 +89,6 @@ class PolicyOutput:
     notes: list[list[dict[str, Any]]] | None = None
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The first t steps of one episode of a controller.
-
-    Attributes:
-        observations: its input, [t, k] float64, or state indices, [t] int64.
-        actions: discrete actions, [t] int64, or actions of several numbers, [t, a] float64.
-        rewards: its rewards, [t].
-    """
-
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-
-
 @dataclass
 class Outcome:
     """The outcome of one proposal, which its proposer is told.
@@ -127,7 +112,6 @@ class Outcome:
             once (`llmrl.core.pooling`). None: the numbers are its own.
         training: mean objective over the episodes of the first and of the last training round under the proposal; None
             without training.
-        steps: the beginning of the first episode; None if it is not recorded.
         net_returns: return of each agent after the mechanism, mean over validation episodes, [n_agents].
     """
 
@@ -144,7 +128,6 @@ class Outcome:
     units: int | None = None
     draw: str | None = None
     training: tuple[float, float] | None = None
-    steps: Trace | None = None
     net_returns: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
 

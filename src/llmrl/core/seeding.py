@@ -47,19 +47,12 @@ class Seeds:
             raise ValueError(f"an index of a stream must be in [0, 2**32), got {name}")
         return Seeds(self.seed, (*self._path, key))
 
-    def replicates(self, n: int, consecutive: bool = False) -> list[Seeds]:
+    def replicates(self, n: int) -> list[Seeds]:
         """Return this node in the trees of `n` replicates (societies) of the run, all different.
 
         Replicate 0 has the run's own tree. Replicate i > 0 has the sub-tree `replicate/i` of the same root. No
         replicate of a run therefore shares random numbers with a run of another seed.
-
-        Args:
-            n: number of replicates, >= 1.
-            consecutive: whether replicate i has the tree of the run with seed + i instead. Runs of neighboring seeds
-                then share replicates, so this is for tests that compare a replicate with a run.
         """
-        if consecutive:
-            return [Seeds(self.seed + i, self._path) for i in range(n)]
         sub_tree = zlib.crc32(b"replicate")
         return [self, *(Seeds(self.seed, (sub_tree, i, *self._path)) for i in range(1, n))]
 

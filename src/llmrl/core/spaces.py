@@ -256,8 +256,6 @@ class EnvDescription:
         actions: (answer, effect) of each action, in the order of the actions; for an action of several numbers, of each
             number.
         example: an observation of typical length, used only to estimate token costs; empty if unknown.
-        neighbors: name of the entry of a text observation that lists the other players in view, as objects with their
-            number `player`, from 1; empty if observations do not identify the other players.
         states: meaning of an observed state number s as a rule, e.g. `row = s // 12, column = s % 12`; empty if
             unknown.
         amount: the quantity that an action sets, if action i means i units, e.g. `how many tons of fish to catch`;
@@ -269,7 +267,6 @@ class EnvDescription:
     actions: tuple[tuple[str, str], ...]
     example: str = ""
     states: str = ""
-    neighbors: str = ""
     amount: str = ""
 
 

@@ -126,12 +126,11 @@ def build_parts(
         candidates, societies = (design["candidates"], design["replicates"]) if shared else (proposals or 1, 1)
         groups = candidates * societies
         # In the order of `loops.societies.Societies`.
-        agent_seeds = seeds.replicates(societies, shared and design["society_seeds"] == "consecutive") * candidates
+        agent_seeds = seeds.replicates(societies) * candidates
         services = AgentServices(
             spec=replace(env.spec, n_envs=env.spec.games_per_group(groups)) if groups > 1 else env.spec,
             seeds=seeds,
             device=device,
-            env_options=config["env"],
             env_factory=getattr(env, "env_factory", None),
             one_game=getattr(env, "one_game", None),
             llm=llm if isinstance(llm, ChatModel) else None,

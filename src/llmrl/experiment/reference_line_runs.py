@@ -248,7 +248,6 @@ def _measurement_config(config: Config, vectors: list[list[float]], repetitions:
         "steps": repetitions * len(proposals) // candidates,
         "candidates": candidates,
         "replicates": 1,
-        "society_seeds": "independent",
         "reset_agents": True,
         "contexts": "in_turn",
         "references": 0,

@@ -162,7 +162,6 @@ def make_chat_for_env(folder: Path, config: Config, model: SmallChat) -> None:
         services = AgentServices(
             spec=env.spec,
             seeds=shared.child("agent"),
-            env_options=config["env"],
             env_factory=getattr(env, "env_factory", None),
             one_game=getattr(env, "one_game", None),
             llm=chat,

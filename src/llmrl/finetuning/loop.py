@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from llmrl.llms.local.adapter import save_adapter
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.loading import empty_model, load_model
 from llmrl.llms.validity import Validity
-from llmrl.loops.compute_requests import Chat, Delegate, Log, Request, Requests, SafePoint
+from llmrl.loops.compute_requests import Call, Delegate, Log, Request, Requests, SafePoint
 from llmrl.run.artifacts import ADAPTER
 from llmrl.run.files import write_json
 from llmrl.run.run import Run
@@ -257,7 +258,8 @@ class FinetuneLoop:
                 continue
             log.info("%s %s: asking %d questions of %s", phase, name, len(question_set.questions), client.label)
             with run.saved_if_refused(iteration + number, self.state_dict):
-                replies = yield Chat(client, chat_requests(question_set.task.questions, question_set.questions))
+                requests = chat_requests(question_set.task.questions, question_set.questions)
+                replies = yield Call(partial(client.chat, requests), is_long=True)
             # The same seeds before and after training.
             attempts = question_set.judge(question_set.questions, [reply.text for reply in replies], "evaluation")
             done[name] = measure(attempts, question_set.rewards, question_set.scale)

@@ -57,28 +57,13 @@ class PromptFormat:
         proposer: `principal=llm` as `llmrl-train` builds it, with the chat model that will be asked.
 
     Raises:
-        ConfigError: the proposer does not propose parameters of a policy, one vector per reply and single question; its
-            prompts contain more than returns; or a written reply does not parse to the same numbers.
+        ConfigError: the proposer does not propose parameters of a policy; its prompts contain more than returns; or a
+            written reply does not parse to the same numbers.
     """
 
     def __init__(self, proposer: LLMPrincipal) -> None:
         if not isinstance(proposer, LLMSearch):
             raise ConfigError("fine-tuning needs a proposer of policy parameters; use agent=linear, tabular, ...")
-        if proposer.joint_prompt:
-            raise ConfigError(
-                "principal.joint_prompt=true requests several vectors per reply, but fine-tuning supports one; "
-                "set it to false"
-            )
-        if proposer.form.turns > 1:
-            raise ConfigError(
-                f"principal.turns={proposer.form.turns} uses conversations, but fine-tuning supports single questions "
-                "only; set it to null"
-            )
-        if proposer.form.episode_steps:
-            raise ConfigError(
-                f"principal.episode_steps={proposer.form.episode_steps} shows episodes, which trials for fine-tuning "
-                "do not contain; set it to null"
-            )
         if proposer.settings.observations:
             raise ConfigError(
                 "principal.observations=true shows observations, which trials for fine-tuning do not contain; set it "
@@ -106,8 +91,7 @@ class PromptFormat:
         recorder = _RecordingAsker(self.proposer.asker)
         proposer.asker = recorder  # type: ignore[assignment]  # fits prompts, and records the number of remaining trials
         prompt = proposer.question(None)
-        assert isinstance(prompt, Prompt)  # not a conversation
-        selected = proposer.select(None)
+        selected = proposer.select()
         records = proposer.history.trim(selected, proposer.settings.history, recorder.records)
         prompt_trials = tuple(
             _merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records
@@ -132,7 +116,7 @@ class PromptFormat:
     def write(self, vector: np.ndarray, reasoning: str) -> str:
         """Return a reply with `vector` [d] and `reasoning` in the form that the prompt requests."""
         numbers = [_format_number(value) for value in vector.tolist()]
-        if self.proposer.form.reply == "lines":
+        if self.proposer.settings.reply == "lines":
             return "; ".join(f"params[{i}]: {x}" for i, x in enumerate(numbers)) + f"\n{reasoning}"
         return f'{{"reasoning": {json.dumps(reasoning)}, "params": [{", ".join(numbers)}]}}'
 
@@ -142,7 +126,7 @@ class PromptFormat:
         Raises:
             InvalidReply: the reply holds no such numbers.
         """
-        vector: np.ndarray = parse_answer(text, self.proposer.asked(1), cut).answer[0]
+        vector: np.ndarray = parse_answer(text, self.proposer.parser(), cut).answer[0]
         return vector
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:
@@ -168,11 +152,11 @@ class PromptFormat:
             is_equal = np.allclose(self.read(text), middle)
         except InvalidReply as error:
             raise ConfigError(
-                f"replies in the form principal.reply={self.proposer.form.reply} cannot be read: {error}"
+                f"replies in the form principal.reply={self.proposer.settings.reply} cannot be read: {error}"
             ) from error
         if not is_equal:
             raise ConfigError(
-                f"replies in the form principal.reply={self.proposer.form.reply} are read as other numbers: {text}"
+                f"replies in the form principal.reply={self.proposer.settings.reply} are read as other numbers: {text}"
             )
 
 

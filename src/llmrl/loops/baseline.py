@@ -12,7 +12,7 @@ from llmrl.core.errors import ConfigError, Incompatible, Misfit
 from llmrl.core.metric_kinds import Kind
 from llmrl.core.protocols import Agent, Controller
 from llmrl.core.records import State
-from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Request, Requests, SafePoint
+from llmrl.loops.compute_requests import Delegate, EvaluateController, Log, Loop, Request, Requests, SafePoint
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.loops.search_settings import SearchSettings
 from llmrl.rollout.batched_evaluator import (
@@ -52,7 +52,7 @@ class HasGymnasiumEnv(Protocol):
         ...
 
 
-class BaselineLoop:
+class BaselineLoop(Loop):
     """Train for as many episodes as a policy search would play; then evaluate as such a search is evaluated.
 
     Episodes are logged in blocks as large as an iteration of the search: the mean return of the exploring policy. The
@@ -103,9 +103,6 @@ class BaselineLoop:
             ("  learned so far", self.evaluations.description),
             ("episodes", f"{self.blocks * self.block:,}"),
         ]
-
-    def estimate(self) -> None:
-        """Return None: the loop makes no calls to a language model."""
 
     def requests(self, run: Run) -> Requests[float]:
         """Train and evaluate; return the mean return of the trained policy on unseen seeds."""

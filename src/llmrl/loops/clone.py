@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 from llmrl.algorithms.cloning import BehavioralCloning
@@ -11,10 +12,9 @@ from llmrl.core.metric_kinds import Kind
 from llmrl.core.protocols import Agent
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
-from llmrl.loops.compute_requests import Evaluate, Imitate, Log, Requests, SafePoint
-from llmrl.loops.loop_parts import LoopParts
-from llmrl.loops.trained_results import write_trained_results
-from llmrl.rollout.collector import Collector
+from llmrl.loops.compute_requests import Call, Log, Loop, Requests, SafePoint
+from llmrl.loops.loop_parts import LoopParts, write_trained_results
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.episode_summaries import summarize_evaluation
 from llmrl.run.artifacts import RESULT_EPISODES
 from llmrl.run.run import Run
@@ -48,7 +48,7 @@ class CloneSettings:
     evaluate_episodes: PositiveInt
 
 
-class CloneLoop:
+class CloneLoop(Loop):
     """The loop of `principal=none` with an agent that imitates: epochs over recorded steps, with evaluations.
 
     Args:
@@ -78,16 +78,13 @@ class CloneLoop:
             ("  updates", f"{c.updates:,} of at most {c.settings.batch_size:,} steps, {self.settings.epochs:,} epochs"),
         ]
 
-    def estimate(self) -> None:
-        """Return None: the loop makes no calls to a language model."""
-
     def requests(self, run: Run) -> Requests[float]:
         """Learn and evaluate; return the mean objective over episodes (by default an agent's base return)."""
         self._restore(run)
         total = self.cloning.updates
         with run.progress(total, "updates", "clone", self.updates) as progress:
             while self.updates < total:
-                self.recent.append((yield Imitate(self.cloning, self.updates)))
+                self.recent.append((yield Call(partial(self.cloning.update, self.updates))))
                 self.updates += 1
                 progress.update(self.updates)
                 yield from self._log()
@@ -106,9 +103,9 @@ class CloneLoop:
         }
         return final["evaluation/objective"]
 
-    def _evaluation(self) -> Evaluate:
+    def _evaluation(self) -> Call:
         seeds = self.seeds.child("evaluation").child(self.updates)
-        return Evaluate(collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds)
+        return Call(partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds))
 
     def state_dict(self) -> State:
         """Return everything that an exact resume needs; every evaluation starts new games."""

@@ -18,16 +18,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 import numpy as np
 
 from llmrl.core.metric_kinds import Counter, Kind
-from llmrl.core.model_protocols import ChatModel
-from llmrl.core.protocols import Agent, Controller, MetaLearner, Proposer, VecEnv
-from llmrl.core.records import CallEstimate, ChatRequest, State
+from llmrl.core.protocols import Agent, Controller, VecEnv
+from llmrl.core.records import CallEstimate, State
 from llmrl.core.rollouts import Rollout
-from llmrl.core.seeding import Seeds
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:
-    from llmrl.algorithms.cloning import BehavioralCloning
-    from llmrl.loops.independent_games import IndependentGames
     from llmrl.rollout.collector import Collector
 
 
@@ -114,89 +110,16 @@ class Update:
 
 
 @dataclass(frozen=True)
-class DifferentiableUpdate:
-    """Update a society from one rollout, and keep how its weights depend on the mechanism; answered by the metrics.
+class Call:
+    """Call a function that needs nothing of other runs; answered by what it returns.
 
     Attributes:
-        learner: meta-learner of the society for one principal step.
-        rollout: rollout of its games, with the reward's Jacobian in the mechanism.
-        minibatches: seed of the generator that draws minibatches.
+        function: function to call.
+        is_long: whether it may take long, because it waits for a language model or calls a library.
     """
 
-    learner: MetaLearner
-    rollout: Rollout
-    minibatches: int
-
-
-@dataclass(frozen=True)
-class Imitate:
-    """Make one update of an imitator on recorded steps; answered by its metrics.
-
-    Attributes:
-        cloning: imitator with its data and progress.
-        update: number of the update, from 0.
-    """
-
-    cloning: BehavioralCloning
-    update: int
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Ask a principal for vectors; answered by an array [n, d], perhaps after waiting for a language model.
-
-    Attributes:
-        principal: principal to ask.
-        context: index of the context of the vectors; None without contexts.
-        n: number of vectors.
-    """
-
-    principal: Proposer
-    context: int | None
-    n: int
-
-
-@dataclass(frozen=True)
-class PlayIndependently:
-    """Advance each game that has its replies, or wait for a reply if none has; answered by the episodes that ended.
-
-    Attributes:
-        games: games of the run.
-    """
-
-    games: IndependentGames[Any]
-
-
-@dataclass(frozen=True)
-class Chat:
-    """Ask a language model; answered by its replies, in the order of the requests.
-
-    Attributes:
-        model: model to ask.
-        requests: requests to it.
-    """
-
-    model: ChatModel
-    requests: Sequence[ChatRequest]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluate:
-    """Play without learning in freshly seeded games; answered by the first episode of each game and round.
-
-    See `evaluate_policy`. The games need a `Begin` before any other request plays them.
-
-    Attributes:
-        collector: games of the run, with their players.
-        episodes: least number of episodes; all games play.
-        seeds: seed node of games and actions.
-        watched: whether the collector's observers see the episodes.
-    """
-
-    collector: Collector
-    episodes: int
-    seeds: Seeds
-    watched: bool = True
+    function: Callable[[], Any]
+    is_long: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +132,6 @@ class EvaluateController:
         vectors: parameter vectors of the controller, [q, d].
         seeds: seeds of the episodes, [k]; each vector plays one episode under each seed.
         workers: number of processes; None: as many as there are cores.
-        traced: number of steps to record from the start of each vector's first episode.
     """
 
     env: VecEnv
@@ -217,7 +139,6 @@ class EvaluateController:
     vectors: np.ndarray
     seeds: np.ndarray
     workers: int | None
-    traced: int = 0
 
 
 @dataclass(frozen=True)
@@ -265,22 +186,7 @@ class SafePoint:
     always: bool = False
 
 
-Request = (
-    Begin
-    | PlaySteps
-    | PlayEpisode
-    | Update
-    | DifferentiableUpdate
-    | Imitate
-    | Ask
-    | Chat
-    | PlayIndependently
-    | Evaluate
-    | EvaluateController
-    | Delegate
-    | Log
-    | SafePoint
-)
+Request = Begin | PlaySteps | PlayEpisode | Update | Call | EvaluateController | Delegate | Log | SafePoint
 """All requests that a loop may make."""
 
 
@@ -331,4 +237,4 @@ class Loop(Protocol):
 
     def estimate(self) -> CallEstimate | None:
         """Return an estimate of the calls to a chat model; None if there are none, or they cannot be estimated."""
-        ...
+        return None

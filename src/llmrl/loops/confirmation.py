@@ -8,9 +8,10 @@ from collections.abc import Callable
 import numpy as np
 
 from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 
 
-class SuccessiveHalving:
+class SuccessiveHalving(StateFields):
     """Successive halving of a few candidates within a fixed number of measurements.
 
     The highest of many noisy estimates is biased upwards. So the leading candidates are measured again with fresh
@@ -29,6 +30,8 @@ class SuccessiveHalving:
         counts: measurements of each candidate so far.
         step: number of finished trials.
     """
+
+    _state_fields = ("vectors", "steps", "slots", "survivors", "counts", "step")
 
     def __init__(self, vectors: np.ndarray, steps: int, slots: int) -> None:
         self.vectors = np.asarray(vectors, dtype=np.float64)[: n_candidates(steps, slots)]
@@ -68,22 +71,11 @@ class SuccessiveHalving:
         rounds = max(1, min(self.steps, math.ceil(math.log2(max(2, len(self.vectors))))))
         return step * rounds // self.steps
 
-    def state_dict(self) -> State:
-        return {
-            "vectors": self.vectors.copy(),
-            "steps": self.steps,
-            "slots": self.slots,
-            "survivors": list(self.survivors),
-            "counts": list(self.counts),
-            "step": self.step,
-        }
-
     @classmethod
     def from_state(cls, state: State) -> SuccessiveHalving:
         """Return an object with the state that `state_dict` returned."""
         halving = cls(state["vectors"], state["steps"], state["slots"])
-        halving.survivors, halving.counts = list(state["survivors"]), list(state["counts"])
-        halving.step = state["step"]
+        halving.load_state_dict(state | {"vectors": halving.vectors})
         return halving
 
 

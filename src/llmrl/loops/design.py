@@ -5,26 +5,23 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
-from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls
+from llmrl.core.protocols import AcceptsBriefing, EstimatesCalls, GradientProposer
 from llmrl.core.records import Briefing, CallEstimate
-from llmrl.loops.adaptation_record import AdaptationRecord
-from llmrl.loops.compute_requests import Ask, Log, Requests
+from llmrl.loops.compute_requests import Call, Log, Requests
 from llmrl.loops.confirmation import Confirmation, SuccessiveHalving
-from llmrl.loops.design_progress import DesignProgress, DesignSchedule
+from llmrl.loops.design_progress import AdaptationRecord, DesignProgress, DesignSchedule, Trial
 from llmrl.loops.design_results import DesignResults
-from llmrl.loops.design_settings import DesignSettings, checked_horizon, confirmation_steps
-from llmrl.loops.design_trials import Trial
-from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
+from llmrl.loops.design_settings import DesignSettings, check_differentiable, checked_horizon, confirmation_steps
+from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter
 from llmrl.loops.measurement import Measurement
-from llmrl.loops.meta_gradient import make_meta_gradient
 from llmrl.loops.proposal_outcomes import Score, proposal_metrics, repetitions_of
 from llmrl.loops.recommendation import Context, RecommendationEvaluator
 from llmrl.loops.reference_measurements import References
 from llmrl.loops.societies import Adaptation, Societies
-from llmrl.loops.trained_results import write_trained_adapter
 from llmrl.rollout.collector import Collector
 from llmrl.rollout.episode_summaries import summarize
 from llmrl.rollout.progress_observers import GraceWatch, StepProgress
@@ -71,8 +68,7 @@ class DesignLoop:
         horizon = checked_horizon(env.spec, principal, settings)
         self.env, self.agents, self.principal, self.seeds = env, parts.agents, principal, parts.seeds
         self.settings, self.meter = settings, parts.meter
-        consecutive = settings.society_seeds == "consecutive"
-        self.societies = Societies(env, self.agents, settings.candidates, settings.replicates, consecutive)
+        self.societies = Societies(env, self.agents, settings.candidates, settings.replicates)
         games, replicates = self.societies.games, self.societies.replicates
         # Agents that neither learn nor carry a state over play the same in the last round as in the first.
         adapts = any(agent.learns or getattr(agent, "carried", ()) for agent in self.agents)
@@ -80,7 +76,8 @@ class DesignLoop:
         confirm_steps = confirmation_steps(settings, n_contexts)
         self.schedule = DesignSchedule(settings, horizon, env.spec.n_envs, games, n_contexts, confirm_steps, rounds)
         objective = settings.objective or env.spec.objective
-        meta_gradient = make_meta_gradient(env.spec, self.agents[0], principal, settings)
+        if isinstance(principal, GradientProposer):
+            check_differentiable(env.spec, self.agents[0], principal, settings)
         self.collector = Collector(
             env, self.societies.policy, parts.device, parts.teacher_channels, observers=parts.observers
         )
@@ -95,7 +92,7 @@ class DesignLoop:
         )
         self.results = DesignResults(env.spec, self.schedule.validate_episodes, replicates)
         self.progress = DesignProgress(parts, self.schedule, self.record, self.results)
-        self.measurement = Measurement(env.spec, self.seeds, self.adaptation, self.progress, meta_gradient)
+        self.measurement = Measurement(env.spec, self.seeds, self.adaptation, self.progress)
 
     def _brief(self, baselines: Mapping[str | None, float]) -> None:
         """Describe the run to a principal that accepts a briefing."""
@@ -175,12 +172,12 @@ class DesignLoop:
         progress, context = self.progress, self._context()
         if progress.trial is None:
             with run.saved_if_refused(progress.iteration, progress.state_dict):
-                vectors = yield Ask(self.principal, context, self.settings.candidates)
+                vectors = yield Call(partial(self.principal.ask, context, self.settings.candidates), is_long=True)
             progress.trial = Trial("proposal", context, vectors, repetitions_of(vectors), progress.step)
             self.record.clear()
             if self.settings.reset_agents:
                 self.societies.reset()
-        if self.measurement.meta_gradient is not None:
+        if self.measurement.needs_gradient:
             progress.set_anchor(run)
         scores = yield from self.measurement.measure(run, progress.trial)
         yield self._tell_principal(scores, progress.trial)

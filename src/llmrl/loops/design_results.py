@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class DesignResults:
             leading = [
                 estimate for context in self.contexts if (estimate := self.history.estimates.best(context)) is not None
             ]
-            vectors = [(np.array(estimate.vector), _index(estimate.context)) for estimate in leading]
+            vectors = [(np.array(estimate.vector), cast(Context, estimate.context)) for estimate in leading]
         else:
             vectors = [(vector, context) for context, vector in final.items()]
         ranked = sorted(vectors, key=lambda pair: self._rank(*pair), reverse=True)
@@ -159,17 +159,14 @@ class DesignResults:
         }
 
     def load_state_dict(self, state: State) -> None:
-        self.history.restore(state["history"], state["confirmations"])
+        for name, is_confirmation in (("history", False), ("confirmations", True)):
+            for row in state[name]:
+                self.history.add_row(row, is_confirmation)
         if state["confirmation"] is not None:
             self.confirmation = Confirmation.from_state(state["confirmation"])
         self.recommendations = {n: dict(vectors) for n, vectors in state["recommendations"]}
         if state["evaluator"] is not None:
             self.evaluator = RecommendationEvaluator.from_state(state["evaluator"])
-
-
-def _index(context: int | str | None) -> Context:
-    assert not isinstance(context, str)
-    return context
 
 
 def ranking(principal: Proposer, mechanism: ParameterSpace, estimates: PooledEstimates, context: Context) -> np.ndarray:

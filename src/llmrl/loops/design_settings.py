@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from llmrl.core.errors import ConfigError
-from llmrl.core.protocols import GradientProposer, Proposer
+from llmrl.core.errors import ConfigError, Incompatible, Misfit
+from llmrl.core.protocols import Agent, DifferentiableAgent, GradientProposer, Proposer
 from llmrl.core.ranges import NonNegativeInt, PositiveInt, SpendingCost
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
@@ -26,8 +26,6 @@ class DesignSettings:
         objective: measure of welfare that the principal maximizes; None: the environment's own.
         spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
         replicates: number of societies that each vector governs.
-        society_seeds: `independent`: each society has a seed tree of its own; `consecutive`: society `s` has that of
-            the run whose seed is `s` higher.
         rollout_steps: steps of every game before each update, which divide an episode; None: a full episode.
         confirm_steps: principal steps at the end that measure the leading candidates again; None: a fifth of `steps`,
             rounded down, if that is enough to compare two candidates in each context.
@@ -49,7 +47,6 @@ class DesignSettings:
     objective: Objective | None
     spending_cost: SpendingCost = 0.0
     replicates: PositiveInt = 1
-    society_seeds: Literal["independent", "consecutive"] = "independent"
     rollout_steps: PositiveInt | None = None
     confirm_steps: NonNegativeInt | None = None
     evaluations: NonNegativeInt = 4
@@ -136,3 +133,32 @@ def confirmation_steps(settings: DesignSettings, n_contexts: int) -> int:
             f"{f' in each of {contexts} contexts' if contexts > 1 else ''}; set it to {min_steps} or more, or to 0"
         )
     return confirm
+
+
+def check_differentiable(spec: EnvSpec, agent: Agent, principal: GradientProposer, settings: DesignSettings) -> None:
+    """Check that the objective can be differentiated through the agents' learning.
+
+    Raises:
+        ConfigError: the environment or the agent provides no gradients, or the agents never learn.
+    """
+    name = type(principal).__name__
+    if not spec.has_reward_jacobian:
+        raise ConfigError(
+            f"{name} needs the derivatives of rewards with respect to the mechanism, which env={spec.name} does not "
+            "provide. Use env=cleanup, harvest, escape_room or fishery, env=tax_economy env.welfare=utilitarian, or "
+            "another principal"
+        )
+    if not settings.adapt_rounds:
+        raise ConfigError(
+            f"{name} differentiates the agents' learning, and with design.adapt_rounds=0 they do not learn; set it to "
+            "1 or more"
+        )
+    if not isinstance(agent, DifferentiableAgent):
+        raise Incompatible(
+            Misfit.UNTAUGHT, f"{name} needs agents whose learning can be differentiated; use agent=ppo or agent=pg"
+        )
+    if not agent.learns:
+        raise ConfigError(
+            f"{name} differentiates the agents' learning, and with agent.freeze=all they do not learn; use "
+            "agent.freeze=core or none"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,18 +13,13 @@ from llmrl.core.errors import Diverged
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import generators
 from llmrl.loops.compute_requests import (
-    Ask,
     Begin,
-    Chat,
+    Call,
     Delegate,
-    DifferentiableUpdate,
-    Evaluate,
     EvaluateController,
     ExecutorSeat,
-    Imitate,
     Log,
     PlayEpisode,
-    PlayIndependently,
     PlaySteps,
     Request,
     Requests,
@@ -34,17 +28,10 @@ from llmrl.loops.compute_requests import (
     Update,
 )
 from llmrl.rollout.batched_evaluator import EvaluationBatch, Evaluator, SupportsEvaluator
-from llmrl.rollout.collector import evaluate_policy
 from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     import torch
-
-
-_LONG = (Ask, Chat, Delegate, PlayIndependently)
-"""Requests that may take long and cannot be batched: they wait for a language model, or call a library."""
-_UNSHARED = (*_LONG, Log, SafePoint)
-"""Requests that the executor of each run answers, even if the run has a seat at a shared executor."""
 
 
 def serve(requests: Requests[T], run: Run | None = None, seat: ExecutorSeat | None = None) -> T:
@@ -76,20 +63,6 @@ def serve(requests: Requests[T], run: Run | None = None, seat: ExecutorSeat | No
         executor.close()
 
 
-def _call_object(request: Request) -> Any:
-    """Return the answer to a request that is one call of a method of an object."""
-    match request:
-        case Imitate():
-            return request.cloning.update(request.update)
-        case Ask():
-            return request.principal.ask(request.context, request.n)
-        case PlayIndependently():
-            return request.games.advance()
-        case Chat():
-            return request.model.chat(request.requests)
-    return None
-
-
 class Executor:
     """An executor of the requests of one loop.
 
@@ -106,13 +79,12 @@ class Executor:
 
     def answer(self, request: Request) -> Any:
         """Return the answer to a request, as documented by the class of the request."""
-        if self._seat is not None:
-            if not isinstance(request, _UNSHARED):
-                return self._seat.answer(request)
-            if isinstance(request, _LONG):
-                with self._seat.away():
-                    return self._answer(request)
-        return self._answer(request)
+        if self._seat is None or isinstance(request, Log | SafePoint):
+            return self._answer(request)
+        if isinstance(request, Delegate) or (isinstance(request, Call) and request.is_long):
+            with self._seat.away():
+                return self._answer(request)
+        return self._seat.answer(request)
 
     def _answer(self, request: Request) -> Any:
         match request:
@@ -125,20 +97,14 @@ class Executor:
                 return self._play(request)
             case Update():
                 return self._update(request)
-            case DifferentiableUpdate():
-                [generator] = generators([request.minibatches])
-                return request.learner.update(request.rollout, generator)
-            case Evaluate():
-                with nullcontext() if request.watched else request.collector.unobserved():
-                    return evaluate_policy(request.collector, request.episodes, request.seeds)
+            case Call():
+                return request.function()
             case EvaluateController():
                 return self._evaluate(request)
             case Delegate():
                 return request.work(self.answer)
             case Log() | SafePoint():
                 self._record(request)
-            case _:
-                return _call_object(request)
         return None
 
     def _update(self, request: Update) -> Any:
@@ -196,4 +162,4 @@ class Executor:
             self._evaluators[key] = request.env.evaluator(*key)
         # An overflow in a game shows in the returned values, so NumPy's warnings add nothing.
         with np.errstate(all="ignore"):
-            return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds, request.traced)
+            return self._evaluators[key].evaluate(request.controller, request.vectors, request.seeds)

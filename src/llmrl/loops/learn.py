@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
 from llmrl.core.metric_kinds import Kind
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import State
 from llmrl.core.rollouts import Episode
-from llmrl.loops.compute_requests import Begin, Evaluate, Log, PlaySteps, Requests, SafePoint, Update
+from llmrl.loops.compute_requests import Begin, Call, Log, Loop, PlaySteps, Requests, SafePoint, Update
 from llmrl.loops.continuations import EpisodeGroups
-from llmrl.loops.loop_parts import LoopParts, check_rollout_steps
+from llmrl.loops.loop_parts import LoopParts, check_rollout_steps, write_trained_adapter, write_trained_results
 from llmrl.loops.mechanism_sampler import MechanismSampler, Phase
 from llmrl.loops.probing import Probes
-from llmrl.loops.trained_results import write_trained_adapter, write_trained_results
-from llmrl.rollout.collector import Collector
+from llmrl.rollout.collector import Collector, evaluate_policy
 from llmrl.rollout.episode_summaries import summarize, summarize_evaluation
 from llmrl.rollout.progress_observers import EpisodeProgress, StepProgress, TrainingEpisodeWriter
 from llmrl.run.artifacts import RESULT_EPISODES
@@ -49,7 +49,7 @@ class LearnSettings:
     mechanism: list[float] | list[Phase] | None = None
 
 
-class LearnLoop:
+class LearnLoop(Loop):
     """The loop of `principal=none` with agents that learn for a budget of environment steps.
 
     Args:
@@ -91,9 +91,6 @@ class LearnLoop:
             ("  updates", f"{self.updates:,} of {self.rollout_steps:,} steps x {self.env.spec.n_envs} games"),
             ("environment steps", f"{steps:,}"),
         ]
-
-    def estimate(self) -> None:
-        """Return None: the number of calls of an agent or a teacher depends on the games."""
 
     def requests(self, run: Run) -> Requests[float]:
         """Train, then evaluate; return the mean objective over episodes (by default an agent's base return)."""
@@ -174,9 +171,9 @@ class LearnLoop:
         seeds = self.seeds.child("evaluation").child(self.iteration)
         training = None if self.mechanism_sampler is None else self.mechanism_sampler.evaluate(seeds.child("mechanism"))
         recording = self.agent.unrecorded() if isinstance(self.agent, RecordsEpisodes) else nullcontext()
-        with recording:
-            episodes: list[Episode] = yield Evaluate(
-                collector=self.collector, episodes=self.settings.evaluate_episodes, seeds=seeds, watched=False
+        with recording, self.collector.unobserved():
+            episodes: list[Episode] = yield Call(
+                partial(evaluate_policy, self.collector, self.settings.evaluate_episodes, seeds)
             )
         if self.mechanism_sampler is not None and training is not None:
             self.mechanism_sampler.resume(training)

@@ -1,17 +1,21 @@
-"""The parts of a run, which every loop gets in addition to its settings."""
+"""The parts of a run, which every loop gets in addition to its settings, and the results of training."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.learner_protocols import NeedsSteps
+from llmrl.core.learner_protocols import NeedsSteps, TrainsAdapter
 from llmrl.core.observers import Observer
 from llmrl.core.protocols import Agent, Proposer, Teacher, VecEnv
+from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.welfare_measures import Objective
+from llmrl.rollout.episode_summaries import episode_row, write_results
+from llmrl.run.artifacts import ADAPTER
+from llmrl.run.run import Run
 
 if TYPE_CHECKING:
     from llmrl.llms.client import ChatClient
@@ -77,3 +81,27 @@ class LoopParts:
     def teacher_channels(self) -> Sequence[str]:
         """Observation channels that rollouts hold for the teacher."""
         return () if self.teacher is None else self.teacher.channels
+
+
+def write_trained_results(
+    run: Run, env: str, agent: Agent, episodes: Sequence[Episode], objective: Objective, spending_cost: float
+) -> list[float]:
+    """Write `results.json` of the final episodes of a trained agent; return the objective of each.
+
+    Args:
+        run: run of the agent.
+        env: name of the environment.
+        agent: the trained agent.
+        episodes: its final episodes.
+        objective, spending_cost: welfare measure.
+    """
+    rows: list[dict[str, Any]] = [episode_row(episode, objective, spending_cost) for episode in episodes]
+    description = {"env": env, "agent": agent.describe(), "llm": run.status.llm, "seed": run.seed}
+    write_results(run.folder, rows, learned=True, about=description)
+    return [row["objective"] for row in rows]
+
+
+def write_trained_adapter(run: Run, part: object) -> None:
+    """Write the adapter that an agent or a principal has trained into the run folder; do nothing if there is none."""
+    if isinstance(part, TrainsAdapter):
+        part.write_adapter(run.folder / ADAPTER)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrl.core.protocols import MetaLearner
+import numpy as np
+
+from llmrl.core.protocols import DifferentiableAgent, GradientProposer, MetaLearner
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.loops.compute_requests import Log, PlayEpisode, Requests
-from llmrl.loops.design_progress import DesignProgress
-from llmrl.loops.design_trials import Trial
-from llmrl.loops.meta_gradient import MetaGradient
+from llmrl.loops.design_progress import DesignProgress, Trial
 from llmrl.loops.proposal_outcomes import Score, draw_name, score
 from llmrl.loops.societies import Adaptation
 from llmrl.run.run import Run
@@ -25,20 +25,15 @@ class Measurement:
         seeds: root of the loop's random numbers.
         adaptation: rounds in which the societies adapt.
         progress: progress of the run.
-        meta_gradient: gradients through the agents' learning; None: the principal needs none.
+
+    Attributes:
+        needs_gradient: whether the principal learns from gradients through the agents' learning.
     """
 
-    def __init__(
-        self,
-        spec: EnvSpec,
-        seeds: Seeds,
-        adaptation: Adaptation,
-        progress: DesignProgress,
-        meta_gradient: MetaGradient | None,
-    ) -> None:
+    def __init__(self, spec: EnvSpec, seeds: Seeds, adaptation: Adaptation, progress: DesignProgress) -> None:
         self.spec, self.seeds, self.adaptation, self.progress = spec, seeds, adaptation, progress
         self.societies, self.schedule, self.record = adaptation.societies, progress.schedule, progress.record
-        self.meta_gradient = meta_gradient
+        self.needs_gradient = isinstance(progress.principal, GradientProposer)
 
     def begin(self, trial: Trial) -> None:
         """Start a trial after the proposals, with the weights from which adaptation starts."""
@@ -51,8 +46,7 @@ class Measurement:
     def measure(self, run: Run, trial: Trial) -> Requests[list[Score]]:
         """Adapt societies to the vectors of a trial and validate them; return the scores of the vectors."""
         is_proposal = trial.phase == "proposal"
-        meta_gradient = self.meta_gradient if is_proposal else None
-        learner = None if meta_gradient is None else meta_gradient.learner(trial.vectors[0])
+        learner = self._meta_learner(trial.vectors[0]) if is_proposal and self.needs_gradient else None
         yield from self._adapt(run, trial, learner)
         rollouts = yield from self._validate(trial)
         scores = self._scores(trial, rollouts)
@@ -64,10 +58,16 @@ class Measurement:
                         **self.record.validated_of(i),
                         self.schedule.adapt_rounds: proposal.outcome.value,
                     }
-        if meta_gradient is not None and learner is not None:
-            [proposal] = scores
-            proposal.outcome.gradient = meta_gradient.gradient(learner, rollouts, proposal.outcome)
+        if learner is not None:
+            outcome = scores[0].outcome
+            outcome.gradient = learner.gradient(rollouts, self.record.objective, self.record.spending_cost, outcome)
         return scores
+
+    def _meta_learner(self, vector: np.ndarray) -> MetaLearner:
+        """Return a learner that updates the agent under a proposal, [d], and tracks how updates depend on it."""
+        agent, principal = self.societies.agents[0], self.progress.principal
+        assert isinstance(agent, DifferentiableAgent) and isinstance(principal, GradientProposer)
+        return agent.meta_learner(vector, principal.meta_settings)
 
     def _adapt(self, run: Run, trial: Trial, learner: MetaLearner | None) -> Requests[None]:
         """Play the adaptation rounds that remain."""
@@ -100,7 +100,7 @@ class Measurement:
 
     def _validate(self, trial: Trial) -> Requests[list[Rollout]]:
         """Play the validation episodes, which change nothing that a checkpoint holds; return the rollouts."""
-        graph = self.meta_gradient is not None and trial.phase == "proposal"
+        graph = self.needs_gradient and trial.phase == "proposal"
         rollouts = []
         for i in range(self.schedule.validate_rounds):
             nodes = trial.nodes(self.seeds, "validate", i)

@@ -14,7 +14,7 @@ from llmrl.core.observers import Observer
 from llmrl.core.protocols import EstimatesCalls, VecEnv
 from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.core.records import CallEstimate, State
-from llmrl.loops.compute_requests import Begin, Log, PlayIndependently, PlaySteps, Requests, SafePoint
+from llmrl.loops.compute_requests import Begin, Call, Log, PlaySteps, Requests, SafePoint
 from llmrl.loops.continuations import begin_games
 from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
 from llmrl.loops.loop_parts import LoopParts
@@ -82,6 +82,8 @@ class PlayLoop:
         self.played = PlayedEpisodes(self.env.spec) if settings.trajectories else None
         self.trajectories: TrajectoryWriter | None = None  # writer of episodes that are played in waves
         self.collector = Collector(self.env, policy, parts.device, observers=parts.observers)
+        # Names of states that the agent carries from one episode to the next.
+        self._carried: tuple[str, ...] = getattr(self.agent, "carried", ())
         self.episodes = settings.episodes
         recorded = settings.episodes if "text" in policy.channels else settings.videos
         self.records = recorded if settings.records is None else settings.records
@@ -154,7 +156,7 @@ class PlayLoop:
             try:
                 while games.running:
                     with self._saved(run):
-                        episodes = yield PlayIndependently(games)
+                        episodes = yield Call(games.advance, is_long=True)
                     self.steps = games.steps
                     for episode in episodes:
                         self._pending_counts[episode.number] = episode.counted
@@ -313,17 +315,6 @@ class PlayLoop:
             **({} if self.meter is None else self.meter.metrics()),
         }
 
-    @property
-    def _has_learned_state(self) -> bool:
-        """True if the run's episodes share something learned: trained weights, or plans that were drawn once."""
-        return bool(getattr(self.agent, "shares_learning", False))
-
-    @property
-    def _carried(self) -> tuple[str, ...]:
-        """Names of states that the agent carries from one episode to the next."""
-        names: tuple[str, ...] = getattr(self.agent, "carried", ())
-        return names
-
     def _player_metrics(self) -> dict[str, float]:
         """Return the player's own counts; empty for most players."""
         metrics: dict[str, float] = getattr(self.agent, "metrics", dict[str, float])()
@@ -338,7 +329,9 @@ class PlayLoop:
             "llm": run.status.llm,
             "seed": run.seed,
         }
-        write_results(run.folder, rows, learned=self._has_learned_state, about=description, carried=self._carried)
+        # Whether the episodes share something learned: trained weights, or plans that were drawn once.
+        learned = bool(getattr(self.agent, "shares_learning", False))
+        write_results(run.folder, rows, learned=learned, about=description, carried=self._carried)
         run.summary = {"episodes": len(rows), "env_steps": self.env_steps, **metrics, **self._player_metrics()}
         run.summary[RESULT_EPISODES] = [[row["objective"] for row in rows]]
         return metrics["evaluation/objective"]
@@ -358,7 +351,13 @@ class PlayLoop:
         self._log_settings = EpisodeLogSettings(self.records, self.settings.videos, self.settings.fps)
         self._games_state: State | None = None if state is None else state["games"]
         if state is not None:
-            self._restore_way_of_playing(state)
+            # Observers are not part of the experiment, so they must not change the way of playing.
+            self.independent = state["games"] is not None
+            if self.independent and self.observers:
+                raise ConfigError(
+                    "this run plays its games independently of each other, which observers cannot follow. Continue it "
+                    "without observers, or start it again with rerun=true"
+                )
         self.files = EpisodeFiles(run.folder, None if state is None else self._files_of(state))
         self.log: EpisodeLogger | None = None
         if not self.independent:
@@ -389,22 +388,6 @@ class PlayLoop:
                 self.agent.policy.episodes = [first + i for i in range(self.env.spec.n_envs)]
             yield Begin(self.collector, state=state["collector"])
             self.log.look()
-
-    def _restore_way_of_playing(self, state: State) -> None:
-        """Continue to play in waves or independently, as the run has so far.
-
-        Observers are not part of the experiment, so they must not change the way of playing.
-
-        Raises:
-            ConfigError: the games are independent, and there are observers.
-        """
-        independent = state["games"] is not None
-        if independent and self.observers:
-            raise ConfigError(
-                "this run plays its games independently of each other, which observers cannot follow. Continue it "
-                "without observers, or start it again with rerun=true"
-            )
-        self.independent = independent and IndependentGames.fit(self.env, self.agent.policy)
 
     def _files_of(self, state: State) -> State:
         """Return the state of the episodes' files, without those of unfinished episodes that start again."""

@@ -156,14 +156,7 @@ class DesignHistory:
                 "mechanism": self._mechanism(outcome.vector),
                 "context": None if outcome.context is None else self.spec.contexts[outcome.context],
             }
-            self._restore(row, confirmed)
-
-    def restore(self, proposals: Sequence[dict[str, Any]], confirmations: Sequence[dict[str, Any]]) -> None:
-        """Append rows of `history` and of `confirmations` from a saved state."""
-        for row in proposals:
-            self._restore(row, is_confirmation=False)
-        for row in confirmations:
-            self._restore(row, is_confirmation=True)
+            self.add_row(row, confirmed)
 
     def describe(self, vector: Sequence[float] | np.ndarray, context: int | None) -> dict[str, Any]:
         """Return the fields `mechanism` and `context` of a vector's rows."""
@@ -175,7 +168,8 @@ class DesignHistory:
         values = [estimate.value for estimate in self.estimates.ranked(context)]
         return max(values) - min(values) if values else 0.0
 
-    def _restore(self, row: dict[str, Any], is_confirmation: bool) -> None:
+    def add_row(self, row: dict[str, Any], is_confirmation: bool) -> None:
+        """Add a row of `history`, or of `confirmations`."""
         (self.confirmations if is_confirmation else self.proposals).append(row)
         units, vector = len(row.get("societies", [0])), list(row["mechanism"].values())
         context = None if row["context"] is None else self.spec.contexts.index(row["context"])

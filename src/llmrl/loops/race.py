@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.records import State
+from llmrl.core.state_fields import StateFields
 from llmrl.statistics.estimators import standard_error, standard_error_of_mean
 
 MIN_ERRORS_BEHIND = 3.0
@@ -16,7 +17,7 @@ MIN_PAIRS = 3
 """Minimum number of pairs to drop a contestant; the standard error of fewer pairs is not reliable."""
 
 
-class Race:
+class Race(StateFields):
     """Rounds of fresh measurements of a few contestants; clearly worse contestants are dropped.
 
     The highest of many noisy estimates is partly the highest by luck (the winner's curse). So the best few vectors are
@@ -35,6 +36,8 @@ class Race:
         round: number of finished rounds.
         values: fresh measurements of each contestant, [k] lists of independent numbers.
     """
+
+    _state_fields = ("vectors", "remaining", "round", "values")
 
     def __init__(self, vectors: np.ndarray, rounds: int) -> None:
         self.vectors, self.rounds = np.asarray(vectors, dtype=np.float64), rounds
@@ -66,29 +69,29 @@ class Race:
         leader = self.leader
         self.remaining = [i for i in self.remaining if i == leader or not self._clearly_behind(i, leader)]
 
-    def metrics(self, name: str) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Return the metrics of the race after a round.
 
-        They are `race/remaining`, the number of remaining contestants; `race/<name>`, the leader's mean of fresh
+        They are `race/remaining`, the number of remaining contestants; `race/return`, the leader's mean of fresh
         measurements; and `race/standard_error`, its standard error.
         """
         error = standard_error_of_mean(np.array(self.values[self.leader]))
         metrics = {
             "race/remaining": float(len(self.remaining)),
-            f"race/{name}": float(np.mean(self.values[self.leader])),
+            "race/return": float(np.mean(self.values[self.leader])),
         }
         return metrics | ({} if error is None else {"race/standard_error": error})
 
-    def rows(self, name: str) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Return a row for each measured contestant; none if there was only one contestant.
 
-        Keys: `vector`; its mean of fresh measurements under `name`; `standard_error`; `measured`, the number of
+        Keys: `vector`; `return`, its mean of fresh measurements; `standard_error`; `measured`, the number of
         measurements; `remaining`, whether the contestant remained until the end.
         """
         return [
             {
                 "vector": vector.tolist(),
-                name: float(np.mean(measurements)),
+                "return": float(np.mean(measurements)),
                 "standard_error": standard_error_of_mean(np.array(measurements)),
                 "measured": len(measurements),
                 "remaining": i in self.remaining,
@@ -97,19 +100,10 @@ class Race:
             if measurements
         ]
 
-    def state_dict(self) -> State:
-        return {
-            "vectors": self.vectors.copy(),
-            "remaining": list(self.remaining),
-            "round": self.round,
-            "values": [list(measurements) for measurements in self.values],
-        }
-
     @classmethod
     def from_state(cls, state: State, rounds: int) -> Race:
         race = cls(state["vectors"], rounds)
-        race.remaining, race.round = list(state["remaining"]), state["round"]
-        race.values = [list(measurements) for measurements in state["values"]]
+        race.load_state_dict(state | {"vectors": race.vectors})
         return race
 
     def _clearly_behind(self, i: int, leader: int) -> bool:

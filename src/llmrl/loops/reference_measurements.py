@@ -150,7 +150,7 @@ class References:
         line |= dict.fromkeys(("last_proposals", "recommendation", "gain"))
         last_rows = [row for row in history[-last:] if row["context"] == situation.context]
         if last_rows:
-            error = self._error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
+            error = _error(last_rows) if len(last_rows) > 1 else last_rows[0]["standard_error"]
             line["last_proposals"] = {"value": _mean(last_rows), "standard_error": error, "proposals": len(last_rows)}
         for best in recommendations:
             if best["context"] == situation.context:
@@ -187,7 +187,7 @@ class References:
             gains.append({**row, "objective": row["objective"] - float(scan)})
         first_gains, last_gains = gains[:last], gains[-last:]
         measurement_error = self._measurement_error(history) / math.sqrt(last)
-        errors = [max(self._error(rows), measurement_error) for rows in (first_gains, last_gains)]
+        errors = [max(_error(rows), measurement_error) for rows in (first_gains, last_gains)]
         return bool(
             _mean(last_gains) > SIGNIFICANT_ERRORS * errors[1]
             or _mean(last_gains) - _mean(first_gains) > SIGNIFICANT_ERRORS * math.hypot(*errors)
@@ -197,9 +197,6 @@ class References:
         """Return the standard error of one measurement of a run, from the noise of the scan."""
         societies = len(history[0].get("societies", [0]))
         return (self.noise or 0.0) * math.sqrt(self.situations[0].scan[0].measurements / societies)
-
-    def _error(self, rows: Rows) -> float:
-        return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
 
     def _situation(self, context: str | None) -> Situation:
         return next(situation for situation in self.situations if situation.context == context)
@@ -219,6 +216,10 @@ class References:
 
 def _mean(rows: Rows) -> float:
     return float(np.mean([row["objective"] for row in rows]))
+
+
+def _error(rows: Rows) -> float:
+    return standard_error_of_mean(np.array([row["objective"] for row in rows])) or 0.0
 
 
 def _by_context(rows: Rows) -> dict[str | None, list[Mapping[str, Any]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,11 +14,10 @@ from llmrl.core.metric_kinds import Counter, Kind
 from llmrl.core.pooling import Estimate, PooledEstimates
 from llmrl.core.protocols import Agent, EstimatesCalls, Proposer, SearchableAgent
 from llmrl.core.records import CallEstimate, State
-from llmrl.loops.compute_requests import Ask, EvaluateController, Log, Requests, SafePoint
-from llmrl.loops.loop_parts import LoopParts
+from llmrl.loops.compute_requests import Call, EvaluateController, Log, Requests, SafePoint
+from llmrl.loops.loop_parts import LoopParts, write_trained_adapter
 from llmrl.loops.race import Race
 from llmrl.loops.search_settings import SearchSettings, warmup_vectors
-from llmrl.loops.trained_results import write_trained_adapter
 from llmrl.rollout.batched_evaluator import (
     EvaluationBatch,
     SupportsEvaluator,
@@ -118,11 +118,6 @@ class SearchLoop:
         self.highest = -np.inf
 
     @property
-    def race_episodes(self) -> int:
-        """Episodes of the race, if no contestant is dropped before its end."""
-        return self.settings.race * self.settings.race_rounds * self.episodes
-
-    @property
     def total_episodes(self) -> int:
         """Maximum number of episodes of the complete search, with confirmations and race.
 
@@ -130,11 +125,8 @@ class SearchLoop:
         """
         n_episodes = self.candidates * self.episodes + self.settings.extra_rollout
         n_episodes += 0 if self.target_return is None else self.episodes
-        return self.warmup * self.warmup_episodes + self.iterations * n_episodes + self.race_episodes
-
-    @property
-    def _may_end_early(self) -> bool:
-        return bool(self.settings.race) or self.target_return is not None
+        n_race_episodes = self.settings.race * self.settings.race_rounds * self.episodes
+        return self.warmup * self.warmup_episodes + self.iterations * n_episodes + n_race_episodes
 
     @property
     def proposals(self) -> int:
@@ -144,6 +136,11 @@ class SearchLoop:
     def plan(self) -> list[tuple[str, str]]:
         proposals_text = "" if self.candidates == 1 else f" of {self.candidates:,} proposals each"
         warmup_text = f", after {self.warmup:,} random vectors x {self.warmup_episodes:,}" if self.warmup else ""
+        may_end_early = bool(self.settings.race) or self.target_return is not None
+        race_text = "none: the search's measurements decide"
+        if self.settings.race:
+            rounds_text = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
+            race_text = f"of the best {self.settings.race:,}, at most {rounds_text}"
         length_text = "" if self.env.spec.horizon is None else f", of at most {self.env.spec.horizon:,} steps each"
         return [
             ("  iterations", f"{self.iterations:,}{proposals_text}"),
@@ -154,9 +151,9 @@ class SearchLoop:
                 if self.target_return is None
                 else [("  ends", f"at a confirmed mean return of {self.target_return:g}")]
             ),
-            ("  race", self._describe_race()),
+            ("  race", race_text),
             ("  best so far", self.evaluations.description),
-            ("episodes", f"{'at most ' if self._may_end_early else ''}{self.total_episodes:,}{length_text}"),
+            ("episodes", f"{'at most ' if may_end_early else ''}{self.total_episodes:,}{length_text}"),
         ]
 
     def estimate(self) -> CallEstimate | None:
@@ -199,7 +196,7 @@ class SearchLoop:
     def _iterate(self, run: Run, progress: ProgressBar) -> Requests[None]:
         """Ask for vectors, play episodes with them, and tell the principal."""
         with nullcontext() if self.meter is None else run.saved_if_refused(self.iteration, self.state_dict):
-            proposals = yield Ask(self.principal, None, self.candidates)
+            proposals = yield Call(partial(self.principal.ask, None, self.candidates), is_long=True)
         seeds = self._seeds_of(self._draw(self.iteration + 1), self.episodes)
         vectors, batch = yield from self._try(self.space.rounded(proposals, clip=False), seeds)
         if self.settings.extra_rollout:
@@ -240,7 +237,7 @@ class SearchLoop:
             self._check(vectors, batch)
             self._count(batch)
             self.race.tell(list(batch.returns))
-            yield self._row("race", self.race.metrics("return"))
+            yield self._row("race", self.race.metrics())
             progress.update(self.counters["episodes"])
             yield SafePoint(self._place, self.state_dict)
         self.agent.set_parameters(np.array(self._best().vector))
@@ -249,13 +246,6 @@ class SearchLoop:
     def _place(self) -> int:
         """Number of finished iterations and rounds of the race."""
         return self.iteration + (0 if self.race is None else self.race.round)
-
-    def _describe_race(self) -> str:
-        """Return a description of the race for the plan."""
-        if not self.settings.race:
-            return "none: the search's measurements decide"
-        rounds_text = f"{self.settings.race_rounds:,} x {self.episodes:,} episodes each on fresh seeds"
-        return f"of the best {self.settings.race:,}, at most {rounds_text}"
 
     def _try(self, vectors: np.ndarray, seeds: np.ndarray) -> Requests[tuple[np.ndarray, EvaluationBatch]]:
         """Play episodes of `vectors`; return the vectors that were played in the end, and their episodes.
@@ -266,17 +256,16 @@ class SearchLoop:
         Raises:
             ConfigError: a return is not finite.
         """
-        trace_steps = getattr(self.principal, "episode_steps", 0)
-        batch = yield self.evaluation_request(vectors, seeds, trace_steps)
+        batch = yield self.evaluation_request(vectors, seeds)
         is_invalid = ~np.isfinite(batch.returns).all(1)
         if is_invalid.any() and isinstance(self.principal, ReplacesFailed):
             vectors = self.space.rounded(self.principal.replacement_for(vectors, is_invalid), clip=False)
-            batch = yield self.evaluation_request(vectors, seeds, trace_steps)
+            batch = yield self.evaluation_request(vectors, seeds)
         self._check(vectors, batch)
         self._count(batch)
         return vectors, batch
 
-    def evaluation_request(self, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0) -> EvaluateController:
+    def evaluation_request(self, vectors: np.ndarray, seeds: np.ndarray) -> EvaluateController:
         """Return the request of an episode of each vector, [q, d], under each of `seeds`, [k]."""
         return EvaluateController(
             env=self.env,
@@ -284,7 +273,6 @@ class SearchLoop:
             vectors=vectors,
             seeds=seeds,
             workers=self.cores,
-            traced=traced,
         )
 
     def _check(self, vectors: np.ndarray, batch: EvaluationBatch) -> None:
@@ -362,7 +350,7 @@ class SearchLoop:
         return episode_seeds(self.seeds.child(name), n)
 
     def _summary(self, final: dict[str, float]) -> dict[str, Any]:
-        best, race_rows = self._best(), [] if self.race is None else self.race.rows("return")
+        best, race_rows = self._best(), [] if self.race is None else self.race.rows()
         return {
             **{name.removeprefix("search/"): value for name, value in final.items()},
             "best_return": self.best_returns[-1],

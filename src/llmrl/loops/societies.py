@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from llmrl.algorithms.societies.partitioned_policy import partitioned, split
 from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
-from llmrl.core.seeding import Seeds
-from llmrl.loops.compute_requests import DifferentiableUpdate, PlayEpisode, PlaySteps, Requests, Update
+from llmrl.core.seeding import Seeds, generators
+from llmrl.loops.compute_requests import Call, PlayEpisode, PlaySteps, Requests, Update
 from llmrl.rollout.collector import Collector
 
 
@@ -28,7 +29,6 @@ class Societies:
         agents: agents in the order above.
         candidates: number of proposals tried at once.
         replicates: number of societies under each proposal.
-        consecutive: whether replicates are the runs of the following seeds (for tests).
 
     Attributes:
         games: number of games of each society.
@@ -38,11 +38,8 @@ class Societies:
         ConfigError: the games cannot be divided equally.
     """
 
-    def __init__(
-        self, env: VecEnv, agents: Sequence[Agent], candidates: int, replicates: int, consecutive: bool = False
-    ) -> None:
+    def __init__(self, env: VecEnv, agents: Sequence[Agent], candidates: int, replicates: int) -> None:
         self.agents, self.candidates, self.replicates = agents, candidates, replicates
-        self._consecutive = consecutive
         self.games = env.spec.games_per_group(len(agents))
         if replicates == 1:  # otherwise equal seeds in a reset pair the games
             env.pair_games(candidates)
@@ -92,11 +89,7 @@ class Societies:
 
     def _integers(self, nodes: Sequence[Seeds], name: str) -> list[int]:
         """Return the seed `name` of every society, [candidates x replicates], in the order of the agents."""
-        return [
-            replicate.integer(name)
-            for node in nodes
-            for replicate in node.replicates(self.replicates, self._consecutive)
-        ]
+        return [replicate.integer(name) for node in nodes for replicate in node.replicates(self.replicates)]
 
 
 def _is_common(nodes: Sequence[Seeds]) -> bool:
@@ -155,10 +148,13 @@ class Adaptation:
                     collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian
                 )
             episodes += rollout.episodes
-            pieces = nodes if i == 0 else derive_nodes(nodes, "piece", i)
+            pieces = nodes
+            if i > 0:  # equal nodes stay equal objects
+                children = {id(node): node.child("piece").child(i) for node in nodes}
+                pieces = [children[id(node)] for node in nodes]
             if learner is not None:
-                minibatches = pieces[0].integer("minibatches")
-                losses.append((yield DifferentiableUpdate(learner=learner, rollout=rollout, minibatches=minibatches)))
+                [generator] = generators([pieces[0].integer("minibatches")])
+                losses.append((yield Call(partial(learner.update, rollout, generator))))
             elif learns:
                 losses += yield self.societies.learn(rollout, pieces)
         return episodes, losses
@@ -176,9 +172,3 @@ class Adaptation:
             context=context,
             **fields,
         )
-
-
-def derive_nodes(nodes: Sequence[Seeds], name: str, index: int) -> list[Seeds]:
-    """Return the child `name`/`index` of each node; equal objects stay equal objects."""
-    children = {id(node): node.child(name).child(index) for node in nodes}
-    return [children[id(node)] for node in nodes]

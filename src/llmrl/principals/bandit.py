@@ -44,11 +44,7 @@ class BanditPrincipal(StateFields, ABC):
 
     @property
     def n_arms(self) -> int:
-        return int(self.grid.n_arms)
-
-    def arms(self) -> np.ndarray:
-        """Return the vectors of all arms, [n_arms, d], in the order of their indices."""
-        return np.stack([self.grid.vector(arm) for arm in range(self.n_arms)])
+        return self.grid.n_arms
 
     @abstractmethod
     def _select(self, row: int, pending: np.ndarray) -> int:
@@ -67,7 +63,7 @@ class BanditPrincipal(StateFields, ABC):
         for _ in range(n):
             arms.append(self._select(row, pending))
             pending[arms[-1]] += 1
-        return np.stack([self.grid.vector(arm) for arm in arms])
+        return self.grid.vectors[arms]
 
     def tell(self, outcomes: Sequence[Outcome]) -> dict[str, float]:
         """Update counts and means; return metrics of the last outcome's context.
@@ -84,10 +80,6 @@ class BanditPrincipal(StateFields, ABC):
             "principal/arms_played": float(has_plays.sum()),
             "principal/best_mean": float(self.means[row, has_plays].max()),
         }
-
-    def _random_arm(self) -> int:
-        """Return a uniformly random arm."""
-        return int(self.rng.integers(self.n_arms))
 
     def _argmax(self, values: np.ndarray) -> int:
         """Return an arm with the highest value; ties are broken at random."""

@@ -23,8 +23,7 @@ class CEMSettings:
 
     Attributes:
         noise: standard deviation whose square is added to the elite's variance; it decreases linearly from `noise`
-            after
-            the first generation to 0 from generation `noise_generations` on.
+            after the first generation to 0 from generation `noise_generations` on.
     """
 
     population: Population | None

@@ -46,10 +46,9 @@ class EpsilonGreedyPrincipal(BanditPrincipal):
         self.epsilon, self.initial_value, self.ties = epsilon, initial_value, ties
 
     def _select(self, row: int, pending: np.ndarray) -> int:
-        if self.rng.random() < self.epsilon:
-            return self._random_arm()
+        explores = self.rng.random() < self.epsilon
         unplayed = -np.inf if self.initial_value is None else self.initial_value
         values = np.where(self.counts[row] > 0, self.means[row], unplayed)
-        if np.isneginf(values).all():
-            return self._random_arm()
+        if explores or np.isneginf(values).all():
+            return int(self.rng.integers(self.n_arms))
         return int(values.argmax()) if self.ties == "first" else self._argmax(values)

@@ -26,8 +26,7 @@ class FixedPrincipal(StateFields):
 
     Raises:
         ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or both
-            `values`
-            and `contexts` given.
+            `values` and `contexts` given.
     """
 
     parallel = True
@@ -71,13 +70,11 @@ class ListedPrincipal(StateFields):
         space: parameter space of the proposals.
         vectors: vectors to propose, [n, d].
         grid: instead of `vectors`, the values of each number, d lists; all their combinations are proposed, with the
-            last
-            number changing fastest.
+            last number changing fastest.
 
     Raises:
         ConfigError: a wrong count of numbers or lists, a number out of bounds or with too many decimals, or not exactly
-            one
-            of `vectors` and `grid`.
+            one of `vectors` and `grid`.
     """
 
     _state_fields = ("asked",)

@@ -53,8 +53,7 @@ class GaussianProcessPrincipal(StateFields):
             sequence are proposed, one sequence per context. None is 2 (d + 1), at most 10.
         acquisition: `log_noisy_ei` is the expected improvement over the unknown best mean of the vectors tried in the
             context (Letham et al. 2019), in logarithms (Ament et al. 2023, arXiv 2310.20708); `ucb` is the upper
-            confidence
-            bound mean + sqrt(beta) std (Srinivas et al. 2010).
+            confidence bound mean + sqrt(beta) std (Srinivas et al. 2010).
         beta: coefficient of `ucb`.
 
     Raises:

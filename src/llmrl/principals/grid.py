@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,23 +20,15 @@ PLAYS = 3
 """Minimum number of measurements per arm, on average, with the default arms of a run."""
 
 MAX_ARMS = 4_000_000
-"""Maximum number of arms of a grid; the tables of counts and means then take 64 MB per context."""
+"""Maximum number of arms of a grid; their tables then take some hundred MB."""
 
 
-class Arms(Protocol):
-    """Finite set of vectors of a space, with indices 0 .. n_arms - 1."""
+class Arms:
+    """Finite set of vectors of a space, with indices 0 .. n_arms - 1.
 
-    n_arms: int
-
-    def vector(self, arm: int) -> np.ndarray:
-        """Return the values of an arm, [d]."""
-
-    def arm(self, vector: np.ndarray) -> int:
-        """Return the index of `vector`; raise ValueError if it is not an arm."""
-
-
-class ListedArms:
-    """Arms given by the rows of `vectors`, [n_arms, d]."""
+    Args:
+        vectors: vectors of the arms, [n_arms, d].
+    """
 
     def __init__(self, vectors: np.ndarray) -> None:
         self.vectors, self.n_arms = vectors, len(vectors)
@@ -49,66 +41,43 @@ class ListedArms:
         """Return the index of `vector`.
 
         Raises:
-            ValueError: `vector` is not listed.
+            ValueError: `vector` is not an arm.
         """
         matches = np.flatnonzero((self.vectors == vector).all(axis=1))
         if not len(matches):
-            raise ValueError(f"{np.asarray(vector).tolist()} is none of the {self.n_arms} listed arms")
+            raise ValueError(f"{np.asarray(vector).tolist()} is none of the {self.n_arms} arms")
         return int(matches[0])
 
 
-class ActionGrid:
-    """Arms 0 .. points^d - 1 of an evenly spaced grid over the box of a space, both bounds included.
+def grid_vectors(space: ParameterSpace, points: int) -> np.ndarray:
+    """Return the vectors of an evenly spaced grid over the box of a space, both bounds included, [points^d, d].
 
-    The digits of an arm's index in base `points` are its coordinates, the first the most significant: arm 1 differs
-    from arm 0 in the last coordinate. The grid itself is not stored. Numbers are rounded to the decimals of the space.
+    The digits of an index in base `points` are the coordinates, the first the most significant: vector 1 differs from
+    vector 0 in the last coordinate. Numbers are rounded to the decimals of the space.
 
     Raises:
         ConfigError: fewer than 2 points, more points than a number has values, or more arms than a table can hold.
     """
-
-    def __init__(self, space: ParameterSpace, points: int) -> None:
-        self.space, self.points = space, points
-        self.shape = (points,) * space.dim
-        self.n_arms: int = points**space.dim
-        if points < 2:
-            raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
-        if self.n_arms > MAX_ARMS:
-            max_points = max_points_per_axis(space.dim, MAX_ARMS)
-            hint = f"set principal.points to {max_points} or less, or " if max_points >= 2 else ""
-            raise ConfigError(
-                f"principal.points={points} results in {self.n_arms:,} arms for the {space.dim} numbers of "
-                f"{space.name}, "
-                f"more than {MAX_ARMS:,}; {hint}choose a principal without a grid (cem, cmaes, gp, llm)"
-            )
-        min_values = counts(space).min()
-        if points > min_values:
-            raise ConfigError(
-                f"principal.points={points}: a number of {space.name} has only {min_values:g} values; "
-                f"set principal.points to {min_values:g} or less"
-            )
-
-    def vector(self, arm: int) -> np.ndarray:
-        """Return the values of an arm, [d]."""
-        digits = np.array(np.unravel_index(arm, self.shape), dtype=np.float64)
-        low, high = self.space.low, self.space.high
-        # With these weights the last point is exactly the upper bound, without rounding errors.
-        weight = digits / (self.points - 1)
-        return self.space.rounded(low * (1.0 - weight) + high * weight)
-
-    def arm(self, vector: np.ndarray) -> int:
-        """Return the index of `vector`.
-
-        Raises:
-            ValueError: `vector` is not a point of the grid.
-        """
-        low, high = self.space.low, self.space.high
-        positions = (np.asarray(vector, dtype=np.float64) - low) / (high - low) * (self.points - 1)
-        digits = np.clip(np.rint(positions), 0, self.points - 1).astype(np.int64)
-        arm = int(np.ravel_multi_index(tuple(digits), self.shape))
-        if np.any(np.abs(self.vector(arm) - vector) > 1e-6 * (high - low)):
-            raise ValueError(f"{np.asarray(vector).tolist()} is not on the grid of {self.points} points a number")
-        return arm
+    n_arms: int = points**space.dim
+    if points < 2:
+        raise ConfigError(f"principal.points must be at least 2 (both bounds), got {points}")
+    if n_arms > MAX_ARMS:
+        max_points = max_points_per_axis(space.dim, MAX_ARMS)
+        hint = f"set principal.points to {max_points} or less, or " if max_points >= 2 else ""
+        raise ConfigError(
+            f"principal.points={points} results in {n_arms:,} arms for the {space.dim} numbers of {space.name}, "
+            f"more than {MAX_ARMS:,}; {hint}choose a principal without a grid (cem, cmaes, gp, llm)"
+        )
+    min_values = counts(space).min()
+    if points > min_values:
+        raise ConfigError(
+            f"principal.points={points}: a number of {space.name} has only {min_values:g} values; "
+            f"set principal.points to {min_values:g} or less"
+        )
+    digits = np.stack(np.unravel_index(np.arange(n_arms), (points,) * space.dim), axis=1)
+    # With these weights the last point is exactly the upper bound, without rounding errors.
+    weight = digits / (points - 1)
+    return space.rounded(space.low * (1.0 - weight) + space.high * weight)
 
 
 def default_points(space: ParameterSpace, published: Mapping[int, int]) -> int:
@@ -158,17 +127,17 @@ def fitting_arms(
         proposals: number of a run's proposals in all contexts together; None: unknown, so no grid is too large.
 
     Raises:
-        ConfigError: a grid that `ActionGrid` refuses.
+        ConfigError: a grid that `grid_vectors` refuses.
     """
     if points is not None:
-        return ActionGrid(space, points)
+        return Arms(grid_vectors(space, points))
     n_points = fitting_points(space, published, proposals)
     if proposals is not None:
         budget = proposals // space.n_rows
         if n_points**space.dim > budget // PLAYS or (n_points < 3 and not _all_integers(space)):
             n_arms = min(budget // PLAYS, max(2 * (space.dim + 1), budget // (2 * PLAYS)))
-            return ListedArms(listed_vectors(space, max(2, n_arms)))
-    return ActionGrid(space, n_points)
+            return Arms(listed_vectors(space, max(2, n_arms)))
+    return Arms(grid_vectors(space, n_points))
 
 
 def listed_vectors(space: ParameterSpace, n: int) -> np.ndarray:

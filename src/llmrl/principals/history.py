@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any, Literal
 
 import numpy as np
 
 from llmrl.core.pooling import Key, PooledEstimates, key_of
-from llmrl.core.records import Outcome, Trace
+from llmrl.core.records import Outcome
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.state_fields import StateFields
 from llmrl.core.welfare_measures import MEASURES
 
-Policy = Literal["all", "last", "best", "chain", "best_and_last"]
-Contexts = Literal["all", "own"]
+Policy = Literal["all", "last", "best", "best_and_last"]
 Record = dict[str, Any]
 
 MIN_UNITS = 3
@@ -45,16 +43,13 @@ class History(StateFields):
     Args:
         spec: spec of the environment.
         pooled: whether equal vectors of a context are pooled into one record with the mean over their measurements, at
-            the
-            position of the newest. This applies where records are selected by payoff. Where all or the newest are
-            shown,
-            each measurement keeps its record, so that prompts only grow, and `repeated` has the means.
+            the position of the newest. This applies where records are selected by payoff. Where all or the newest are
+            shown, each measurement keeps its record, so that prompts only grow, and `repeated` has the means.
         sliding: whether exactly the newest records of a window are shown. Otherwise the window grows to less than twice
             its size before it is cut back, so that most prompts start like the one before.
 
     Attributes:
         records: records of all outcomes.
-        typical_steps: example of the first steps of an episode, for estimates; None: outcomes have no steps.
     """
 
     _state_fields = ("records",)
@@ -62,7 +57,6 @@ class History(StateFields):
     def __init__(self, spec: EnvSpec, pooled: bool = True, sliding: bool = False) -> None:
         self.spec, self.pooled, self.sliding = spec, pooled, sliding
         self.records: list[Record] = []
-        self.typical_steps: Trace | None = None
         # Measures of welfare are irrelevant to a payoff that is a sum over agents and steps.
         welfare = {} if spec.objective.step is not None else WELFARE
         self.welfare = welfare | (SPENDING if spec.spending_cost else {})
@@ -94,15 +88,15 @@ class History(StateFields):
             return self._pool_by_vector(context)
         return [record | {"measured": [record["index"]]} for record in self.in_context(context)]
 
-    def repeated(self, policy: Policy, contexts: Contexts = "all", present: str | None = None) -> list[Record]:
+    def repeated(self, policy: Policy) -> list[Record]:
         """Return the vectors that were measured more than once, one record per vector and context with means.
 
         It is empty if `rows` have the means already.
         """
         if not self.pooled or policy not in CHRONOLOGICAL:
             return []
-        names = [present] if contexts == "own" else self.contexts
-        return [record for context in names for record in self._pool_by_vector(context) if len(record["measured"]) > 1]
+        rows = [record for context in self.contexts for record in self._pool_by_vector(context)]
+        return [record for record in rows if len(record["measured"]) > 1]
 
     def _pool_by_vector(self, context: str | None) -> list[Record]:
         """Return one record for each vector of a context, in the order of their newest measurements."""
@@ -111,30 +105,22 @@ class History(StateFields):
             groups.setdefault(key_of(record["vector"]), []).append(record)
         return sorted((_merge(group) for group in groups.values()), key=_index)
 
-    def select(
-        self,
-        policy: Policy,
-        window: int,
-        contexts: Contexts = "all",
-        present: str | None = None,
-        newest: int = 0,
-    ) -> list[Record]:
-        """Return the records to show, oldest first, of all contexts or only of the `present` one.
+    def select(self, policy: Policy, window: int, newest: int = 0) -> list[Record]:
+        """Return the records to show, oldest first.
 
         For each context these are `all` records, the `last` `window`, the `window` with the highest payoffs (`best`),
-        these and the `newest` last ones (`best_and_last`), or the `chain` of improvements: each record that beat all
-        earlier generations, and the whole newest generation. There are more last ones unless `sliding` (`_n_recent`).
+        or these and the `newest` last ones (`best_and_last`). There are more last ones unless `sliding` (`_n_recent`).
         """
-        names = [present] if contexts == "own" else self.contexts
-        selection = [record for context in names for record in self._select_from(policy, window, newest, context)]
+        selection = [
+            record for context in self.contexts for record in self._select_from(policy, window, newest, context)
+        ]
         return sorted(selection, key=_index)
 
     def trim(self, records: list[Record], policy: Policy, n: int) -> list[Record]:
         """Return the `n` most useful records for a reader who cannot take all, oldest first.
 
         For `last` these are the newest, for `best` the best; otherwise the best half of them, and the newest of the
-        rest. For a chain these are its newest elements, as each is better than the one before, and the newest
-        generation.
+        rest.
         """
         n_best = {"best": n, "last": 0}.get(policy, -(-n // 2))
         # The sort is stable: of equal payoffs the earlier ones come first.
@@ -196,7 +182,6 @@ class History(StateFields):
             summaries=dict.fromkeys(self.spec.told, TYPICAL_PAYOFF),
             welfare=dict.fromkeys(self.welfare, TYPICAL_PAYOFF),
             training=(TYPICAL_PAYOFF, TYPICAL_PAYOFF),
-            steps=self.typical_steps,
         )
 
     def _select_from(self, policy: Policy, window: int, newest: int, context: str | None) -> list[Record]:
@@ -208,7 +193,7 @@ class History(StateFields):
             return sorted(records[:split], key=_negative_payoff)[:window] + records[split:]
         if policy == "last":
             return records[len(records) - self._n_recent(len(records), window) :]
-        return _chain(records) if policy == "chain" else records
+        return records
 
     def _n_recent(self, n_records: int, window: int) -> int:
         """Return how many of `n_records` are shown as the last ones: `window`, or up to twice as many minus one.
@@ -245,21 +230,7 @@ class History(StateFields):
             "curves": curves,
             "summaries": summaries | welfare,
             "returns": [float(value) for value in outcome.returns],
-            **({} if outcome.steps is None else {"steps": _compact_trace(outcome.steps)}),
         }
-
-
-def _compact_trace(trace: Trace) -> dict[str, Any]:
-    """Return the first steps of an episode as plain numbers, with as many digits as are shown."""
-    arrays = {"observations": trace.observations, "actions": trace.actions, "rewards": trace.rewards}
-    return {
-        name: array.tolist() if array.dtype.kind in "iu" else [_round_digits(row) for row in array.tolist()]
-        for name, array in arrays.items()
-    }
-
-
-def _round_digits(value: Any) -> Any:
-    return [_round_digits(element) for element in value] if isinstance(value, list) else float(f"{value:.3g}")
 
 
 def _pool(records: Sequence[Record], min_episodes: int = 1) -> PooledEstimates:
@@ -308,23 +279,6 @@ def _index(record: Record) -> int:
 
 def _negative_payoff(record: Record) -> float:
     return -float(record["payoff"])
-
-
-def _chain(records: list[Record]) -> list[Record]:
-    """Return the best of each generation that beat all before it, and the newest generation, in one context.
-
-    Proposals of one generation are tried in parallel, so only the best of them can be an improvement.
-    """
-    newest = records[-1]["generation"] if records else 0
-    chain: list[Record] = []
-    best = -np.inf
-    for generation, group in groupby(records, key=lambda record: int(record["generation"])):
-        batch = list(group)
-        leader = min(batch, key=_negative_payoff)
-        is_better = leader["payoff"] > best
-        best = max(best, leader["payoff"])
-        chain += [record for record in batch if generation == newest or (is_better and record is leader)]
-    return chain
 
 
 def _sample(trajectory: np.ndarray) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
@@ -12,9 +12,8 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.principals.llm_mechanism import LLMMechanismPrincipal
-from llmrl.principals.llm_principal import LLMPrincipal
+from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
 from llmrl.principals.llm_search import LLMSearch
-from llmrl.principals.llm_settings import LLMSettings, SearchFormat
 from llmrl.principals.proposal_learning import ProposalLearning
 
 
@@ -37,8 +36,7 @@ def llm_principal(
         seeds: seed tree of a model that learns.
 
     Raises:
-        ConfigError: no chat model, no mechanism, no such prompt, a setting of the other kind of search, or a model that
-            learns from one reply with all proposals.
+        ConfigError: no chat model, no mechanism, no such prompt, or a setting of the other kind of search.
     """
     if llm is None:
         raise ConfigError(
@@ -47,33 +45,16 @@ def llm_principal(
         )
     if settings.observations is None:
         settings = replace(settings, observations=controller is None)
-    values = {field.name: getattr(settings, field.name) for field in fields(SearchFormat)}
-    options = {name: value for name, value in values.items() if value is not None}
     principal: LLMPrincipal
     if controller is not None:
-        principal = LLMSearch(spec, llm, controller, settings, SearchFormat(**options), prompt_folder)
-        return _with_learning(principal, llm, seeds)
-    if not settings.joint_prompt:
-        del options["joint_prompt"]
-    if settings.out_of_range == "accept":
-        options["out_of_range"] = settings.out_of_range
-    for name, value in options.items():
+        principal = LLMSearch(spec, llm, controller, settings, prompt_folder)
+    elif settings.out_of_range == "accept":
         raise ConfigError(
-            f"principal.{name}={value} applies to the parameters of a policy (agent=linear, ...), not to the numbers "
-            "of a "
-            "mechanism; remove it"
+            "principal.out_of_range=accept applies to the parameters of a policy (agent=linear, ...), not to the "
+            "numbers of a mechanism; use reask or clamp"
         )
-    return _with_learning(LLMMechanismPrincipal(spec, llm, settings, prompt_folder), llm, seeds)
-
-
-def _with_learning(principal: LLMPrincipal, llm: ChatModel, seeds: Seeds | None) -> LLMPrincipal:
-    """Return `principal`, with the training of its model if `llm/learn` is set."""
-    if not isinstance(llm, ChatClient) or llm.learner is None:
-        return principal
-    if principal.joint_prompt:
-        raise ConfigError(
-            "principal.joint_prompt=true requests all proposals in one reply, but llm/learn compares replies; use "
-            "principal.joint_prompt=false"
-        )
-    principal.learning = ProposalLearning(llm.learner, (seeds or Seeds(0)).child("learning"))
+    else:
+        principal = LLMMechanismPrincipal(spec, llm, settings, prompt_folder)
+    if isinstance(llm, ChatClient) and llm.learner is not None:
+        principal.learning = ProposalLearning(llm.learner, (seeds or Seeds(0)).child("learning"))
     return principal

@@ -16,8 +16,7 @@ from llmrl.llms.prompts import Prompt, PromptFamily
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 from llmrl.llms.structured import json_schema
 from llmrl.principals.history import MIN_UNITS, Record
-from llmrl.principals.llm_principal import LLMPrincipal
-from llmrl.principals.llm_settings import LLMSettings
+from llmrl.principals.llm_principal import LLMPrincipal, LLMSettings
 
 FAMILY = "principal"
 FOLDER = Path(__file__).with_name("prompts")
@@ -54,7 +53,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
         """Store the facts about the run."""
         self.briefing = briefing
 
-    def schema(self, n: int) -> dict[str, Any] | None:
+    def schema(self) -> dict[str, Any] | None:
         return json_schema(self.reply_model)
 
     def render(
@@ -84,7 +83,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
             made=len(history.records),
             made_here=len(history.in_context(context)),
             history=[self._line(record) for record in shown],
-            repeated=[self._line(record) for record in self._repeated(context)],
+            repeated=[self._line(record) for record in self._repeated()],
             best=None if (best := history.best_record(context)) is None else self._line(best),
             measures=history.measures() if observations else [],
             selection=selection,
@@ -92,11 +91,11 @@ class LLMMechanismPrincipal(LLMPrincipal):
             optimum=self.settings.optimum,
         )
 
-    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> VectorParser:
+    def parser(self, context: str | None = None, proposal: int | None = None) -> VectorParser:
         parameters = self.space.parameters
         return VectorParser(
             self.space.names,
-            n,
+            1,
             [(p.low, p.high) for p in parameters],
             VectorQuestion(
                 turn=self.history.generations + 1,
@@ -128,9 +127,9 @@ class LLMMechanismPrincipal(LLMPrincipal):
         }
         return line if self.settings.observations else {**line, "curves": [], "summaries": [], "returns": []}
 
-    def _repeated(self, context: str | None) -> list[Record]:
+    def _repeated(self) -> list[Record]:
         """Return proposals that were tried more than once; if there are many, the best, oldest first."""
-        records = self.history.repeated(self.shown.history, self.shown.contexts, context)
+        records = self.history.repeated(self.shown.history)
         return self.history.trim(records, "best", min(len(records), MAX_REPEATED))
 
     def _prompt_name(self, spec: EnvSpec, prompt: str | None) -> str:

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.pooling import key_of
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, ChatReply, Outcome, State
 from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.core.state_fields import StateFields
@@ -24,26 +25,54 @@ from llmrl.llms.prompts import Prompt
 from llmrl.llms.provider import estimate_tokens
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.vector_parser import VectorParser
-from llmrl.llms.structured_query import Query, StructuredQuery
-from llmrl.principals.history import History, Record
-from llmrl.principals.llm_settings import LLMSettings
+from llmrl.llms.structured_query import StructuredQuery
+from llmrl.principals.history import History, Policy, Record
 from llmrl.principals.proposal_learning import ProposalLearning
 
+OutOfRange = Literal["reask", "clamp", "accept"]
+Fallback = Literal["best", "last", "stop"]
+Rows = Literal["compact", "named"]
+Reply = Literal["json", "lines"]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
-class OneProposal(BaseModel):
-    """The reply to a question for one vector."""
+@dataclass(frozen=True)
+class LLMSettings:
+    """Options of `llm_principal`; meanings, units and ranges are in `conf/principal/llm.yaml`.
+
+    Attributes:
+        history: selection of the proposals shown, see `History.select`.
+        fallback: reaction if no reply is valid. `best` is the best vector of this context so far, of those judged by as
+            many episodes as any one proposal. Without earlier vectors the center of the bounds is proposed.
+        prompt_iterations: number of iterations stated in prompts; None: the number that the loop states.
+    """
+
+    prompt: str | None
+    history: Policy
+    history_tokens: PositiveInt | None
+    window: PositiveInt
+    n_recent: NonNegativeInt
+    measurements: Literal["pooled", "separate"]
+    sliding_history: bool
+    observations: bool | None
+    repair_turns: NonNegativeInt
+    fallback: Fallback
+    out_of_range: OutOfRange
+    duplicates: Literal["reask", "accept"]
+    rows: Rows
+    reply: Reply
+    first_iteration: NonNegativeInt
+    advice: bool
+    prompt_iterations: PositiveInt | None
+    step_size: NonNegativeFloat | None
+    optimum: float | None
+
+
+class Proposal(BaseModel):
+    """The reply to a question for a vector of numbers without names."""
 
     reasoning: str = ""
     params: list[Finite]
-
-
-class SeveralProposals(BaseModel):
-    """The reply to a question for several vectors at once."""
-
-    reasoning: str = ""
-    proposals: list[list[Finite]]
 
 
 @dataclass(frozen=True)
@@ -51,12 +80,12 @@ class ParsedReply:
     """Content of a reply.
 
     Attributes:
-        vectors: the proposals, [n, d].
+        vector: the proposal, [d].
         reasoning: the model's reasons.
         moved: count of numbers that were clipped to their bounds.
     """
 
-    vectors: np.ndarray
+    vector: np.ndarray
     reasoning: str = ""
     moved: int = 0
 
@@ -82,8 +111,7 @@ class LLMPrincipal(StateFields, ABC):
 
     Each step is one conversation. A reply must hold all numbers. An invalid one is shown back with its error, up to
     `repair_turns` times; then `fallback` decides, and it is counted. Several proposals of a step are requested in as
-    many simultaneous questions, each with the number of its proposal; or, with `joint_prompt`, in one question
-    whose reply holds all of them.
+    many simultaneous questions, each with the number of its proposal.
 
     If the whole history does not fit into the model's context window, the question holds the records that
     `History.trim` keeps, and says so.
@@ -96,7 +124,6 @@ class LLMPrincipal(StateFields, ABC):
 
     Attributes:
         purpose: purpose of the questions in the call log.
-        joint_prompt: whether one question asks for all proposals of a step.
         reasons: the model's reasons for each vector of the last `ask`; "" where it gave none.
         fallbacks: whether each vector of the last `ask` is a fallback (no valid reply, or numbers that were unusable).
         iteration: number of steps asked so far.
@@ -116,7 +143,6 @@ class LLMPrincipal(StateFields, ABC):
     parallel = True
     learns_from_others = True
     purpose: str
-    joint_prompt = False
 
     def __init__(self, spec: EnvSpec, space: ParameterSpace, llm: ChatModel, settings: LLMSettings) -> None:
         self.spec, self.space, self.llm, self.settings = spec, space, llm, settings
@@ -127,7 +153,6 @@ class LLMPrincipal(StateFields, ABC):
         self.reasons: list[str] = []
         self.fallbacks: list[bool] = []
         self.notes: list[str] = []  # remark in the history for each vector of the last `ask`
-        self.in_reply = 1  # vectors per reply in the last `ask`
         self.learning: ProposalLearning | None = None
         self.asker = self._new_asker()
         self.shown = settings  # selection of the history in the present question
@@ -147,15 +172,12 @@ class LLMPrincipal(StateFields, ABC):
         """
 
     @abstractmethod
-    def schema(self, n: int) -> dict[str, Any] | None:
-        """Return the JSON schema of a reply with `n` vectors; None: free text."""
+    def schema(self) -> dict[str, Any] | None:
+        """Return the JSON schema of a reply; None: free text."""
 
     @abstractmethod
-    def asked(self, n: int, context: str | None = None, proposal: int | None = None) -> VectorParser:
-        """Return the parser of replies with `n` vectors.
-
-        `proposal` is the number of the question if the step has several.
-        """
+    def parser(self, context: str | None = None, proposal: int | None = None) -> VectorParser:
+        """Return the parser of replies; `proposal` is the number of the question if the step has several."""
 
     @abstractmethod
     def repair(self, reason: str) -> Prompt:
@@ -164,20 +186,17 @@ class LLMPrincipal(StateFields, ABC):
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:
         row = self.space.row(context)
         name = self.spec.contexts[row] if self.spec.contexts else None
-        self.in_reply = n if self.joint_prompt else 1
-        self.asker.schema = self.schema(self.in_reply)
-        numbers = range(1, n // self.in_reply + 1)
+        numbers = range(1, n + 1)
         if self.learning is not None:
-            self.learning.check(len(numbers))
-        parsers = [self.asked(self.in_reply, name, k if len(numbers) > 1 else None) for k in numbers]
+            self.learning.check(n)
+        parsers = [self.parser(name, k if n > 1 else None) for k in numbers]
         questions = [self.question(name, k, n) for k in numbers]
-        readings = self.asker.ask(questions, [self._parser(parser) for parser in parsers])
-        self.answered(questions)
+        readings = self.asker.ask(questions, [self._reader(parser) for parser in parsers])
         answers = [self._or_fallback(reading, name, k) for k, reading in enumerate(readings, 1)]
-        vectors = np.concatenate([answer.vectors for answer in answers])
-        self.reasons = [answer.reasoning for answer in answers for _ in answer.vectors]
-        self.fallbacks = [reading is None for reading in readings for _ in range(self.in_reply)]
-        moves = [answer.moved > 0 for answer in answers for _ in answer.vectors]
+        vectors = np.array([answer.vector for answer in answers])
+        self.reasons = [answer.reasoning for answer in answers]
+        self.fallbacks = [reading is None for reading in readings]
+        moves = [answer.moved > 0 for answer in answers]
         self.notes = [
             FALLBACK_NOTE if f else CLIPPED_NOTE if m else "" for f, m in zip(self.fallbacks, moves, strict=True)
         ]
@@ -191,12 +210,6 @@ class LLMPrincipal(StateFields, ABC):
             self.learning.record([stats.samples for stats in self.asker.query_stats])
         return vectors
 
-    def answered(self, questions: Sequence[Prompt | Query]) -> None:
-        """Process the questions of the last `ask`; a hook of subclasses.
-
-        Their statistics are in `asker.query_stats`.
-        """
-
     def _or_fallback(self, reading: ParsedReply | None, context: str | None, question: int) -> ParsedReply:
         """Return `reading`, or the fallback if no reply was valid; raise LLMError with `fallback=stop`."""
         if reading is not None:
@@ -205,12 +218,11 @@ class LLMPrincipal(StateFields, ABC):
         if self.settings.fallback == "stop":
             raise LLMError(
                 f"no valid reply for step {position[0]}, question {question}, in {self.settings.repair_turns + 1} "
-                "turns; "
-                "principal.fallback=stop ends the run then, use principal.fallback=best to continue"
+                "turns; principal.fallback=stop ends the run then, use principal.fallback=best to continue"
             )
         vector = self.propose_again(context)
         logger.warning("no valid reply for generation %d, proposal %d; proposing %s", *position, vector.tolist())
-        return ParsedReply(np.tile(vector, (self.in_reply, 1)))
+        return ParsedReply(vector)
 
     def propose_again(self, context: str | None) -> np.ndarray:
         """Return the fallback vector [d]: the last or the best of the context, else the middle of the bounds."""
@@ -250,7 +262,8 @@ class LLMPrincipal(StateFields, ABC):
         `known` outcomes are added before the first step.
         """
         future = copy.copy(self)
-        future.history, future.tried, future.iteration = self._empty_history(), set(), 0
+        # Without pooling, since repetitions among future proposals are unknown.
+        future.history, future.tried, future.iteration = History(self.spec, pooled=False), set(), 0
         future.asker = self._new_asker()
         if known:
             future.history.add([future.history.typical(self.space, 0)] * known)
@@ -262,34 +275,27 @@ class LLMPrincipal(StateFields, ABC):
             while future.iteration < moment:
                 future.history.add([future.history.typical(self.space, future.iteration)] * n)
                 future.iteration += 1
-            tokens.append(estimate_tokens(shown_text(future.question(context, n, n))))
-        calls = steps if self.joint_prompt else steps * n
-        prompt_tokens = calls // steps * int(np.interp(np.arange(steps), moments, tokens).sum())
-        reply = REPLY_TOKENS + NUMBER_TOKENS * (max(0, self.space.dim - 10) + (steps * n // calls - 1) * self.space.dim)
+            tokens.append(estimate_tokens(future.question(context, n, n).text))
+        calls = steps * n
+        prompt_tokens = n * int(np.interp(np.arange(steps), moments, tokens).sum())
+        reply = REPLY_TOKENS + NUMBER_TOKENS * max(0, self.space.dim - 10)
         return CallEstimate(calls, calls * (1 + self.settings.repair_turns), prompt_tokens, calls * reply)
-
-    def _empty_history(self) -> History:
-        """Return a history for estimates, without pooling, since repetitions among future proposals are unknown."""
-        history = History(self.spec, pooled=False)
-        history.typical_steps = self.history.typical_steps
-        return history
 
     def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
         self.tried = {key_of(record["vector"]) for record in self.history.records}
 
-    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt | Query:
+    def question(self, context: str | None, proposal: int = 1, proposals: int = 1) -> Prompt:
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
         self.shown = self._history_settings(context)
-        selected = self.select(context)
+        selected = self.select()
         return self.asker.fit_to_context(
             lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
         )
 
-    def select(self, context: str | None) -> list[Record]:
+    def select(self) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""
-        settings = self.shown
-        return self.history.select(settings.history, settings.window, settings.contexts, context, settings.n_recent)
+        return self.history.select(self.shown.history, self.shown.window, self.shown.n_recent)
 
     def _history_settings(self, context: str | None) -> LLMSettings:
         """Return the settings of the history in the next question.
@@ -308,8 +314,8 @@ class LLMPrincipal(StateFields, ABC):
                 estimate_tokens(self._render(context, sample, n).text) for n in (len(sample), 0)
             )
             self._row_tokens = max(1.0, (full_tokens - base_tokens) / len(sample))
-        contexts = 1 if settings.contexts == "own" else max(1, len(self.history.contexts))
-        max_rows = max(MIN_ROWS, int(settings.history_tokens / self._row_tokens) // contexts)
+        n_contexts = max(1, len(self.history.contexts))
+        max_rows = max(MIN_ROWS, int(settings.history_tokens / self._row_tokens) // n_contexts)
         if max(len(self.history.in_context(name)) for name in self.history.contexts) <= max_rows:
             return settings
         # The window of the newest grows to less than twice its size before it is cut.
@@ -320,24 +326,18 @@ class LLMPrincipal(StateFields, ABC):
     ) -> Prompt:
         """Render the question with `n` of the `selected` records."""
         records = self.history.trim(selected, self.shown.history, n)
-        return self.render(context, proposal, proposals, records, self._selection(context, selected, n))
+        return self.render(context, proposal, proposals, records, self._selection(selected, n))
 
-    def _selection(self, context: str | None, selected: list[Record], n: int) -> str | None:
+    def _selection(self, selected: list[Record], n: int) -> str | None:
         """Return a sentence about the records omitted if `n` of the `selected` ones are shown; None if none are."""
         settings = self.shown
-        is_separate = settings.contexts == "own" and bool(self.spec.contexts)
-        n_records = len(self.history.records)
-        contexts = [context] if is_separate else self.history.contexts
-        available = sum(len(self.history.rows(name, settings.history)) for name in contexts)
-        scope = " of this context" if is_separate else ""
+        available = sum(len(self.history.rows(name, settings.history)) for name in self.history.contexts)
         if n < len(selected):
             subset = {"best": "the best", "last": "the newest"}.get(settings.history, "the best and the newest")
-            return f"There is room for {n} of the {available} proposals{scope}: {subset} of them are shown."
+            return f"There is room for {n} of the {available} proposals: {subset} of them are shown."
         if n < available:
-            context_scope = scope or (" of each context" if self.spec.contexts else "")
+            context_scope = " of each context" if self.spec.contexts else ""
             minimum = "" if settings.sliding_history else "at least "
-            if settings.history == "chain":
-                return f"Shown are the proposals{context_scope} that were better than all before them, and the newest."
             if settings.history == "best_and_last":
                 best = f"{settings.window} best of the others"
                 summary = "" if self.settings.history == "best_and_last" else self._summary()
@@ -346,10 +346,7 @@ class LLMPrincipal(StateFields, ABC):
             if settings.history == "last":
                 return f"Shown are {minimum}the {settings.window} newest proposals{context_scope}."
             return f"Shown are the {settings.window} best proposals{context_scope}."
-        if not available and n_records:
-            return "None of them was made in this context, so none is shown."
-        is_partial = is_separate and len(self.history.in_context(context)) < n_records
-        return f"Shown are the proposals{scope}." if is_partial else None
+        return None
 
     def _summary(self) -> str:
         """Return a sentence about the payoffs of all proposals, of which not all are shown."""
@@ -360,67 +357,43 @@ class LLMPrincipal(StateFields, ABC):
             f"tenth is above {high}."
         )
 
-    def parse(self, text: str) -> np.ndarray:
-        """Return the vector [d] in a reply, as it will be tried.
-
-        Raises:
-            InvalidReply: as `read`.
-        """
-        vector: np.ndarray = self.read(text).vectors[0]
-        return vector
-
-    def read(self, text: str, cut: bool = False, asked: VectorParser | None = None) -> ParsedReply:
-        """Return the `in_reply` vectors of a reply as they will be tried.
+    def read(self, text: str, cut: bool = False, parser: VectorParser | None = None) -> ParsedReply:
+        """Return the vector of a reply as it will be tried.
 
         Args:
             text: the reply.
             cut: whether the reply was cut off because it grew too long.
-            asked: parser of the question; None: parser of a question without context.
+            parser: parser of the question; None: parser of a question without context.
 
         Raises:
-            InvalidReply: the reply holds no vectors; or, depending on the settings, a number is out of bounds or a
-                vector was
-                tried before.
+            InvalidReply: the reply holds no vector; or, depending on the settings, a number is out of bounds or the
+                vector was tried before.
         """
-        answer = parse_answer(text, asked or self.asked(self.in_reply), cut)
-        if self.refuses(answer.answer):
+        answer = parse_answer(text, parser or self.parser(), cut)
+        [numbers] = answer.answer
+        if self.refuses(numbers):
             try:
-                self.space.check(answer.answer)
+                self.space.check(numbers)
             except ConfigError as error:
                 raise InvalidReply(shorten_reasons(str(error))) from None
-        vectors = self.space.rounded(answer.answer, clip=self.settings.out_of_range != "accept")
-        if self.settings.duplicates == "reask":
-            self._check_fresh(vectors)
-        n_moves = self.space.outside(answer.answer).sum() if self.settings.out_of_range == "clamp" else 0
-        return ParsedReply(vectors, answer.reasons, int(n_moves))
+        vector = self.space.rounded(numbers, clip=self.settings.out_of_range != "accept")
+        if self.settings.duplicates == "reask" and key_of(vector) in self.tried:
+            raise InvalidReply("these numbers were proposed already: propose something that was not tried")
+        n_moves = self.space.outside(numbers).sum() if self.settings.out_of_range == "clamp" else 0
+        return ParsedReply(vector, answer.reasons, int(n_moves))
 
-    def refuses(self, vectors: np.ndarray) -> bool:
-        """Return whether numbers out of bounds among `vectors` [..., d] make a reply invalid."""
-        outside = self.space.outside(vectors) & (self.space.choices | (self.settings.out_of_range == "reask"))
+    def refuses(self, vector: np.ndarray) -> bool:
+        """Return whether numbers out of bounds in `vector` [d] make a reply invalid."""
+        outside = self.space.outside(vector) & (self.space.choices | (self.settings.out_of_range == "reask"))
         return self.settings.out_of_range != "clamp" and bool(outside.any())
-
-    def _check_fresh(self, vectors: np.ndarray) -> None:
-        keys = set(self.tried)
-        for i, vector in enumerate(vectors):
-            if key_of(vector) in keys:
-                subject = "these numbers were" if len(vectors) == 1 else f"list {i + 1} was"
-                raise InvalidReply(f"{subject} proposed already: propose something that was not tried")
-            keys.add(key_of(vector))
 
     def _new_asker(self) -> StructuredQuery[ParsedReply]:
         return StructuredQuery(
-            self.llm, self.purpose, self._parser(None), self.repair, self.schema(1), self.settings.repair_turns
+            self.llm, self.purpose, self._reader(None), self.repair, self.schema(), self.settings.repair_turns
         )
 
-    def _parser(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
+    def _reader(self, parser: VectorParser | None) -> Callable[[ChatReply], ParsedReply]:
         return lambda reply: self.read(reply.text, reply.cut, parser)
-
-
-def shown_text(question: Prompt | Query) -> str:
-    """Return all messages of a question as one text."""
-    if isinstance(question, Prompt):
-        return question.text
-    return "\n".join(str(message["content"]) for message in question.messages)
 
 
 def shorten_reasons(reasons: str) -> str:

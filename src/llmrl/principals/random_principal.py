@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.core.state_fields import StateFields
 from llmrl.core.unit_cube import from_unit
-from llmrl.principals.grid import ActionGrid
+from llmrl.principals.grid import Arms, grid_vectors
 
 
 class RandomPrincipal(StateFields):
@@ -31,7 +31,7 @@ class RandomPrincipal(StateFields):
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, points: PositiveInt | None = None) -> None:
         self.space = space
-        self.grid = ActionGrid(space, points) if points is not None else None
+        self.grid = None if points is None else Arms(grid_vectors(space, points))
         self.rng = seeds.numpy("principal")
 
     def ask(self, context: int | None = None, n: int = 1) -> np.ndarray:

@@ -8,7 +8,7 @@ from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import ParameterSpace
 from llmrl.principals.bandit import BanditPrincipal
-from llmrl.principals.grid import ListedArms
+from llmrl.principals.grid import Arms
 
 
 class ScanPrincipal(BanditPrincipal):
@@ -25,7 +25,7 @@ class ScanPrincipal(BanditPrincipal):
     """
 
     def __init__(self, space: ParameterSpace, seeds: Seeds, repeats: PositiveInt = 1) -> None:
-        super().__init__(space, seeds, ListedArms(space.coarse_scan))
+        super().__init__(space, seeds, Arms(space.coarse_scan))
         self.repeats = repeats
 
     def _select(self, row: int, pending: np.ndarray) -> int:

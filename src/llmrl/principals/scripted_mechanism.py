@@ -21,7 +21,7 @@ _COUNT = re.compile(r"^Proposals made so far: (\d+)$", re.MULTILINE)
 _CONTEXT_COUNT = re.compile(r"^Proposals made so far in this context: (\d+)$", re.MULTILINE)
 _SIDE_BY_SIDE = "proposals are tried side by side"
 _NUMBER = re.compile(r"this is number (\d+) of \d+")
-_EMPTY_TABLE = ("None of them was made in this context", "There is room for 0 ")
+_EMPTY_TABLE = "There is room for 0 "
 _GENERATION = re.compile(
     r"^Generation \d+(?:, proposal \d+)?(?: \[context: (.+?)\])?: (\S+=\S+(?:, \S+=\S+)*) -> payoff ([^\s;]+)"
     r"(?: \(mean of (\d+) measurements)?",
@@ -136,7 +136,7 @@ def _number(prompt: str) -> int:
 def _read_trials(prompt: str, names: list[str], context: str, low: np.ndarray, high: np.ndarray) -> _Trials:
     measurements: dict[tuple[float, ...], list[tuple[float, float]]] = {}
     rows = _GENERATION.findall(prompt)
-    if not rows and _OPENING not in prompt and not any(phrase in prompt for phrase in _EMPTY_TABLE):
+    if not rows and _OPENING not in prompt and _EMPTY_TABLE not in prompt:
         raise UnreadPromptError("the proposals made so far (`Generation 1: name=0.5 -> payoff 2`)")
     for row_context, values, payoff, weight in rows:
         numbers = dict(pair.split("=") for pair in values.split(", "))

@@ -21,7 +21,6 @@ _OWN_RANGE = re.compile(
 )
 _STEP = re.compile(r"change numbers by about (\S+) at a time")
 _SIDE_BY_SIDE = "proposals are made independently"
-_BATCH_SIZE = re.compile(r"answer with (\d+) new lists of numbers")
 _NUMBER = re.compile(r"this is number (\d+) of \d+")
 _LIST_ROW = re.compile(r"^\[([^\]]*)\] -> (\S+)", re.MULTILINE)
 _NAMED_ROW = re.compile(r"^(params\[0\]: .*); f\(params\): (\S+)", re.MULTILINE)
@@ -60,9 +59,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     while nothing better is found.
 
     Args:
-        messages: the conversation. Its first question is used, with the additions of later ones to its table; all
-            messages
-            seed the random draws.
+        messages: the conversation. Its first question is used; all messages seed the random draws.
         seed: unused.
         note: unused, as these rules always apply.
 
@@ -70,34 +67,26 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
         UnreadPromptError: a part of the prompt is not in the form of `principals/search_prompts`.
     """
     prompt = first_question(messages)
-    updates = "\n".join(message["content"] for message in messages[1:] if message["role"] == "user")
     count = needed(_COUNT.search(prompt), "how many numbers there are (`3 numbers, called params[0] to params[2].`)")
-    n_trials = int(
-        needed(_TRIAL_COUNT.findall(f"{prompt}\n{updates}"), "how many lists of numbers were tried so far")[-1]
-    )
-    task = _parse_task(prompt, int(count.group(1)), updates)
+    n_trials = int(needed(_TRIAL_COUNT.search(prompt), "how many lists of numbers were tried so far")[1])
+    task = _parse_task(prompt, int(count.group(1)))
     if n_trials and not len(task.values) and _EMPTY_TABLE not in prompt:
         raise UnreadPromptError("the rows of the table of what was tried")
-    batch_size = _BATCH_SIZE.search(prompt)
     number = _NUMBER.search(prompt)
-    n = int(batch_size.group(1)) if batch_size else 1
     # The same random numbers for all questions of an iteration, of which number k uses the k-th.
     # A repair turn gets others.
     rng = _generator("\0".join(_NUMBER.sub("", message["content"]) for message in messages))
     if _SIDE_BY_SIDE in prompt:
         needed(number, "which proposal of the iteration is asked for")
-    start = int(number.group(1)) if number else 1
     visited = {tuple(row) for row in task.vectors.tolist()}
-    proposals: list[list[float]] = []
-    for _ in range(start - 1 + n):
+    for _ in range(int(number.group(1)) if number else 1):
         vector = _propose(task, rng, n_trials, visited)
         visited.add(tuple(vector))
-        proposals.append(vector)
-    return _reply_text(prompt, proposals[-n:], f"By rule, not by thought: a change after {n_trials} lists of numbers.")
+    return _reply_text(prompt, vector, f"By rule, not by thought: a change after {n_trials} lists of numbers.")
 
 
-def _parse_task(prompt: str, d: int, updates: str) -> _Task:
-    """Return the task of the first question, with the additions of later ones, `updates`, to its table."""
+def _parse_task(prompt: str, d: int) -> _Task:
+    """Return the task of a question."""
     instructions, heading, table = prompt.partition("## What was tried, oldest first")
     needed(heading, "the heading of the table (`## What was tried, oldest first`)")
     common_range = _COMMON_RANGE.search(instructions)
@@ -108,8 +97,6 @@ def _parse_task(prompt: str, d: int, updates: str) -> _Task:
     table, _, repeats_text = table.partition("## Measured several times")
     rows = [(_parse_list(numbers), value) for numbers, value in _LIST_ROW.findall(table)]
     rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW.findall(table)]
-    rows += [(_parse_list(numbers), value) for numbers, value in _LIST_ROW.findall(updates)]
-    rows += [(_parse_named(numbers), value) for numbers, value in _NAMED_ROW.findall(updates)]
     # Vectors with several measurements have one row, with their mean, at the position of the newest.
     repeats = _REPEATS.findall(repeats_text)
     means = {
@@ -194,13 +181,11 @@ def _round(vector: np.ndarray, digits: np.ndarray) -> np.ndarray:
     return output
 
 
-def _reply_text(prompt: str, proposals: list[list[float]], reason: str) -> str:
+def _reply_text(prompt: str, vector: list[float], reason: str) -> str:
     if _JSON in prompt:
-        numbers = {"params": proposals[0]} if '"params":' in prompt else {"proposals": proposals}
-        return json.dumps({"reasoning": reason, **numbers})
+        return json.dumps({"reasoning": reason, "params": vector})
     needed(_LINES in prompt, f"the form of the reply (`{_JSON}` or `{_LINES}`)")
-    lines = ["; ".join(f"params[{i}]: {x:g}" for i, x in enumerate(vector)) for vector in proposals]
-    return "\n".join([*lines, reason])
+    return "; ".join(f"params[{i}]: {x:g}" for i, x in enumerate(vector)) + f"\n{reason}"
 
 
 def _generator(text: str) -> np.random.Generator:

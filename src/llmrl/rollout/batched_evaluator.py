@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from llmrl.core.protocols import Controller
-from llmrl.core.records import Outcome, Trace
+from llmrl.core.records import Outcome
 from llmrl.core.seeding import Seeds
 from llmrl.statistics.estimators import standard_error_of_mean
 
@@ -27,25 +27,18 @@ class EvaluationBatch(Protocol):
         returns: return of each parameter vector in each episode, [q, k].
         lengths: lengths of the episodes, [q, k].
         successes: successes of the episodes, [q, k]; None where the environment does not define success.
-        traces: first steps of the first episode of each vector, [q]; empty unless requested.
     """
 
     returns: np.ndarray
     lengths: np.ndarray
     successes: np.ndarray | None
-    traces: Sequence[Trace]
 
 
 class Evaluator(Protocol):
     """Object that plays complete episodes of a controller."""
 
-    def evaluate(
-        self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray, traced: int = 0
-    ) -> EvaluationBatch:
-        """Play one episode of each parameter vector, [q, d], under each seed, [k].
-
-        The first `traced` steps of the first episode of each vector are recorded.
-        """
+    def evaluate(self, controller: Controller, vectors: np.ndarray, seeds: np.ndarray) -> EvaluationBatch:
+        """Play one episode of each parameter vector, [q, d], under each seed, [k]."""
         ...
 
     def close(self) -> None: ...
@@ -108,7 +101,6 @@ def outcome_of(vector: np.ndarray, batch: EvaluationBatch, i: int, draw: str) ->
         returns=np.array([values.mean()]),
         summaries=summaries,
         draw=draw,
-        steps=batch.traces[i] if batch.traces else None,
     )
 
 

@@ -55,7 +55,7 @@ def _societies(config: Mapping[str, Any]) -> list[str]:
     design = config.get("design") or {}
     if design.get("replicates", 1) == 1 or not (config.get("principal") or {}).get("_target_"):
         return []
-    trees = Seeds(config["seed"]).replicates(design["replicates"], design["society_seeds"] == "consecutive")
+    trees = Seeds(config["seed"]).replicates(design["replicates"])
     return [tree.root for tree in trees]
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from corridor import Corridor
 from llmrl.agents.llm_ppo.agent import LanguagePPOAgent, LanguagePPOSettings
-from llmrl.agents.llm_ppo.reference_kl import adapters_off
 from llmrl.core.errors import CheckpointError, ConfigError, Diverged, LLMError
 from llmrl.core.processes import ProcessGroup
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.text_array import TextArray
+from llmrl.llms.local.adapter import adapters_off
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.small import SmallModelShape, make_small_model
 from llmrl.rollout.collector import Collector

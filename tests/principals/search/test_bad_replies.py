@@ -119,9 +119,9 @@ def test_finetuning_rejects_impossible_actions():
         and prompt_format.usable(np.array([-1.0, 0, 0, 0])) is None
     )
     assert prompt_format.usable(np.array([0.0, 2.0, 1.0, 2.0])).tolist() == [0, 2, 1, 2]
-    assert searcher(LAKE, out_of_range="clamp").parse("[0, -3, 1, 9]").tolist() == [0, 0, 1, 2]
+    assert searcher(LAKE, out_of_range="clamp").read("[0, -3, 1, 9]").vector.tolist() == [0, 0, 1, 2]
     weights = searcher(LAKE, TabularAgent(LAKE, entries="values"), out_of_range="accept")
-    assert weights.parse(str([7.0] * 12)).tolist() == [7.0] * 12, "values of actions are no choices"
+    assert weights.read(str([7.0] * 12)).vector.tolist() == [7.0] * 12, "values of actions are no choices"
 
 
 def test_random_table_trials_use_valid_actions(tmp_path):
@@ -186,9 +186,9 @@ def test_huge_numbers_are_not_rounded():
     assert space.rounded(np.array([1.7e308, -1e300]), clip=False).tolist() == [1.7e308, -1e300]
     assert space.rounded(np.array([0.25, 0.25]) + 1e9, clip=False).tolist() == [1e9 + 0.2, 1e9 + 0.25]
     principal = searcher(POLE, out_of_range="accept")
-    assert principal.parse(str([1e308] * 8)).tolist() == [1e308] * 8
+    assert principal.read(str([1e308] * 8)).vector.tolist() == [1e308] * 8
     with pytest.raises(InvalidReply):
-        principal.parse(str([1e308] * 7 + [float("inf")]))
+        principal.read(str([1e308] * 7 + [float("inf")]))
 
 
 def test_non_finite_judgment_has_no_value():

@@ -80,9 +80,8 @@ class TestPrompt:
         check_snapshot(treatment, principal.question(None).text)
 
     def test_multiple_proposals_snapshots(self):
-        joint, separate = searcher(joint_prompt=True), searcher(prompt="numeric", reply="lines")
-        check_snapshot("together", with_history(joint, 1, 3).question(None, 1, 3).text)
-        check_snapshot("second_of_three", with_history(separate, 1, 3).question(None, 2, 3).text)
+        principal = searcher(prompt="numeric", reply="lines")
+        check_snapshot("second_of_three", with_history(principal, 1, 3).question(None, 2, 3).text)
 
     def test_numbers_only_prompt(self):
         text = searcher(prompt="numeric").question(None).text
@@ -276,17 +275,17 @@ class TestReplies:
     def test_duplicates_are_measured_or_rejected(self):
         principal, vectors, _ = self.ask(self.GOOD)
         principal.tell([returned(vectors[0], 1.0)])
-        assert principal.parse(self.GOOD).tolist() == vectors[0].tolist()
+        assert principal.read(self.GOOD).vector.tolist() == vectors[0].tolist()
         strict = searcher(duplicates="reask")
         strict.tell([returned(vectors[0], 1.0)])
         with pytest.raises(InvalidReply, match="already"):
-            strict.parse(self.GOOD)
+            strict.read(self.GOOD)
 
     def test_duplicates_after_rounding_raise(self):
         principal = searcher(duplicates="reask")
         principal.tell([returned([1, 2, 3, 4, 5, 6, -1, 0.5], 1.0)])
         with pytest.raises(InvalidReply, match="already"):
-            principal.parse("[1.01, 2.01, 3, 4, 5, 6, -1, 0.5]")
+            principal.read("[1.01, 2.01, 3, 4, 5, 6, -1, 0.5]")
 
     def test_repetitions_are_counted(self):
         principal, vectors, _ = self.ask("no")
@@ -323,16 +322,6 @@ class TestReplies:
         with pytest.raises(LLMError, match=r"1.*principal.fallback=best"):
             self.ask("no", fallback="stop")
 
-    def test_multiple_proposals_in_reply(self):
-        reply = '{"reasoning": "two", "proposals": [[1, 0, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 0, 0, 0, 0]]}'
-        principal, vectors, requests = self.ask(reply, 2, joint_prompt=True, duplicates="reask")
-        assert vectors[:, 0].tolist() == [1, 2] and len(requests) == 1 and principal.reasons == ["two", "two"]
-        assert principal.asker.schema["required"] == ["reasoning", "proposals"]
-        repeated = reply.replace("[2,", "[1,")
-        principal, vectors, requests = self.ask(repeated, 2, joint_prompt=True, duplicates="reask")
-        assert len(requests) == 2 and "list 2 was proposed already" in requests[1][2]["content"]
-        assert '"proposals"' in requests[1][2]["content"] and principal.asker.counters["fallbacks"] == 1
-
     def test_multiple_questions(self):
         def reply(messages):
             k = int(messages[0]["content"].split("this is number ")[1][0])
@@ -346,7 +335,7 @@ class TestReplies:
             principal = searcher(LAKE, llm=connected(server), reply="lines")
             assert principal.ask().tolist() == [[2, 0, 1, 1]]
         with pytest.raises(InvalidReply, match=r"params\[1\]=3 is outside \[0, 2\]"):
-            principal.parse("[0, 3, 0, 0]")
+            principal.read("[0, 3, 0, 0]")
 
 
 def test_partial_history_saves_tokens():
@@ -371,9 +360,7 @@ def test_partial_history_saves_tokens():
     assert total[0] < total[1] / 5 and total[1] > 5e6
 
 
-@pytest.mark.parametrize(
-    "settings", [{}, {"joint_prompt": True}, {"history": "best_and_last", "window": 3, "n_recent": 2}]
-)
+@pytest.mark.parametrize("settings", [{}, {"history": "best_and_last", "window": 3, "n_recent": 2}])
 def test_estimate_approximates_prompt(settings):
     """Calls are counted exactly, prompt tokens to a fifth; vectors of a warm-up stand in the prompts."""
     principal = searcher(**settings)
@@ -384,7 +371,7 @@ def test_estimate_approximates_prompt(settings):
     for i in range(12):
         principal.tell([returned(vector, 100.0 + i) for vector in principal.ask(None, 2)])
     used = principal.llm.metrics()
-    assert estimate.calls == used["llm/calls"] == (12 if "joint_prompt" in settings else 24)
+    assert estimate.calls == used["llm/calls"] == 24
     assert estimate.prompt_tokens == pytest.approx(used["llm/prompt_tokens"], rel=0.2)
     assert principal.estimate(12, 2, known=5) == estimate, "an estimate changes nothing"
 
@@ -449,11 +436,6 @@ def test_long_history_is_truncated_with_notice():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rows": "named"}, "principal.rows=named"),
-        ({"reply": "lines"}, "principal.reply=lines"),
-        ({"first_iteration": 0}, "principal.first_iteration=0"),
-        ({"prompt_iterations": 400}, "principal.prompt_iterations=400"),
-        ({"joint_prompt": True}, "principal.joint_prompt=True"),
         ({"out_of_range": "accept"}, "principal.out_of_range=accept"),
         ({"prompt": "numeric"}, "principal.prompt=numeric"),
     ],

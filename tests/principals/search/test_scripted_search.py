@@ -18,8 +18,6 @@ FORMS = {
     "json": {},
     "lines": {"reply": "lines"},
     "published": {"prompt": "numeric", "rows": "named", "reply": "lines", "first_iteration": 0, "duplicates": "accept"},
-    "together": {"joint_prompt": True},
-    "lines together": {"joint_prompt": True, "reply": "lines"},
     "a part of the history": {"history": "best_and_last", "window": 4, "n_recent": 2},
     "with a hint": {"step_size": 0.3},
 }
@@ -100,10 +98,9 @@ def test_repair_turn_changes_answer():
 def test_corrupt_numbers_are_far_outside(form):
     """All of them, of either sign, and nothing else: indices stay what they are."""
     settings = FORMS[form]
-    n = 2 if settings.get("joint_prompt") else 1
-    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None, 1, n).text, purpose="search")])
-    vectors = parse_answer(reply.text, VectorParser([f"params[{i}]" for i in range(8)], n)).answer
-    assert vectors.shape == (n, 8) and (np.abs(vectors) >= 1e5).all()
+    [reply] = scripted(out_of_range=1.0).chat([ask(searcher(**settings).question(None).text, purpose="search")])
+    vectors = parse_answer(reply.text, VectorParser([f"params[{i}]" for i in range(8)])).answer
+    assert vectors.shape == (1, 8) and (np.abs(vectors) >= 1e5).all()
     assert (vectors > 0).any() and (vectors < 0).any()
 
 
@@ -124,7 +121,7 @@ def test_known_functions_through_prompts(name):
     space = agent.controller.space
     agent.controller.space = ParameterSpace(space.name, space.parameters[:2])
     shift = np.array([0.7, -0.4])
-    principal = searcher(ARM, agent, prompt="numeric", joint_prompt=True, step_size=1.0)
+    principal = searcher(ARM, agent, prompt="numeric", step_size=1.0)
     means = climb(principal, lambda v: WAVES[name](v - shift), 30, 4)
     box = np.random.default_rng(0).uniform(-6, 6, (4000, 2))
     assert means.max() > np.quantile([WAVES[name](v - shift) for v in box], 0.99)

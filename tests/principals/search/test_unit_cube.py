@@ -16,7 +16,7 @@ from llmrl.principals.cmaes import CMAESPrincipal
 from llmrl.principals.egreedy import EpsilonGreedyPrincipal
 from llmrl.principals.fixed import FixedPrincipal
 from llmrl.principals.gp import GaussianProcessPrincipal
-from llmrl.principals.grid import ActionGrid, default_points
+from llmrl.principals.grid import Arms, default_points, grid_vectors
 from llmrl.principals.random_principal import RandomPrincipal
 from societies import toy
 
@@ -114,10 +114,10 @@ def test_integer_search_resumes(name, at):
 
 class TestGrids:
     def test_points_have_space_decimals(self):
-        grid = ActionGrid(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), 4)
+        grid = Arms(grid_vectors(space((-1.0, 1.0, 1), (0.0, 3.0, 0)), 4))
         assert {grid.vector(arm)[0] for arm in range(16)} == {-1.0, -0.3, 0.3, 1.0}
         assert [grid.arm(grid.vector(arm)) for arm in range(16)] == list(range(16))
-        with pytest.raises(ValueError, match="grid"):
+        with pytest.raises(ValueError, match="none of"):
             grid.arm(np.array([-0.4, 1.0]))
 
     def test_default_grid_covers_integers(self):
@@ -129,18 +129,18 @@ class TestGrids:
 
     def test_short_runs_list_integers(self):
         bandit = EpsilonGreedyPrincipal(TABLE, Seeds(0), proposals=40)
-        arms = bandit.arms()
+        arms = bandit.grid.vectors
         assert arms.shape == (13, 6) and np.array_equal(arms, TABLE.rounded(arms))
         vectors = bandit.ask(None, 3)
         bandit.tell([Outcome(v, hamming(v), np.array([1.0])) for v in vectors])
 
     def test_points_exceed_values(self):
         with pytest.raises(ConfigError, match=r"principal.points=5.*4"):
-            ActionGrid(TABLE, 5)
+            grid_vectors(TABLE, 5)
 
     def test_no_small_grid(self):
         wide = space(*[(-6.0, 6.0, 1)] * 30)
-        with pytest.raises(ConfigError, match="grid"):
+        with pytest.raises(ConfigError, match="none of"):
             EpsilonGreedyPrincipal(wide, Seeds(0))
 
 

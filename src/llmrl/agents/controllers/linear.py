@@ -71,8 +71,7 @@ class LayeredController:
         if s.decimals is not None and round(s.bound, s.decimals) != s.bound:
             raise ConfigError(
                 f"agent.bound={s.bound:g} has more digits than agent.decimals={s.decimals} allows; use fewer digits, "
-                "or "
-                "agent.decimals=null"
+                "or agent.decimals=null"
             )
         if spec.continuous_actions is None and s.output == "tanh":
             raise ConfigError(
@@ -188,8 +187,7 @@ class ActionDecoder:
         spec: spec of the environment.
         clip: clip numbers of an action to their bounds; integers are always clipped.
         output: function applied to the outputs first. `raw`: none; `leaky_relu`: slope 0.2; `tanh`: scaled to the
-            bounds
-            of each number.
+            bounds of each number.
     """
 
     def __init__(self, spec: EnvSpec, clip: bool, output: Output = "raw") -> None:

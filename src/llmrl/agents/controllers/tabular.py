@@ -90,7 +90,20 @@ def _is_integer(x: float) -> bool:
     return x == int(x) and x >= 1
 
 
-class TabularController:
+class _Table:
+    """A table with a row for each state; the state is observed, or computed from numbers by `bins`."""
+
+    def __init__(self, spec: EnvSpec, bins: Bins | None) -> None:
+        self.channel, self._bins = "state" if bins is None else "vector", bins
+        self.n_states = n_states(spec, "agent=tabular") if bins is None else bins.n
+        self.n_actions = spec.need_discrete("agent=tabular")
+        self._description = describe_states(spec) if bins is None else bins.description
+
+    def _states(self, observation: np.ndarray) -> np.ndarray:
+        return observation if self._bins is None else self._bins.state(observation)
+
+
+class TabularController(_Table):
     """Table with one integer per state, the action taken in it.
 
     Args:
@@ -106,9 +119,8 @@ class TabularController:
     name = "table of actions"
 
     def __init__(self, spec: EnvSpec, actions: Sequence[int] | None, bins: Bins | None = None) -> None:
-        self.channel, self._bins = _channel(bins), bins
-        n = n_states(spec, "agent=tabular") if bins is None else bins.n
-        indices = list(range(spec.need_discrete("agent=tabular")))
+        super().__init__(spec, bins)
+        indices = list(range(self.n_actions))
         if actions is not None:
             if not actions or list(actions) != list(range(actions[0], actions[-1] + 1)) or not {*actions} <= {*indices}:
                 raise ConfigError(
@@ -117,16 +129,16 @@ class TabularController:
                 )
             indices = list(actions)
         self.names = tuple(action_name(spec, i) for i in indices)
-        self._states = describe_states(spec) if bins is None else bins.description
         low, high = float(indices[0]), float(indices[-1])
         entries = (
-            Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True) for s in range(n)
+            Parameter(f"params[{s}]", low, high, "action", f"action in state {s}", 0, choice=True)
+            for s in range(self.n_states)
         )
         self.space = ParameterSpace(self.name, tuple(entries))
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states]."""
-        states = observation if self._bins is None else self._bins.state(observation)
+        states = self._states(observation)
         actions: np.ndarray = parameters[np.arange(len(states)), states].astype(np.int64)
         return actions
 
@@ -134,12 +146,12 @@ class TabularController:
     def layout(self) -> str:
         return (
             f"params[s] is the number of the action taken in state s, for s from 0 to {self.space.dim - 1}.\n"
-            f"{self._states}"
+            f"{self._description}"
             f"The actions are: {join_abbreviated(self.names)}."
         )
 
 
-class QTableController:
+class QTableController(_Table):
     """Table with a value for each state and action; the action with the largest value is taken.
 
     Of equal values the first counts. Parameter s * n_actions + a is the value of action a in state s.
@@ -157,11 +169,8 @@ class QTableController:
     name = "table of values"
 
     def __init__(self, spec: EnvSpec, bound: float, decimals: int | None, bins: Bins | None = None) -> None:
-        self.channel, self._bins = _channel(bins), bins
-        self.n_states = n_states(spec, "agent=tabular") if bins is None else bins.n
-        self.n_actions = spec.need_discrete("agent=tabular")
+        super().__init__(spec, bins)
         self.names = tuple(action_name(spec, i) for i in range(self.n_actions))
-        self._states = describe_states(spec) if bins is None else bins.description
         self.space = ParameterSpace(
             self.name,
             tuple(
@@ -180,7 +189,7 @@ class QTableController:
 
     def act(self, observation: np.ndarray, parameters: np.ndarray) -> np.ndarray:
         """Return actions [n] for states [n], or observations [n, k], under tables [n, states * actions]."""
-        states = observation if self._bins is None else self._bins.state(observation)
+        states = self._states(observation)
         tables = parameters.reshape(-1, self.n_states, self.n_actions)
         actions: np.ndarray = np.argmax(tables[np.arange(len(states)), states], axis=1)
         return actions
@@ -198,11 +207,6 @@ class QTableController:
         return (
             f"params[{self.n_actions} * s + a] is the value of action a in state s, for s from 0 to "
             f"{self.n_states - 1}. In a state the action with the largest value is taken.\n"
-            f"{self._states}"
+            f"{self._description}"
             f"The actions are: {join_abbreviated(self.names)}."
         )
-
-
-def _channel(bins: Bins | None) -> str:
-    """Return the name of the channel that the table reads."""
-    return "state" if bins is None else "vector"

@@ -36,8 +36,6 @@ EXAMPLE = "?" * 200
 """Placeholder of an observation in estimates of prompts."""
 REPLY_TOKENS = 80
 """Approximate tokens of a reply with a reflection."""
-PLAN_TOKENS = 40
-"""Approximate tokens of a plan."""
 LESSON_TOKENS = 80
 """Approximate tokens of a lesson."""
 
@@ -176,11 +174,10 @@ class LLMPlayer:
         policy, spec, settings = self.policy, self.policy.spec, self.policy.settings
         steps_per_decision = 1 if "action_mask" in policy.channels else settings.action_interval
         decisions = -(-steps // steps_per_decision)
-        plan_tokens = PLAN_TOKENS if settings.plan else 0
-        turn = self._turn_tokens(steps, steps_per_decision) + plan_tokens
-        reply = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10) + plan_tokens
+        turn = self._turn_tokens(steps, steps_per_decision)
+        reply = MESSAGE_TOKENS + (REPLY_TOKENS if settings.reflection else 10)
         frame_tokens = settings.show_frames * image_tokens(settings.frame_size, settings.frame_size)
-        system = estimate_tokens(policy.system[0].text) + MESSAGE_TOKENS
+        system = estimate_tokens(policy.prompts.system(0, ()).text) + MESSAGE_TOKENS
         lesson_tokens = settings.lessons * LESSON_TOKENS
         turns = sum(self._n_shown_turns(k) for k in range(decisions))
         episode = decisions * (system + lesson_tokens + turn + frame_tokens) + turns * (turn + reply)
@@ -238,7 +235,7 @@ class LLMPlayer:
             **({} if self._learner is None else self._learner.describe()),
             "examples": examples,
             "from episode to episode": ", ".join(self.carried) or "nothing",
-            "system prompt": f"about {estimate_tokens(policy.system[0].text):,} tokens",
+            "system prompt": f"about {estimate_tokens(policy.prompts.system(0, ()).text):,} tokens",
         }
 
     def state_dict(self) -> State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,68 +19,14 @@ from llmrl.llms.reading.vector_parser import VectorParser
 AnswerWith = Literal["name", "number"]
 Action = int | list[float]
 """Index of a discrete action, or the numbers of a continuous one."""
-PLAN = ("plan",)
-"""Names of the field for a plan in a reply."""
-MAX_PLAN_LENGTH = 600
-"""Maximum number of characters of a plan."""
 
 
 @dataclass(frozen=True)
 class PlayerReply:
-    """Content of a reply: an action, the reflection before it, and a plan for later turns (each "" if missing)."""
+    """Content of a reply: an action, and the reflection before it ("" if missing)."""
 
     action: Action
     reflection: str = ""
-    plan: str = ""
-
-
-class AnswerFormat(Protocol):
-    """Format of the answers in a game."""
-
-    descriptions: tuple[tuple[str, str], ...]
-    """Pairs (answer, description of its effect)."""
-    numbered: bool
-    """Whether discrete actions are answered by their number."""
-
-    @property
-    def question(self) -> AnswerParser[Any]:
-        """Parser of the answer in a reply."""
-        ...
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON schema of the reply's `action`.
-
-        It is the same in every state, whatever is legal, because providers cache it together with the prompt.
-        """
-        ...
-
-    def examples(self) -> list[Action]:
-        """Return one or two actions for examples in prompts, which are not always the first actions."""
-        ...
-
-    def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
-        """Return the action of a parsed answer; raise InvalidReply if it is illegal or out of bounds."""
-        ...
-
-    def accepted_answers(self, legal: Sequence[bool] | None) -> str:
-        """Return a phrase that names the accepted answers, for error messages."""
-        ...
-
-    def legal_answers(self, legal: Sequence[bool]) -> Any:
-        """Return the legal answers as they are shown to players, as a JSON-compatible value."""
-        ...
-
-    def as_json(self, action: Action) -> Any:
-        """Return the answer that means `action`, as a JSON-compatible value."""
-        ...
-
-    def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
-        """Return the action that replaces a missing valid answer.
-
-        This is the last action if it is legal, else the first legal one. For continuous actions it is the last action,
-        else 0 clipped to the bounds.
-        """
-        ...
 
 
 def make_answer_format(spec: EnvSpec, action_format: AnswerWith, decimals: int) -> AnswerFormat:
@@ -109,45 +55,62 @@ def make_answer_format(spec: EnvSpec, action_format: AnswerWith, decimals: int) 
 
 
 class DiscreteAnswer:
-    """Format of discrete actions, answered by name or, if `numbered`, by number from 0; parsing accepts both."""
+    """Format of discrete actions, answered by name or, if `numbered`, by number from 0; parsing accepts both.
+
+    Attributes:
+        question: parser of the answer in a reply.
+        descriptions: pairs (answer, description of its effect).
+        numbered: whether actions are answered by their number.
+    """
 
     def __init__(self, descriptions: tuple[tuple[str, str], ...], numbered: bool = False) -> None:
-        self.question = ChoiceParser(
+        self.question: AnswerParser[Any] = ChoiceParser(
             [name for name, _ in descriptions], [description for _, description in descriptions], numbered
         )
-        self.question.kept = PLAN
-        self.descriptions = (
+        self.descriptions: tuple[tuple[str, str], ...] = (
             tuple((str(i), f"{k}: {x}") for i, (k, x) in enumerate(descriptions)) if numbered else descriptions
         )
         self.names = [name for name, _ in self.descriptions]
         self.numbered = all(name.isdigit() for name in self.names)
 
     def schema(self) -> dict[str, Any]:
-        return {"type": "integer", "enum": [int(n) for n in self.names]} if self.numbered else _enum_schema(self.names)
+        """Return the JSON schema of the reply's `action`.
+
+        It is the same in every state, whatever is legal, because providers cache it together with the prompt.
+        """
+        if self.numbered:
+            return {"type": "integer", "enum": [int(name) for name in self.names]}
+        return {"type": "string", "enum": self.names}
 
     def examples(self) -> list[Action]:
+        """Return one or two actions for examples in prompts, which are not always the first actions."""
         n = len(self.names)
         first = int.from_bytes(hashlib.sha256("|".join(self.names).encode()).digest()[:4], "big") % n
         return [first] if n == 1 else [first, (first + 1 + n // 2) % n if n > 2 else 1 - first]
 
     def action(self, answer: Any, legal: Sequence[bool] | None) -> Action:
+        """Return the action of a parsed answer; raise InvalidReply if it is illegal or out of bounds."""
         if legal is not None and not legal[answer]:
             raise InvalidReply(f"the action {self.names[answer]!r} is not legal now")
         return int(answer)
 
     def accepted_answers(self, legal: Sequence[bool] | None) -> str:
+        """Return a phrase that names the accepted answers, for error messages."""
         return "choose one of " + ", ".join(
             f'"{name}"' if not self.numbered else name for name in self._legal_names(legal)
         )
 
     def legal_answers(self, legal: Sequence[bool]) -> Any:
+        """Return the legal answers as they are shown to players, as a JSON-compatible value."""
         return [self.as_json(i) for i, is_legal in enumerate(legal) if is_legal]
 
     def as_json(self, action: Action) -> Any:
+        """Return the answer that means `action`, as a JSON-compatible value."""
         assert isinstance(action, int)
         return int(self.names[action]) if self.numbered else self.names[action]
 
     def fallback(self, last: Action | None, legal: Sequence[bool] | None) -> Action:
+        """Return the action that replaces a missing answer: the last action if legal, else the first legal one."""
         if isinstance(last, int) and (legal is None or legal[last]):
             return last
         # If no action is legal, the environment decides what happens.
@@ -194,7 +157,10 @@ class AmountAnswer(DiscreteAnswer):
 
 
 class ContinuousAnswer:
-    """Format of continuous actions: bounded numbers, answered by name or in order, and rounded."""
+    """Format of continuous actions: bounded numbers, answered by name or in order, and rounded.
+
+    Methods are as in `DiscreteAnswer`; a missing answer is replaced by the last action, else by 0 within the bounds.
+    """
 
     numbered = False
 
@@ -211,8 +177,7 @@ class ContinuousAnswer:
         if not (np.isfinite(self.low).all() and np.isfinite(self.high).all()):
             raise ConfigError(f"an action of env={name} has no bounds; use an environment with bounded actions")
         bounds = list(zip(self.low.tolist(), self.high.tolist(), strict=True))
-        self.question = VectorParser(self.names, bounds=bounds, answer_name="action")
-        self.question.kept = PLAN
+        self.question: AnswerParser[Any] = VectorParser(self.names, bounds=bounds, answer_name="action")
         self.whole, self.decimals = np.array(numbers.whole), decimals
         kinds = ["a whole number " if is_integer else "" for is_integer in numbers.whole]
         self.descriptions = tuple(
@@ -264,13 +229,13 @@ class ContinuousAnswer:
         return f"from {self.low[i]:g} to {self.high[i]:g}"
 
 
-def reply_schema(answers: AnswerFormat, reflect: bool, plan: bool = False) -> dict[str, Any]:
-    """Return the JSON schema of a complete reply.
+AnswerFormat = DiscreteAnswer | ContinuousAnswer
+"""Format of the answers in a game."""
 
-    Reflection and plan come first, so that the action follows from them.
-    """
-    leading_fields = (["reflection"] if reflect else []) + (["plan"] if plan else [])
-    properties: dict[str, Any] = {name: {"type": "string"} for name in leading_fields}
+
+def reply_schema(answers: AnswerFormat, reflect: bool) -> dict[str, Any]:
+    """Return the JSON schema of a complete reply; the reflection comes first, so that the action follows from it."""
+    properties: dict[str, Any] = {"reflection": {"type": "string"}} if reflect else {}
     properties["action"] = answers.schema()
     return {
         "type": "object",
@@ -296,12 +261,7 @@ def read_reply(
     reflection = " ".join(answer.reasons.split())
     if reflect and not reflection:
         raise InvalidReply("the reflection is missing; reflect first, and then choose an action")
-    plan = " ".join(answer.kept.split())[:MAX_PLAN_LENGTH]
-    return PlayerReply(action, reflection, plan if plan.strip(" .\u2026") else "")
-
-
-def _enum_schema(names: list[str]) -> dict[str, Any]:
-    return {"type": "string", "enum": names}
+    return PlayerReply(action, reflection)
 
 
 def _plain_number(value: float) -> int | float:

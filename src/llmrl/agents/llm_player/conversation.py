@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from llmrl.agents.llm_player.answer_format import Action
@@ -55,8 +56,6 @@ class PlayerConversation:
         decided: number of answers in the episode.
         shown_from: index of the first answer that is still shown.
         replaced: description of the last action if it replaced an invalid reply; else "".
-        plan: newest plan that the player wrote in the episode; "": there is none.
-        plan_turn: index of the newest turn that contains the plan.
         lessons: newest lessons of earlier episodes, oldest first.
         unlearnt: whether an episode has ended from which no lesson has been drawn yet.
         before: number of answers in the last completed episode.
@@ -75,8 +74,6 @@ class PlayerConversation:
     decided: int = 0
     shown_from: int = 0
     replaced: str = ""
-    plan: str = ""
-    plan_turn: int = 0
     lessons: list[str] = field(default_factory=list)
     unlearnt: bool = False
     before: int = 0
@@ -89,7 +86,6 @@ class PlayerConversation:
         self.frames, self.action, self.steps, self.total, self.reward = [], None, 0, 0.0, None
         self.pictures = []
         self.since, self.decided, self.shown_from, self.replaced = 0, 0, 0, ""
-        self.plan, self.plan_turn = "", 0
 
     def add_observation(self, observation: str | None, legal: Any, show: Sequence[Show]) -> None:
         """Add the present observation, with the additions in `show`.
@@ -126,20 +122,15 @@ class PlayerConversation:
         own_message = {"to": to, "message": message} if to else message
         self.frames[-1] |= ({"you_said": own_message} if message else {}) | ({"heard": list(heard)} if heard else {})
 
-    def question(self, shown: int = 0) -> str:
-        """Return the user's present turn, which follows `as_json` earlier turns."""
+    def question(self) -> str:
+        """Return the user's present turn."""
         *earlier, latest = self.frames
         notice = {"no_usable_reply": self.replaced} if self.replaced else {}
-        plan: dict[str, Any] = {"your_plan": self.plan} if self._is_plan_hidden(shown) else {}
-        plan |= {"talk": True} if self.asked_to_talk else {}
+        talk = {"talk": True} if self.asked_to_talk else {}
         intermediate = [shorten_observation(frame) for frame in earlier]
         return to_json(
-            {**notice, **({"since_your_last_action": intermediate} if intermediate else {}), **latest, **plan}
+            {**notice, **({"since_your_last_action": intermediate} if intermediate else {}), **latest, **talk}
         )
-
-    def _is_plan_hidden(self, n_turns: int) -> bool:
-        """Return whether there is a plan that no shown turn contains."""
-        return bool(self.plan) and self.plan_turn < self.decided - n_turns
 
     def window(self, history: int, sliding: bool) -> int:
         """Return the number of earlier turns to show.
@@ -153,13 +144,13 @@ class PlayerConversation:
         return min(n_turns, len(self.turns))
 
     def messages(self, system: str, shown: int) -> tuple[Message, ...]:
-        """Return the system message, `as_json` earlier turns, and the question."""
+        """Return the system message, `shown` earlier turns, and the question."""
         earlier = self.turns[len(self.turns) - shown :]
         turns = [m for question, answer in earlier for m in (message("user", question), message("assistant", answer))]
         images = {IMAGES: list(self.pictures)} if self.pictures else {}
-        return (message("system", system), *turns, message("user", self.question(shown)) | images)
+        return (message("system", system), *turns, message("user", self.question()) | images)
 
-    def answer(self, reply: str, action: Action, keep: int, replaced: str = "", plan: str = "") -> None:
+    def answer(self, reply: str, action: Action, keep: int, replaced: str = "") -> None:
         """Add a decision, and keep the newest `keep` turns.
 
         Args:
@@ -167,12 +158,8 @@ class PlayerConversation:
             action: chosen action.
             keep: number of turns to keep.
             replaced: description of the action if it replaced an invalid reply.
-            plan: plan in the reply; "": there is none.
         """
-        n_turns = self.decided - self.shown_from
-        self.turns = [*self.turns, (self.question(n_turns), reply)][-keep:] if keep else []
-        if plan or self._is_plan_hidden(n_turns):
-            self.plan, self.plan_turn = plan or self.plan, self.decided
+        self.turns = [*self.turns, (self.question(), reply)][-keep:] if keep else []
         self.frames, self.action, self.since, self.replaced = [], action, 0, replaced
         self.decided += 1
 
@@ -195,40 +182,18 @@ class PlayerConversation:
 
     def state_dict(self) -> State:
         """Return a copy of the conversation as plain data."""
-        return {
+        state = {field.name: copy.deepcopy(getattr(self, field.name)) for field in fields(self)}
+        return state | {
             "turns": [list(turn) for turn in self.turns],
             "frames": [to_json(frame) for frame in self.frames],
-            "pictures": list(self.pictures),
-            "action": list(self.action) if isinstance(self.action, list) else self.action,
-            "steps": self.steps,
-            "total": self.total,
-            "reward": self.reward,
-            "since": self.since,
-            "last_episode": dict(self.last_episode),
-            "decided": self.decided,
-            "shown_from": self.shown_from,
-            "replaced": self.replaced,
-            "plan": self.plan,
-            "plan_turn": self.plan_turn,
-            "lessons": list(self.lessons),
-            "unlearnt": self.unlearnt,
-            "before": self.before,
-            "asked_to_talk": self.asked_to_talk,
         }
 
     @classmethod
     def from_state(cls, state: State) -> PlayerConversation:
         """Return the conversation of a `state_dict`."""
-        return cls(
-            **{
-                **state,
-                "turns": [(question, answer) for question, answer in state["turns"]],
-                "frames": [json.loads(frame) for frame in state["frames"]],
-                "pictures": list(state["pictures"]),
-                "last_episode": dict(state["last_episode"]),
-                "lessons": list(state["lessons"]),
-            }
-        )
+        turns = [(question, answer) for question, answer in state["turns"]]
+        frames = [json.loads(frame) for frame in state["frames"]]
+        return cls(**copy.deepcopy(state) | {"turns": turns, "frames": frames})
 
 
 def message(role: str, content: str) -> Message:

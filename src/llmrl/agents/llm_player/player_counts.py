@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmrl.agents.llm_player.talk import TalkMessage
 from llmrl.core.records import State
 from llmrl.llms.structured_query import QueryStats
 
@@ -30,26 +29,12 @@ class PlayerCounts:
         """Counters of all models, which may be changed in place."""
         return tuple(self.of_model.values())
 
-    def count_decision(self, model: str, is_fallback: bool) -> None:
-        """Count a decision of a model, and whether it was a fallback."""
-        counts = self.of_model[model]
-        counts["decisions"] += 1
-        counts["fallbacks"] += is_fallback
-
-    def count_replies(self, model: str, stats: QueryStats) -> None:
-        """Count the replies to a question to a model."""
-        counts = self.of_model[model]
-        counts["replies"] += stats.replies
-        counts["invalid"] += stats.invalid
-        counts["failed"] += stats.failed
-
-    def count_lesson(self, model: str) -> None:
-        """Count a lesson of a model."""
-        self.of_model[model]["lessons"] += 1
-
-    def count_message(self, model: str, message: TalkMessage | None) -> None:
-        """Count a message of a model, unless it is empty."""
-        self.of_model[model]["messages"] += message is not None and bool(message.text)
+    def count(self, model: str, stats: QueryStats | None = None, **counts: int) -> None:
+        """Add to the counters of a model; `stats` are those of a question to it."""
+        if stats is not None:
+            counts |= {"replies": stats.replies, "invalid": stats.invalid, "failed": stats.failed}
+        for name, n in counts.items():
+            self.of_model[model][name] += n
 
     def metrics(self, lessons: bool, per_model: bool, talk: bool = False) -> dict[str, float]:
         """Return the `player/...` metrics that `LLMPolicy.metrics` describes.

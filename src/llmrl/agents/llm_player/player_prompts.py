@@ -1,7 +1,8 @@
-"""Prompts of a language player: rules of the game, question for a lesson, and request to correct a reply."""
+"""Prompts of a language player: rules of the game, questions, and request to correct a reply."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
 from llmrl.agents.llm_player.episode_examples import examples as example_episodes
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk
+from llmrl.core.errors import LLMError
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.prompts import Prompt, PromptFamily
+from llmrl.llms.structured_query import Query, StructuredQuery, max_fitting
 
 PROMPTS = Path(__file__).with_name("prompts")
 
@@ -28,6 +31,9 @@ class PlayerPrompts:
         decimals: digits after the decimal point of the numbers of an action.
         channels: observation channels that are read.
         talk: rounds of talk; None: there are none.
+
+    Attributes:
+        system: function from the index of an agent and its lessons to the first message of its questions.
     """
 
     def __init__(
@@ -44,15 +50,14 @@ class PlayerPrompts:
         self._decimals, self._masked = decimals, "action_mask" in channels
         self._files = PromptFamily("player", PROMPTS, content.prompt_folder)
         self._episodes = example_episodes(content.examples, spec, answers, settings.example_steps, settings.reflection)
+        self.system = functools.lru_cache(maxsize=64)(self._render_system)
 
-    def system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
-        """Return the first message of an agent's questions, with lessons of earlier episodes."""
+    def _render_system(self, agent: int, lessons: tuple[str, ...]) -> Prompt:
         spec, settings, text = self._spec, self._settings, self._spec.text
         assert text is not None
         personas = self._content.personas
         examples = [self._answers.as_json(action) for action in self._answers.examples()]
         preamble = {"reflection": "..."} if settings.reflection else {}
-        preamble |= {"plan": "..."} if settings.plan else {}
         talk: dict[str, Any] | None = None
         if self._talk is not None:
             talk = {"every": self._talk.every, "to": self._talk.to, "length": self._talk.length}
@@ -66,7 +71,6 @@ class PlayerPrompts:
             n_agents=spec.n_players,
             agent=spec.player_names[agent],
             reflect=settings.reflection,
-            plan=settings.plan,
             numbered=self._answers.numbered,
             frames=settings.show_frames,
             text=settings.show_text,
@@ -80,6 +84,39 @@ class PlayerPrompts:
             talk=talk,
             persona=personas[agent % len(personas)] if personas else "",
         )
+
+    def query(
+        self, seat: PlayerConversation, agent: int, model: str, asker: StructuredQuery[Any], schema: Any, place: str
+    ) -> Query:
+        """Return a question to a player about its present observation.
+
+        It holds as many earlier turns as the model's context window allows.
+
+        Args:
+            seat: conversation of the player.
+            agent: index of the player.
+            model: model of the player.
+            asker: sender of the questions for actions, which counts shortened prompts.
+            schema: JSON schema of the reply.
+            place: place of the question in the run's episodes (`ChatRequest.place`).
+
+        Raises:
+            LLMError: not even the observation fits into the context window.
+        """
+        prompt = self.system(agent, tuple(seat.lessons))
+        llm, settings = asker.llm, self._settings
+        max_turns = seat.window(settings.history, settings.sliding_history)
+        n_turns = max_fitting(lambda k: llm.fits(seat.messages(prompt.text, k), model), max_turns)
+        if n_turns < 0:
+            raise LLMError(
+                f"the prompt {prompt.name} and one observation exceed the context window of {llm.label_of(model)}; "
+                "choose a model with a larger one, or a smaller llm.max_tokens"
+            )
+        asker.counters["trimmed_prompts"] += n_turns < max_turns
+        if n_turns < max_turns and not settings.sliding_history:
+            n_turns = -(-n_turns // 2)  # otherwise every further question would drop the oldest turn
+        seat.shown_from = seat.decided - n_turns
+        return Query(seat.messages(prompt.text, n_turns), prompt.name, prompt.hash, schema, place, model)
 
     def lesson(self, seat: PlayerConversation, kept: int) -> Prompt:
         """Return the question for a lesson from the `kept` newest turns of a completed episode."""

@@ -24,7 +24,6 @@ class PlayerSettings:
         action_interval: number of steps for which an action is repeated, as long as it is legal.
         reflection: whether replies begin with a reflection.
         require_reflection: whether a reply without the requested reflection is invalid.
-        plan: whether a reply may contain a plan for later turns, which is shown until it is replaced.
         show: additions to an observation; None: `DEFAULT_ADDITIONS`.
         show_frames: number of newest frames in a prompt; 0: none.
         frame_size: maximum pixels of the longer side of a frame.
@@ -51,7 +50,6 @@ class PlayerSettings:
     action_interval: PositiveInt
     reflection: bool
     require_reflection: bool
-    plan: bool
     show: list[Show] | None
     show_frames: NonNegativeInt
     frame_size: PositiveInt

@@ -21,7 +21,6 @@ from llmrl.agents.llm_player.conversation import PlayerConversation, to_json
 from llmrl.agents.llm_player.lessons import LESSON_TURNS, Lessons
 from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
-from llmrl.agents.llm_player.player_queries import PlayerQueries
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
 from llmrl.core.errors import Incompatible, Misfit
@@ -115,7 +114,7 @@ class LLMPolicy:
         # Number of turns to keep: as many as are shown, or are needed for a lesson.
         max_turns = settings.history if settings.sliding_history else max(2 * settings.history - 1, 0)
         self._keep = max(max_turns, LESSON_TURNS if settings.lessons else 0)
-        self._schema = reply_schema(self.answers, settings.reflection, settings.plan)
+        self._schema = reply_schema(self.answers, settings.reflection)
         self.seats = [[PlayerConversation() for _ in range(spec.n_agents)] for _ in range(spec.n_envs)]
         self.playing = np.zeros(spec.n_envs, dtype=bool)
         self.episodes: Sequence[int] | None = None
@@ -126,8 +125,8 @@ class LLMPolicy:
         self.models = tuple(self.content.models) or (CHOSEN,) * spec.n_agents
         self.counts = PlayerCounts(self.models)
         # Raises if a prompt is wrong, before the first question.
-        self._queries = PlayerQueries(spec, self.asker, self.prompts, settings, self.models)
-        self.system = self._queries.system
+        for agent in range(spec.n_agents):
+            self.prompts.system(agent, ())
         self.prompts.repair("-")
 
     def on_reset(self, games: np.ndarray, observation: Observation) -> None:
@@ -314,7 +313,8 @@ class LLMPolicy:
 
         `label` identifies the question within the episode.
         """
-        return self._queries.query(self.seats[game][agent], agent, schema, self._place(game, agent, label))
+        place = self._place(game, agent, label)
+        return self.prompts.query(self.seats[game][agent], agent, self.models[agent], self.asker, schema, place)
 
     def _place(self, game: int, agent: int, label: object) -> str:
         """Return the place of a question in the run's episodes; "" if episodes are not numbered."""
@@ -334,19 +334,15 @@ class LLMPolicy:
         """Take the decision of a reply or its fallback, and return the note on it."""
         reply = decision or PlayerReply(self.answers.fallback(seat.action, mask))
         action_text = self.answers.as_json(reply.action)
-        plan = {"plan": reply.plan} if self.settings.plan and reply.plan else {}
         if decision is None:
             notice = f"your last reply could not be used; done instead: {to_json(action_text)}"
             seat.answer(FALLBACK, reply.action, self._keep, notice)
         else:
             reflection = {"reflection": reply.reflection} if self.settings.reflection else {}
-            answer = to_json({**reflection, **plan, "action": action_text})
-            seat.answer(answer, reply.action, self._keep, plan=plan.get("plan", ""))
-        self.counts.count_decision(model, decision is None)
-        self.counts.count_replies(model, stats)
+            seat.answer(to_json({**reflection, "action": action_text}), reply.action, self._keep)
+        self.counts.count(model, stats, decisions=1, fallbacks=decision is None)
         return {
             "reflection": reply.reflection,
-            **plan,
             "action": action_text,
             "asked": True,
             "valid": decision is not None,
@@ -385,11 +381,10 @@ class LLMPolicy:
             self._record(game, agent, f"talk: {texts[game, agent]}", stats)
             game_messages[game][agent] = message or TalkMessage("")
             self.seats[game][agent].asked_to_talk = False
-            self.counts.count_message(self.models[agent], message)
-            self.counts.count_replies(self.models[agent], stats)
+            self.counts.count(self.models[agent], stats, messages=message is not None and bool(message.text))
             notes[game][agent] |= {"said": (message or TalkMessage("")).text, "talk_took": _stats_row(stats)}
         for game, messages in game_messages.items():
-            for agent, heard_messages in enumerate(talk.hear_round(messages, [str(text) for text in texts[game]])):
+            for agent, heard_messages in enumerate(talk.hear_round(messages)):
                 if (utterance := messages[agent]) is not None:
                     self.seats[game][agent].hear(utterance.text, utterance.to, heard_messages)
 
@@ -410,9 +405,7 @@ class LLMPolicy:
             ]
         )
         for (game, agent), (_, lesson, stats) in zip(pupils, lessons, strict=False):
-            if lesson is not None:
-                self.counts.count_lesson(self.models[agent])
-            self.counts.count_replies(self.models[agent], stats)
+            self.counts.count(self.models[agent], stats, lessons=lesson is not None)
             notes[game][agent] |= {"lesson": lesson or "", "lesson_took": _stats_row(stats)}
 
     def _read(self, reply: ChatReply, legal: Sequence[bool] | None = None) -> PlayerReply:

@@ -56,8 +56,7 @@ def reply(messages: Sequence[Mapping[str, str]], seed: int = 0, note: Callable[[
     else:
         reason, answer = _choice([name for name, _ in actions], system, frame, note)
     reflection = {"reflection": f"By rule, not by thought: {reason}."} if '"reflection"' in system else {}
-    plan = {"plan": "Go on by rule."} if '"plan"' in system else {}
-    return json.dumps({**reflection, **plan, "action": answer})
+    return json.dumps({**reflection, "action": answer})
 
 
 def _last_frame(messages: Sequence[Mapping[str, str]]) -> Mapping[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,8 +15,8 @@ from llmrl.llms.reading.name_matcher import normalize_name
 from llmrl.llms.reading.object_parser import TextParser
 
 _MESSAGE = re.compile(r'"message"\s*:\s*"((?:[^"\\]|\\.)*)"')
-TalkTo = Literal["all", "neighbors", "one"]
-"""Recipients of a message: all players, those in the speaker's view, or the one that it names."""
+TalkTo = Literal["all", "one"]
+"""Recipients of a message: all players, or the one that it names."""
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,12 @@ class Talk:
         length: maximum number of characters of a message.
 
     Raises:
-        ConfigError: there is only one player that reads, or it is unknown who sees whom.
+        ConfigError: there is only one player that reads.
     """
 
     def __init__(self, spec: EnvSpec, every: int, to: TalkTo, length: int) -> None:
         if spec.n_agents < 2:
             raise ConfigError(f"agent.message_interval={every} needs at least two language players, got 1; set it to 0")
-        self.neighbors = "" if spec.text is None else spec.text.neighbors
-        if to == "neighbors" and not self.neighbors:
-            raise ConfigError(
-                f"agent.message_recipients=neighbors: observations of env={spec.name} do not list the players in view"
-                "; use all or one"
-            )
         self.every, self.to, self.length, self.names = every, to, length, spec.player_names
         self._parser = TextParser("message", length)
         self._parser.kept = ("to",)
@@ -95,43 +88,24 @@ class Talk:
             raise InvalidReply(f'"to" must name one other player: {", ".join(candidates)}')
         return TalkMessage(utterance, recipients[0])
 
-    def hear_round(self, messages: Sequence[TalkMessage | None], seen: Sequence[str]) -> list[list[dict[str, str]]]:
+    def hear_round(self, messages: Sequence[TalkMessage | None]) -> list[list[dict[str, str]]]:
         """Return the messages that each player hears in a round, as entries for its observation.
 
         Args:
             messages: message of each player; None for players that did not take part.
-            seen: observation of each player, as JSON.
         """
         inboxes: list[list[dict[str, str]]] = [[] for _ in self.names]
         for speaker, message in enumerate(messages):
             if message is None or not message.text:
                 continue
-            for listener in self._listeners(speaker, message, seen[speaker]):
-                if messages[listener] is not None:
+            for listener, name in enumerate(self.names):
+                hears = listener != speaker and (self.to == "all" or name == message.to)
+                if hears and messages[listener] is not None:
                     inboxes[listener].append({"from": self.names[speaker], "message": message.text})
         return inboxes
-
-    def _listeners(self, speaker: int, message: TalkMessage, frame_text: str) -> list[int]:
-        """Return the players that hear a message."""
-        candidates = [i for i in range(len(self.names)) if i != speaker]
-        if self.to == "one":
-            return [i for i in candidates if self.names[i] == message.to]
-        if self.to == "all":
-            return candidates
-        in_view = _players(frame_text, self.neighbors)
-        return [i for i in candidates if self.names[i] in in_view]
 
 
 def silent(text: str) -> bool:
     """Return whether a reply contains only empty messages."""
     messages = _MESSAGE.findall(text)
     return bool(messages) and not any(messages)
-
-
-def _players(frame_text: str, field: str) -> set[str]:
-    """Return the names of the players in an observation's list of those in view."""
-    try:
-        frame = json.loads(frame_text)
-    except ValueError:
-        return set()
-    return {f"player {neighbor['player']}" for neighbor in frame.get(field, ()) if isinstance(neighbor, Mapping)}

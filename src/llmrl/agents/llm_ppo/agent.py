@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings
-from llmrl.agents.llm_ppo.policy import LanguagePolicy
+from llmrl.agents.llm_ppo.network import LanguageActorCritic, LanguageNetworkSettings, LanguagePolicy
 from llmrl.agents.llm_ppo.reference_kl import ReferenceKL
 from llmrl.algorithms.ppo import PPO, PPOSettings
 from llmrl.core.errors import CheckpointError, ConfigError

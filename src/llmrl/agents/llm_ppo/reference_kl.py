@@ -6,8 +6,7 @@ import copy
 
 import torch
 
-from llmrl.agents.llm_ppo.network import LanguageActorCritic
-from llmrl.agents.llm_ppo.policy import shared
+from llmrl.agents.llm_ppo.network import LanguageActorCritic, shared
 from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.llms.local.adapter import adapters_off

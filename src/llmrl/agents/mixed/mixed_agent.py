@@ -95,8 +95,7 @@ class MixedAgent:
             if agent.loop not in ("learn", "play"):
                 raise ConfigError(
                     f"{member.agent.where}: {type(agent).__name__} has its own loop (`{agent.loop}`) and cannot play "
-                    "in a "
-                    "mixed society; use an agent that learns from rollouts or only plays"
+                    "in a mixed society; use an agent that learns from rollouts or only plays"
                 )
             self.agents.append(agent)
         self.learns = any(agent.learns for agent in self.agents)
@@ -121,9 +120,8 @@ class MixedAgent:
         return tuple(dict.fromkeys(name for agent in self.agents for name in getattr(agent, "carried", ())))
 
     def min_rollout_steps(self, games: int) -> int:
-        return max(
-            (agent.min_rollout_steps(games) for agent in self.agents if isinstance(agent, NeedsSteps)), default=1
-        )
+        learners = [agent for agent in self.agents if isinstance(agent, NeedsSteps)]
+        return max((agent.min_rollout_steps(games) for agent in learners), default=1)
 
     @contextmanager
     def unrecorded(self) -> Iterator[None]:

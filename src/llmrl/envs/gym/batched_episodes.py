@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.protocols import Controller
-from llmrl.core.records import Trace
 from llmrl.envs.gym.channel_spaces import observation_channels, to_actions
 from llmrl.envs.gym.env_factory import EnvFactory
 from llmrl.envs.gym.interfaces import Games
@@ -107,25 +106,6 @@ class BatchedEpisodes:
             for lane in np.flatnonzero(done).tolist():
                 results[index[lane]] = returns[lane], lengths[lane], best[lane], terminated[lane]
             playing &= ~done
-
-    def trace(self, controller: Controller, vector: NDArray[np.float64], seed: int, steps: int) -> Trace:
-        """Return the first `steps` steps of the episode of `vector` [d] under `seed`, or all of a shorter one.
-
-        It is played in game 0.
-        """
-        games, read, lane = self.games, self._input_function(controller.channel), np.arange(self.games.n) == 0
-        act = _act_function(controller, np.tile(vector, (games.n, 1)))
-        observation = games.reset(np.full(games.n, seed, dtype=np.int64), np.ones(games.n, dtype=bool))
-        rows: list[tuple[NDArray[Any], NDArray[Any], float]] = []
-        for _ in range(steps):
-            inputs = read(observation)
-            action = act(inputs)
-            observation, reward, terminated, truncated = games.step(self._actions(action), lane)
-            rows.append((np.array(inputs[0]), np.array(action[0]), float(reward[0])))
-            if terminated[0] or truncated[0]:
-                break
-        observations, actions, rewards = zip(*rows, strict=True)
-        return Trace(np.array(observations), np.array(actions), np.array(rewards))
 
     def _input_function(self, channel: str) -> Callable[[Any], NDArray[Any]]:
         """Return a function that converts observations of all games into inputs of a controller.

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from llmrl.core.errors import LlmrlError
 from llmrl.core.protocols import Controller
-from llmrl.core.records import Trace
 from llmrl.envs.env_errors import raised
 from llmrl.envs.gym.batched_episodes import BatchedEpisodes, EpisodeRules
 from llmrl.envs.gym.workers import WorkerPool
@@ -33,13 +32,11 @@ class EpisodeBatch:
         returns: sum of the rewards of each episode, [q, k] float64.
         lengths: steps of each episode, [q, k] int64.
         successes: whether each episode was a success, [q, k] bool; None without a criterion of success.
-        traces: the beginning of each vector's first episode, [q]; empty where that was not wanted.
     """
 
     returns: NDArray[np.float64]
     lengths: NDArray[np.int64]
     successes: NDArray[np.bool_] | None = None
-    traces: tuple[Trace, ...] = ()
 
 
 class GymEvaluator:
@@ -62,15 +59,11 @@ class GymEvaluator:
         # Created even if worker processes play, so that invalid games raise an error at once.
         self._lanes = BatchedEpisodes(rules, 1)
         self._pool = WorkerPool(rules, self.workers) if self.workers > 1 else None
-        self._tracer: BatchedEpisodes | None = None
 
-    def evaluate(
-        self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64], traced: int = 0
-    ) -> EpisodeBatch:
+    def evaluate(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> EpisodeBatch:
         """Play one episode of each parameter vector [q, d] under each seed [k]; return the results.
 
-        The first `traced` steps of each vector's first episode are played once more and recorded. Results do not depend
-        on the number of workers.
+        Results do not depend on the number of workers.
 
         Raises:
             ConfigError: the game lacks the channel that the controller reads, or the controller cannot be pickled.
@@ -79,10 +72,6 @@ class GymEvaluator:
         vectors, seeds = np.asarray(vectors, dtype=np.float64), np.asarray(seeds, dtype=np.int64)
         try:
             results = self._play(controller, vectors, seeds).reshape(len(vectors), len(seeds))
-            traces: tuple[Trace, ...] = ()
-            if traced:
-                self._tracer = self._tracer or BatchedEpisodes(self._rules, 1)
-                traces = tuple(self._tracer.trace(controller, vector, int(seeds[0]), traced) for vector in vectors)
         except LlmrlError:
             raise
         except Exception as error:
@@ -90,7 +79,7 @@ class GymEvaluator:
         returned, best_reward, terminated = results["returned"], results["best_reward"], results["terminated"]
         success = self._rules.success
         successes = None if success is None else success.judge(returned, best_reward, terminated)
-        return EpisodeBatch(returned, results["length"], successes, traces)
+        return EpisodeBatch(returned, results["length"], successes)
 
     def _play(self, controller: Controller, vectors: NDArray[np.float64], seeds: NDArray[np.int64]) -> NDArray[Any]:
         """Return the `RESULT` of each vector under each seed, [q * k]."""
@@ -115,8 +104,6 @@ class GymEvaluator:
     def close(self) -> None:
         """End the worker processes. It may be called twice."""
         self._lanes.close()
-        if self._tracer is not None:
-            self._tracer.close()
         if self._pool is not None:
             self._pool.close()
 

@@ -156,7 +156,6 @@ def game_text(
             for name in actions
         ),
         example=_example(substrate, rules, n_agents, mechanism, shown),
-        neighbors="players",
     )
 
 
