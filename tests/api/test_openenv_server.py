@@ -17,6 +17,7 @@ import pytest
 import llmrl
 from environments import make_env
 from llmrl.core.errors import ConfigError
+from llmrl.run.command_exit import EXIT_FAILED
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -143,4 +144,4 @@ def test_server_without_openenv_is_refused():
     code = "from llmrl.cli.serve import main; main(['env=harvest'])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert result.returncode == 2 and "openenv" in result.stderr and "Traceback" not in result.stderr
+    assert result.returncode == EXIT_FAILED and "openenv" in result.stderr and "Traceback" not in result.stderr
