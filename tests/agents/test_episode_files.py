@@ -112,7 +112,7 @@ def test_action_numbers_are_rounded(action, text):
     assert _short_numbers(action) == text
 
 
-def test_observation_has_a_line_for_each_field():
+def test_each_field_has_line():
     assert _readable({"x": 1.5, "goal": "a key", "map": ["ab", "cd"]}) == 'x: 1.5\ngoal: a key\nmap: ["ab", "cd"]'
     assert _readable("seen") == "seen"
 

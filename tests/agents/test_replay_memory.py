@@ -60,7 +60,7 @@ def test_sampling_uses_generator():
     assert (first == second).all() and (first != different_samples).any()
 
 
-def test_texts_are_stored_once():
+def test_duplicate_texts_are_shared():
     replay = ReplayBuffer(20)
     replay.add(transitions(list(range(20)), texts=lambda i: f"text {i % 4}"))
     assert len(replay.state_dict()["lengths"]) == 4

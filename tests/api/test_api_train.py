@@ -190,7 +190,7 @@ def test_sweep_reports_failed_runs(workdir, caplog):
         (["env=escape_room"], {"agent.init_from": ["nowhere", "elsewhere"]}, "nowhere"),
     ],
 )
-def test_invalid_sweep_starts_nothing(workdir, overrides, options, message):
+def test_invalid_sweep_starts_no_runs(workdir, overrides, options, message):
     with pytest.raises(ConfigError, match=message):
         llmrl.sweep(*overrides, **options)
     assert not list(workdir.rglob("status.json"))

@@ -140,7 +140,7 @@ def test_wrong_address_is_refused(address):
         make_env("pettingzoo", id=address, library="openenv", n_envs=1)
 
 
-def test_server_without_openenv_is_refused():
+def test_missing_openenv_is_refused():
     code = "from llmrl.cli.serve import main; main(['env=harvest'])"
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)

@@ -9,7 +9,7 @@ from llmrl.core.errors import ConfigError, Incompatible
 from tiny_models import make_tiny_tokenizer
 
 
-def test_actions_and_rewards_are_those_of_environment():
+def test_rewards_equal_environment():
     environment, env = llmrl.trl_environment("taxi")(), llmrl.make_env("taxi", n_envs=1)
     first = environment.reset(seed=3, prompt="is ignored")
     observation = env.reset(seed=3)
@@ -23,7 +23,7 @@ def test_actions_and_rewards_are_those_of_environment():
     assert environment.get_reward() == sum(rewards)
 
 
-def test_unknown_action_takes_no_step():
+def test_unknown_action_returns_error():
     environment = llmrl.trl_environment("taxi")()
     environment.reset(seed=3)
     assert "error" in json.loads(environment.act("fly"))
@@ -39,7 +39,7 @@ def test_episode_ends():
     assert environment.get_reward() in (-1.0, 0.0, 1.0, 1.5)
 
 
-def test_instances_have_streams_of_their_own():
+def test_instances_have_different_streams():
     kind = llmrl.trl_environment("blackjack", seed=5)
     starts = {kind().reset() for _ in range(6)}
     assert len(starts) > 1

@@ -77,7 +77,7 @@ def test_adapter_reference_is_resolved(models):
 
 
 @pytest.mark.slow
-def test_members_of_a_mixed_society_learn(models):
+def test_mixed_society_members_learn(models):
     """A chat model and a PPO agent learn side by side; episodes end in the middle of rollouts."""
     members = (
         "[{count: 1, agent: llm_player, name: chat, history: 0, reflection: false, show: []}, {count: 3, agent: ppo}]"

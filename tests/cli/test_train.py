@@ -116,7 +116,7 @@ def test_unwritable_output_folder(tmp_path):
     assert done.returncode != 0 and str(tmp_path / "file") in done.stderr and "Traceback" not in done.stderr
 
 
-def test_dry_run_writes_nothing(tmp_path):
+def test_dry_run_writes_no_files(tmp_path):
     done = train(*TINY, "principal=ucb", "dry_run=true", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for part in (

@@ -61,7 +61,7 @@ def test_thoughts_name_several_agents():
     assert actions == [f"agent {i}, action" for i in range(MAX_AGENTS)]
 
 
-def test_words_are_beside_the_world_they_belong_to(tmp_path, monkeypatch):
+def test_words_match_world(tmp_path, monkeypatch):
     world = np.full((20, 30, 3), 100, dtype=np.uint8)
     env = SimpleNamespace(spec=make_spec(1), render=lambda game: world)
     recorder = FrameRecorder(env, thoughts=Thoughts(object(), make_spec(1), None, "cpu"))

@@ -110,7 +110,7 @@ def test_mistyped_key_is_config_error(overrides, message):
         Experiment.compose(*overrides)
 
 
-def test_plan_starts_nothing(tmp_path):
+def test_plan_starts_no_run(tmp_path):
     experiment = Experiment.compose(*TINY, f"output_root={tmp_path}")
     rows = dict(experiment.plan())
     assert rows["loop"] == "DesignLoop" and "LLM calls" in rows

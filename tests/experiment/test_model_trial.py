@@ -76,7 +76,7 @@ def test_trial_is_reproducible_with_no_key(page, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_money_is_held_to(tmp_path, monkeypatch):
+def test_budget_limits_trial(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = Styled(bad=0.0)
     with FakeOpenAIServer(model, usage=model.usage, model="styled") as server:

@@ -64,7 +64,7 @@ def test_stopped_search_resumes_exactly(proposer, tmp_path):
 
 
 @pytest.mark.slow
-def test_principal_of_a_mechanism_learns(tmp_path):
+def test_mechanism_principal_learns(tmp_path):
     """Invalid replies of a model that was made for another task are learned from, too."""
     folder, model = tmp_path / "design", make_proposer(tmp_path, [("a question", "a reply")], steps=1, window=8192)
     silent_run(

@@ -151,7 +151,7 @@ def test_empty_batch():
     assert ChatClient(openai_model("http://localhost:1/v1", "m")).chat([]) == []
 
 
-def test_failed_model_list_is_no_error():
+def test_failed_model_list_is_ignored():
     """Some servers answer questions but cannot list what they serve."""
     with FakeOpenAIServer() as server:
         server.models_status = 500

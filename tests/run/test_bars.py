@@ -118,7 +118,7 @@ def test_dependent_runs_are_not_counted(monkeypatch):
     assert "30.0%" in stream.getvalue()
 
 
-def test_notebook_shows_a_line(monkeypatch, capsys):
+def test_notebook_shows_line(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setattr("llmrl.run.progress_bar.NOTEBOOK_EVERY_S", 0.0)
     with ProgressBar(10, "steps", "design", terminal=False) as progress:

@@ -198,7 +198,7 @@ class TestSkills:
         grid = carrying(draw("#######", "#..#..#", "#..>..#", "#..#..#", "#######"))
         assert act(grid, "drop", "key", "unlock_pickup") == FORWARD
 
-    def test_invalid_skills_do_nothing(self):
+    def test_invalid_skills_have_no_effect(self):
         assert act(draw("#>K#"), "wait") is None
 
 

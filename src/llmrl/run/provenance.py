@@ -119,7 +119,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a Git command in `folder`; None without Git, outside a checkout, or if it takes too long."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            # Without optional locks: a killed process would leave the lock of the index in the user's repository.
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],
             capture_output=True,
             text=True,
             errors="replace",

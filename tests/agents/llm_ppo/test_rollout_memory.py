@@ -139,7 +139,7 @@ def test_learner_is_callable_between_rollouts(make, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rollout_reads_texts_once(make, kind):
+def test_rollout_caches_texts(make, kind):
     """Read texts once after a resume, too; otherwise batches, and thus rounding, would differ between runs."""
     env = Corridor(8)
     agent, generator = make(kind, env), torch.Generator().manual_seed(0)
@@ -175,7 +175,7 @@ def test_resume_with_shared_generator_is_bit_identical(make, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_round_reads_texts_once(make, kind):
+def test_evaluation_caches_texts(make, kind):
     env = Corridor(8, horizon=16)
     agent = make(kind, env)
     read = count_calls(agent)
