@@ -101,6 +101,18 @@ def test_disk_full_errors_have_single_message(tmp_path: Path, number: int) -> No
     assert describe_write_error(tmp_path, PermissionError(errno.EACCES, "Permission denied")) == "Permission denied"
 
 
+@pytest.mark.parametrize(("inodes", "free", "exhausted"), [(1000, 0, True), (1000, 1, False), (0, 0, False)])
+def test_inode_exhaustion_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, free: int, exhausted: bool
+) -> None:
+    """With 52 MB free; file systems without a limit of inodes report 0 of 0."""
+    statistics = os.statvfs_result((4096, 4096, 99999, 12695, 12695, inodes, free, free, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda path: statistics)
+    message = describe_write_error(tmp_path / "a", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    assert ("inodes" in message) == exhausted and ("MB are free" in message) != exhausted
+    assert "inodes" not in describe_write_error(tmp_path / "a", OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)))
+
+
 def test_full_disk_errors_in_logs(tmp_path: Path) -> None:
     lines = LineFile(tmp_path / "lines.jsonl")
     ledger = CallLog(tmp_path / "calls.jsonl")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -77,7 +76,7 @@ def remove_ignoring_errors(path: Path) -> None:
 def describe_write_error(path: Path, error: OSError, folder_option: str = "output_root=<folder>") -> str:
     """Return the reason why `path` could not be written.
 
-    If the disk is full, the message also says how much is free and how to fix it.
+    If the disk is full, the message also says which limit was reached and how to fix it.
 
     Args:
         path: file or folder that was to be written.
@@ -86,11 +85,24 @@ def describe_write_error(path: Path, error: OSError, folder_option: str = "outpu
     """
     reason = error.strerror or (str(error).splitlines() or [type(error).__name__])[0]
     folder = next((candidate for candidate in (path, *path.absolute().parents) if candidate.is_dir()), Path("/"))
-    free = shutil.disk_usage(folder).free
+    try:
+        system = os.statvfs(folder)
+    except OSError:
+        free, lacks_inodes = MIN_FREE_BYTES, False
+    else:
+        free = system.f_bavail * system.f_frsize
+        lacks_inodes = system.f_files > 0 and not system.f_favail  # some file systems have no limit, and report 0
     # An error relayed from another process (e.g. a video encoder) may not carry ENOSPC.
     if error.errno not in DISK_FULL_ERRNOS and free >= MIN_FREE_BYTES:
         return reason
+    room = f"{free / 1e6:,.1f} MB are free in {folder}"
+    if error.errno == errno.ENOSPC and lacks_inodes:
+        room = f"all inodes of the file system of {folder} are used, so no further file can be created"
+    limit_notes = {
+        errno.EDQUOT: "; your quota is used up",
+        errno.EFBIG: "; the file exceeds the maximum file size (ulimit -f)",
+    }
     return (
-        f"{reason}: {free / 1e6:,.1f} MB are free in {folder}. Free some space (`llmrl-sweep clean` lists files that "
-        f"are no longer needed) and rerun the command, or choose another location with {folder_option}"
+        f"{reason}: {room}{limit_notes.get(error.errno or 0, '')}. Free some space (`llmrl-sweep clean` lists files "
+        f"that are no longer needed) and rerun the command, or choose another location with {folder_option}"
     )
