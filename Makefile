@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt Makefile
 	$(BIN)/llmrl-install-meltingpot --optional --constraint constraints.txt
 	touch $@
 
-demo: install  ## the main job: a principal governs a society in Clean Up, and is filmed without and with its best mechanism (no key needed); the film is side_by_side.webp
+demo: install  ## the main job: a principal governs a society in Clean Up, and is filmed without and with its best mechanism (no key needed); the film is side_by_side.gif
 	$(BIN)/llmrl-train env=cleanup principal=llm llm=scripted name=demo
 	$(BIN)/llmrl-evaluate latest:demo --mechanism none,best --episodes 16 --video --video-steps 300
 
