@@ -24,7 +24,7 @@ from llmrl.loops.executor import serve
 from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
-from llmrl.run.artifacts import saved_state
+from llmrl.run.artifacts import save_config, saved_state
 from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run
@@ -163,11 +163,11 @@ def data(tmp_path):
 SETTINGS = CloningAgentSettings("x", "all", None, 0.1, QUICK)
 
 
-def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK):
+def cloner(folder, env=None, held_out=0.2, limit=None, episodes="all", settings=QUICK, env_options=None):
     spec = (env or Corridor()).spec
     student = Student(spec)
     cloning_settings = CloningAgentSettings(folder, episodes, limit, held_out, settings)
-    return CloningAgent(spec, cloning_settings, Seeds(1), "cpu", student, None)
+    return CloningAgent(spec, cloning_settings, Seeds(1), "cpu", student, None, env_options)
 
 
 def make_loop(folder, epochs=8, env=None, **options):
@@ -328,6 +328,48 @@ def test_actions_are_matched_by_name(data):
         cloner("bot", env=env)._to_actions(record(names=("walk", "go west")))
 
 
+def test_rejects_different_prompts(data, tmp_path):
+    folder = data(record())
+    description = {
+        "language": "en",
+        "actions": ["go east"],
+        "history": 3,
+        "template": "glam",
+        "replace": {},
+        "level": "a",
+    }
+    save_config(tmp_path / "bot" / "config.yaml", {"env": description})
+    settings_copy = {**description, "level": "b", "horizon": 7}
+
+    def imitate(options, place=folder):
+        return cloner(place, env_options=options).imitate(1)
+
+    assert imitate(settings_copy).learned > 0 and imitate({}).learned > 0
+    assert imitate({"n_envs": 3, "history": 3}).learned > 0
+    for name, value, override in (
+        ("language", "fr", "fr"),
+        ("actions", "canonical", "canonical"),
+        ("history", 1, "1"),
+        ("template", "plain", "plain"),
+        ("replace", {"key": "a chair", "ball": "x"}, "{key: a chair, ball: x}"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            imitate({**settings_copy, name: value})
+        assert f"env=corridor has env.{name}={override}; use env.{name}=" in str(error.value)
+    with pytest.raises(ConfigError, match=r"env.actions=\[go east\].*env.actions=\[\]"):
+        imitate({**settings_copy, "actions": []})
+    for place in ("trajectories", "trajectories/0.npz"):
+        with pytest.raises(ConfigError, match=r"env\.history=3"):
+            imitate({**settings_copy, "history": 2}, f"{folder}/{place}")
+    # A run of an environment without them, and one whose config says nothing of an environment.
+    for config in ({"env": {"horizon": 9}}, {"method": {}}):
+        save_config(tmp_path / "bot" / "config.yaml", config)
+        assert imitate(settings_copy).learned > 0
+    (tmp_path / "bot" / "config.yaml").write_text("env: [")
+    with pytest.raises(RunFolderError, match=r"config.yaml"):
+        imitate(settings_copy)
+
+
 def test_rejects_uninformative_episodes(data, tmp_path):
     with pytest.raises(ConfigError, match=r"agent.data=<run folder> is missing"):
         cloner(None).imitate(1)
@@ -402,6 +444,8 @@ def test_language_model_imitates_bot_then_reinforces(tmp_path):
     assert rows[-2]["clone/loss"] < 0.5 * rows[0]["clone/loss"] and rows[-2]["clone/epoch"] == 30
     assert rows[-1]["held_out/loss"] > 0 and 0 <= rows[-1]["evaluation/success"] <= 1
     cloned = saved_state(find_folder("bc"))[1]["agents"][0]["policy"]
+    with pytest.raises(ConfigError, match=r"env.history=1.*goto_red_ball.*env.history=2"):
+        run_experiment(*clone, "env.history=2", "dry_run=true")
     learn = ("learn.env_steps=1", "learn.rollout_steps=2", "learn.evaluate_episodes=1", "agent.ppo.learning_rate=1e-12")
     start = (f"agent.init_from='{find_folder('bc')}'", f"agent.{heads}")
     run_experiment(*GAME, "agent=llm_ppo", *model, *start, *learn, f"output_root={tmp_path}/ppo")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,7 +20,11 @@ from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.text_array import TextArray, TextTable
-from llmrl.run.trajectories import Trajectories, read
+from llmrl.run.artifacts import CONFIG_NAME, read_config
+from llmrl.run.trajectories import FOLDER, Trajectories, read
+
+TEXT_OPTIONS = ("language", "actions", "history", "template", "replace")
+"""Options of text environments that determine the wording of prompts."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class CloningAgent:
         device: torch device.
         student: agent whose policy is trained: one network that reads a channel of texts.
         teacher: must be None.
+        env_options: options of the environment that it plays, as in the config; None: unknown.
 
     Raises:
         ConfigError: the student is not such an agent, or there is a teacher.
@@ -70,11 +76,13 @@ class CloningAgent:
         device: str,
         student: Agent,
         teacher: Teacher | None = None,
+        env_options: Mapping[str, Any] | None = None,
     ) -> None:
         if teacher is not None:
             raise Incompatible(Misfit.UNTAUGHT, "agent=bc learns only from recorded trajectories; use teacher=none")
         self.student, self.policy, self.spec, self.device = student, student.policy, spec, device
         self._seeds, self._settings, self._data = seeds, settings, settings.data
+        self._env_options = env_options or {}
         self._channel = _text_channel(student, spec)
         self._cloning: BehavioralCloning | None = None
 
@@ -83,14 +91,16 @@ class CloningAgent:
 
         Raises:
             ConfigError: there are no trajectories to learn from, or they do not fit this agent.
-            RunFolderError: the folder holds no trajectories.
+            RunFolderError: the folder holds no trajectories, or its config cannot be read.
         """
         if self._data is None:
             raise ConfigError(
                 "agent.data=<run folder> is missing: agent=bc learns from the trajectories of another run, e.g. of "
                 "llmrl-train agent=bot play.trajectories=true"
             )
-        trajectories = self._select_steps(read(Path(self._data).expanduser()))
+        path = Path(self._data).expanduser()
+        trajectories = self._select_steps(read(path))
+        self._check_wording(_data_env_options(path))
         actions = self._to_actions(trajectories)
         is_validation = self._validation_mask(trajectories)
         table = TextTable(trajectories.prompts)
@@ -162,6 +172,23 @@ class CloningAgent:
             steps = steps.rows(successes)
         return steps
 
+    def _check_wording(self, data_options: Mapping[str, Any]) -> None:
+        """Raise an error if the data's prompts were built with other options than those of the played games.
+
+        `data_options` are the options of the data's environment; options that only one of the environments has are not
+        compared.
+        """
+        env_options = self._env_options
+        for name in TEXT_OPTIONS:
+            if name in data_options and name in env_options and data_options[name] != env_options[name]:
+                data_setting, env_setting = (
+                    f"env.{name}={_yaml_text(options[name])}" for options in (data_options, env_options)
+                )
+                raise ConfigError(
+                    f"agent.data={self._data}: its prompts were built with {data_setting}, but env={self.spec.name} "
+                    f"has {env_setting}; use {data_setting}, or data recorded with {env_setting}"
+                )
+
     def _to_actions(self, trajectories: Trajectories) -> np.ndarray:
         """Return the recorded actions as indices of this environment's actions, [n] int64."""
         indices = {name: i for i, name in enumerate(self.spec.action_names)}
@@ -186,6 +213,22 @@ class CloningAgent:
             )
         order = torch.randperm(len(episode_ids), generator=self._seeds.torch("held_out")).numpy()
         return np.isin(trajectories.episode, episode_ids[order[:n]])
+
+
+def _data_env_options(path: Path) -> Mapping[str, Any]:
+    """Return the options of the environment in which trajectories were recorded; empty if no config is next to them."""
+    folder = path.parent if path.is_file() else path
+    folder = folder.parent if folder.name == FOLDER else folder
+    return (read_config(folder, ()).get("env") or {}) if (folder / CONFIG_NAME).is_file() else {}
+
+
+def _yaml_text(value: Any) -> str:
+    """Format a value as it is typed on the command line."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_yaml_text(x)}' for key, x in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml_text, value))}]"
+    return str(value)
 
 
 def _text_channel(student: Agent, spec: EnvSpec) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ class TeacherServices(Services):
         spec: spec of the environment.
         seeds: seed tree of the part.
         device: torch device.
+        env_options: options of the environment.
         env_factory: function that builds further copies of the environment; None if there is none.
         one_game: function that builds one game of the environment; None if there is none.
         llm: chat model; None if none is chosen.
@@ -77,6 +78,7 @@ class TeacherServices(Services):
     spec: EnvSpec
     seeds: Seeds
     device: str = "cpu"
+    env_options: Mapping[str, Any] = field(default_factory=dict)
     env_factory: Callable[..., Any] | None = None
     one_game: Callable[..., Any] | None = None
     llm: ChatModel | None = None

@@ -131,6 +131,7 @@ def build_parts(
             spec=replace(env.spec, n_envs=env.spec.games_per_group(groups)) if groups > 1 else env.spec,
             seeds=seeds,
             device=device,
+            env_options=config["env"],
             env_factory=getattr(env, "env_factory", None),
             one_game=getattr(env, "one_game", None),
             llm=llm if isinstance(llm, ChatModel) else None,
