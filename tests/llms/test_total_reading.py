@@ -364,4 +364,4 @@ def test_huge_numbers_stay_numbers():
     vector = llm_principal(toy(), scripted(), out_of_range="clamp").read(
         json.dumps(dict.fromkeys(toy().proposals.names, 1e308) | {"reasoning": ""})
     )
-    assert np.isfinite(vector.vectors).all()
+    assert np.isfinite(vector.vector).all()

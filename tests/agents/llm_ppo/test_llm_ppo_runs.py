@@ -176,13 +176,3 @@ def test_long_prompts_end_run_with_advice(tmp_path):
     with pytest.raises(ConfigError, match=r"a prompt has \d+ tokens .* reads 32; .*env\.history.*The prompt: '"):
         silent_run(*overrides)
     silent_run(*overrides, "llm.max_prompt_tokens=16", "llm.truncate=left", "learn.env_steps=32")
-
-
-@pytest.mark.parametrize("number", ["width", "layers", "heads", "longest", "vocabulary"])
-@pytest.mark.parametrize("value", [0, -2])
-def test_small_model_has_minimum_sizes(tmp_path, number, value):
-    from llmrl.llms.local.small import SmallModelShape, make_small_model
-
-    with pytest.raises(ConfigError, match=f"{number}={value}: .* at least"):
-        make_small_model(tmp_path / "model", ["go"], shape=SmallModelShape(**{number: value}))
-    assert not (tmp_path / "model").exists()

@@ -88,7 +88,7 @@ def test_studies_need_no_melting_pot(game: str, tmp_path: Path) -> None:
     logged = set().union(*comparable_metrics(only_run_folder(tmp_path)))
     assert summary["proposals"] == 2 * 4
     assert {"principal/objective_society_0", "principal/objective_society_1"} <= logged
-    explains = {"apples_live_quarter_1", "apples_live_quarter_4", "mean_eating_step"}
+    explains = {"apples_live_quarter_1", "apples_live_quarter_4"}
     explains |= (
         {"incentives_clean", "incentives_other"} if game == "cleanup" else {"apples_bracket_1", "apples_bracket_3"}
     )
