@@ -28,7 +28,7 @@ MODULES = (hashed_random, rules, view_loops, game_loop)
 """Modules whose functions are built, if loops call them."""
 _EXCLUDED = {"threshold", "game_keys"}
 """Functions that only create tables, and are never called by a rule."""
-_ENTRIES = {"play", "copy_tiles"}
+_ENTRIES = {"play", "any_invalid", "copy_tiles"}
 """Functions that are called from outside."""
 Jit = Callable[[Any], Any]
 WORK_PER_THREAD = 3072

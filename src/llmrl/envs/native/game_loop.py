@@ -91,3 +91,12 @@ def write_metrics(b: int, previous_apples: int, played: bool, outputs: Outputs, 
     info[LIVE, b] = games.world[b].apples
     info[REGROWN, b] = games.world[b].apples - previous_apples + info[EATEN, b]
     info[DIRTY_CELLS, b] = games.world[b].dirt
+
+
+def any_invalid(action: Any, n_actions: int) -> bool:
+    """Return whether any of `action` [n_games, n_agents] is not in 0 .. n_actions - 1."""
+    for b in range(action.shape[0]):
+        for i in range(action.shape[1]):
+            if action[b, i] < 0 or action[b, i] >= n_actions:
+                return True
+    return False

@@ -17,7 +17,7 @@ from llmrl.core.records import Array, Observation, State, Step, on_host
 from llmrl.core.seeding import Seeds
 from llmrl.envs.env_errors import guarded
 from llmrl.envs.mechanisms import SocietyEvents
-from llmrl.envs.native.compilation import lanes
+from llmrl.envs.native.compilation import compiled, lanes
 from llmrl.envs.native.engine import Engine, Setup
 from llmrl.envs.native.game_arrays import PLAYER, Batch, Inputs, Outputs, array, fields
 from llmrl.envs.native.game_loop import KEEP, METRICS, REGROWN, START, STEP, WAIT
@@ -263,8 +263,7 @@ class NativeEnv(SocietyEnv):
                 return array(device_actions.contiguous())
             action = action.cpu().numpy()
         actions = np.ascontiguousarray(action, dtype=np.int64)
-        # One comparison checks both bounds: as unsigned integers, negative ones are the largest.
-        if np.count_nonzero(actions.view(np.uint64) >= self.spec.n_actions):
+        if compiled().any_invalid(actions, self.spec.n_actions):
             raise ValueError(
                 f"actions of {self.spec.name} are 0 to {self.spec.n_actions - 1}, "
                 f"got {actions.min()} to {actions.max()}"
@@ -311,13 +310,22 @@ class EpisodeClock:
         setup: map, number of players and rules.
 
     Attributes:
-        steps: number of steps of each game's episode, [n]; it stays constant after the end of the episode.
         ended, live: which games are over, and which are not, [n] bool; not to be changed.
     """
 
     def __init__(self, n: int, horizon: int | None, setup: Setup) -> None:
         self._horizon, self._setup = horizon, setup
-        self.set(np.zeros(n, dtype=np.int64), np.ones(n, dtype=bool))
+        self._tick = self._counted_tick = self._next_check = 0
+        self._steps = np.zeros(n, dtype=np.int64)  # at the tick `_counted_tick`
+        self.ended = np.ones(n, dtype=bool)
+        self.live = ~self.ended
+
+    @property
+    def steps(self) -> NDArray[np.int64]:
+        """Number of steps of each game's episode, [n]; it stays constant after the end of the episode."""
+        self._steps[self.live] += self._tick - self._counted_tick
+        self._counted_tick = self._tick
+        return self._steps
 
     def begin(self, games: NDArray[np.bool_]) -> None:
         """Start new episodes in the games where `games` [n] is true."""
@@ -325,31 +333,33 @@ class EpisodeClock:
 
     def set(self, steps: NDArray[np.int64], is_ended: NDArray[np.bool_]) -> None:
         """Set the number of steps and whether the episode has ended for all games, both [n]."""
-        self.steps = steps.astype(np.int64)
-        self._set_ended(is_ended)
+        self._steps, self._counted_tick = steps.astype(np.int64), self._tick
+        self._settle(is_ended)
 
     def advance(self, keys: NDArray[np.int32]) -> bool:
         """Count one more step of all running games; return whether any of them ended in it.
 
         `keys` [n, 2] are the keys of the random numbers.
         """
-        self.steps += self.live
-        self._remaining -= 1
-        if self._remaining > 0:
+        self._tick += 1
+        if self._tick < self._next_check:
             return False
         previous = self.ended
-        self._set_ended(previous | is_over(self.steps, self._horizon, keys, self._setup))
+        self._settle(previous | is_over(self.steps, self._horizon, keys, self._setup))
         return bool((self.ended & ~previous).any())
 
-    def _set_ended(self, is_ended: NDArray[np.bool_]) -> None:
-        """Set which games have ended, and compute the number of steps until any game can end."""
+    def _settle(self, is_ended: NDArray[np.bool_]) -> None:
+        """Set which games have ended, and compute the next step at which any game can end."""
         self.ended, self.live = is_ended, ~is_ended
-        steps = self.steps[self.live]
+        steps = self._steps[self.live]
+        if not len(steps):
+            self._next_check = self._tick + MAX_HORIZON
+            return
         remaining = np.maximum((self._horizon or MAX_HORIZON) - steps, 1)
         if not self._setup.has_rule("no_random_end"):
             chances = FIRST_END + END_INTERVAL * np.maximum((steps - FIRST_END) // END_INTERVAL + 1, 0)
             remaining = np.minimum(remaining, chances - steps)
-        self._remaining = int(remaining.min(initial=MAX_HORIZON))
+        self._next_check = self._tick + int(remaining.min())
 
 
 def is_over(steps: NDArray[np.int64], horizon: int | None, keys: NDArray[np.int32], setup: Setup) -> NDArray[np.bool_]:
