@@ -153,7 +153,7 @@ def test_refusals(build, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("env=cartpole", "principal=cem"), "agent=sb3.*principal=none"),
+        (("env=cartpole", "principal=cem"), "SB3Agent.*principal=none"),
         (("env=cartpole", "search.warmup=3"), "search.warmup"),
         (("env=cartpole", "search.warmup_episodes=1"), "search.warmup_episodes"),
         (("env=cartpole", "search.warmup_draw=normal3_round1"), "search.warmup_draw"),

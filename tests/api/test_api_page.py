@@ -89,7 +89,7 @@ def reply_to(client, message: str) -> dict:
 def test_page_documents_all_functions():
     text = PAGE.read_text()
     functions = [name for name in llmrl.__all__ if name[0].islower()]
-    assert len(functions) == 7 and not [name for name in functions if f"llmrl.{name}(" not in text]
+    assert len(functions) == 8 and not [name for name in functions if f"llmrl.{name}(" not in text]
 
 
 def test_public_names_are_discoverable():

@@ -40,7 +40,7 @@ def test_dry_run_skips_playing(proposer, tmp_path, capsys):
         (["method.samples=1"], ConfigError, "method.samples=1 must be at least 2"),
         (["method.optimizer.batch=7"], ConfigError, "method.optimizer.batch=7"),
         (["method.prompts=100", "method.samples=8"], ConfigError, r"48.*method\.prompts=100"),
-        (["rewards.low=1", "rewards.high=0"], ConfigError, "low=1 must be below rewards.high=0"),
+        (["rewards.low=1", "rewards.high=0"], ConfigError, "low=1 and high=0"),
         (["+rewards.beauty=1"], ConfigError, "'beauty'"),
         (["method.optimizer.learning_rate=-1"], ConfigError, "method.optimizer.learning_rate=-1"),
     ],

@@ -39,7 +39,9 @@ def debugging(config: Mapping[str, Any]) -> Debugging:
     Raises:
         ConfigError: an option is unknown or has the wrong type.
     """
-    node = {**(config.get(KEY) or {}), "_target_": "llmrl.config.debugging.Debugging"}
+    if not config.get(KEY):
+        return Debugging()
+    node = {**config[KEY], "_target_": "llmrl.config.debugging.Debugging"}
     options: Debugging = Builder().build(node, KEY)
     return options
 
