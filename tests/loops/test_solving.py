@@ -159,7 +159,7 @@ def test_rules_run_all_tasks(tmp_path, name):
 
 @pytest.mark.parametrize(
     ("name", "optimum", "budget"),
-    [pytest.param("maze", 1 - 3 * 0.1 / 9, (80, 1), marks=pytest.mark.long), ("nim", 1.0, (40, 20))],
+    [pytest.param("maze", 1 - 3 * 0.1 / 9, (80, 1), marks=pytest.mark.long), ("nim", 1.0, (120, 20))],
 )
 def test_rules_find_best_table(tmp_path, name, optimum, budget):
     """A hill climber that reads only prompts with numbers finds the best table.
