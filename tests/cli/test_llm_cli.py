@@ -60,7 +60,7 @@ def test_check_of_server_lacking_schemas(capsys):
             "no answer from the chat server at http://127",
         ),
         (("llm=none",), "llm=<option>"),
-        (("llm=gpt5",), "claude_haiku"),
+        (("llm=gpt5",), "gpt4o"),
         (("llm=replay",), "llm.calls=<value>"),
         (("llm=gpt4o", "llm.modle=x"), "modle"),
     ],

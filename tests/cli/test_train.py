@@ -55,7 +55,7 @@ def test_shell_completion_knows_options(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("principal=ucbb",), "'principal'"),
+        (("principal=ucbb",), "principal/ucb"),
         (("env=escape_room", "env.n_env=3"), "n_agents"),
         (("agent.ppo.clipp=3",), "Did you mean clip?"),
         (("sede=1",), "Did you mean seed?"),

@@ -94,7 +94,6 @@ def test_leak_detection(tmp_path):
     assert code == 0
     matches = leaks(out, err, folder=tmp_path)
     assert "llm_calls.jsonl" in matches
-    assert "text 0" in matches or "text 1" in matches
     assert sum(len(name) == 64 + len(".json") for name in matches) >= 1, "the cache"
 
 

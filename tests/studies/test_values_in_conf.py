@@ -19,7 +19,7 @@ NAMES = ENVS | {*studies(), *(study.partition("/")[2] for study in studies())} |
 ALLOWED = {
     ("llmrl/envs/substrate/substrate_rules.py", game): "what the substrate is: sizes, places and timings"
     for game in ("cleanup", "harvest")
-}
+} | {("llmrl/envs/native/game_arrays.py", "harvest"): "which fields of the state the substrate has"}
 """(file, name) -> why a number stands beside it."""
 
 

@@ -36,7 +36,6 @@ PRELOADS = (
     "hydra._internal.hydra",
     "hydra.main",
     "llmrl.agents.ppo_agent",
-    "llmrl.cli.train",
     "llmrl.config.composition_errors",
     "llmrl.display.run_summary",
     "llmrl.experiment.repeat_run",

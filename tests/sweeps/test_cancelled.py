@@ -27,7 +27,7 @@ from llmrl.run.queued import Queued, read_queued, record_cancellation
 from llmrl.run.status import Status
 from llmrl.sweeps.backends import slurm_status
 from llmrl.sweeps.backends.local import Local, PackPool
-from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome
+from llmrl.sweeps.backends.protocol import Backend, Hardware, Job, JobOutcome, Pack
 from llmrl.sweeps.backends.slurm_submission import Slurm
 from llmrl.sweeps.launch import exit_code
 from llmrl.sweeps.run_control import cancel, records
@@ -74,13 +74,13 @@ def test_stop_during_takeover_cancels_all(tmp_path: Path) -> None:
     """As a second signal would find it: nothing has been started, and no run is left as if somebody would come."""
     jobs = [job(tmp_path, seed) for seed in range(2)]
     pool = PackPool(Backend.packs(Local(), jobs), sweeping.waits, tmp_path / ".sweeps" / "one")
-    make_folder = pool._make_folder
+    claim = pool._claim
 
-    def stopped() -> None:
+    def stopped(number: int, pack: Pack) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        make_folder()
+        claim(number, pack)
 
-    pool._make_folder = stopped  # type: ignore[method-assign]
+    pool._claim = stopped  # type: ignore[method-assign]
     assert [outcome.state for outcome in pool.run()] == ["cancelled"] * 2
     assert not (tmp_path / "begun").exists()
 

@@ -204,7 +204,7 @@ def test_interrupted_trial_is_not_failure(tmp_path, options_folder, launcher):
         (("design.steps=1,2", "hydra.sweeper.trails=9"), "trails"),
         (("design.stepz=range(1,3)",), "Did you mean steps?"),
         (("principal=ucb,thomson",), "thomson"),
-        (("principal=ucb,thompson", "principal.coefficient=interval(0,1)"), "principal.coefficient"),
+        (("principal=ucb,thompson", "principal.coefficient=interval(0,1)"), "no option 'coefficient'"),
         (("env=escape_room,cleanup",), "several folders, escape_room, cleanup; choose one with name=<name>"),
     ],
 )

@@ -288,16 +288,20 @@ def _tax_economy(spec: EnvSpec, env_factory: EnvFactory | None) -> Rule:
     return rule
 
 
+_ACROBOT_PUMP, _CAR_PUMP = (
+    Heuristic("vector", "pumps energy", _pump(speed=5)),
+    Heuristic("vector", "pumps energy", _pump(speed=1)),
+)
 _SUSTAINABLE_SHARE = Heuristic("vector", "takes its sustainable share", _commons)
 HEURISTICS: dict[str, Heuristic] = {
-    "acrobot": Heuristic("vector", "pumps energy", _pump(speed=5)),
+    "acrobot": _ACROBOT_PUMP,
     "blackjack": Heuristic("vector", "basic strategy", _blackjack),
     "cartpole": Heuristic("vector", "pushes under the falling pole", _cartpole),
     "cliff_walking": Heuristic("state", "the shortest way", _cliff_walking),
     "fishery": _SUSTAINABLE_SHARE,
     "frozen_lake": Heuristic("state", "the likeliest way", _frozen_lake),
     "lunar_lander": Heuristic("vector", "two PD controllers", _lunar_lander),
-    "mountain_car": Heuristic("vector", "pumps energy", _pump(speed=1)),
+    "mountain_car": _CAR_PUMP,
     "pasture": _SUSTAINABLE_SHARE,
     "pollution": _SUSTAINABLE_SHARE,
     "tax_economy": Heuristic(
