@@ -110,8 +110,11 @@ class Outcome:
 
 
 def parts(group: str) -> list[str]:
-    """Return the options of a group that are tried: all, but of models the first of each kind."""
-    return list(kinds()) if group == "llm" else names(group)
+    """Return the options of a group that are tried.
+
+    These are all, but of models the first of each kind, and no environment that needs a server.
+    """
+    return list(kinds()) if group == "llm" else [name for name in names(group) if name != "openenv"]
 
 
 @functools.cache
@@ -176,8 +179,8 @@ class Pairs:
 
     def _home(self, agent: str) -> str:
         """Return the first environment in which an agent runs."""
-        first = [env for env in names("env") if agent.startswith(env)]  # cleanup_society
-        tried = list(dict.fromkeys([*first, *HOMES, *names("env")]))
+        first = [env for env in parts("env") if agent.startswith(env)]  # cleanup_society
+        tried = list(dict.fromkeys([*first, *HOMES, *parts("env")]))
         return next((env for env in tried if self.outcome("env-agent", env, agent).works), tried[0])
 
     def _school(self, agent: str) -> str:
