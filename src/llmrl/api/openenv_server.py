@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.records import on_host
+from llmrl.envs.adapters.parallel import ParallelAdapter
 
 try:
     from openenv.core.env_server import Action, ConcurrencyConfig, Environment, Observation, State, create_fastapi_app
@@ -77,9 +77,8 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
 
     def __init__(self, env: VecEnv, mechanism: np.ndarray | None = None) -> None:
         super().__init__()
-        self._env, self._spec = env, env.spec
-        names = list(self._spec.agent_names)
-        self._agents = names if len(set(names)) == self._spec.n_agents else _numbered(self._spec.n_agents)
+        self._world, self._spec = ParallelAdapter(env), env.spec
+        self._agents = self._world.possible_agents
         self._mechanism: dict[str, float] = {}
         if mechanism is not None:
             env.set_mechanism(mechanism)
@@ -101,40 +100,35 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         """
         if unknown := set(options) - {"context"}:
             raise ValueError(f"reset has no option {', '.join(sorted(unknown))}; it has seed, episode_id and context")
-        if "context" in options:
-            self._env.set_context(int(options["context"]))
-        observation = self._env.reset(seed=seed)
+        observations, _ = self._world.reset(seed, options)
         self._state.episode_id = episode_id or uuid.uuid4().hex
         self._state.step_count = 0
-        return AgentObservations(observations=self._by_agent(observation), mechanism=self._mechanism)
+        return AgentObservations(observations=_plain(observations), mechanism=self._mechanism)
 
     def step(self, action: AgentActions, timeout_s: float | None = None, **_: Any) -> AgentObservations:
         """Take one action for each agent.
 
         Raises:
-            ValueError: the episode has not begun, agents are missing or unknown, or there is no such action.
+            ValueError: no episode is in progress, agents are missing or unknown, or there is no such action.
         """
-        if self._state.episode_id is None:
-            raise ValueError("no episode has begun; call reset first")
+        if not self._world.agents:
+            raise ValueError("no episode is in progress; call reset first")
         if set(action.actions) != set(self._agents):
             raise ValueError(f"actions must name each of {', '.join(self._agents)} once, got {sorted(action.actions)}")
-        actions = [_parse_action(action.actions[agent], self._spec) for agent in self._agents]
-        step = self._env.step(np.array([actions]))
+        actions = {agent: _parse_action(value, self._spec) for agent, value in action.actions.items()}
+        observations, rewards, terminated, truncated, infos = self._world.step(actions)
         self._state.step_count += 1
-        rewards, base_rewards = (
-            dict(zip(self._agents, np.asarray(on_host(x[0]), dtype=np.float64).tolist(), strict=True))
-            for x in (step.reward, step.base_reward)
-        )
-        terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        base_rewards = {agent: info.pop("base_reward") for agent, info in infos.items()}
+        first = self._agents[0]
         return AgentObservations(
-            observations=self._by_agent(step.observation),
+            observations=_plain(observations),
             rewards=rewards,
             base_rewards=base_rewards,
-            metrics={name: float(on_host(value)[0]) for name, value in step.info.items()},
+            metrics=infos[first],
             mechanism=self._mechanism,
-            terminated=terminated,
-            truncated=truncated,
-            done=terminated or truncated,
+            terminated=terminated[first],
+            truncated=truncated[first],
+            done=terminated[first] or truncated[first],
             reward=sum(rewards.values()) / len(rewards),
         )
 
@@ -151,13 +145,7 @@ class ServedEnvironment(Environment[AgentActions, AgentObservations, EpisodeStat
         return EnvironmentMetadata(name=self._spec.name, description=description.strip(), version=__version__)
 
     def close(self) -> None:
-        self._env.close()
-
-    def _by_agent(self, observation: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        return {
-            agent: {name: _plain(value[0, i]) for name, value in observation.items()}
-            for i, agent in enumerate(self._agents)
-        }
+        self._world.close()
 
 
 def make_app(
@@ -182,10 +170,6 @@ def make_app(
     return app
 
 
-def _numbered(n_agents: int) -> list[str]:
-    return [f"player_{i}" for i in range(n_agents)]
-
-
 def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     """Return an action in the form of a `VecEnv`.
 
@@ -207,6 +191,11 @@ def _parse_action(action: int | list[float] | str, spec: EnvSpec) -> Any:
     return action
 
 
-def _plain(value: Any) -> Any:
-    """Return a number, text or array as JSON-compatible data; float32 keeps its exact value."""
-    return value if isinstance(value, str) else np.asarray(on_host(value)).tolist()
+def _plain(observations: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return observations by agent as JSON-compatible data; float32 keeps its exact value."""
+    return {
+        agent: {
+            name: value if isinstance(value, str) else np.asarray(value).tolist() for name, value in channels.items()
+        }
+        for agent, channels in observations.items()
+    }
