@@ -63,6 +63,7 @@ DESCRIBED_PACKAGES = {
     "envs/adapters/parallel.py",
     "envs/adapters/gymnasium_spaces.py",
     "envs/gym/tasks/gymnasium_envs.py",
+    "envs/pettingzoo/listed_moves.py",
     "envs/pettingzoo/openenv_world.py",
     "envs/pettingzoo/textarena_world.py",
     "finetuning/checkpoint_callback.py",

@@ -68,9 +68,10 @@ def serve(args: argparse.Namespace) -> None:
     from llmrl.core.protocols import VecEnv
     from llmrl.experiment.experiment import Experiment
 
-    for name, value, low in (("port", args.port, 0), ("sessions", args.sessions, 1)):
-        if value < low or (name == "port" and value > 65535):
-            raise ConfigError(f"--{name}={value} must be a whole number >= {low}{' and <= 65535' * (name == 'port')}")
+    if not 0 <= args.port <= 65535:
+        raise ConfigError(f"--port={args.port} must be a whole number from 0 to 65535")
+    if args.sessions < 1:
+        raise ConfigError(f"--sessions={args.sessions} must be a whole number >= 1")
     if not args.timeout > 0:
         raise ConfigError(f"--timeout={args.timeout:g} must be a number of seconds > 0")
     principals = [text.partition("=")[2] for text in args.overrides if text.startswith("principal=")]

@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-from gymnasium import spaces
-from pettingzoo import AECEnv
-
 from llmrl.core.errors import ConfigError, EngineError
-from llmrl.envs.pettingzoo.agent_channels import MASK, TEXT_KEY
+from llmrl.envs.pettingzoo.agent_channels import TEXT_KEY
+from llmrl.envs.pettingzoo.listed_moves import ListedMovesWorld
 
 _AGENT = "player"
 _MAX_MOVES = 1000
@@ -20,7 +17,7 @@ _MAX_MOVES = 1000
 _MAX_MESSAGE_BYTES = 100 * 2**20
 
 
-class OpenEnvWorld(AECEnv):  # type: ignore[misc]
+class OpenEnvWorld(ListedMovesWorld):
     """One session of a server: one agent, whose observations are JSON texts and whose actions are a list.
 
     Args:
@@ -42,36 +39,19 @@ class OpenEnvWorld(AECEnv):  # type: ignore[misc]
         reset: Mapping[str, Any] | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        super().__init__()
         self._url, self._timeout_s, self._reset_options = id, timeout_s, dict(reset or {})
         self._socket = self._connect()
         self._moves = [dict(move) for move in (moves if moves is not None else self._listed_moves())]
         if len(self._moves) < 2:
             raise ConfigError(f"env.kwargs.moves={self._moves} must be a list of at least two actions")
-        self.action_names = tuple(json.dumps(move, ensure_ascii=False) for move in self._moves)
-        self.metadata = {"name": "openenv", "render_modes": [], "is_parallelizable": False}
-        self.render_mode = None
-        self.possible_agents, self.agents = [_AGENT], list[str]()
-        self._action_space = spaces.Discrete(len(self._moves))
-        self._observation_space = spaces.Dict({MASK: spaces.MultiBinary(len(self._moves))})
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return self._observation_space
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return self._action_space
+        super().__init__("openenv", [_AGENT], [json.dumps(move, ensure_ascii=False) for move in self._moves])
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start an episode."""
-        self.agents, self.agent_selection = list(self.possible_agents), _AGENT
-        self.rewards, self._cumulative_rewards = {_AGENT: 0.0}, {_AGENT: 0.0}
-        self.terminations, self.truncations = {_AGENT: False}, {_AGENT: False}
+        self._begin_episode()
+        self.agent_selection = _AGENT
         seeded = {} if seed is None else {"seed": int(seed)}
         self._receive("reset", {**self._reset_options, **seeded})
-
-    def observe(self, agent: str) -> dict[str, np.ndarray]:
-        """Return the legal actions: all."""
-        return {MASK: np.ones(len(self._moves), dtype=np.int8)}
 
     def step(self, action: Any) -> None:
         """Take the action with the index `action`."""

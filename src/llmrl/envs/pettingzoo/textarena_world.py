@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from pettingzoo import AECEnv
 
 from llmrl.core.errors import ConfigError
 from llmrl.envs.pettingzoo.agent_channels import MASK, TEXT_KEY
+from llmrl.envs.pettingzoo.listed_moves import ListedMovesWorld
 
 _DIRECTIONS = ("up", "down", "left", "right")
 MOVES: Mapping[str, tuple[str, ...]] = {
@@ -47,7 +46,7 @@ _LEGAL_MOVES = re.compile(r"(?:available|valid|legal) (?:moves|actions)[^:\n]*:(
 _BRACKETS = re.compile(r"\[([^\[\]\n]+)\]")
 
 
-class TextArenaWorld(AECEnv):  # type: ignore[misc]
+class TextArenaWorld(ListedMovesWorld):
     """One game of TextArena.
 
     A turn is one text of one player: a move in brackets. The observation is the game's text, in the entry `text` of the
@@ -72,41 +71,24 @@ class TextArenaWorld(AECEnv):  # type: ignore[misc]
     def __init__(
         self, id: str, moves: Sequence[str] | None = None, num_players: int | None = None, **kwargs: Any
     ) -> None:
-        super().__init__()
-        self.metadata = {"name": id, "render_modes": [], "is_parallelizable": False}
-        self.render_mode = None
-        self.action_names = _moves(id, moves)
+        names = _moves(id, moves)
         self._id, self._kwargs = id, kwargs
         self._generators: tuple[Any, Any] = random.Random(0).getstate(), np.random.RandomState(0).get_state()
         self._num_players = self._smallest_size() if num_players is None else num_players
-        self.possible_agents = [f"player_{i}" for i in range(self._num_players)]
-        self._action_space = spaces.Discrete(len(self.action_names))
-        self._observation_space = spaces.Dict({MASK: spaces.MultiBinary(len(self.action_names))})
-        self.agents: list[str] = []
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return self._observation_space
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return self._action_space
+        super().__init__(id, [f"player_{i}" for i in range(self._num_players)], names)
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start an episode."""
         if seed is not None:
             self._generators = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
-        self.agents = list(self.possible_agents)
-        self.rewards = dict.fromkeys(self.agents, 0.0)
-        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
-        self.terminations = dict.fromkeys(self.agents, False)
-        self.truncations = dict.fromkeys(self.agents, False)
-        self.infos: dict[str, dict[str, Any]] = {agent: {TEXT_KEY: ""} for agent in self.agents}
+        self._begin_episode()
         with self._exchanged_generators():
             self._start(self._num_players)
             self._look()
 
     def observe(self, agent: str) -> dict[str, np.ndarray]:
         """Return the legal moves of an agent; all moves while it is not its turn."""
-        legal = np.ones(len(self.action_names), dtype=np.int8)
+        legal = super().observe(agent)[MASK]
         if agent == self.agent_selection and (lines := _LEGAL_MOVES.findall(self.infos[agent][TEXT_KEY])):
             listed = {" ".join(move.lower().split()) for move in _BRACKETS.findall(lines[-1])}
             mask = np.array([name.lower() in listed for name in self.action_names], dtype=np.int8)
