@@ -39,7 +39,7 @@ def test_gradient_is_invariant_to_pieces_and_prefix(make_chat):
     for options in ({}, {"piece_tokens": 150}, {"recompute": True}):
         chat = make_chat(learn=settings(kl=0.1, **options))
         trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game % 3))
-        chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+        chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
         gradients.append(torch.cat([p.grad.flatten() for p in chat.module.parameters()]))
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0], rtol=1e-3, atol=1e-5)
@@ -55,7 +55,7 @@ def test_rewarded_replies_become_more_likely(advantage, tune, make_chat):
     for stage in ("before", "after"):
         log_prob[stage] = [x.sum() for x in greedy_log_probs(chat, sequences)]
         if stage == "before":
-            metrics = chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+            metrics = chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     rewarded = len(token_sequences([turn.sample for turn in trajectories[0].turns]))
     change = np.array(log_prob["after"]) - np.array(log_prob["before"])
     assert change[:rewarded].mean() > change[rewarded:].mean()
@@ -76,13 +76,13 @@ def test_options_train(options, make_chat):
     chat = make_chat(learn=settings(**options))
     initial = weights(chat)
     trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
-    metrics = chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+    metrics = chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     assert all(np.isfinite(value) for value in metrics.values())
     assert any(not torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
 
 
 def test_invalid_replies_are_punished(make_chat):
-    learner = make_chat(learn=settings(advantage="episode", scale="none", invalid_reward=-2.0)).learner
+    learner = make_chat(learn=settings(advantage="episode", scale="none", invalid_reward=-2.0)).learners.learner("")
     trajectories = sampled_trajectories(learner.chat)
     trajectories[0].turns[1].is_valid = False
     advantages = learner.advantages(trajectories)
@@ -90,7 +90,7 @@ def test_invalid_replies_are_punished(make_chat):
 
 
 def test_groups_are_compared_separately(make_chat):
-    learner = make_chat(learn=settings(advantage="episode", scale="none", group_size=4)).learner
+    learner = make_chat(learn=settings(advantage="episode", scale="none", group_size=4)).learners.learner("")
     trajectories = sampled_trajectories(learner.chat, reward=lambda game, step, reply: float(game >= 4))
     assert not learner.advantages(trajectories).any()
 
@@ -101,9 +101,12 @@ def test_kl_pulls_towards_initial_model(make_chat):
         chat = make_chat(learn=settings(tune=tune, kl=1.0, learning_rate=3e-3, clip=100.0))
         generator = torch.Generator().manual_seed(0)
         for _ in range(3):
-            chat.learner.update(sampled_trajectories(chat, reward=lambda game, step, reply: 10.0 * game), generator)
+            chat.learners.learner("").update(
+                sampled_trajectories(chat, reward=lambda game, step, reply: 10.0 * game), generator
+            )
         divergences = [
-            chat.learner.update(sampled_trajectories(chat, seed=k), generator)["learn/kl"] for k in range(12)
+            chat.learners.learner("").update(sampled_trajectories(chat, seed=k), generator)["learn/kl"]
+            for k in range(12)
         ]
         assert divergences[-1] < 0.5 * divergences[0]
 
@@ -114,16 +117,16 @@ def test_resume_is_exact(tune, make_chat):
 
     def update(chat, k):
         trajectories = sampled_trajectories(chat, seed=k, reward=lambda game, step, reply: float(len(reply.text) % 3))
-        return chat.learner.update(trajectories, torch.Generator().manual_seed(k))
+        return chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(k))
 
     options = settings(tune=tune, kl=0.1, kl_final=0.01, schedule_updates=3)
     chat = make_chat(learn=options)
     for k in range(2):
         update(chat, k)
-    state = copy.deepcopy(chat.learner.state_dict())
+    state = copy.deepcopy(chat.learners.learner("").state_dict())
     metrics = update(chat, 2)
     restored = make_chat(learn=options)
-    restored.learner.load_state_dict(state)
+    restored.learners.learner("").load_state_dict(state)
     assert update(restored, 2) == metrics
     for name, parameter in weights(chat).items():
         assert torch.equal(parameter, weights(restored)[name])
@@ -133,9 +136,9 @@ def test_reset_restores_initial_weights(make_chat):
     chat = make_chat(learn=settings())
     initial = weights(chat)
     trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
-    chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+    chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     assert any(not torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
-    chat.learner.reset()
+    chat.learners.learner("").reset()
     assert all(torch.equal(parameter, initial[name]) for name, parameter in weights(chat).items())
     again = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
     assert [t.turns[0].sample.tokens for t in again] == [t.turns[0].sample.tokens for t in trajectories]
@@ -178,7 +181,7 @@ def test_turn_credit_beats_episode_credit(make_chat):
         for trajectory in trajectories:
             sequences += token_sequences([trajectory.turns[1].sample])
         before = greedy_log_probs(chat, sequences)
-        chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+        chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
         after = greedy_log_probs(chat, sequences)
         change = np.array([(y - x).sum() for x, y in zip(before, after, strict=True)])
         is_rewarded = np.array([trajectory.turns[1].reward > 0 for trajectory in trajectories])

@@ -43,7 +43,7 @@ def test_run_learns_from_complete_episodes(models, advantage):
     # With continuations, fewer updates use the same number of steps.
     assert updates[0]["env_steps"] >= 8 * (1 + (advantage == "replay"))
     assert not (folder / "adapter").exists()
-    weights = saved_state(folder)[1]["agents"][0]["learner"]["weights"]
+    weights = saved_state(folder)[1]["agents"][0]["learners"][0]["weights"]
     merged = export_model(folder, None, merge=True)
     module = load_model("causal", str(merged), None, "cpu", "float32")
     assert all((parameter == weights[name]).all() for name, parameter in module.named_parameters())

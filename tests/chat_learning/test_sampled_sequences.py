@@ -1,5 +1,7 @@
 """Token sequences of sampled replies, from chat templates of both kinds."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -9,10 +11,17 @@ from llmrl.llms.local.trajectories import token_sequences
 
 
 class Recorder:
-    """Settings of a learner that only records."""
+    """Settings of learners that only record."""
 
-    def learner(self, chat, seeds):
+    def learners(self, chat, seeds):
+        self._seeds = seeds
         return self
+
+    def seeds(self, adapter):
+        return self._seeds
+
+    def using(self, adapters):
+        return nullcontext()
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ def trained(make_chat, tmp_path):
     """Return a chat model with a trained adapter, and the adapter's folder."""
     chat = make_chat(learn=settings(tune="lora", learning_rate=1e-2))
     trajectories = sampled_trajectories(chat, reward=lambda game, step, reply: float(game))
-    chat.learner.update(trajectories, torch.Generator().manual_seed(0))
+    chat.learners.learner("").update(trajectories, torch.Generator().manual_seed(0))
     folder = tmp_path / "adapter"
-    chat.learner.write_adapter(folder)
+    chat.learners.learner("").write_adapter(folder)
     return chat, folder
 
 
@@ -47,7 +47,7 @@ def test_adapter_serves_other_roles(trained, make_chat):
 
 def test_equal_weights_give_equal_files(trained, tmp_path):
     chat, folder = trained
-    chat.learner.write_adapter(tmp_path / "again")
+    chat.learners.learner("").write_adapter(tmp_path / "again")
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == {
         p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()
     }
@@ -55,5 +55,5 @@ def test_equal_weights_give_equal_files(trained, tmp_path):
 
 def test_full_tuning_writes_no_adapter(make_chat, tmp_path):
     chat = make_chat(learn=settings())
-    chat.learner.write_adapter(tmp_path / "adapter")
+    chat.learners.learner("").write_adapter(tmp_path / "adapter")
     assert not (tmp_path / "adapter").exists()

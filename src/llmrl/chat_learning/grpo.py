@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,8 +20,10 @@ from llmrl.core.processes import ProcessGroup
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.llms.local.adapter import adapter_weights, adapters_off, write_adapter
+from llmrl.llms.local.adapter import adapters_off, write_adapter
+from llmrl.llms.local.adapter_set import AdapterSet
 from llmrl.llms.local.chat import LocalChat
+from llmrl.llms.local.chat_learner import Sharing
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
 from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.trajectories import TokenSequence, Trajectory, TrajectoryBuffer, Turn, token_sequences
@@ -53,6 +56,7 @@ class GRPO:
     entropy: NonNegativeFloat
     tune: Literal["full", "lora"]
     lora: Lora
+    adapters: Sharing
     learning_rate: PositiveFloat
     learning_rate_final: NonNegativeFloat | None
     schedule_updates: PositiveInt | None
@@ -75,16 +79,73 @@ class GRPO:
             )
         if self.kl_final is not None and self.kl == 0:
             raise ConfigError(f"llm.learn.kl_final={self.kl_final:g} needs llm.learn.kl > 0")
+        if self.adapters != "shared" and self.tune == "full":
+            raise ConfigError(f"llm.learn.adapters={self.adapters} needs llm.learn.tune=lora, got full")
 
-    def learner(self, chat: LocalChat, seeds: Seeds) -> ChatGRPO:
-        """Return a learner of the weights of `chat`."""
-        return ChatGRPO(self, chat, seeds)
+    def learners(self, chat: LocalChat, seeds: Seeds) -> GRPOLearners:
+        """Return learners of the weights of `chat`."""
+        return GRPOLearners(self, chat, seeds)
 
     def scheduled(self, initial: float, final: float | None, update: int) -> float:
         """Return a value of a linear schedule at an update; without a final value it is constant."""
         if final is None or self.schedule_updates is None:
             return initial
         return initial + (final - initial) * min(update / self.schedule_updates, 1.0)
+
+
+class GRPOLearners:
+    """Learners of the adapters of one chat model, or of all its weights (`ChatLearners`).
+
+    Args:
+        settings: options.
+        chat: chat model to train.
+        seeds: seed tree of the model, whose stream `adapter` initializes adapters.
+
+    Raises:
+        ConfigError: options of the model do not allow training.
+    """
+
+    def __init__(self, settings: GRPO, chat: LocalChat, seeds: Seeds) -> None:
+        _check_model(chat, settings)
+        self.settings, self.chat, self._seeds = settings, chat, seeds
+        self.sharing, self.group_size, self.gamma = settings.adapters, settings.group_size, settings.gamma
+        self.n_continuations = settings.continuations if settings.advantage == "replay" else 0
+        self._learners: dict[str, ChatGRPO] = {}
+        self._reply_seeds: dict[str, Seeds] = {}
+        self._adapters: AdapterSet | None = None
+
+    def recorder(self, n_envs: int, n_agents: int) -> TrajectoryBuffer:
+        """Return an empty buffer of trajectories for `ChatGRPO.update`."""
+        return TrajectoryBuffer(n_envs, n_agents)
+
+    def learner(self, adapter: str, seeds: Seeds | None = None) -> ChatGRPO:
+        """Return the learner of an adapter; raise ConfigError for a second one of all weights."""
+        if self.settings.tune == "full" and self._learners.keys() - {adapter}:
+            raise ConfigError(
+                "llm.learn.tune=full trains one set of weights, but several societies, or players and a principal, "
+                "learn separately; use llm.learn.tune=lora"
+            )
+        if adapter not in self._learners:
+            self._learners[adapter] = ChatGRPO(self, adapter)
+            self._reply_seeds[adapter] = self._seeds if seeds is None else seeds
+        return self._learners[adapter]
+
+    def seeds(self, adapter: str) -> Seeds:
+        """Return the seed tree of the replies with an adapter."""
+        return self._reply_seeds.get(adapter, self._seeds)
+
+    def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """Return a context in which sequence i of a batch uses `adapters[i]`."""
+        return nullcontext() if self.settings.tune == "full" else self.adapters.using(adapters)
+
+    @property
+    def adapters(self) -> AdapterSet:
+        """Adapters of the model."""
+        if self._adapters is None:
+            self._adapters = AdapterSet(self.chat.module, self.settings.lora, self._seeds.integer("adapter"))
+            if self.settings.recompute:
+                enable_recomputation(self.chat.module, "llm.learn.recompute=true")
+        return self._adapters
 
 
 class ChatGRPO:
@@ -94,29 +155,19 @@ class ChatGRPO:
     active, so probabilities in update and sampling agree for equal weights up to rounding.
 
     Args:
-        settings: options.
-        chat: chat model to train.
-        seeds: seed tree of the model, whose stream `adapter` initializes an adapter.
-
-    Raises:
-        ConfigError: options of the model do not allow training.
+        learners: learners of the chat model.
+        adapter: name of the trained adapter; ignored if all weights are trained.
     """
 
-    def __init__(self, settings: GRPO, chat: LocalChat, seeds: Seeds) -> None:
-        _check_model(chat, settings)
-        self.settings, self.chat, self._seeds = settings, chat, seeds
-        self.group_size, self.gamma = settings.group_size, settings.gamma
-        self.n_continuations = settings.continuations if settings.advantage == "replay" else 0
+    def __init__(self, learners: GRPOLearners, adapter: str) -> None:
+        self.settings, self.chat = learners.settings, learners.chat
+        self._learners, self._adapter = learners, adapter
         self.updates = 0
         self._processes = ProcessGroup.joined()
         self._network: TokenNetwork | None = None
         self._step: OptimizerStep | None = None
         self._reference: TokenNetwork | None = None
         self._initial: dict[str, torch.Tensor] = {}
-
-    def recorder(self, n_envs: int, n_agents: int) -> TrajectoryBuffer:
-        """Return an empty buffer of trajectories for `update`."""
-        return TrajectoryBuffer(n_envs, n_agents)
 
     def update(self, trajectories: Sequence[Trajectory], generator: torch.Generator) -> dict[str, float]:
         """Train on complete trajectories; minibatches are drawn with `generator`.
@@ -132,6 +183,7 @@ class ChatGRPO:
         if not turns:
             return {}
         settings, step = self.settings, self._optimizer_step()
+        self._activate()
         learning_rate = settings.scheduled(settings.learning_rate, settings.learning_rate_final, self.updates)
         kl = settings.scheduled(settings.kl, settings.kl_final, self.updates)
         for group in step.optimizer.param_groups:
@@ -200,13 +252,13 @@ class ChatGRPO:
         """Write the trained adapter in peft's format; do nothing if all weights are trained."""
         if self.settings.tune == "lora":
             language, revision = self._token_network().language, self.chat.settings.revision
-            write_adapter(language, adapter_weights(language), self.settings.lora, folder, self.chat.model, revision)
+            write_adapter(language, self._trained(), self.settings.lora, folder, self.chat.model, revision)
 
     def describe(self) -> Mapping[str, Any]:
         """Return what is trained, and numbers of parameters."""
         trained = self._trained()
         return {
-            "learns by": f"grpo, advantage {self.settings.advantage}, groups of {self.group_size}",
+            "learns by": f"grpo, advantage {self.settings.advantage}, groups of {self.settings.group_size}",
             "tuned": self.settings.tune,
             "parameters": sum(p.numel() for p in self.chat.module.parameters()),
             "trainable": sum(p.numel() for p in trained.values()),
@@ -319,14 +371,10 @@ class ChatGRPO:
         """Return the network, made ready for training at the first call."""
         if self._network is None:
             settings, module = self.settings, self.chat.module
-            device = next(module.parameters()).device
-            if settings.tune == "lora":
-                settings.lora.inject(module, self._seeds.integer("adapter"))
-                module.to(device)
-            else:
+            if settings.tune == "full":
                 module.requires_grad_(True)
-            if settings.recompute:
-                enable_recomputation(module, "llm.learn.recompute=true")
+                if settings.recompute:
+                    enable_recomputation(module, "llm.learn.recompute=true")
             self._network = self._make_network(module)
             self._initial = {name: p.detach().clone() for name, p in self._trained().items()}
             if settings.kl and settings.tune == "full":
@@ -348,12 +396,20 @@ class ChatGRPO:
     def _optimizer_step(self) -> OptimizerStep:
         if self._step is None:
             settings, network = self.settings, self._token_network()
+            self._activate()
             self._step = OptimizerStep(network, settings.learning_rate, 1e-8, settings.max_grad_norm)
         return self._step
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name."""
-        return {name: p for name, p in self._token_network().language.named_parameters() if p.requires_grad}
+        if self.settings.tune == "lora":
+            return dict(self._learners.adapters.parameters(self._adapter))
+        return dict(self._token_network().language.named_parameters())
+
+    def _activate(self) -> None:
+        """Make the adapter the one that the model uses, and whose parameters require gradients."""
+        if self.settings.tune == "lora":
+            self._learners.adapters.activate(self._adapter)
 
     def _fingerprint(self) -> str | None:
         """Return the fingerprint of the model's folder; None for a model of the hub."""

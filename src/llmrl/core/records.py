@@ -216,6 +216,7 @@ class ChatRequest:
         read: parser of a reply, for the call log; raises if the reply is invalid. None: every reply is valid.
         model: name of the model among several of a run; `CHOSEN` is the one that `llm=` chooses. It is not part of a
             request's key in the cache, because each model has keys of its own.
+        adapter: name of the adapter of a model that learns; "" is the only one of a run with a single adapter.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -227,6 +228,7 @@ class ChatRequest:
     place: str = ""
     read: Callable[[ChatReply], Any] | None = field(default=None, compare=False)
     model: str = CHOSEN
+    adapter: str = ""
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,8 +63,9 @@ def _trained_module(run: Path, adapter: Path, config: dict[str, Any]) -> tuple[A
         return merge_adapter(module, str(adapter)), model
     run_state = saved_state(run)[1]
     state = (run_state.get("principal") or {}).get("learning") or run_state["agents"][-1]
-    if "learner" in state and "weights" in (state["learner"] or {}):
-        weights = state["learner"]["weights"]
+    learner = state.get("learners", [state.get("learner")])[0] or {}
+    if "weights" in learner:
+        weights = learner["weights"]
     else:
         prefix = "network.language."
         weights = {n.removeprefix(prefix): x for n, x in state.get("policy", {}).items() if n.startswith(prefix)}

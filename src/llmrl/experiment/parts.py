@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ from llmrl.core.protocols import Agent, Controller, Proposer, Teacher, VecEnv
 from llmrl.core.ram import check_games
 from llmrl.core.ranges import SpendingCost
 from llmrl.core.seeding import Seeds
-from llmrl.core.services import AgentServices, EnvServices, ObserverServices, PrincipalServices
+from llmrl.core.services import AgentServices, EnvServices, ObserverServices, PrincipalServices, TeacherServices
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
 from llmrl.experiment.build_env import build_env
@@ -142,7 +142,10 @@ def build_parts(
             processes=current_processes(),
             cores=resources.cores,
         )
-        pairs = [_build_agent(config, replace(services, seeds=society_seeds), builder) for society_seeds in agent_seeds]
+        pairs = [
+            _build_agent(config, replace(services, seeds=society_seeds, society=i), builder)
+            for i, society_seeds in enumerate(agent_seeds)
+        ]
         agents, teacher = [agent for agent, _ in pairs], pairs[-1][1]
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
@@ -217,11 +220,10 @@ def _build_principal(
         Incompatible: the principal cannot search the parameters of a policy.
     """
     controller: Controller | None = None if services.has_principal else agent.controller  # type: ignore[attr-defined]
-    service_fields: dict[str, Any] = vars(services) | {"spec": spec, "seeds": Seeds(config["seed"]).child("principal")}
-    del service_fields["teacher"]
+    shared = {service.name: getattr(services, service.name) for service in fields(TeacherServices)}
     builder = builder.with_services(
         PrincipalServices(
-            **service_fields,
+            **shared | {"spec": spec, "seeds": Seeds(config["seed"]).child("principal")},
             space=spec.proposals if controller is None else controller.space,
             controller=controller,
             proposals=proposals_of(config, "design" if controller is None else "search"),

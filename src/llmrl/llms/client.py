@@ -18,7 +18,7 @@ from llmrl.llms.cache import Cache, Mode
 from llmrl.llms.call_log import FILE_NAME, Call, CallLog
 from llmrl.llms.endpoint import Endpoint, Terms
 from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.local.chat_learner import ChatLearner
+from llmrl.llms.local.chat_learner import ChatLearners
 from llmrl.llms.provider import Provider
 from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import RepeatCounter, request_key
@@ -69,7 +69,7 @@ def connect(
 
     Replies of a model that learns are not cached, because its weights change.
     """
-    cache = None if provider.learner is not None else Cache(Path(settings.cache_dir).expanduser(), settings.cache)
+    cache = None if provider.learners is not None else Cache(Path(settings.cache_dir).expanduser(), settings.cache)
     return ChatClient(
         provider,
         cache,
@@ -154,9 +154,9 @@ class ChatClient:
         return self._terms.budget
 
     @property
-    def learner(self) -> ChatLearner | None:
-        """Learner that trains the chosen model from its replies; None if it does not learn."""
-        return self.provider.learner
+    def learners(self) -> ChatLearners | None:
+        """Learners that train the chosen model from its replies; None if it does not learn."""
+        return self.provider.learners
 
     @property
     def parallel(self) -> bool:

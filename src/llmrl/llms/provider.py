@@ -11,7 +11,7 @@ from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.images import count_image_tokens
 
 if TYPE_CHECKING:
-    from llmrl.llms.local.chat_learner import ChatLearner
+    from llmrl.llms.local.chat_learner import ChatLearners
 
 MESSAGE_TOKENS = 4
 """Approximate tokens that a chat format adds around each message."""
@@ -47,8 +47,8 @@ class Provider(ABC):
         return False
 
     @property
-    def learner(self) -> ChatLearner | None:
-        """Learner that trains the model from its replies; None if the model does not learn."""
+    def learners(self) -> ChatLearners | None:
+        """Learners that train the model from its replies; None if the model does not learn."""
         return None
 
     @property

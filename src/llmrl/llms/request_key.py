@@ -16,7 +16,7 @@ from llmrl.llms.images import with_image_hashes
 
 
 def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int | None = None) -> str:
-    """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, place and stream.
+    """Return the hexadecimal SHA-256 of model identity, messages, schema, repeat index, place, adapter and stream.
 
     Descriptive fields (`purpose`, names of prompts) and transport settings (time-outs, limits, prices) are left out.
 
@@ -32,6 +32,7 @@ def request_key(identity: Mapping[str, Any], request: ChatRequest, stream: int |
         "repeat": request.repeat,
         "stream": stream,
         **({"place": request.place} if request.place else {}),
+        **({"adapter": request.adapter} if request.adapter else {}),
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from llmrl.core.conversations import ConversationGenerator, run_conversation
 from llmrl.core.errors import LLMError
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.records import CHOSEN, ChatReply, ChatRequest, TokenSample
@@ -21,9 +22,6 @@ from llmrl.llms.structured import read
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-R = TypeVar("R")
-ConversationGenerator = Generator[Sequence[ChatRequest], Sequence[ChatReply], R]
-"""Generator that yields requests, is sent their replies, and returns an R."""
 
 MAX_QUOTED_CHARS = 4000
 """Maximum number of characters of an invalid reply that are shown back to the model."""
@@ -42,7 +40,7 @@ class Query:
         messages: messages as in `ChatRequest`; user and assistant turns alternate, ending with a user turn.
         name, hash: name and hash of the prompt file, for the call log.
         schema: JSON schema of this question's reply; None: the schema of the `StructuredQuery`.
-        place, model: as in `ChatRequest`.
+        place, model, adapter: as in `ChatRequest`.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -51,6 +49,7 @@ class Query:
     schema: dict[str, Any] | None = None
     place: str = ""
     model: str = CHOSEN
+    adapter: str = ""
 
 
 @dataclass
@@ -221,20 +220,8 @@ class StructuredQuery(StateFields, Generic[T]):
             place=query.place,
             read=parse,
             model=query.model,
+            adapter=query.adapter,
         )
-
-
-def run_conversation(
-    conversation: ConversationGenerator[R], chat: Callable[[Sequence[ChatRequest]], Sequence[ChatReply]]
-) -> R:
-    """Run a conversation whose requests `chat` answers, batch by batch, and return its result."""
-    try:
-        requests = next(conversation)
-        while True:
-            requests = conversation.send(chat(requests))
-    except StopIteration as end:
-        value: R = end.value
-        return value
 
 
 def max_fitting(fits: Callable[[int], bool], n: int) -> int:

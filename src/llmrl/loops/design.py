@@ -164,6 +164,8 @@ class DesignLoop:
             progress.restore_final_agents()
         yield progress.save_request(always=True)
         write_trained_adapter(run, self.principal)
+        for i, agent in enumerate(self.agents):
+            write_trained_adapter(run, agent, f"society_{i}")
         self.collector.close()
         return self._conclude(run)
 

@@ -101,7 +101,7 @@ def write_trained_results(
     return [row["objective"] for row in rows]
 
 
-def write_trained_adapter(run: Run, part: object) -> None:
+def write_trained_adapter(run: Run, part: object, subfolder: str = "") -> None:
     """Write the adapter that an agent or a principal has trained into the run folder; do nothing if there is none."""
     if isinstance(part, TrainsAdapter):
-        part.write_adapter(run.folder / ADAPTER)
+        part.write_adapter(run.folder / ADAPTER / subfolder)

@@ -114,7 +114,8 @@ class Measurement:
                 reward_jacobian=graph,
                 copy=graph,
             )
-            rollouts.append((yield request))
+            with self.societies.unrecorded():
+                rollouts.append((yield request))
         return rollouts
 
     def _scores(self, trial: Trial, rollouts: Sequence[Rollout]) -> list[Score]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import numpy as np
 
 from llmrl.algorithms.societies.partitioned_policy import partitioned, split
+from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
 from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds, generators
@@ -55,6 +57,15 @@ class Societies:
             agent.reset()
         for i in range(self.replicates, len(self.agents)):
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
+
+    @contextmanager
+    def unrecorded(self) -> Iterator[None]:
+        """Return the context of episodes that no agent learns from."""
+        with ExitStack() as stack:
+            for agent in self.agents:
+                if isinstance(agent, RecordsEpisodes):
+                    stack.enter_context(agent.unrecorded())
+            yield
 
     def game_mechanisms(self, vectors: np.ndarray) -> np.ndarray:
         """Return proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""
@@ -135,14 +146,16 @@ class Adaptation:
         Returns:
             The episodes, and the metrics of all updates.
         """
-        learns, reward_jacobian = self.societies.agents[0].learns, learner is not None
+        agent = self.societies.agents[0]
+        learns, reward_jacobian = agent.learns, learner is not None
+        # Such agents record complete episodes themselves. A game that ended early would otherwise count twice.
+        compares = isinstance(agent, ComparesEpisodes) and agent.group_size is not None
         episodes: list[Episode] = []
         losses: list[dict[str, float]] = []
-        for i, steps in enumerate(self.pieces if learns else [sum(self.pieces)]):
+        for i, steps in enumerate(self.pieces if learns and not compares else [sum(self.pieces)]):
             if i == 0:
-                rollout = yield self.episode(
-                    steps, nodes, vectors, context, learn=learns, reward_jacobian=reward_jacobian
-                )
+                fields = {"learn": learns and not compares, "restart": not compares}
+                rollout = yield self.episode(steps, nodes, vectors, context, reward_jacobian=reward_jacobian, **fields)
             else:
                 rollout = yield PlaySteps(
                     collector=self.collector, steps=steps, actions=None, reward_jacobian=reward_jacobian

@@ -11,7 +11,7 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import State, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.core.state_fields import StateFields
-from llmrl.llms.local.chat_learner import ChatLearner
+from llmrl.llms.local.chat_learner import ChatLearners
 
 
 class ProposalLearning(StateFields):
@@ -22,7 +22,7 @@ class ProposalLearning(StateFields):
     valid or it could not be played, has the reward of the lowest value so far.
 
     Args:
-        learner: learner of the chat model.
+        learners: learners of the chat model.
         seeds: seed tree of the order of minibatches.
 
     Raises:
@@ -31,30 +31,30 @@ class ProposalLearning(StateFields):
 
     _state_fields = ("_learner", "_recorder", "_n_proposals", "_values", "_updates")
 
-    def __init__(self, learner: ChatLearner, seeds: Seeds) -> None:
-        if learner.n_continuations:
+    def __init__(self, learners: ChatLearners, seeds: Seeds) -> None:
+        if learners.n_continuations:
             raise ConfigError(
                 "llm.learn.advantage=replay continues games from their saved states, and proposals have none; use "
                 "episode, turn or anchor"
             )
-        self._learner, self._seeds = learner, seeds
+        self._learners, self._learner, self._seeds = learners, learners.learner(""), seeds
         self._n_proposals = 0
-        self._recorder = learner.recorder(0, 1)  # replies of the last step
+        self._recorder = learners.recorder(0, 1)  # replies of the last step
         self._values: list[float] = []
         self._updates = 0
 
     def check(self, n_proposals: int) -> None:
         """Raise ConfigError if the proposals of a step cannot be divided into groups."""
-        if n_proposals % self._learner.group_size:
+        if n_proposals % self._learners.group_size:
             raise ConfigError(
                 f"a step has {n_proposals} separate proposals, which must be a multiple of llm.learn.group_size="
-                f"{self._learner.group_size}; change it, or design.candidates or search.candidates"
+                f"{self._learners.group_size}; change it, or design.candidates or search.candidates"
             )
 
     def record(self, replies: Sequence[Sequence[tuple[TokenSample, bool]]]) -> None:
         """Record the sampled replies of each proposal of a step, each with whether it was valid."""
         self._n_proposals = len(replies)
-        self._recorder = self._learner.recorder(self._n_proposals, 1)
+        self._recorder = self._learners.recorder(self._n_proposals, 1)
         for i, samples in enumerate(replies):
             for turn, (sample, is_valid) in enumerate(samples):
                 self._recorder.add_reply(i, 0, sample, f"turn {turn}", is_valid, turn)
@@ -83,5 +83,5 @@ class ProposalLearning(StateFields):
         self._learner.write_adapter(folder)
 
     def load_state_dict(self, state: State) -> None:
-        self._recorder = self._learner.recorder(state["n_proposals"], 1)
+        self._recorder = self._learners.recorder(state["n_proposals"], 1)
         super().load_state_dict(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.client import ChatClient
 from llmrl.llms.images import image_tokens
+from llmrl.llms.local.chat_learner import ChatLearner, Sharing
 from llmrl.llms.local.trajectories import TrajectoryBuffer
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
@@ -53,6 +55,8 @@ class LLMPlayer:
         seeds: seed tree; episodes played by the rule start from `examples/k`.
         env_factory, one_game: factories of single games of the environment; None: it has none.
         has_principal: whether a principal governs the agent.
+        society: index of the agent's society; only used with a principal.
+        member: index of the agent among the members of `agent=mixed`; None outside of it.
 
     Attributes:
         group_size, n_continuations, gamma: settings of the learner (`ComparesEpisodes`); `group_size` is None without
@@ -63,7 +67,7 @@ class LLMPlayer:
     Raises:
         ConfigError: the environment has no description in words; a prompt is wrong; an episode might never end and
             there is no budget; the examples do not exist; the model accepts no images; `players` does not match; or the
-            model learns under a principal, or from groups that do not divide the games.
+            model learns from groups that do not divide the games, or under a principal from restored games.
     """
 
     loop: ClassVar[AgentLoop] = "play"
@@ -81,6 +85,8 @@ class LLMPlayer:
         env_factory: EnvFactory | None = None,
         one_game: Callable[[], GymnasiumEnv | VecEnv] | None = None,
         has_principal: bool = False,
+        society: int = 0,
+        member: int | None = None,
     ) -> None:
         has_budget = isinstance(llm, ChatClient) and llm.budget.has_limits
         if spec.endless and not has_budget:
@@ -111,23 +117,31 @@ class LLMPlayer:
             examples = read_run_episodes(Path(source).expanduser(), n, None if seeds is None else seeds.seed)
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
         content = PlayerContent(prompt_folder, models, examples, personas)
-        self._learner = llm.learner if isinstance(llm, ChatClient) else None
-        self.learns = self._learner is not None
+        learners = llm.learners if isinstance(llm, ChatClient) else None
+        self.learns = learners is not None
+        self._learners: dict[str, ChatLearner] = {}
         self._recorder: TrajectoryBuffer | None = None
         self.group_size: int | None = None
         self.n_continuations, self.gamma = 0, 1.0
-        if self._learner is not None:
-            if has_principal:
-                raise ConfigError("llm/learn does not support a principal; use principal=none or llm/learn=none")
-            self.group_size = self._learner.group_size
-            self.n_continuations, self.gamma = self._learner.n_continuations, self._learner.gamma
+        adapters: list[str] = []
+        if learners is not None:
+            self.group_size, self.gamma = learners.group_size, learners.gamma
+            self.n_continuations = learners.n_continuations
+            if has_principal and self.n_continuations:
+                raise ConfigError(
+                    "llm.learn.advantage=replay continues restored games, which is not supported under a principal; "
+                    "use episode, turn or anchor"
+                )
             if spec.n_envs % self.group_size:
                 raise ConfigError(
-                    f"env.n_envs={spec.n_envs} must be a multiple of llm.learn.group_size={self.group_size}, the "
-                    "number of episodes that start equally"
+                    f"env.n_envs gives {spec.n_envs} games to each society; this must be a multiple of "
+                    f"llm.learn.group_size={self.group_size}, the number of episodes that are compared"
                 )
-            self._recorder = self._learner.recorder(spec.n_envs, spec.n_agents)
-        self.policy = LLMPolicy(spec, llm, settings, content, self._recorder)
+            adapters = adapter_names(learners.sharing, spec, society if has_principal else None, member)
+            reply_seeds = seeds.child("replies") if has_principal and seeds is not None else None
+            self._learners = {name: learners.learner(name, reply_seeds) for name in adapters}
+            self._recorder = learners.recorder(spec.n_envs, spec.n_agents)
+        self.policy = LLMPolicy(spec, llm, settings, content, self._recorder, adapters)
         self.carried = self.policy.carried
 
     def unrecorded(self) -> AbstractContextManager[None]:
@@ -146,20 +160,33 @@ class LLMPlayer:
             self._recorder.set_values(values)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
-        """Train the model on the episodes that have ended since the last update; return metrics (`learn/...`)."""
-        if self._learner is None or self._recorder is None:
+        """Train the model on the episodes that have ended since the last update; return metrics.
+
+        The metrics (`learn/...`) are means over the adapters of the players.
+        """
+        if self._recorder is None:
             return {}
-        return self._learner.update(self._recorder.take(), generator) | self.metrics()
+        trajectories = self._recorder.take()
+        updates = []
+        for name, learner in self._learners.items():
+            players = [t for t in trajectories if self.policy.adapters[t.agent] == name]
+            updates.append(learner.update(players, generator))
+        names = dict.fromkeys(name for metrics in updates for name in metrics)
+        means = {name: statistics.fmean(metrics[name] for metrics in updates if name in metrics) for name in names}
+        return means | self.metrics()
 
     def reset(self) -> None:
         """Restore the weights that the model had before training."""
-        if self._learner is not None:
-            self._learner.reset()
+        for learner in self._learners.values():
+            learner.reset()
 
     def write_adapter(self, folder: Path) -> None:
-        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
-        if self._learner is not None:
-            self._learner.write_adapter(folder)
+        """Write the trained adapter into `folder` in peft's format; do nothing if none is trained.
+
+        Several adapters are written into subfolders that are named after them.
+        """
+        for name, learner in self._learners.items():
+            learner.write_adapter(folder / name if len(self._learners) > 1 else folder)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of `LLMPolicy.metrics`."""
@@ -219,7 +246,7 @@ class LLMPlayer:
         model_counts = [f"{policy.models.count(m)} x {policy.llm.label_of(m)}" for m in dict.fromkeys(policy.models)]
         return {
             "policy": (", ".join(model_counts) if content.models else policy.llm.label_of())
-            + (", zero-shot" if self._learner is None else ""),
+            + ("" if self.learns else ", zero-shot"),
             "history": f"{settings.history} turns"
             if settings.sliding_history
             else f"{settings.history} to {max(2 * settings.history - 1, 0)} turns",
@@ -232,23 +259,48 @@ class LLMPlayer:
                 else {}
             ),
             **({"personas": len(content.personas)} if content.personas else {}),
-            **({} if self._learner is None else self._learner.describe()),
+            **self._describe_learners(),
             "examples": examples,
             "from episode to episode": ", ".join(self.carried) or "nothing",
             "system prompt": f"about {estimate_tokens(policy.prompts.system(0, ()).text):,} tokens",
         }
 
+    def _describe_learners(self) -> dict[str, Any]:
+        """Return the description of a learner, and the number of adapters if there are several."""
+        learners = list(self._learners.values())
+        adapters = {"adapters": len(learners)} if len(learners) > 1 else {}
+        return {**learners[0].describe(), **adapters} if learners else {}
+
     def state_dict(self) -> State:
         state = self.policy.state_dict()
-        if self._learner is None or self._recorder is None:
+        if self._recorder is None:
             return state
-        return state | {"learner": self._learner.state_dict(), "trajectories": self._recorder.state_dict()}
+        learners = [learner.state_dict() for learner in self._learners.values()]
+        return state | {"learners": learners, "trajectories": self._recorder.state_dict()}
 
     def load_state_dict(self, state: State) -> None:
         self.policy.load_state_dict(state)
-        if self._learner is not None and self._recorder is not None:
-            self._learner.load_state_dict(state["learner"])
+        if self._recorder is not None:
+            for learner, learner_state in zip(self._learners.values(), state["learners"], strict=True):
+                learner.load_state_dict(learner_state)
             self._recorder.load_state_dict(state["trajectories"])
+
+
+def adapter_names(sharing: Sharing, spec: EnvSpec, society: int | None, member: int | None) -> list[str]:
+    """Return the name of the adapter of each player.
+
+    Args:
+        sharing: which players share an adapter.
+        spec: spec of the environment, or of the players of a member.
+        society: index of the players' society; None: there is only one.
+        member: index of the players' member of `agent=mixed`; None outside of it.
+    """
+    parts = [] if society is None else [f"society_{society}"]
+    if sharing == "per_member" and member is not None:
+        parts.append(f"member_{member}")
+    if sharing != "per_player":
+        return ["_".join(parts)] * spec.n_agents
+    return ["_".join([*parts, f"player_{seat}"]) for seat in spec.seats or range(spec.n_agents)]
 
 
 def read_personas(path: Path) -> tuple[str, ...]:

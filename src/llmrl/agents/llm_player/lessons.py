@@ -8,12 +8,13 @@ from pydantic import BaseModel, Field
 
 from llmrl.agents.llm_player.conversation import Message, PlayerConversation, message
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
+from llmrl.core.conversations import ConversationGenerator
 from llmrl.core.model_protocols import ChatModel
 from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.object_parser import TextParser
 from llmrl.llms.structured import json_schema
-from llmrl.llms.structured_query import ConversationGenerator, Query, QueryStats, StructuredQuery, max_fitting
+from llmrl.llms.structured_query import Query, QueryStats, StructuredQuery, max_fitting
 
 LESSON_TURNS = 50
 """Maximum number of turns of an episode, the newest ones, from which a lesson is drawn."""
@@ -21,8 +22,8 @@ MAX_LESSON_LENGTH = 600
 """Maximum number of characters of a lesson."""
 _LESSON = TextParser("lesson", MAX_LESSON_LENGTH)
 
-Pupil = tuple[PlayerConversation, int, str, str]
-"""Player with a completed episode: its conversation, its index, its model, and the place of the question."""
+Pupil = tuple[PlayerConversation, int, str, str, str]
+"""Player with a completed episode: its conversation, index, model and adapter, and the place of the question."""
 DrawnLesson = tuple[PlayerConversation, str | None, QueryStats]
 """Player's conversation, its lesson (None: no valid one), and the statistics of the question."""
 
@@ -53,7 +54,7 @@ class Lessons:
             json_schema(Lesson),
             repair_turns,
         )
-        self.question(PlayerConversation(turns=[("{}", "{}")]), 0, "", "")  # raises early if the prompt is wrong
+        self.question(PlayerConversation(turns=[("{}", "{}")]), 0, "", "", "")  # raises early if the prompt is wrong
 
     def draw(self, pupils: Sequence[Pupil]) -> ConversationGenerator[Iterator[DrawnLesson]]:
         """Request a lesson from each completed episode; the players keep them."""
@@ -64,7 +65,7 @@ class Lessons:
             seat.turns, seat.unlearnt = [], False
         return zip([seat for seat, *_ in pupils], lessons, self.asker.query_stats, strict=False)
 
-    def question(self, seat: PlayerConversation, agent: int, model: str, place: str) -> Query:
+    def question(self, seat: PlayerConversation, agent: int, model: str, adapter: str, place: str) -> Query:
         """Return the question for a lesson, with as much of the episode as the model's context window allows."""
         system = self._prompts.system(agent, tuple(seat.lessons))
 
@@ -75,7 +76,7 @@ class Lessons:
         max_turns = min(len(seat.turns), LESSON_TURNS)
         n_turns = max_fitting(lambda k: self._llm.fits(render(k)[1], model), max_turns) if model else max_turns
         prompt, messages = render(max(n_turns, 0))
-        return Query(messages, prompt.name, prompt.hash, place=place, model=model)
+        return Query(messages, prompt.name, prompt.hash, place=place, model=model, adapter=adapter)
 
 
 def read_lesson(text: str, cut: bool = False) -> str:

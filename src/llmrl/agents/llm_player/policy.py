@@ -23,6 +23,7 @@ from llmrl.agents.llm_player.player_counts import PlayerCounts
 from llmrl.agents.llm_player.player_prompts import PlayerPrompts
 from llmrl.agents.llm_player.player_settings import PlayerContent, PlayerSettings
 from llmrl.agents.llm_player.talk import Talk, TalkMessage
+from llmrl.core.conversations import ConversationGenerator, run_conversation
 from llmrl.core.errors import Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import Transition
@@ -31,13 +32,7 @@ from llmrl.core.records import CHOSEN, ChatReply, Observation, PolicyOutput, Sta
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.images import encode_frame
 from llmrl.llms.local.trajectories import TrajectoryBuffer
-from llmrl.llms.structured_query import (
-    ConversationGenerator,
-    Query,
-    QueryStats,
-    StructuredQuery,
-    run_conversation,
-)
+from llmrl.llms.structured_query import Query, QueryStats, StructuredQuery
 
 FALLBACK = "(no usable reply)"
 """Answer in the history that replaces an invalid reply; the next turn states the action taken."""
@@ -66,6 +61,7 @@ class LLMPolicy:
         settings: options of the players.
         content: models, examples, personas and user's prompts; None: none of them.
         recorder: recorder of sampled replies and their rewards for a learner; None: nothing is recorded.
+        adapters: name of the adapter of each player (`ChatRequest.adapter`); (): there are none.
 
     Raises:
         ConfigError: the environment has no description in words, or a prompt is wrong.
@@ -81,6 +77,7 @@ class LLMPolicy:
         settings: PlayerSettings,
         content: PlayerContent | None = None,
         recorder: TrajectoryBuffer | None = None,
+        adapters: Sequence[str] = (),
     ) -> None:
         if spec.text is None or "text" not in spec.observation:
             raise Incompatible(
@@ -123,6 +120,7 @@ class LLMPolicy:
         None: equal questions are distinguished by counting them.
         """
         self.models = tuple(self.content.models) or (CHOSEN,) * spec.n_agents
+        self.adapters = tuple(adapters) or ("",) * spec.n_agents
         self.counts = PlayerCounts(self.models)
         # Raises if a prompt is wrong, before the first question.
         for agent in range(spec.n_agents):
@@ -167,7 +165,13 @@ class LLMPolicy:
         """
         return run_conversation(self.acting(observation), self.llm.chat)
 
-    def acting(self, observation: dict[str, Any]) -> ConversationGenerator[PolicyOutput]:
+    def acting(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ConversationGenerator[PolicyOutput]:
         """Do the same as `act` as a generator that yields requests, receives their replies, and returns the actions."""
         notes: list[list[dict[str, Any]]] = [[{} for _ in players] for players in self.seats]
         yield from self._learning(notes)
@@ -314,7 +318,8 @@ class LLMPolicy:
         `label` identifies the question within the episode.
         """
         place = self._place(game, agent, label)
-        return self.prompts.query(self.seats[game][agent], agent, self.models[agent], self.asker, schema, place)
+        query = self.prompts.query(self.seats[game][agent], agent, self.models[agent], self.asker, schema, place)
+        return replace(query, adapter=self.adapters[agent])
 
     def _place(self, game: int, agent: int, label: object) -> str:
         """Return the place of a question in the run's episodes; "" if episodes are not numbered."""
@@ -366,8 +371,6 @@ class LLMPolicy:
         if talk is None:
             return
         speaking = [(game, agent) for game, agent in observers if talk.due(self.seats[game][agent].steps)]
-        if not speaking:
-            return
         for game, agent in speaking:
             self.seats[game][agent].asked_to_talk = True
         questions = [
@@ -375,16 +378,17 @@ class LLMPolicy:
             for game, agent in speaking
         ]
         parsers = [lambda reply, agent=agent: talk.read(reply.text, agent, reply.cut) for _, agent in speaking]
-        replies = yield from self.speaker.ask_generator(questions, parsers)
+        replies = (yield from self.speaker.ask_generator(questions, parsers)) if questions else []
         game_messages: dict[int, list[TalkMessage | None]] = {game: [None] * self.spec.n_agents for game, _ in speaking}
-        for (game, agent), message, stats in zip(speaking, replies, self.speaker.query_stats, strict=True):
+        for (game, agent), message, stats in zip(speaking, replies, self.speaker.query_stats, strict=False):
             self._record(game, agent, f"talk: {texts[game, agent]}", stats)
             game_messages[game][agent] = message or TalkMessage("")
             self.seats[game][agent].asked_to_talk = False
             self.counts.count(self.models[agent], stats, messages=message is not None and bool(message.text))
             notes[game][agent] |= {"said": (message or TalkMessage("")).text, "talk_took": _stats_row(stats)}
+        heard = yield from talk.exchange(game_messages)
         for game, messages in game_messages.items():
-            for agent, heard_messages in enumerate(talk.hear_round(messages)):
+            for agent, heard_messages in enumerate(heard[game]):
                 if (utterance := messages[agent]) is not None:
                     self.seats[game][agent].hear(utterance.text, utterance.to, heard_messages)
 
@@ -400,7 +404,13 @@ class LLMPolicy:
         ]
         lessons = yield from self.lessons.draw(
             [
-                (self.seats[game][agent], agent, self.models[agent], self._place(game, agent, "lesson"))
+                (
+                    self.seats[game][agent],
+                    agent,
+                    self.models[agent],
+                    self.adapters[agent],
+                    self._place(game, agent, "lesson"),
+                )
                 for game, agent in pupils
             ]
         )

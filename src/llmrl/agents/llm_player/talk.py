@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmrl.core.conversations import ConversationGenerator
 from llmrl.core.errors import ConfigError
 from llmrl.core.spaces import EnvSpec
 from llmrl.llms.invalid_reply import InvalidReply
@@ -27,27 +28,42 @@ class TalkMessage:
     to: str = ""
 
 
+RoundMessages = Mapping[int, Sequence[TalkMessage | None]]
+"""Messages of some players in a round, by game; None for players that do not take part."""
+
+
 class Talk:
     """Rounds of talk in the games of one environment.
 
-    All players of a round speak at the same time. Messages to a player are part of its next observation.
+    All players of a round speak at the same time. Messages to a player are part of its next observation. Players of
+    several members of `agent=mixed` talk with one another after `connect_talks`.
 
     Args:
-        spec: spec of the environment, or of the players that read.
+        spec: spec of the environment, or of the players of a member.
         every: steps between two rounds, >= 1; the first is before the first action.
         to: recipients of a message.
         length: maximum number of characters of a message.
 
+    Attributes:
+        names: names of all players that talk.
+
     Raises:
-        ConfigError: there is only one player that reads.
+        ConfigError: there is only one player.
     """
 
     def __init__(self, spec: EnvSpec, every: int, to: TalkTo, length: int) -> None:
-        if spec.n_agents < 2:
-            raise ConfigError(f"agent.message_interval={every} needs at least two language players, got 1; set it to 0")
-        self.every, self.to, self.length, self.names = every, to, length, spec.player_names
+        self.every, self.to, self.length = every, to, length
+        if spec.n_players < 2:
+            raise self.lone_player()
+        self.names: Sequence[str] = spec.player_names
+        self._players: Sequence[int] = range(spec.n_agents)  # indices of this spec's players in `names`
+        self._board: _Board | None = None
         self._parser = TextParser("message", length)
         self._parser.kept = ("to",)
+
+    def lone_player(self) -> ConfigError:
+        """Return the error of a player that has nobody to talk to."""
+        return ConfigError(f"agent.message_interval={self.every} needs at least two language players; set it to 0")
 
     def due(self, step: int) -> bool:
         """Return whether there is a round before the action of a step, counted from 0."""
@@ -78,7 +94,7 @@ class Talk:
         utterance = " ".join(answer.answer.split())[: self.length]
         if self.to != "one" or not utterance:
             return TalkMessage(utterance)
-        candidates = [name for i, name in enumerate(self.names) if i != speaker]
+        candidates = [name for i, name in enumerate(self.names) if i != self._players[speaker]]
         recipients = [
             name
             for name in candidates
@@ -87,6 +103,29 @@ class Talk:
         if len(recipients) != 1:
             raise InvalidReply(f'"to" must name one other player: {", ".join(candidates)}')
         return TalkMessage(utterance, recipients[0])
+
+    def exchange(self, messages: RoundMessages) -> ConversationGenerator[dict[int, list[list[dict[str, str]]]]]:
+        """Return what each of this spec's players hears in a round, by game; wait for the players of other members.
+
+        Args:
+            messages: messages of this spec's players, by game.
+        """
+        member_messages: Sequence[RoundMessages] = [messages]
+        member_players: Sequence[Sequence[int]] = [self._players]
+        if (board := self._board) is not None:
+            number = board.post(self, messages)
+            while not board.is_complete(number):
+                yield ()
+            member_messages, member_players = board.take(number), [talk._players for talk in board.talks]
+        heard = {}
+        for game in messages:
+            spoken: list[TalkMessage | None] = [None] * len(self.names)
+            for others, players in zip(member_messages, member_players, strict=True):
+                for player, message in zip(players, others.get(game, ()), strict=False):
+                    spoken[player] = message
+            inboxes = self.hear_round(spoken)
+            heard[game] = [inboxes[player] for player in self._players]
+        return heard
 
     def hear_round(self, messages: Sequence[TalkMessage | None]) -> list[list[dict[str, str]]]:
         """Return the messages that each player hears in a round, as entries for its observation.
@@ -103,6 +142,64 @@ class Talk:
                 if hears and messages[listener] is not None:
                     inboxes[listener].append({"from": self.names[speaker], "message": message.text})
         return inboxes
+
+
+class _Board:
+    """Messages of the rounds in progress among several members of a society, each with its `Talk`."""
+
+    def __init__(self, talks: Sequence[Talk]) -> None:
+        self.talks = talks
+        self._n_posts = [0] * len(talks)
+        self._n_taken: dict[int, int] = {}
+        self._rounds: dict[int, dict[int, RoundMessages]] = {}
+
+    def post(self, talk: Talk, messages: RoundMessages) -> int:
+        """Add the messages of a member to its next round; return the number of the round."""
+        member = next(i for i, other in enumerate(self.talks) if other is talk)
+        number = self._n_posts[member]
+        self._n_posts[member] += 1
+        self._rounds.setdefault(number, {})[member] = messages
+        return number
+
+    def is_complete(self, number: int) -> bool:
+        """Return whether all members have posted their messages of a round."""
+        return len(self._rounds[number]) == len(self.talks)
+
+    def take(self, number: int) -> list[RoundMessages]:
+        """Return the messages of all members in a round; discard them when the last member has taken them."""
+        messages = self._rounds[number]
+        self._n_taken[number] = self._n_taken.get(number, 0) + 1
+        if self._n_taken[number] == len(self.talks):
+            del self._rounds[number], self._n_taken[number]
+        return [messages[member] for member in range(len(self.talks))]
+
+
+def connect_talks(talks: Sequence[Talk], seats: Sequence[Sequence[int]]) -> None:
+    """Let the players of several members of a society talk with one another.
+
+    Args:
+        talks: rounds of talk of each member.
+        seats: indices of each member's players in the game.
+
+    Raises:
+        ConfigError: there is only one player, or the members' rounds differ.
+    """
+    order = sorted(seat for member_seats in seats for seat in member_seats)
+    if len(order) < 2:
+        raise talks[0].lone_player()
+    options = {(talk.every, talk.to, talk.length) for talk in talks}
+    if len(options) > 1:
+        raise ConfigError(
+            "members that talk need the same message_interval, message_recipients and max_message_length, got "
+            + "; ".join(", ".join(map(str, values)) for values in sorted(options))
+        )
+    name_of = {
+        seat: name for talk, part in zip(talks, seats, strict=True) for seat, name in zip(part, talk.names, strict=True)
+    }
+    board = _Board(talks)
+    for talk, member_seats in zip(talks, seats, strict=True):
+        talk.names, talk._board = [name_of[seat] for seat in order], board
+        talk._players = [order.index(seat) for seat in member_seats]
 
 
 def silent(text: str) -> bool:

@@ -20,7 +20,8 @@ from llmrl.core.records import State
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
-from llmrl.llms.local.adapter import adapter_weights, write_adapter
+from llmrl.llms.local.adapter import write_adapter
+from llmrl.llms.local.adapter_set import AdapterSet
 from llmrl.llms.local.candidate_scorer import LocalScorer
 from llmrl.llms.local.loading import folder_fingerprint
 from llmrl.llms.local.lora import Lora
@@ -67,7 +68,9 @@ class LanguagePPOAgent:
         device: torch device.
         scorer: the language model.
         processes: processes that share its work.
-        has_principal: whether a principal governs the agent.
+        has_principal: whether a principal governs the agent; then its weights can be reset.
+        society: index of the agent's society.
+        member: index of the agent among the members of `agent=mixed`; None outside of it.
 
     Raises:
         ConfigError: options are incompatible, or the initial weights do not fit this agent.
@@ -89,37 +92,56 @@ class LanguagePPOAgent:
         scorer: Scorer,
         processes: ProcessGroup,
         has_principal: bool,
+        society: int = 0,
+        member: int | None = None,
     ) -> None:
         if not isinstance(scorer, LocalScorer):
             raise ConfigError(
                 "agent=llm_ppo needs a local scorer; use llm=local_scorer_seq2seq or llm=local_scorer_causal"
             )
-        if has_principal:
-            raise ConfigError("agent=llm_ppo does not support a principal; use principal=none or agent=ppo")
         _check_training(scorer, settings)
         tune = settings.tune
+        if tune == "full" and (society or member):
+            raise ConfigError(
+                "agent.tune=full trains one set of weights, but several societies or members learn separately; use "
+                "agent.tune=lora or heads"
+            )
         generator = seeds.torch("weights")
         module = scorer.module
+        self._adapters: AdapterSet | None = None
+        parts = [f"society_{society}"] * has_principal + [f"member_{member}"] * (member is not None)
+        self._adapter = "_".join(parts)
         if tune == "lora":
-            settings.lora.inject(module, seeds.integer("adapter"))
-            module.to(device)
+            self._adapters = scorer.adapters(settings.lora, seeds.integer("adapter"))
         else:
             module.requires_grad_(tune == "full")
+        self._activate()
         if settings.recompute:
             scorer.recompute_activations()
         network = LanguageActorCritic(spec, scorer, generator, settings, processes)
+        network.activate = self._activate
         self.policy = LanguagePolicy(spec, network).to(device)
         self.learns = tune != self.plays_if[1]
         self.tune, self.label = tune, scorer.label
         self._lora, self._revision = settings.lora, scorer.settings.revision
         self._model, self._files = scorer.model, folder_fingerprint(scorer.model, sampled=True)
-        self._trained = {name for name, p in self.policy.named_parameters() if p.requires_grad}
+        self._trained = {
+            AdapterSet.general_name(name, self._adapter): p
+            for name, p in self.policy.named_parameters()
+            if p.requires_grad
+        }
         if settings.init_from is not None:
             self._load_initial_weights(Path(settings.init_from))
+        self._initial = {n: p.detach().clone() for n, p in self._trained.items()} if has_principal else None
         # Created before a checkpoint of this run is loaded, so that a resumed run has the same reference policy.
         weight = settings.kl_coefficient
         anchor = ReferenceKL(network, weight, adapters=tune == "lora") if weight else None
         self._ppo = PPO(self.policy, settings.ppo, anchor) if self.learns else None
+
+    def _activate(self) -> None:
+        """Make the model use this agent's adapter, whose parameters then require gradients."""
+        if self._adapters is not None:
+            self._adapters.activate(self._adapter)
 
     def min_rollout_steps(self, games: int) -> int:
         """Return the minimum number of steps of a rollout of `games` games."""
@@ -147,19 +169,21 @@ class LanguagePPOAgent:
         self.policy.network.name_actions(spec)
 
     def reset(self) -> None:
-        """Raise ConfigError, because the agent stores no copy of its initial weights.
-
-        Only a principal would call this, and no principal governs this agent.
-        """
-        raise ConfigError(
-            "agent=llm_ppo cannot be reset, because it stores no copy of its initial weights; use agent=ppo"
-        )
+        """Restore the initial weights, which are stored if a principal governs the agent."""
+        assert self._initial is not None
+        with torch.no_grad():
+            for name, parameter in self._trained.items():
+                parameter.copy_(self._initial[name])
+        if self._ppo is not None:
+            self._activate()
+            self._ppo.reset()
 
     def write_adapter(self, folder: Path) -> None:
         """Write the trained adapter into `folder` in peft's format; do nothing if none is trained."""
         network = self.policy.network
         if self.tune == "lora" and network.processes.is_main:
-            weights = adapter_weights(network.language)
+            assert self._adapters is not None
+            weights = self._adapters.parameters(self._adapter)
             write_adapter(network.language, weights, self._lora, folder, self._model, self._revision)
 
     def describe(self) -> dict[str, Any]:
@@ -200,7 +224,7 @@ class LanguagePPOAgent:
 
     def _weights(self) -> dict[str, torch.Tensor]:
         """Return the trained weights."""
-        return {name: p.detach() for name, p in self.policy.named_parameters() if name in self._trained}
+        return {name: parameter.detach() for name, parameter in self._trained.items()}
 
     def _load(self, weights: dict[str, torch.Tensor], source: str) -> None:
         """Copy `weights` into the policy; raise ConfigError if names or shapes differ."""

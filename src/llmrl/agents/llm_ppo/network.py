@@ -102,6 +102,8 @@ class LanguageActorCritic(nn.Module):
         self.critic = _head(width, hidden, 1, VALUE_GAIN, activation, generator)
         self.actor = None if self.scoring else _head(width, hidden, self.n_actions, POLICY_GAIN, activation, generator)
         self.tokens = 0  # number of positions computed so far
+        self.activate: Callable[[], None] = lambda: None
+        """Function that makes the model use this network's adapter, if it has one."""
 
     def name_actions(self, spec: EnvSpec) -> None:
         """Score the actions of `spec` instead of the previous ones.
@@ -140,6 +142,7 @@ class LanguageActorCritic(nn.Module):
         Raises:
             ConfigError: a prompt is too long for the model.
         """
+        self.activate()
         with self._autocast():
             output = self.scorer.forward(prompts, self.candidates if self.actor is None else ())
         self.tokens += output.tokens

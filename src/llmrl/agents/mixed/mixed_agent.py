@@ -90,7 +90,7 @@ class MixedAgent:
         for i, (member, seats) in enumerate(zip(kinds, self._seats, strict=True)):
             init_options = {"init_from": init_from} if member.begins else {}
             texts = getattr(member.agent.target, "reads_texts", False)
-            part_options = {"spec": spec.part(seats, texts), "seeds": seeds.child("members").child(i)}
+            part_options = {"spec": spec.part(seats, texts), "seeds": seeds.child("members").child(i), "member": i}
             agent: Agent = member.agent(init_options, **part_options, teacher=None)
             if agent.loop not in ("learn", "play"):
                 raise ConfigError(
@@ -98,6 +98,11 @@ class MixedAgent:
                     "in a mixed society; use an agent that learns from rollouts or only plays"
                 )
             self.agents.append(agent)
+        talks = {i: agent.policy.talk for i, agent in enumerate(self.agents) if getattr(agent.policy, "talk", None)}
+        if talks:
+            from llmrl.agents.llm_player.talk import connect_talks
+
+            connect_talks(list(talks.values()), [self._seats[i] for i in talks])
         self.learns = any(agent.learns for agent in self.agents)
         triples = zip(self._names, self.agents, self._seats, strict=True)
         self.policy = MixedPolicy(

@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from llmrl.core.conversations import ConversationGenerator, ConversingPolicy, merge_conversations, run_conversation
+from llmrl.core.model_protocols import ChatModel
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
-from llmrl.core.records import Observation, PolicyOutput
+from llmrl.core.records import ChatReply, ChatRequest, Observation, PolicyOutput
 from llmrl.core.rollouts import Rollout
 
 
@@ -52,6 +54,11 @@ class MixedPolicy:
         self.channels = tuple(dict.fromkeys(name for part in parts for name in part.policy.channels))
         self.widths: dict[int, int] = {}
         self._camera: Camera | None = None
+
+    @property
+    def llm(self) -> ChatModel | None:
+        """Chat model of the kinds that have one, which all share; None if none has."""
+        return next((part.policy.llm for part in self.parts if isinstance(part.policy, ConversingPolicy)), None)
 
     @property
     def camera(self) -> Camera | None:
@@ -95,13 +102,41 @@ class MixedPolicy:
         generator: torch.Generator | None = None,
         greedy: bool = False,
     ) -> PolicyOutput:
-        acts = []
+        return run_conversation(self.acting(observation, state, generator, greedy), self._chat)
+
+    def acting(
+        self,
+        observation: dict[str, Any],
+        state: torch.Tensor | None = None,
+        generator: torch.Generator | None = None,
+        greedy: bool = False,
+    ) -> ConversationGenerator[PolicyOutput]:
+        acts: dict[int, PolicyOutput] = {}
+        conversations: dict[int, ConversationGenerator[PolicyOutput]] = {}
         for i, part in enumerate(self.parts):
             part_state = None if state is None or i not in self.widths else state[:, part.seats, : self.widths[i]]
-            act = part.policy.act(self._slice_observation(observation, part), part_state, generator, greedy)
+            inputs = self._slice_observation(observation, part), part_state, generator, greedy
+            if isinstance(part.policy, ConversingPolicy):
+                conversations[i] = part.policy.acting(*inputs)
+                continue
+            acts[i] = act = part.policy.act(*inputs)
             if act.state is not None:
                 self.widths[i] = act.state.shape[-1]
-            acts.append(act)
+        return self._complete(acts, conversations)
+
+    def _complete(
+        self, acts: dict[int, PolicyOutput], conversations: dict[int, ConversationGenerator[PolicyOutput]]
+    ) -> ConversationGenerator[PolicyOutput]:
+        """Run the conversations of the kinds that ask a chat model; return the actions of all kinds."""
+        outputs = yield from merge_conversations(list(conversations.values()))
+        merged = acts | dict(zip(conversations, outputs, strict=True))
+        return self._merge_acts([merged[i] for i in range(len(self.parts))])
+
+    def _chat(self, requests: Sequence[ChatRequest]) -> Sequence[ChatReply]:
+        assert self.llm is not None
+        return self.llm.chat(requests)
+
+    def _merge_acts(self, acts: Sequence[PolicyOutput]) -> PolicyOutput:
         return PolicyOutput(
             action=self._merge_tensors([act.action for act in acts]),
             log_prob=self._merge([act.log_prob for act in acts]),

@@ -11,6 +11,12 @@ import torch
 from torch.nn import functional
 
 from llmrl.algorithms.societies.stacked_networks import StackedNetwork, count_cells, slices_to_stack, stackable
+from llmrl.core.conversations import (
+    ConversationGenerator,
+    ConversingPolicy,
+    merge_conversations,
+    run_conversation,
+)
 from llmrl.core.observers import StepObserver, Transition
 from llmrl.core.protocols import Camera, NeedsCamera, Policy, unchanged
 from llmrl.core.records import Observation, PolicyOutput
@@ -44,6 +50,9 @@ class PartitionedPolicy:
         self.policies, self.games = policies, games
         self.channels = policies[0].channels
         self.stackable = stackable_policies(policies)
+        # Chat model whose requests of all policies are sent together; None: policies act one after the other.
+        models = [policy.llm if isinstance(policy, ConversingPolicy) else None for policy in policies]
+        self._llm = None if None in models else models[0]
         self._stacked: StackedPolicies | None = None
         self._is_unchanged = False  # within an `unchanged` block
         self._is_current = False  # the weights were stacked within the present `unchanged` block
@@ -74,12 +83,19 @@ class PartitionedPolicy:
         generators = [generator] * len(self.policies) if isinstance(generator, torch.Generator) else list(generator)
         if (stack := self._stack(observation)) is not None:
             return stack.act(observation, generators, greedy)
-        start, acts = {id(source): source.get_state() for source in generators}, []
+        start = {id(source): source.get_state() for source in generators}
+        acts: list[PolicyOutput] = []
+        conversations: list[ConversationGenerator[PolicyOutput]] = []
         for i, policy in enumerate(self.policies):
-            generators[i].set_state(start[id(generators[i])])
-            acts.append(
-                policy.act(self._slice_observation(observation, i), self._slice_state(state, i), generators[i], greedy)
-            )
+            generator = generators[i]
+            generator.set_state(start[id(generator)])
+            inputs = self._slice_observation(observation, i), self._slice_state(state, i), generator, greedy
+            if self._llm is None:
+                acts.append(policy.act(*inputs))
+            else:
+                conversations.append(policy.acting(*inputs))  # type: ignore[attr-defined]
+        if self._llm is not None:
+            acts = run_conversation(merge_conversations(conversations), self._llm.chat)
         return PolicyOutput(
             action=torch.cat([act.action for act in acts]),
             log_prob=_concatenate([act.log_prob for act in acts]),

@@ -94,11 +94,6 @@ def write_base(adapter: Path, model: str, revision: str | None, files: str | Non
     (adapter / BASE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def adapter_weights(module: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters of the adapter that `Lora.inject` inserted into a model, by name."""
-    return {name: parameter for name, parameter in module.named_parameters() if ".lora_" in name}
-
-
 def write_adapter(
     module: torch.nn.Module,
     parameters: Mapping[str, torch.Tensor],
@@ -111,7 +106,7 @@ def write_adapter(
 
     Args:
         module: model with the adapter.
-        parameters: parameters of the adapter (`adapter_weights`).
+        parameters: parameters of the adapter (`AdapterSet.parameters`).
         lora: settings of the adapter.
         folder: folder to write; an existing adapter in it is replaced.
         model: model as in the config.

@@ -13,6 +13,7 @@ import torch
 from llmrl.core.errors import ConfigError, LLMError
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.seeding import Seeds
+from llmrl.llms.local.adapter_set import AdapterSet
 from llmrl.llms.local.loading import (
     Dtype,
     Kind,
@@ -23,6 +24,7 @@ from llmrl.llms.local.loading import (
     load_model,
     load_tokenizer,
 )
+from llmrl.llms.local.lora import Lora
 from llmrl.llms.local.scoring_queries import ScoringQuery, candidate_lists, length_batches
 from llmrl.llms.local.small import SmallModel, SmallModelFactory, find_model
 from llmrl.llms.local.token_tree import TokenIds, TreeBatch, token_tree
@@ -132,6 +134,7 @@ class LocalScorer(ABC):
         self._module: Any = None
         self._tokenizer: Any = None
         self._recompute = False
+        self._adapters: AdapterSet | None = None
         self._prompt_token_cache: dict[str, TokenIds] = {}
         self._candidate_token_cache: dict[tuple[str, tuple[str, ...]], tuple[TokenIds, ...]] = {}
 
@@ -180,6 +183,12 @@ class LocalScorer(ABC):
         except Exception:
             self._module = None
             raise
+
+    def adapters(self, lora: Lora, seed: int) -> AdapterSet:
+        """Return the adapters of the model; `lora` and `seed` determine them at the first call."""
+        if self._adapters is None:
+            self._adapters = AdapterSet(self.module, lora, seed)
+        return self._adapters
 
     def replace_module(self, module: torch.nn.Module) -> None:
         """Use `module` for scoring from now on. It must be a copy of the model, e.g. a frozen one."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
-from llmrl.llms.local.chat_learner import ChatLearner, LearnerFactory
+from llmrl.llms.local.chat_learner import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import (
     Dtype,
     check_installed,
@@ -107,14 +108,15 @@ class LocalChat(Provider):
         self._tokenizer: Any = None
         self._model: Any = None
         self._prefix = PrefixCache()
-        self._learner: ChatLearner | None = (
-            None if settings.learn is None else settings.learn.learner(self, self._seeds)
+        self._adapter = [""]  # adapter of the cached prefix
+        self._learners: ChatLearners | None = (
+            None if settings.learn is None else settings.learn.learners(self, self._seeds)
         )
 
     @property
-    def learner(self) -> ChatLearner | None:
-        """Learner that trains the model from its replies; None if it does not learn."""
-        return self._learner
+    def learners(self) -> ChatLearners | None:
+        """Learners that train the model from its replies; None if it does not learn."""
+        return self._learners
 
     @property
     def module(self) -> torch.nn.Module:
@@ -190,7 +192,7 @@ class LocalChat(Provider):
     def close(self) -> None:
         """Release the weights; the next request loads them again. Those of a learner stay."""
         self._prefix.clear()
-        if self._learner is None:
+        if self._learners is None:
             self._model = None
         if self.device.startswith("cuda"):
             import torch
@@ -203,17 +205,23 @@ class LocalChat(Provider):
 
         model = self._load_model()
         noise = self._noise(requests)
+        adapters = [request.adapter for request in requests]
+        if adapters != self._adapter * len(adapters):  # keys and values depend on the adapter
+            self._prefix.clear()
+            self._adapter = adapters[:1]
+        reuses_prefix = self.settings.reuse_prefix and len(set(adapters)) == 1
         try:
-            length, cache = self._prefix.keys_values(model, prompts) if self.settings.reuse_prefix else (0, None)
-            ids, mask = pad_left(prompts, self._pad_token, length)
-            # `generate` derives the positions from the mask, so padding does not shift them.
-            output = model.generate(
-                ids.to(self.device),
-                attention_mask=mask.to(self.device),
-                logits_processor=self._processors(noise),
-                max_new_tokens=self.settings.max_tokens,
-                **({} if cache is None else {"past_key_values": cache}),
-            )
+            with nullcontext() if self._learners is None else self._learners.using(adapters):
+                length, cache = self._prefix.keys_values(model, prompts) if reuses_prefix else (0, None)
+                ids, mask = pad_left(prompts, self._pad_token, length)
+                # `generate` derives the positions from the mask, so padding does not shift them.
+                output = model.generate(
+                    ids.to(self.device),
+                    attention_mask=mask.to(self.device),
+                    logits_processor=self._processors(noise),
+                    max_new_tokens=self.settings.max_tokens,
+                    **({} if cache is None else {"past_key_values": cache}),
+                )
         except torch.cuda.OutOfMemoryError as error:
             self.close()
             raise LLMError(
@@ -232,8 +240,13 @@ class LocalChat(Provider):
         """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
         if self.settings.temperature == 0:
             return None
-        streams = [request_stream(self._seeds, request_key({}, request)) for request in requests]
-        return GumbelNoise(streams, self._learner is not None)
+        learners = self._learners
+        if learners is None:
+            return GumbelNoise([request_stream(self._seeds, request_key({}, request)) for request in requests])
+        # Equal requests of societies under different proposals get equal noise.
+        keys = [request_key({}, replace(request, adapter="")) for request in requests]
+        seeds = [learners.seeds(request.adapter) for request in requests]
+        return GumbelNoise([request_stream(*pair) for pair in zip(seeds, keys, strict=True)], record=True)
 
     def _processors(self, noise: GumbelNoise | None) -> Any:
         """Return the processors that turn logits into a sampled choice; `generate` itself takes the maximum."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,10 +47,11 @@ class Lora:
             task_type=TaskType.CAUSAL_LM,
         )
 
-    def inject(self, module: torch.nn.Module, seed: int) -> None:
+    def inject(self, module: torch.nn.Module, seed: int, name: str = "default") -> None:
         """Insert the adapter's layers into `module`, initialized with `seed` so that outputs do not change yet.
 
-        From then on only the adapter's parameters require gradients; they are float32 whatever the model's dtype.
+        From then on only parameters of adapters require gradients; they are float32 whatever the model's dtype. Further
+        adapters have other names; the first one stays in use.
 
         Raises:
             ConfigError: peft is not installed, the model has no such layers, or its output layer is among them.
@@ -64,11 +66,12 @@ class Lora:
         targets: Any = self.targets
         if targets == "all-linear":
             targets = sorted(self._target_layers(module))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # peft warns of a second adapter
             torch.manual_seed(seed)
-            inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module)
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(".lora_" in name)
+            inject_adapter_in_model(LoraConfig(**options, target_modules=targets), module, adapter_name=name)
+        for parameter_name, parameter in module.named_parameters():
+            parameter.requires_grad_(".lora_" in parameter_name)
             if parameter.requires_grad:
                 # Small steps vanish in half precision; peft computes in the adapter's dtype and casts back.
                 parameter.data = parameter.data.float()
@@ -94,10 +97,14 @@ class Lora:
         return sum(self.rank * sum(linear[name].weight.shape) for name in targets)
 
     def _linear_layers(self, module: torch.nn.Module) -> dict[str, Any]:
-        """Return all linear layers of a model by name."""
+        """Return all linear layers of a model by name, without those of adapters."""
         import torch
 
-        return {name: m for name, m in module.named_modules() if isinstance(m, torch.nn.Linear) or _is_conv1d(m)}
+        return {
+            name.removesuffix(".base_layer"): m
+            for name, m in module.named_modules()
+            if ".lora_" not in name and (isinstance(m, torch.nn.Linear) or _is_conv1d(m))
+        }
 
     def _target_layers(self, module: torch.nn.Module) -> set[str]:
         """Return the names of the layers that get an adapter."""
