@@ -111,7 +111,7 @@ class TestRecipients:
 
     def test_single_player_has_no_recipients(self):
         with pytest.raises(ConfigError, match=r"agent\.message_interval=1"):
-            Talk(SPEC.part([0], True), 1, "all", 100)
+            Talk(make_env("fishery", n_envs=1, n_agents=1, observe=["text"], mechanism=False).spec, 1, "all", 100)
 
 
 class TestRounds:

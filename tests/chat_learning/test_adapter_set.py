@@ -33,7 +33,7 @@ def test_batch_of_two_adapters_equals_separate_batches(make_chat):
     chat = trained_chat(make_chat)
     requests = [replace(request(QUESTIONS[i % 2], repeat=i), adapter=NAMES[i % 2]) for i in range(6)]
     together = chat.complete(requests)
-    for name, start in zip(NAMES, (0, 1), strict=True):
+    for start in (0, 1):
         for reply, alone in zip(together[start::2], chat.complete(requests[start::2]), strict=True):
             assert reply.text == alone.text
             np.testing.assert_allclose(reply.sample.log_probs, alone.sample.log_probs, atol=1e-5)
@@ -88,13 +88,13 @@ def test_societies_with_equal_seeds_draw_equal_noise(make_chat):
 def test_full_training_has_one_learner(make_chat):
     chat = make_chat(learn=settings(tune="full"))
     assert chat.learners.learner("") is chat.learners.learner("")
-    with pytest.raises(ConfigError, match="llm.learn.tune"):
+    with pytest.raises(ConfigError, match=r"llm\.learn\.tune"):
         chat.learners.learner("society_0")
 
 
 @pytest.mark.parametrize("sharing", ["per_player", "per_member"])
 def test_separate_adapters_need_lora(sharing):
-    with pytest.raises(ConfigError, match="llm.learn.adapters"):
+    with pytest.raises(ConfigError, match=r"llm\.learn\.adapters"):
         settings(tune="full", adapters=sharing)
 
 

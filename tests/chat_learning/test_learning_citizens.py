@@ -1,10 +1,14 @@
 """Citizens that are language models and learn under a principal: adapters, resets, and resumed runs."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
 from experiments import comparable_metrics, only_run_folder, silent_run
+from llmrl.agents.llm_player.agent import action_diversity
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.run.artifacts import saved_state
 from llmrl.run.run import Run
@@ -26,7 +30,7 @@ CITIZENS = {
     "per_player": (*PLAYER, *CHAT, "llm.learn.adapters=per_player"),
     "mixed": (
         *("agent=mixed", *CHAT, "llm.learn.adapters=per_member"),
-        "agent.members=[{count: 1, agent: llm_player, history: 0, reflection: false, show: []}, {count: 1, agent: ppo}]",
+        "agent.members=[{count: 1, agent: llm_player, history: 0, reflection: false, show: []},{count: 1, agent: ppo}]",
     ),
     "llm_ppo": ("agent=llm_ppo", "agent.tune=lora", "agent.text_channel=text", *SCORER),
 }
@@ -88,10 +92,10 @@ def test_societies_have_adapters_of_their_own(models):
 @pytest.mark.parametrize(
     ("citizens", "overrides", "message"),
     [
-        ("shared", ("llm.learn.tune=full",), "llm.learn.tune"),
-        ("shared", ("llm.learn.advantage=replay",), "llm.learn.advantage"),
-        ("shared", ("llm.learn.group_size=3",), "llm.learn.group_size"),
-        ("llm_ppo", ("agent.tune=full",), "agent.tune"),
+        ("shared", ("llm.learn.tune=full",), r"llm\.learn\.tune"),
+        ("shared", ("llm.learn.advantage=replay",), r"llm\.learn\.advantage"),
+        ("shared", ("llm.learn.group_size=3",), r"llm\.learn\.group_size"),
+        ("llm_ppo", ("agent.tune=full",), r"agent\.tune"),
     ],
 )
 def test_unsupported_options_raise(models, citizens, overrides, message):
@@ -108,9 +112,19 @@ def test_mechanism_changes_during_training(models):
     )
     overrides = [x for x in FISHERY if not x.startswith(("principal", "design"))]
     learn = ("learn.env_steps=96", "learn.evaluate_episodes=8", phases)
-    silent_run(*overrides, *CITIZENS["shared"], *learn, f"output_root={models}", "name=phases")
+    silent_run(
+        *overrides, *CITIZENS["shared"], *learn, "llm.make.format_steps=150", f"output_root={models}", "name=phases"
+    )
     updates = [row for row in rows(only_run_folder(models / "phases")) if "learn/reward" in row]
-    print(updates[0].keys())
-    taxed = [row["episode/return"] for row in updates if row["env_steps"] > 40]
-    free = [row["episode/return"] for row in updates if row["env_steps"] <= 32]
-    assert max(taxed) < min(free)
+    collected = [row["episode/tax_collected"] for row in updates]
+    assert len(collected) == 6 and not any(collected[:2]) and any(collected[2:])
+
+
+def test_diversity_of_actions():
+    action = torch.tensor([[[0, 1], [0, 1]], [[0, 1], [0, 0]]])
+    ended = torch.tensor([[False, True], [True, False]])
+    rollout = SimpleNamespace(action=action, terminated=ended, truncated=torch.zeros_like(ended))
+    # The last step of the second game is after its end.
+    assert action_diversity(rollout, 3) == pytest.approx(np.log(2))
+    rollout.action = torch.zeros_like(action)
+    assert action_diversity(rollout, 3) == pytest.approx(0.0)

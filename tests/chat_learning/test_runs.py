@@ -121,7 +121,7 @@ def test_stopped_run_resumes_exactly(models):
     [
         (("env.n_envs=12",), "group_size"),
         (("llm.learn.group_size=1",), "group_size"),
-        (("env=fishery", "principal=random", "env.n_envs=8"), "principal"),
+        (("env=fishery", "principal=random", "env.n_envs=8", "llm.learn.advantage=replay"), "advantage"),
         (("llm.temperature=0",), "temperature"),
     ],
 )

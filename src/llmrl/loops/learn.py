@@ -62,17 +62,18 @@ class LearnLoop(Loop):
         [self.agent] = parts.agents
         self.env, self.seeds, self.meter, self.settings = parts.env, parts.seeds, parts.meter, settings
         self.welfare_measure = parts.welfare_measure
-        mechanism = settings.mechanism
-        self.mechanism_sampler = (
-            None if mechanism is None else MechanismSampler(self.env, mechanism, self.seeds.child("mechanism"))
-        )
+        group_size = self.agent.group_size if isinstance(self.agent, ComparesEpisodes) else None
+        self.mechanism_sampler: MechanismSampler | None = None
+        if settings.mechanism is not None:
+            seeds = self.seeds.child("mechanism")
+            self.mechanism_sampler = MechanismSampler(self.env, settings.mechanism, seeds, group_size or 1)
         begin = None if self.mechanism_sampler is None else self.mechanism_sampler.begin
         self.collector = Collector(
             self.env, self.agent.policy, parts.device, parts.teacher_channels, begin, parts.observers
         )
         self.rollout_steps = settings.rollout_steps or self.env.spec.horizon or 256
         self.groups: EpisodeGroups | None = None
-        if isinstance(self.agent, ComparesEpisodes) and self.agent.group_size is not None:
+        if group_size is not None:
             self.groups = EpisodeGroups(self.collector, self.agent, self.rollout_steps)
         check_rollout_steps(parts.agents, self.rollout_steps, self.env.spec.n_envs)
         self.updates = -(-settings.env_steps // (self.rollout_steps * self.env.spec.n_envs))
@@ -137,6 +138,9 @@ class LearnLoop(Loop):
         with self._saved(run):
             if self.groups is not None:
                 self.episodes.begin_anew(self.env_steps // self.env.spec.n_envs)
+                if self.mechanism_sampler is not None:
+                    # Every update plays one new episode in each game; other starts are not played.
+                    self.mechanism_sampler.episodes[:] = self.iteration
                 rollout, n_steps = yield from self.groups.play(seeds)
             else:
                 rollout = yield PlaySteps(collector=self.collector, steps=self.rollout_steps, actions=actions)

@@ -55,6 +55,7 @@ class MechanismSampler(StateFields):
         env: environment with a mechanism.
         mechanism: the same vector [d] for all episodes, or phases.
         seeds: seed node of the vectors.
+        group_size: number of successive games with equal vectors.
 
     Attributes:
         episodes: number of episodes that have started in each game, [n_envs].
@@ -66,7 +67,9 @@ class MechanismSampler(StateFields):
 
     _state_fields = ("episodes", "values")
 
-    def __init__(self, env: VecEnv, mechanism: Sequence[float] | Sequence[Phase], seeds: Seeds) -> None:
+    def __init__(
+        self, env: VecEnv, mechanism: Sequence[float] | Sequence[Phase], seeds: Seeds, group_size: int = 1
+    ) -> None:
         space = env.spec.mechanism
         if space is None:
             raise ConfigError(
@@ -85,7 +88,7 @@ class MechanismSampler(StateFields):
             space.check([box.low, box.high])
             if any(low > high for low, high in zip(box.low, box.high, strict=True)):
                 raise ConfigError(f"learn.mechanism: low={box.low} exceeds high={box.high}; swap them")
-        self.env, self.space = env, space
+        self.env, self.space, self._group_size = env, space, group_size
         self._training = self._seeds = seeds
         self._last = False
         self.episodes = np.zeros(env.spec.n_envs, dtype=np.int64)
@@ -95,7 +98,8 @@ class MechanismSampler(StateFields):
         """Impose new vectors on the games where `games` [n_envs] is true; call it before they are reset."""
         for game in np.flatnonzero(games).tolist():
             episode = int(self.episodes[game])
-            self.values[game] = self._draw(self._phase(episode), self._seeds.child(game).numpy(episode))
+            rng = self._seeds.child(game // self._group_size).numpy(episode)
+            self.values[game] = self._draw(self._phase(episode), rng)
         self.episodes[games] += 1
         self.env.set_mechanism(self.values)
 

@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from llmrl.agents.llm_player.conversation import PlayerConversation
 from llmrl.agents.llm_player.episode_examples import RULE, RecordedEpisode, play_rule_episodes, read_run_episodes
 from llmrl.agents.llm_player.lessons import LESSON_TURNS
@@ -26,7 +28,6 @@ from llmrl.llms.local.trajectories import TrajectoryBuffer
 from llmrl.llms.provider import MESSAGE_TOKENS, estimate_tokens
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
 
     from llmrl.core.protocols import VecEnv
@@ -162,7 +163,8 @@ class LLMPlayer:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics.
 
-        The metrics (`learn/...`) are means over the adapters of the players.
+        The metrics (`learn/...`) are means over the adapters of the players. `learn/diversity` tells how much the
+        players' actions differ (`action_diversity`).
         """
         if self._recorder is None:
             return {}
@@ -173,6 +175,8 @@ class LLMPlayer:
             updates.append(learner.update(players, generator))
         names = dict.fromkeys(name for metrics in updates for name in metrics)
         means = {name: statistics.fmean(metrics[name] for metrics in updates if name in metrics) for name in names}
+        if self.policy.spec.n_agents > 1 and self.policy.spec.continuous_actions is None:
+            means["learn/diversity"] = action_diversity(rollout, self.policy.spec.n_actions)
         return means | self.metrics()
 
     def reset(self) -> None:
@@ -284,6 +288,23 @@ class LLMPlayer:
             for learner, learner_state in zip(self._learners.values(), state["learners"], strict=True):
                 learner.load_state_dict(learner_state)
             self._recorder.load_state_dict(state["trajectories"])
+
+
+def action_diversity(rollout: Rollout, n_actions: int) -> float:
+    """Return the Jensen-Shannon divergence between the distributions of the players' actions, in nats.
+
+    It is the entropy of the mean distribution minus the mean entropy: 0 if all players have the same distribution, at
+    most the logarithm of the number of players. Steps after the end of an episode are left out.
+    """
+    ended = (rollout.terminated | rollout.truncated).cpu().numpy()
+    is_played = np.cumsum(ended, axis=0) - ended == 0  # [T, n_envs]
+    actions = rollout.action.cpu().numpy()[is_played]  # [n, n_agents]
+    counts = np.stack([np.bincount(column, minlength=n_actions) for column in actions.T])
+    from scipy.stats import entropy  # lazy: importing it takes longer than most commands
+
+    probabilities = counts / counts.sum(axis=1, keepdims=True)
+    mean: float = entropy(probabilities.mean(axis=0)) - entropy(probabilities, axis=1).mean()
+    return mean
 
 
 def adapter_names(sharing: Sharing, spec: EnvSpec, society: int | None, member: int | None) -> list[str]:

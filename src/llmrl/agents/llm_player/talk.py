@@ -114,6 +114,7 @@ class Talk:
         member_players: Sequence[Sequence[int]] = [self._players]
         if (board := self._board) is not None:
             number = board.post(self, messages)
+            yield ()  # at least once, so that all members continue at the same time
             while not board.is_complete(number):
                 yield ()
             member_messages, member_players = board.take(number), [talk._players for talk in board.talks]
