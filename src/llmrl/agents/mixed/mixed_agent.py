@@ -98,7 +98,8 @@ class MixedAgent:
                     "in a mixed society; use an agent that learns from rollouts or only plays"
                 )
             self.agents.append(agent)
-        talks = {i: agent.policy.talk for i, agent in enumerate(self.agents) if getattr(agent.policy, "talk", None)}
+        policies = [agent.policy for agent in self.agents]
+        talks = {i: talk for i, policy in enumerate(policies) if (talk := getattr(policy, "talk", None)) is not None}
         if talks:
             from llmrl.agents.llm_player.talk import connect_talks
 
