@@ -31,12 +31,15 @@ TITLES = {
     "env-principal": "Environments and principals",
     "agent-teacher": "Agents and teachers",
     "agent-llm": "Agents and language models",
+    "principal-citizen": "Principals and citizens that learn",
 }
 _ABOUT = {
     "env-agent": "`agent=teacher` plays `teacher=oracle`; those whose parameters are searched have `principal=random`.",
     "env-principal": "Where there is a mechanism, `agent=ppo` is governed.",
     "agent-teacher": "In `env=simple_doorkey`; with `teacher=none` in the first environment that the agent plays in.",
     "agent-llm": "In the first environment that the agent plays in.",
+    "principal-citizen": "Two societies of a fishery, or one if the principal proposes single vectors. Chat models "
+    "have `llm/learn=grpo`.",
 }
 _HEAD = """# Every part with every other
 

@@ -29,8 +29,9 @@ TABLES: dict[str, tuple[str, str]] = {
     "env-principal": ("env", "principal"),
     "agent-teacher": ("agent", "teacher"),
     "agent-llm": ("agent", "llm"),
+    "principal-citizen": ("principal", "citizen"),
 }
-"""The tables of the page: the groups whose options are their rows and columns."""
+"""The tables of the page: the groups whose options are their rows and columns; of citizens see `CITIZENS`."""
 
 Choices = dict[str, str]
 """A chosen option for each of some groups."""
@@ -86,6 +87,16 @@ TAUGHT = ("simple_doorkey", "simple_spread")
 """Environments in which teachers are tried, the first one in which the agent runs."""
 HOMES = ("escape_room", "cartpole", "frozen_lake", "babyai_text", "simple_doorkey", "cleanup")
 """Environments in which an agent is tried first, where the table is not about environments."""
+CITIZENS: dict[str, tuple[Choices, Settings]] = {
+    "ppo": ({}, {}),
+    "llm_ppo": ({"llm": "small_scorer"}, {"agent.tune": "lora"}),
+    "llm_player": ({"llm": "small_chat"}, {}),
+    "mixed": (
+        {"llm": "small_chat"},
+        {"agent.members": [{"count": 1, "agent": "llm_player"}, {"count": 2, "agent": "ppo"}]},
+    ),
+}
+"""Agents that learn as citizens of a fishery under a principal, with further choices and settings."""
 STATES = 4
 """Numbers of an observation that a table cuts into two bins; the others are one bin."""
 RUNS, SEARCHES, BUILDS, UNASKED, OMITTED = "runs", "searches", "builds", "unasked", "omitted"
@@ -114,6 +125,8 @@ def parts(group: str) -> list[str]:
 
     These are all, but of models the first of each kind, and no environment that needs a server.
     """
+    if group == "citizen":
+        return list(CITIZENS)
     return list(kinds()) if group == "llm" else [name for name in names(group) if name != "openenv"]
 
 
@@ -159,6 +172,8 @@ class Pairs:
             case "agent-teacher":
                 home = self._home(row) if column == "none" else self._school(row)
                 return self._tried({"env": home, "agent": row, "teacher": column})[0]
+            case "principal-citizen":
+                return self._citizen(row, column)
             case _:
                 return self._asked(row, column)
 
@@ -168,6 +183,22 @@ class Pairs:
             return self._tried({"env": env, "agent": "ppo", "principal": principal})[0]
         searches, _ = self._tried({"env": env, "agent": "projection", "principal": principal})
         return replace(searches, what=SEARCHES) if searches.works else searches
+
+    def _citizen(self, principal: str, agent: str) -> Outcome:
+        """Try citizens that learn under the principal, two societies of two games; a chat model learns in all roles."""
+        choices, settings = CITIZENS[agent]
+        settings = {**settings, "env.n_envs": 4, "design.candidates": 2, "llm.make.longest": 16384}
+        if choices.get("llm") == "small_chat":
+            settings["llm.learn"] = {
+                **plain("train", "llm=small_chat", "llm/learn=grpo")["llm"]["learn"],
+                "tune": "lora",
+            }
+            settings["llm.learn"]["group_size"] = 2
+        chosen = {"env": "fishery", "agent": agent, "principal": principal, **choices}
+        outcome, _ = self._tried(chosen, settings)
+        if outcome.what == OMITTED and outcome.said.startswith("design.candidates"):
+            outcome, _ = self._tried(chosen, {**settings, "design.candidates": 1})
+        return outcome
 
     def _asked(self, agent: str, llm: str) -> Outcome:
         """Try the model in the agent's first environment; without a key or a server the parts are only built."""
@@ -271,7 +302,9 @@ class Pairs:
 
     def _corners(self, chosen: Choices) -> list[list[float]] | None:
         """Return two vectors that can be proposed; None where nothing can."""
-        config, _ = self._config({**chosen, "principal": "random"})
+        # Agents that are language models cannot be built without one.
+        agent = {"agent": "ppo"} if spec_of(chosen["env"]).mechanism is not None else {}
+        config, _ = self._config({**chosen, **agent, "principal": "random"})
         try:
             built = build_parts(config, None)
         except ConfigError:

@@ -118,6 +118,7 @@ class LLMPlayer:
             examples = read_run_episodes(Path(source).expanduser(), n, None if seeds is None else seeds.seed)
         personas = () if settings.personas is None else read_personas(Path(settings.personas).expanduser())
         content = PlayerContent(prompt_folder, models, examples, personas)
+        self._has_principal = has_principal
         learners = llm.learners if isinstance(llm, ChatClient) else None
         self.learns = learners is not None
         self._learners: dict[str, ChatLearner] = {}
@@ -163,8 +164,8 @@ class LLMPlayer:
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Train the model on the episodes that have ended since the last update; return metrics.
 
-        The metrics (`learn/...`) are means over the adapters of the players. `learn/diversity` tells how much the
-        players' actions differ (`action_diversity`).
+        The metrics (`learn/...`, under a principal `player/learn/...`) are means over the adapters of the players.
+        `learn/diversity` tells how much the players' actions differ (`action_diversity`).
         """
         if self._recorder is None:
             return {}
@@ -177,7 +178,11 @@ class LLMPlayer:
         means = {name: statistics.fmean(metrics[name] for metrics in updates if name in metrics) for name in names}
         if self.policy.spec.n_agents > 1 and self.policy.spec.continuous_actions is None:
             means["learn/diversity"] = action_diversity(rollout, self.policy.spec.n_actions)
-        return means | self.metrics()
+        if not self._has_principal:
+            return means | self.metrics()
+        # Under a principal, `llm/...` and `learn/...` are metrics of its own requests.
+        counts = {name: x for name, x in self.metrics().items() if name.startswith("player/")}
+        return counts | {f"player/{name}": x for name, x in means.items()}
 
     def reset(self) -> None:
         """Restore the weights that the model had before training."""
