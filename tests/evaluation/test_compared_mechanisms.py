@@ -372,11 +372,11 @@ def test_last_step_caption_describes_episode():
 
 
 def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
-    from llmrl.evaluation.result_files import table
+    from llmrl.rollout.episode_summaries import estimates
 
     metrics = {"objective (mean)": objective, "length": [5.0] * len(objective), **columns}
     arrays = {key: np.array(values, dtype=float) for key, values in metrics.items()}
-    return {"name": name, "words": name, "table": table(arrays, True), "per_episode": metrics}
+    return {"name": name, "words": name, "table": estimates(arrays, True), "per_episode": metrics}
 
 
 def compare(*entries: dict, paired_table: bool = True, independent: bool = True) -> tuple[list[dict], list[str]]:
