@@ -327,10 +327,7 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
 
 def test_shorter_video_freezes_at_end(tmp_path):
     parts = build_parts(compose(*CLEANUP), None, play_only=True)
-    frame_lists = [
-        film(parts, parts.agents[0].policy, Seeds(0), steps, False, OBJECTIVES["mean"], 0.0, compared=True)
-        for steps in (2, 6)
-    ]
+    frame_lists = [film(parts, parts.agents[0].policy, Seeds(0), steps, False, compared=True) for steps in (2, 6)]
     assert [len(frames) for frames in frame_lists] == [3, 7]
     last = frame_lists[0].recorder.frames["world"][-1].copy()
     for frames in frame_lists:

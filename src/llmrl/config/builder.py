@@ -57,8 +57,7 @@ class Builder:
         self._inject(services)
 
     def _inject(self, services: Services | Mapping[str, Any] | None) -> None:
-        service_values = services.by_name() if isinstance(services, Services) else services or {}
-        self.injected = {**service_values, "trust": self.trust}
+        self.injected = {**(vars(services) if isinstance(services, Services) else services or {}), "trust": self.trust}
 
     def with_services(self, services: Services | Mapping[str, Any]) -> Builder:
         """Return a builder with other services that shares the trust and the validated nodes of this one."""

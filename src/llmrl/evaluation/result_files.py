@@ -12,8 +12,8 @@ import numpy as np
 from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.evaluation.evaluate_environment import PlannedEvaluation, Player, Videos
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
+from llmrl.evaluation.planned_evaluation import PlannedEvaluation, Player, Videos
 from llmrl.results.mechanism_comparison import differences, labels, sentences
 from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
 from llmrl.run.files import write_json

@@ -141,7 +141,8 @@ def build_parts(
         agents, teacher = [agent for agent, _ in pairs], pairs[-1][1]
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
-        objective, cost = society_objective(config, env.spec, builder), spending_cost(config, builder)
+        chosen_objective: Objective | None = builder.value(design["objective"], Objective | None, "design.objective")
+        objective, cost = chosen_objective or env.spec.objective, spending_cost(config, builder)
         if kind == "search" and hasattr(env, "clip_actions"):
             env.clip_actions = bool(getattr(agents[0].controller, "clip_actions", True))
         principal = None
@@ -344,16 +345,6 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind,
                 "llmrl.core.observers.Observer"
             )
     return observers
-
-
-def society_objective(config: Config, spec: EnvSpec, builder: Builder) -> Objective:
-    """Return the welfare measure of a society: `design.objective`, or else the environment's own.
-
-    Raises:
-        ConfigError: `design.objective` names no known objective.
-    """
-    objective: Objective | None = builder.value(config["design"]["objective"], Objective | None, "design.objective")
-    return objective or spec.objective
 
 
 def spending_cost(config: Config, builder: Builder) -> float:

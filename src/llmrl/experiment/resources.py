@@ -110,13 +110,6 @@ class RunResources:
             self.model.check()
         return self.model
 
-    def check(self) -> None:
-        """Raise ConfigError or LLMError if the run cannot be computed on this machine.
-
-        Its device may be missing, or its language model may not answer.
-        """
-        _ = self.device, self.checked_model
-
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> Model:
         """Return the checked model, with its calls logged into the run folder.
 

@@ -98,18 +98,8 @@ class PlannedEvaluation:
             self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
-            objective_arguments = self.parts.objective, self.parts.spending_cost
-            videos.append(
-                film(
-                    self.parts,
-                    policy,
-                    self.seeds,
-                    self.settings.video_steps,
-                    greedy,
-                    *objective_arguments,
-                    compared=self.is_comparison,
-                )
-            )
+            steps, compared = self.settings.video_steps, self.is_comparison
+            videos.append(film(self.parts, policy, self.seeds, steps, greedy, compared))
         files: dict[str, Sequence[Path]] = {}
         fps, titles = self.settings.fps, [mechanism.heading for mechanism in self.mechanisms]
         sentences = [mechanism.sentence for mechanism in self.mechanisms]
