@@ -292,10 +292,6 @@ class Run:
         """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
-    def checkpoint_due(self) -> bool:
-        """Return whether to save at this safe point; call it once at each (`CheckpointTimer.is_due`)."""
-        return self.timer.is_due()
-
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
         """Mark a point from which the loop can be resumed: save if due, and stop if a signal has requested it.
 
@@ -309,7 +305,7 @@ class Run:
             ProcessesError: the processes of this run have logged different numbers.
         """
         self.metrics.check()
-        signal_number, due = agreed(self.processes, self.stop.signal, self.checkpoint_due(), self.metrics.digest)
+        signal_number, due = agreed(self.processes, self.stop.signal, self.timer.is_due(), self.metrics.digest)
         if due:
             self.checkpoint(iteration, state())
         if signal_number is not None:
