@@ -70,10 +70,9 @@ def last(text: str) -> str:
 
 def toy(root: Path, rows: int = 3, **options: Any) -> Path:
     """Create a small finished run."""
-    from llmrl.run.attempt_options import RunOptions
     from llmrl.run.run import Run
 
-    with Run.open(root, "toys", {"env": "toy"}, ["env=toy"], 0, options=RunOptions(**options)) as run:
+    with Run.open(root, "toys", {"env": "toy", **options}, ["env=toy"], 0) as run:
         if not run.finished:
             for i in range(run.iteration, rows):
                 run.metrics.log("update", "updates", {"loss": 1.0 / (i + 1)}, updates=i + 1, env_steps=i)

@@ -25,7 +25,6 @@ from llmrl.loops.loop_parts import LoopParts
 from llmrl.networks import categorical
 from llmrl.networks.drrn import DRRN, Vocabulary, pad_texts
 from llmrl.run.artifacts import save_config, saved_state
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import read_metrics
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
@@ -183,7 +182,7 @@ def make_loop(folder, epochs=8, env=None, **options):
 
 
 def open_run(tmp_path, name="clone", interval=1000.0):
-    return Run.open(tmp_path, name, {"what": name}, [], 0, options=RunOptions(checkpoint_every_s=interval))
+    return Run.open(tmp_path, name, {"what": name, "checkpoint_seconds": interval}, [], 0)
 
 
 def test_student_imitates_teacher(data, tmp_path):

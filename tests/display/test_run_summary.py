@@ -5,7 +5,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from llmrl.display.run_summary import evaluate_command, logger_lines, print_recommendations, print_summary
 from llmrl.llms.budget import LATENCY
@@ -56,7 +55,7 @@ def closing_table(capsys, folder, evaluations, **entries):
 def test_contexts_lacking_proposal_are_marked(capsys):
     row = {"mechanism": {"tax": 0.0}, "objective": 1.0, "standard_error": None, "evaluations": 4}
     rows = [row | {"context": "dry", "measurements": 2}, row | {"context": "wet", "measurements": 0}]
-    print_recommendations(Console(), {"recommendations": rows})
+    print_recommendations({"recommendations": rows})
     output = capsys.readouterr().out
     assert "wet (not tried)" in output and "dry (not tried)" not in output
 

@@ -327,10 +327,7 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
 
 def test_shorter_video_freezes_at_end(tmp_path):
     parts = build_parts(compose(*CLEANUP), None, play_only=True)
-    frame_lists = [
-        film(parts, parts.agents[0].policy, Seeds(0), steps, False, OBJECTIVES["mean"], 0.0, compared=True)
-        for steps in (2, 6)
-    ]
+    frame_lists = [film(parts, parts.agents[0].policy, Seeds(0), steps, False, compared=True) for steps in (2, 6)]
     assert [len(frames) for frames in frame_lists] == [3, 7]
     last = frame_lists[0].recorder.frames["world"][-1].copy()
     for frames in frame_lists:
@@ -372,11 +369,11 @@ def test_last_step_caption_describes_episode():
 
 
 def entry(name: str, objective: list[float], **columns: list[float]) -> dict:
-    from llmrl.evaluation.result_files import table
+    from llmrl.rollout.episode_summaries import estimates
 
     metrics = {"objective (mean)": objective, "length": [5.0] * len(objective), **columns}
     arrays = {key: np.array(values, dtype=float) for key, values in metrics.items()}
-    return {"name": name, "words": name, "table": table(arrays, True), "per_episode": metrics}
+    return {"name": name, "words": name, "table": estimates(arrays, True), "per_episode": metrics}
 
 
 def compare(*entries: dict, paired_table: bool = True, independent: bool = True) -> tuple[list[dict], list[str]]:

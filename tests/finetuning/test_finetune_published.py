@@ -56,7 +56,7 @@ def test_paper_setting_matches_paper():
     ],
 )
 def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
-    from llmrl.finetuning.application import build_for_plan
+    from llmrl.finetuning.application import build
 
     if env == "swimmer":
         pytest.importorskip("mujoco")
@@ -66,7 +66,7 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
         f"{key}={local_settings.get(key, value)}" for key, _, value in (word.partition("=") for word in overrides)
     ]
     config = compose(*overrides, f"output_root={tmp_path}", "hardware.cores=1", "dry_run=true", primary="finetune")
-    with build_for_plan(config) as parts:
+    with build(config) as parts:
         plan, questions = dict(parts.plan()), parts.task.questions
         assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
         assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
@@ -83,11 +83,11 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
 
 
 def test_tabular_policy_plays_only_actions(model, tmp_path):
-    from llmrl.finetuning.application import build_for_plan
+    from llmrl.finetuning.application import build
 
     small_settings = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
     arguments = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
-    with build_for_plan(compose(*arguments, *small_settings, "hardware.cores=1", primary="finetune")) as parts:
+    with build(compose(*arguments, *small_settings, "hardware.cores=1", primary="finetune")) as parts:
         questions, low, high = parts.task.questions, parts.task.space.low, parts.task.space.high
         data = parts.loop.dataset.prepare(parts.task, tmp_path, Seeds(0))
         vectors = np.stack([trial.vector for question in data.train for trial in question.shown])

@@ -133,9 +133,9 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
 
 def test_constant_trials_have_finite_scale(proposer, tmp_path):
     from llmrl.core.seeding import Seeds
-    from llmrl.finetuning.application import build_for_plan
+    from llmrl.finetuning.application import build
 
-    with build_for_plan(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
+    with build(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
         for task in parts.loop.transfer:
             data = parts.loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
             questions = parts.loop._evaluated_task(task, data, parts.loop.rewards.scaled(task.limits))

@@ -19,7 +19,6 @@ from llmrl.loops.compute_requests import Call, Delegate, PlayEpisode, PlaySteps,
 from llmrl.loops.executor import serve
 from llmrl.rollout.collector import Collector
 from llmrl.run.artifacts import saved_state
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 from some import some
@@ -199,7 +198,7 @@ def serve_run(root: Path, overrides: tuple[str, ...], stops: Counter[int] | None
     while True:
         parts = build_parts(config, None)
         try:
-            with Run.open(root, "loop", config, seed=0, options=RunOptions(checkpoint_every_s=0)) as run:
+            with Run.open(root, "loop", {**config, "checkpoint_seconds": 0}, seed=0) as run:
                 requests = build_loop(config, parts).requests(run)
                 run.result = serve(requests if stops is None else interrupted(requests, run, stops), run)
             return run.result, run.folder

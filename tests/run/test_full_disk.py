@@ -19,7 +19,6 @@ from llmrl.core.frames import save_video
 from llmrl.core.records import ChatReply, ChatRequest
 from llmrl.llms.cache import Cache
 from llmrl.llms.call_log import Call, CallLog
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.files import write_atomic
 from llmrl.run.line_file import LineFile
@@ -144,7 +143,7 @@ def test_run_fails_when_disk_full_then_resumes(tmp_path: Path, capsys: pytest.Ca
     config: dict[str, Any] = {"env": "toy"}
     with (
         pytest.raises(CheckpointError),
-        Run.open(tmp_path, "toys", config, [], 0, options=RunOptions(checkpoint_every_s=0.0)) as run,
+        Run.open(tmp_path, "toys", {**config, "checkpoint_seconds": 0.0}, [], 0) as run,
     ):
         run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         run.safe_point(1, lambda: {"weights": torch.zeros(3)})

@@ -15,7 +15,6 @@ from llmrl.core.errors import LlmrlError, RunFolderError
 from llmrl.llms.call_log import CallLog
 from llmrl.results.run_records import read_run
 from llmrl.run.artifacts import read_config
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.files import read_lines
 from llmrl.run.log_file import LogFile
 from llmrl.run.metrics import MetricLog, read_metrics
@@ -31,7 +30,7 @@ FOLDERS = ("checkpoints", "episodes", "trajectories", "sources", "loggers", "llm
 
 
 def open_run(root: Path, **options: bool) -> Run:
-    return Run.open(root, "toys", CONFIG, options=RunOptions(checkpoint_every_s=0.0, **options))
+    return Run.open(root, "toys", {**CONFIG, "checkpoint_seconds": 0.0, **options})
 
 
 def interrupted(root: Path) -> Path:

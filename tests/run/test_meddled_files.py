@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from experiments import only_run_folder, run
 from llmrl.core.errors import RunFolderError
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.line_file import LineFile
 from llmrl.run.run import Run
 from llmrl.run.status import Status, read_status
@@ -63,7 +62,7 @@ def test_missing_metrics_fail_run(tmp_path: Path, meddle: Callable[[Path], None]
         run.result = 1.0
     status = read_status(run.folder)
     assert status is not None and status.state == "failed" and "during the run" in status.error
-    with Run.open(tmp_path, "toys", {}, options=RunOptions(rerun=True)) as second_run:
+    with Run.open(tmp_path, "toys", {"rerun": True}) as second_run:
         second_run.metrics.log("update", "updates", {"loss": 1.0}, updates=1)
         second_run.safe_point(1, dict)
     status = read_status(run.folder)

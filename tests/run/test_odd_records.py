@@ -21,7 +21,6 @@ from llmrl.core.plain_data import MAX_BYTES, fitting, parse_record, read_object
 from llmrl.results.run_records import read_run
 from llmrl.run import ownership, queued, status
 from llmrl.run.artifacts import read_config
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import FILE_NAME, metric_tables, read_metrics
 from llmrl.run.run import Run
 
@@ -29,7 +28,7 @@ CONFIG: dict[str, Any] = {"env": "toy"}
 
 
 def open_run(root: Path, **options: Any) -> Run:
-    return Run.open(root, "toys", CONFIG, [], 0, options=RunOptions(**options))
+    return Run.open(root, "toys", {**CONFIG, **options}, [], 0)
 
 
 def finish(root: Path) -> Path:

@@ -22,7 +22,6 @@ import commands
 from llmrl.core.errors import CheckpointError, RunFolderError
 from llmrl.core.secrets import redact, redact_arguments
 from llmrl.core.seeding import Seeds
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.metrics import read_metrics
 from llmrl.run.ownership import read_owner
@@ -65,9 +64,7 @@ class Toy:
 
 def train(root: Path, total: int = 30, *, hook: Any = None, interval: float = 0.0, **options: Any) -> Run:
     toy = Toy()
-    with Run.open(
-        root, "toys", CONFIG, ["env=toy", "seed=0"], 0, options=RunOptions(checkpoint_every_s=interval, **options)
-    ) as run:
+    with Run.open(root, "toys", {**CONFIG, "checkpoint_seconds": interval, **options}, ["env=toy", "seed=0"], 0) as run:
         if run.finished:
             return run
         if run.restored is not None:
@@ -117,7 +114,7 @@ def test_finished_run_folder(tmp_path: Path) -> None:
     assert (status.progress.done, status.progress.total, status.progress.unit) == (30, 30, "iterations")
     assert "finished" in (run.folder / "run.log").read_text()
     assert json.loads((run.folder / "summary.json").read_text()) == {"best": 0.5, "history": [{"objective": None}]}
-    assert (run.folder / "config.yaml").read_text() == "env:\n  _target_: toy\nseed: 0\n"
+    assert (run.folder / "config.yaml").read_text() == "env:\n  _target_: toy\nseed: 0\ncheckpoint_seconds: 60\n"
     (attempt,) = json.loads((run.folder / "provenance.json").read_text())["attempts"]
     assert attempt["packages"]["numpy"] == np.__version__
     assert attempt["attempt"] == 1

@@ -16,7 +16,6 @@ import pytest
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.loggers import build_loggers
 from llmrl.run import sink_fan_out as fan_out
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import run_label
 from llmrl.run.metrics import FILE_NAME, MetricLog, read_metrics
@@ -251,7 +250,7 @@ def test_invalid_sinks_keep_finished_run(tmp_path: Path) -> None:
         record(run.metrics, range(2))
     assert Run.open(tmp_path, "toys", CONFIG, sinks=missing).finished, "nobody asks for them"
     with pytest.raises(ConfigError):
-        Run.open(tmp_path, "toys", CONFIG, sinks=missing, options=RunOptions(rerun=True))
+        Run.open(tmp_path, "toys", {**CONFIG, "rerun": True}, sinks=missing)
     assert Run.open(tmp_path, "toys", CONFIG).finished and not list(run.folder.glob("backup*"))
 
 
@@ -261,9 +260,7 @@ def test_run_id_changes_on_rerun(tmp_path: Path) -> None:
         notes = Notes(background=False)
         with (
             pytest.raises(ZeroDivisionError),
-            Run.open(
-                tmp_path, "t", CONFIG, sinks=lambda sink=notes: {"n": sink}, options=RunOptions(rerun=rerun)
-            ) as run,
+            Run.open(tmp_path, "t", {**CONFIG, "rerun": rerun}, sinks=lambda sink=notes: {"n": sink}) as run,
         ):
             ids.append(notes.told[0].run_id())
             run.checkpoint(1, {})

@@ -10,7 +10,6 @@ import pytest
 
 import commands
 from llmrl.run import signals
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.ownership import read_owner
 from llmrl.run.run import Run
 from llmrl.run.signals import StopFlag, Stopped
@@ -101,7 +100,7 @@ def test_save_is_not_interrupted(tmp_path, monkeypatch):
 
 def test_state_is_saved_ahead_of_long_step(tmp_path, monkeypatch):
     """So that nothing before it is lost if that way has to be given up; short ones are saved when it is time."""
-    with Run.open(tmp_path, "toys", CONFIG, options=RunOptions(checkpoint_every_s=1e9)) as run:
+    with Run.open(tmp_path, "toys", {**CONFIG, "checkpoint_seconds": 1e9}) as run:
         monkeypatch.setattr("llmrl.run.checkpoint_timer.LONG_S", 1.0)
         time.sleep(1.2)  # what is built before the loop begins is no way between safe points
         with run.progress(5, "steps", "toy"):
@@ -168,7 +167,6 @@ STUCK = """
 import ctypes, json, os, signal, sys, threading
 from pathlib import Path
 from llmrl.run import signals
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.run import Run
 signals.GIVE_UP_S, signals.GIVE_UP_AGAIN_S, signals.OVERDUE_S = 0.2, 0.3, 0.5
 library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)

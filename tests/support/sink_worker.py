@@ -16,7 +16,6 @@ import numpy as np
 
 from llmrl.core.privacy import kept_private
 from llmrl.experiment.loggers import build_loggers
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.metrics import MetricLog
 from llmrl.run.run import Run
 
@@ -48,9 +47,7 @@ def main() -> None:
     sinks = build_loggers({"trusted_modules": [], "loggers": {name: node}})
     with (
         kept_private(True),
-        Run.open(
-            root, "game", CONFIG, OVERRIDES, 3, sinks=lambda: sinks, options=RunOptions(rerun=way == "anew")
-        ) as run,
+        Run.open(root, "game", {**CONFIG, "rerun": way == "anew"}, OVERRIDES, 3, sinks=lambda: sinks) as run,
     ):
         movie = film(run.folder)
         run.metrics.attach("llm/exchange", lambda line: f"*key* {KEY}" if line["updates"] % 6 == 0 else None)

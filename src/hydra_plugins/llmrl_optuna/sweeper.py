@@ -59,7 +59,7 @@ class OptunaSweeper(LlmrlSweeper):
         from llmrl.tuning.study import Study
 
         assert self.hydra_context is not None and self.config is not None and self.launcher is not None
-        settings: TuningSettings = Builder().build({**self.settings, "_target_": _SETTINGS}, "hydra.sweeper")
+        settings: TuningSettings = Builder().build(self.settings, "hydra.sweeper", _SETTINGS)
         sought = read(arguments, self.hydra_context.config_loader)
         first = self._compose_all(sought)
         folder = Path(settings.folder or Path(first["output_root"]) / first["name"] / settings.study)

@@ -11,6 +11,7 @@ import numpy as np
 
 from llmrl.api.environments import Interface, build, with_options
 from llmrl.core.errors import ConfigError
+from llmrl.core.records import on_host
 
 if TYPE_CHECKING:
     from llmrl.core.spaces import EnvSpec
@@ -183,7 +184,7 @@ class TrainedAgent:
         for name, channel_form in forms.items():
             value = observation[name]
             if channel_form == "vec":
-                arrays[name] = value if isinstance(value, np.ndarray) else _host(value)
+                arrays[name] = value if isinstance(value, np.ndarray) else on_host(value)
             else:
                 games = [value] if channel_form == "game" else list(value)
                 arrays[name] = self._stack(games, name)[:, None]
@@ -225,9 +226,3 @@ class TrainedAgent:
             texts[:] = values
             return texts
         return np.stack([np.asarray(value) for value in values]).astype(channel.dtype)
-
-
-def _host(value: Any) -> np.ndarray:
-    from llmrl.core.records import on_host
-
-    return on_host(value)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from llmrl.run.command_exit import handle_interrupt
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     from llmrl.config.trust_options import add_trust
+    from llmrl.evaluation.settings import EvaluationSettings
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-evaluate", description=__doc__)
@@ -32,70 +36,53 @@ def parser() -> argparse.ArgumentParser:
         "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "
         "settings (docs/generalization.md)"
     )
-    p.add_argument(
-        "--episodes",
-        type=int,
-        default=None,
-        help="episodes, rounded up to a multiple of the games (default 100; 10 on the Melting Pot engine); not rounded "
-        "if a player uses a language model (default play.episodes of the run)",
-    )
-    p.add_argument(
-        "--policy",
-        default="student",
-        help="who plays, several with commas: student (the run's agents), teacher (the run's), oracle (a scripted "
-        "planner, where the environment has one), bot (the environment's own expert, where it has one), random "
-        "(default student); in a suite student, bot and random",
-    )
-    p.add_argument(
-        "--mode",
-        choices=("stochastic", "deterministic", "both"),
-        default="stochastic",
-        help="actions are drawn from the policy, or the likeliest is taken (default stochastic)",
-    )
-    p.add_argument("--seed", type=int, default=1000, help="seed of the evaluation episodes (default 1000)")
-    p.add_argument(
-        "--mechanism",
-        action="append",
-        help="'last' (the proposal the saved agents adapted to; of several tried at once the step's best), 'best' (the "
-        "one that the run names so far), 'none' (all numbers 0), or numbers a,b,c (default last). Several are "
-        "compared: words with commas (none,best), and --mechanism may be repeated; results go to "
-        "<run>/evaluation_mechanism_<those>",
-    )
-    p.add_argument(
-        "--adapt",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="let a society adapt to each mechanism first, as in a principal's step (default: where several mechanisms "
-        "are compared); else the agents play that the run saved",
-    )
-    p.add_argument(
-        "--context",
-        type=int,
-        default=None,
-        help="context index for contextual environments (default: the proposal's own)",
-    )
-    p.add_argument(
-        "--env",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a changed option of the environment, e.g. engine=meltingpot; may be repeated; results go to "
-        "<run>/evaluation_<changes>",
-    )
-    p.add_argument("--trajectories", action="store_true", help="keep every step as arrays, trajectories/<k>.npz")
-    p.add_argument("--video", action="store_true", help="record one episode: world and each agent's view, MP4 and GIF")
-    p.add_argument("--video-steps", type=int, default=None, help="steps to record (default: the whole episode)")
-    p.add_argument("--fps", type=int, default=20, help="frames per second of videos (default 20)")
-    p.add_argument(
-        "--calls",
-        type=int,
-        default=None,
-        help="replies of a language model that evaluations of this run may pay for, all together (default llm.budget "
-        "of the run)",
-    )
+    descriptions = argument_descriptions(EvaluationSettings)
+    for setting in fields(EvaluationSettings):
+        if setting.name != "trusted":
+            flag = f"--{_FLAGS.get(setting.name, setting.name).replace('_', '-')}"
+            default = "" if setting.default in (None, False, ()) else f" (default {_default_text(setting.default)})"
+            help_text = f"{descriptions[setting.name].rstrip('.')}{default}"
+            # Settings that are not typed have their defaults.
+            kinds: dict[str, Any] = {
+                "dest": setting.name,
+                "default": argparse.SUPPRESS,
+                "help": help_text.replace("None", "the default"),
+            }
+            p.add_argument(flag, **kinds, **_argument_kind(setting.name, str(setting.type)))
     add_trust(p)
-    p.add_argument("--out", type=Path, default=None, help="where results go (default: <run>/evaluation)")
     return p
+
+
+_FLAGS = {"policies": "policy", "mechanisms": "mechanism"}
+"""Settings whose flag has another name, because it takes one value, or several with commas."""
+
+
+def _argument_kind(name: str, hint: str) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for a setting with a type hint."""
+    from llmrl.evaluation.settings import Mode
+
+    if name == "policies":
+        return {"type": lambda text: text.split(","), "metavar": "POLICY"}
+    kinds: dict[str, dict[str, Any]] = {
+        "int": {"type": int, "metavar": "N"},
+        "Mode": {"choices": get_args(Mode)},
+        "bool": {"action": "store_true"},
+        "bool | None": {"action": argparse.BooleanOptionalAction},
+        "Sequence[str]": {"action": "append", "metavar": "KEY=VALUE" if name == "env" else name.upper()},
+        "Path | None": {"type": Path, "metavar": "FOLDER"},
+    }
+    return kinds.get(hint, kinds["int"])
+
+
+def _default_text(default: object) -> str:
+    return ",".join(default) if isinstance(default, tuple) else str(default)
+
+
+def argument_descriptions(documented: type) -> dict[str, str]:
+    """Return the descriptions in the section `Args` of a class's docstring, by argument."""
+    section = (inspect.getdoc(documented) or "").partition("\nArgs:\n")[2].partition("\n\n")[0]
+    entries = re.split(r"^    (?=\w)", section, flags=re.MULTILINE)[1:]
+    return {name: " ".join(text.split()) for name, _, text in (entry.partition(":") for entry in entries)}
 
 
 def settings_of(args: argparse.Namespace) -> EvaluationSettings:
@@ -106,15 +93,8 @@ def settings_of(args: argparse.Namespace) -> EvaluationSettings:
     """
     from llmrl.evaluation.settings import EvaluationSettings
 
-    same = ("episodes", "mode", "seed", "adapt", "context", "env", "trajectories", "video", "video_steps", "fps")
-    return EvaluationSettings(
-        policies=args.policy.split(","),
-        mechanisms=args.mechanism or ["last"],
-        trusted=args.trust,
-        calls=args.calls,
-        out=args.out,
-        **{name: getattr(args, name) for name in same},
-    )
+    typed = {setting.name: vars(args)[setting.name] for setting in fields(EvaluationSettings) if setting.name in args}
+    return EvaluationSettings(**typed, trusted=args.trust)
 
 
 def evaluate(args: argparse.Namespace) -> dict[str, Any]:
@@ -150,31 +130,13 @@ def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return [word.removeprefix("suite.") for word in suite_words], [word for word in argv if word not in suite_words]
 
 
-def which_suite(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the suite that the last word `suite=` names, and the words that change it, `key=value`.
-
-    Raises:
-        ConfigError: no suite is named.
-    """
-    from llmrl.core.errors import ConfigError
-
-    suite_names = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
-    if not suite_names:
-        raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
-    return suite_names[-1], [word for word in words if not word.startswith("suite=")]
-
-
 def print_suite(results: Mapping[str, Any]) -> None:
     """Print the table of a suite and the place of its files."""
-    from llmrl.display.console import print_line, print_table, terminal
+    from llmrl.display.console import print_line, print_report_table
     from llmrl.evaluation.suite_results import suite_table
 
-    table = suite_table(results)
-    print_table(table.caption, table.columns, table.rows, table.sides)
-    for note in table.notes:
-        print_line(note)
-    files = "results.json, table.csv, table.md"
-    terminal().print(f"Saved in {results['out']}: {files}", soft_wrap=True)
+    print_report_table(suite_table(results))
+    print_line(f"Saved in {results['out']}: results.json, table.csv, table.md")
 
 
 @handle_interrupt("llmrl-evaluate")
@@ -186,6 +148,7 @@ def main(argv: list[str] | None = None) -> None:
 
     words, rest = split_words(sys.argv[1:] if argv is None else argv)
     args = parser().parse_args(rest)
+    from llmrl.core.errors import ConfigError
     from llmrl.core.privacy import keep_private_like
     from llmrl.display.evaluation_tables import print_evaluation
     from llmrl.run.command_exit import exit_on_error, exit_on_signal
@@ -204,8 +167,11 @@ def main(argv: list[str] | None = None) -> None:
         if words:
             from llmrl.evaluation.evaluate_suite import evaluate_suite
 
-            suite, changes = which_suite(words)
-            for results in evaluate_suite([args.run, *args.others], suite, settings_of(args), show, changes):
+            suites = [word.removeprefix("suite=") for word in words if word.startswith("suite=")]
+            if not suites:
+                raise ConfigError("suite.<key>=<value> needs a suite; add suite=<name>")
+            changes = [word for word in words if not word.startswith("suite=")]
+            for results in evaluate_suite([args.run, *args.others], suites[-1], settings_of(args), show, changes):
                 print_suite(results)
         else:
             print_evaluation(evaluate(args))

@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 from llmrl.run.command_exit import handle_interrupt
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from llmrl.results.run_records import RunRecord
 
 COLUMNS = (
@@ -35,6 +33,7 @@ COLUMNS = (
     "where",
     "",
 )
+_NUMERIC = ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
 STYLES = {"failed": "red", "lost": "red", "unreadable": "red", "running": "green"}
 RETRIED = "failed,stopped,preempted,cancelled,lost"
 
@@ -88,17 +87,14 @@ def status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([as_json(record) for record in records(args.folder)], indent=2))
         return 0
-    from llmrl.display.console import terminal
-
     run_records = records(args.folder)
-    terminal().print(table(run_records, args.folder))
+    print_status(run_records, args.folder)
     return 1 if any(record.state in ("failed", "lost", "unreadable") for record in run_records) else 0
 
 
-def table(found: Sequence[RunRecord], folder: Path) -> Table:
-    """Return a table with a row for every run, and the overrides that all have in common below it."""
-    from rich.table import Table
-
+def print_status(found: Sequence[RunRecord], folder: Path) -> None:
+    """Print a table with a row for every run, and the overrides that all have in common below it."""
+    from llmrl.display.console import print_line, print_table
     from llmrl.sweeps.stages import stage_counts
 
     counts = Counter(record.state for record in found)
@@ -110,15 +106,13 @@ def table(found: Sequence[RunRecord], folder: Path) -> Table:
     places = {record.folder.parent.parent for record in found}
     prefix = {place: f"{_format_place(place, folder)}: " if len(places) > 1 else "" for place in places}
     rows = [_row(record, common, prefix[record.folder.parent.parent]) for record in found]
-    grid = Table(title=title, caption=shared or None)
     # Empty columns are omitted.
     used = [i for i in range(len(COLUMNS)) if i < 3 or any(row[i] not in ("", "-") for row in rows)]
-    for i in used:
-        numeric = COLUMNS[i] in ("seed", "try", "done", "steps/s", "left", "last", "LLM $")
-        grid.add_column(COLUMNS[i], justify="right" if numeric else "left", overflow="fold")
-    for record, row in zip(found, rows, strict=True):
-        grid.add_row(*(row[i] for i in used), style=STYLES.get(record.state))
-    return grid
+    sides = "".join("r" if COLUMNS[i] in _NUMERIC else "l" for i in used)
+    cells = [[row[i] for i in used] for row in rows]
+    print_table(title, [COLUMNS[i] for i in used], cells, sides, [STYLES.get(record.state) for record in found])
+    if shared:
+        print_line(shared)
 
 
 def _format_place(place: Path, folder: Path) -> str:
@@ -176,32 +170,29 @@ def as_json(record: RunRecord) -> dict[str, Any]:
 
 def retry(args: argparse.Namespace) -> int:
     """Launch unfinished runs again, each with the config of its folder."""
-    from llmrl.config.trust_options import check_known
     from llmrl.core.errors import ConfigError
     from llmrl.display.console import print_line
     from llmrl.display.sweeps import print_sweep
     from llmrl.experiment.experiment import Experiment
+    from llmrl.experiment.prerequisites import saved_experiment
     from llmrl.experiment.sweep_jobs import TASK, job_of, with_prerequisites
     from llmrl.results.run_records import UNFINISHED_STATES
-    from llmrl.run.artifacts import CONFIG_NAME
     from llmrl.sweeps.launch import launch
-    from llmrl.sweeps.run_control import records, to_retry
+    from llmrl.sweeps.run_control import records
 
     states = args.states.split(",")
     if unknown := set(states) - set(UNFINISHED_STATES):
         raise ConfigError(
             f"--states: {', '.join(sorted(unknown))} cannot be retried; states: {', '.join(UNFINISHED_STATES)}"
         )
-    retries = to_retry(records(args.folder), states, args.trust)
-    if not retries:
+    runs = [run for run in records(args.folder) if run.state in states]
+    if not runs:
         print_line(f"no run in {args.folder} is {' or '.join(states)}")
         return 0
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     jobs = []
-    for run, config, overrides in retries:
-        # The folder may be a copy in another place. An unfinished run is resumed.
-        config |= {"output_root": str(run.folder.parents[2]), "name": run.name, "rerun": False, "resume": True}
-        check_known(config, str(run.folder / CONFIG_NAME))
+    for run in runs:
+        config, overrides = saved_experiment(run.folder, args.trust)
         jobs.append(job_of(Experiment(config, overrides), overrides))
         if jobs[-1].folder != run.folder:
             raise ConfigError(

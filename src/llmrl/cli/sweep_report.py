@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,15 +109,11 @@ def report(args: argparse.Namespace) -> tuple[Report, Path]:
         args.budget,
         by_name=len(args.folders) == 1,
     )
-    common = _common(args.folders)
+    folders = [folder.absolute() for folder in args.folders]
+    common = args.folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
     # The report of all runs in that folder stays as it is.
     out = args.out or (common / "comparison" if len(args.folders) > 1 else None)
     return create_report(common, settings, out, not args.no_figures, _ProgressWriter(), args.folders)
-
-
-def _common(folders: Sequence[Path]) -> Path:
-    """Return the innermost folder that has all of `folders`."""
-    return folders[0] if len(folders) == 1 else Path(os.path.commonpath([folder.absolute() for folder in folders]))
 
 
 def print_differences(numbers: Report) -> None:

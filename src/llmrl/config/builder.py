@@ -57,8 +57,7 @@ class Builder:
         self._inject(services)
 
     def _inject(self, services: Services | Mapping[str, Any] | None) -> None:
-        service_values = services.by_name() if isinstance(services, Services) else services or {}
-        self.injected = {**service_values, "trust": self.trust}
+        self.injected = {**(vars(services) if isinstance(services, Services) else services or {}), "trust": self.trust}
 
     def with_services(self, services: Services | Mapping[str, Any]) -> Builder:
         """Return a builder with other services that shares the trust and the validated nodes of this one."""
@@ -66,15 +65,18 @@ class Builder:
         builder._inject(services)
         return builder
 
-    def build(self, node: Mapping[str, Any], where: str) -> Any:
+    def build(self, node: Mapping[str, Any], where: str, target: str | None = None) -> Any:
         """Build the object that `node` describes; return None if `_target_` is null or missing.
 
-        `where` is the place of the node in the config, for error messages.
+        Args:
+            node: options of the object.
+            where: place of the node in the config, for error messages.
+            target: dotted name of the class for a node without `_target_`.
 
         Raises:
             ConfigError: as `validate`; an abstract target, or a missing argument.
         """
-        part = self.validate(node, where)
+        part = self.validate(node, where, target)
         return None if part is None else self._construct(part)
 
     def _construct(self, part: Part) -> Any:
@@ -109,23 +111,24 @@ class Builder:
         """
         return checked(self._build_parts(self._validated(value, where)[0]), hint, where)
 
-    def validate(self, node: Mapping[str, Any], where: str) -> Part | None:
+    def validate(self, node: Mapping[str, Any], where: str, target: str | None = None) -> Part | None:
         """Check the arguments of `node` and of the parts in it; return None if `_target_` is null or missing.
 
-        Nothing is built, so checks inside constructors are not run.
+        Nothing is built, so checks inside constructors are not run. Arguments are those of `build`.
 
         Raises:
             ConfigError: an untrusted or missing target, or arguments that are unknown, mistyped or out of range, all of
                 them.
         """
-        if node.get("_target_") is None:
+        target = node.get("_target_", target)
+        if target is None:
             return None
         cached = self._parts.get(id(node))
         if cached is not None:
             return cached[1]
-        target = self.locate(node["_target_"], where)
-        signature = signature_of(target)
-        part = Part(target, signature, *self._options(target, signature, node, where), where)
+        part_class = self.locate(target, where)
+        signature = signature_of(part_class)
+        part = Part(part_class, signature, *self._options(part_class, signature, node, where), where)
         self._parts[id(node)] = node, part
         return part
 

@@ -41,8 +41,7 @@ def debugging(config: Mapping[str, Any]) -> Debugging:
     """
     if not config.get(KEY):
         return Debugging()
-    node = {**config[KEY], "_target_": "llmrl.config.debugging.Debugging"}
-    options: Debugging = Builder().build(node, KEY)
+    options: Debugging = Builder().build(config[KEY], KEY, "llmrl.config.debugging.Debugging")
     return options
 
 

@@ -6,7 +6,7 @@ The digests are in the config, so the hash in the name of a run folder depends o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,19 @@ def with_digests(config: dict[str, Any], only: Sequence[str] | None = None) -> d
         ConfigError: a file is missing, has changed since the run was submitted, or is a module that holds a secret.
     """
     digests: dict[str, str] = {}
-    for key, (template, find_files, digest_of) in _FILE_DIGESTS.items():
-        places = find_files(config) if only is None or key in only else []
-        if not places:
+    for key, places in _file_places(config).items():
+        if not places or (only is not None and key not in only):
             continue
-        file_digests = [digest_of(Path(place).expanduser()) for place in places]
+        file_digests = [_digest(key, Path(place).expanduser()) for place in places]
         digests[key] = (
             file_digests[0]
             if len(file_digests) == 1
             else hashlib.sha256(" ".join(file_digests).encode()).hexdigest()[:12]
         )
         if config.get(key, digests[key]) != digests[key]:
+            subject = _FILES[key][0].format(", ".join(places))
             raise ConfigError(
-                f"{template.format(', '.join(places))} changed since this run was submitted; repeat its command, which "
-                "starts a new run"
+                f"{subject} changed since this run was submitted; repeat its command, which starts a new run"
             )
     if only is None and (digest := _sources_digest(config)):
         digests[SOURCES] = digest
@@ -78,27 +77,34 @@ def _sources_digest(config: dict[str, Any]) -> str:
 
 def without_digests(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the config as it was before `with_digests`."""
-    return {key: value for key, value in config.items() if key not in (*_FILE_DIGESTS, SOURCES)}
+    return {key: value for key, value in config.items() if key not in (*_FILES, SOURCES)}
 
 
-def _prompts(config: dict[str, Any]) -> list[str]:
-    return _to_list(config.get("prompts"))
+def _file_places(config: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the files that a config refers to, by the key of their digest."""
+    agent, teacher = config.get("agent") or {}, config.get("teacher", {})
+    # Texts of the game, and of the games on which a fine-tuned model is evaluated.
+    env_nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
+    texts = [node.get("env", node).get("text") for node in env_nodes]
+    table = teacher.get("table") if teacher.get("_target_") == _WITH_TABLE else None
+    if isinstance(table, str):
+        from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED
+
+        table = None if table in (PUBLISHED, CORRECTED) else table
+    players = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
+    places = {
+        "prompts_digest": [config.get("prompts")],
+        "adapter_digest": [config.get("llm", {}).get("adapter")],
+        "table_digest": [table if isinstance(table, str) else None],
+        "map_digest": _maps(config["env"]),
+        "text_digest": [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))],
+        "personas_digest": [player.get("personas") or None for player in players if isinstance(player, dict)],
+    }
+    return {key: [str(place) for place in found if place is not None] for key, found in places.items()}
 
 
-def _to_list(place: Any) -> list[str]:
-    return [] if place is None else [str(place)]
-
-
-def _texts(config: dict[str, Any]) -> list[str]:
-    """Return the text files of the game, and of the games on which a fine-tuned model is evaluated."""
-    nodes = [config["env"], *(task["env"] for _, task in sorted(config.get("transfer", {}).items()))]
-    texts = [node.get("env", node).get("text") for node in nodes]
-    return [text for text in texts if isinstance(text, str) and text.endswith((".yaml", ".yml"))]
-
-
-def _maps(config: dict[str, Any]) -> list[str]:
+def _maps(env: Mapping[str, Any]) -> list[str]:
     """Return the map file, and `auto` if its meaning on the native engine depends on installed packages."""
-    env = config.get("env", {})
     if env.get("_target_") != _SUBSTRATE:
         return []
     map_name = str(env["map"])
@@ -107,67 +113,40 @@ def _maps(config: dict[str, Any]) -> list[str]:
     return files + (auto if env["engine"] == "native" and auto == ["auto"] else [])
 
 
-def _map_digest(path: Path) -> str:
-    from llmrl.envs.substrate import install
+def _digest(key: str, path: Path) -> str:
+    """Return the digest of a file or folder for a key of `_FILES`, 12 hexadecimal digits.
 
-    if str(path) != "auto":
-        return _file_digest("env.map")(path)
-    return "melting_pot" if install.available() else "own"
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if key == "prompts_digest":
+        from llmrl.llms.prompts import folder_digest
 
+        return folder_digest(path)
+    if key == "adapter_digest":
+        from llmrl.core.errors import LLMError
+        from llmrl.llms.local.adapter import adapter_fingerprint
 
-def _table(config: dict[str, Any]) -> list[str]:
-    teacher = config.get("teacher", {})
-    if teacher.get("_target_") != _WITH_TABLE:
-        return []
-    from llmrl.teachers.offline_planner import CORRECTED, PUBLISHED
-
-    table = teacher.get("table")
-    return [table] if isinstance(table, str) and table not in (PUBLISHED, CORRECTED) else []
-
-
-def _adapter(config: dict[str, Any]) -> list[str]:
-    return _to_list(config.get("llm", {}).get("adapter"))
-
-
-def _adapter_digest(path: Path) -> str:
-    from llmrl.core.errors import LLMError
-    from llmrl.llms.local.adapter import adapter_fingerprint
-
-    try:
-        return adapter_fingerprint(str(path))[:12]
-    except LLMError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _folder_digest(path: Path) -> str:
-    from llmrl.llms.prompts import folder_digest
-
-    return folder_digest(path)
-
-
-def _file_digest(option: str) -> Callable[[Path], str]:
-    def digest(path: Path) -> str:
         try:
-            return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
-        except OSError as error:
-            raise ConfigError(f"{option}={path} cannot be read: {error.strerror or error}") from error
+            return adapter_fingerprint(str(path))[:12]
+        except LLMError as error:
+            raise ConfigError(str(error)) from error
+    if key == "map_digest" and str(path) == "auto":
+        from llmrl.envs.substrate import install
 
-    return digest
+        return "melting_pot" if install.available() else "own"
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ConfigError(f"{_FILES[key][1]}={path} cannot be read: {error.strerror or error}") from error
 
 
-def _personas(config: dict[str, Any]) -> list[str]:
-    agent = config.get("agent") or {}
-    players = [agent, *(member.get("agent") or {} for member in agent.get("members") or () if isinstance(member, dict))]
-    return [player["personas"] for player in players if isinstance(player, dict) and player.get("personas")]
-
-
-_FILE_DIGESTS: dict[str, tuple[str, Callable[[dict[str, Any]], list[str]], Callable[[Path], str]]] = {
-    "prompts_digest": ("the prompts in {} have", _prompts, _folder_digest),
-    "adapter_digest": ("the adapter in {} has", _adapter, _adapter_digest),
-    "table_digest": ("the plan table {} has", _table, _file_digest("teacher.table")),
-    "map_digest": ("the map or the pictures that env.map and env.tiles name, {}, have", _maps, _map_digest),
-    "text_digest": ("the text {} has", _texts, _file_digest("env.text")),
-    "personas_digest": ("the personas in {} have", _personas, _file_digest("agent.personas")),
+_FILES = {
+    "prompts_digest": ("the prompts in {} have", "prompts"),
+    "adapter_digest": ("the adapter in {} has", "llm.adapter"),
+    "table_digest": ("the plan table {} has", "teacher.table"),
+    "map_digest": ("the map or the pictures that env.map and env.tiles name, {}, have", "env.map"),
+    "text_digest": ("the text {} has", "env.text"),
+    "personas_digest": ("the personas in {} have", "agent.personas"),
 }
-"""For each key of the config: text for messages, and functions for the places of the files and the digest of one, 12
-hexadecimal digits."""
+"""For each digest in a config: text for messages, and the option that names the files."""

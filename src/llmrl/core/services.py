@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """Base class of services, each of which is a frozen dataclass."""
-
-    def by_name(self) -> dict[str, Any]:
-        """Return the services by the name of the parameter that takes them."""
-        return {service.name: getattr(self, service.name) for service in dataclasses.fields(self)}  # type: ignore[arg-type]
+    """Base class of services, each of which is a frozen dataclass; a field has the name of the parameter it is for."""
 
 
 @dataclass(frozen=True)

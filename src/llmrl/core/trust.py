@@ -138,7 +138,10 @@ class Trust:
                 kind = "a module" if inspect.ismodule(part) else "an object"
                 raise ConfigError(f"{label}: {'.'.join(names[: i + 1])} is {kind}, not a class or function")
             self._check_definition(part, label)
-        if self._is_ours(module.__name__) and (len(names) > 1 or not inspect.isclass(part) or names[0][0] == "_"):
+        is_ours = _matches_package(module.__name__, _OUR_PACKAGES)
+        is_trusted_anyway = _matches_package(module.__name__, self.modules)
+        is_class = len(names) == 1 and inspect.isclass(part) and names[0][0] != "_"
+        if is_ours and not is_trusted_anyway and not is_class:
             raise ConfigError(
                 f"{label} is not part of llmrl: a config may name classes of parts, and the functions that llmrl's own "
                 "options name"
@@ -190,9 +193,6 @@ class Trust:
                 f"{label} is defined in {defining_module}, which is outside the trusted modules; name it by "
                 "the module that defines it, and trust that module"
             )
-
-    def _is_ours(self, module: str) -> bool:
-        return _matches_package(module, _OUR_PACKAGES) and not _matches_package(module, self.modules)
 
 
 def is_never_trusted(name: str) -> bool:

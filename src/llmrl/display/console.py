@@ -39,9 +39,12 @@ def terminal() -> Console:
     return Terminal()
 
 
-def print_line(text: object) -> None:
-    """Print a line without wrapping it, with control characters spelled out."""
-    sys.stdout.write(f"{printable(text)}\n")
+def print_line(text: object, style: str | None = None) -> None:
+    """Print a line without wrapping it, with control characters spelled out, in a style of rich if there is one."""
+    if style is None:
+        sys.stdout.write(f"{printable(text)}\n")
+    else:
+        terminal().print(str(text), style=style, soft_wrap=True)
 
 
 def print_link(text: str, address: str) -> None:
@@ -65,7 +68,13 @@ def print_rows(title: str, rows: Sequence[tuple[str, str]]) -> None:
     terminal().print(table)
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], sides: str = "ll") -> None:
+def print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    sides: str = "ll",
+    styles: Sequence[str | None] = (),
+) -> None:
     """Print a table, up to 200 columns wide in a file, because names of runs are long.
 
     The title is an unwrapped line above it, so that it can be copied.
@@ -75,20 +84,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         columns: names of the columns.
         rows: cells of each row.
         sides: alignment of each column: `l` is flush left; other letters and missing ones are flush right.
+        styles: style of each row, of rich; empty: none.
     """
     print_line(f"\n{title}")
-    table = new_table(None, columns, sides)
-    for row in rows:
-        table.add_row(*row)
-    Terminal(200).print(table)
-
-
-def new_table(title: str | None, columns: Sequence[str], sides: str = "l") -> Table:
-    """Return a table without rows; `sides` as for `print_table`."""
-    table = Table(title=title)
+    table = Table()
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if sides[i : i + 1] == "l" else "right", overflow="fold")
-    return table
+    for row, style in zip(rows, styles or [None] * len(rows), strict=True):
+        table.add_row(*row, style=style)
+    Terminal(200).print(table)
 
 
 def print_report_table(table: ReportTable) -> None:

@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from llmrl.core.plain_data import read_object
-from llmrl.display.console import near, new_table, print_rows, terminal
+from llmrl.display.console import near, print_line, print_rows, print_table
 from llmrl.llms.budget import LATENCY
 from llmrl.llms.call_log import FILE_NAME
 from llmrl.llms.usage import UNANSWERED, UNDERSTOOD
@@ -43,29 +40,20 @@ def print_plan(rows: Sequence[tuple[str, str]]) -> None:
 def print_skipped(run: Run) -> None:
     """Print that a run of the same configuration and seed is already finished."""
     result = "" if run.result is None else f" (result {run.result:.4g})"
-    console = terminal()
-    console.print(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
+    print_line(f"Already finished{result}: {run.folder}\nrerun=true runs it again and keeps the old content.")
     if changed := changed_sources(run.folder):
-        console.print(
-            f"Changed since then, only in comments, docstrings or layout: {', '.join(changed)}",
-            soft_wrap=True,
-            markup=False,
-        )
-    print_validity_warning(console, record(run.folder / SUMMARY_NAME))
+        print_line(f"Changed since then, only in comments, docstrings or layout: {', '.join(changed)}")
+    print_validity_warning(record(run.folder / SUMMARY_NAME))
     configs = (run.config, _load_config(run.folder))
     target_videos, previous_videos = (config.get("play", {}).get("videos", 0) for config in configs)
     added = sorted(set(run.config.get("loggers", {})) - set(configs[1].get("loggers", {})))
     if configs[1] and added:
-        console.print(
-            f"It was run without loggers {', '.join(added)}; rerun=true runs it again with them.",
-            soft_wrap=True,
-        )
+        print_line(f"It was run without loggers {', '.join(added)}; rerun=true runs it again with them.")
     if target_videos > previous_videos:
-        console.print(
+        print_line(
             f"It was run with play.videos={previous_videos}, not {target_videos}. rerun=true plays the same episodes "
             "again, with videos (replies in llm.cache are not paid again); "
-            f"{evaluate_command(run.config, near(run.folder))} records an episode of another seed.",
-            soft_wrap=True,
+            f"{evaluate_command(run.config, near(run.folder))} records an episode of another seed."
         )
 
 
@@ -82,41 +70,34 @@ def _load_config(folder: Path) -> dict[str, Any]:
 
 def print_summary(run: Run) -> None:
     """Print the results of a run, and the commands for further steps."""
-    console = terminal()
     history = run.summary.get("history")
     if history:
-        print_steps(console, run.summary)
-        print_recommendations(console, run.summary)
+        print_steps(run.summary)
+        print_recommendations(run.summary)
         if "references" in run.summary:
-            print_references(console, run.summary["references"])
+            print_references(run.summary["references"])
     final_results = record(run.folder / RESULTS_NAME)  # measurements of the final episodes
     if final_results:
-        console.print(estimates_table(f"{final_results['episodes']} final episodes", final_results["table"]))
-        print_carried(console, final_results["carried"])
-    table = Table(title=f"{run.folder.parent.parent.name}, {run.folder.name}", show_header=False, min_width=70)
-    if history:
-        for row in objective_rows(run.summary):
-            table.add_row(*row)
+        print_estimates(f"{final_results['episodes']} final episodes", final_results["table"])
+        print_carried(final_results["carried"])
+    rows = objective_rows(run.summary) if history else []
     for name, value in run.summary.items():
         if name in SCORES and history:
             continue
         if isinstance(value, int | float | str) and not (
             final_results and name.startswith(("evaluation/", "welfare/"))
         ):
-            table.add_row(name.replace("_", " "), _format_value(value))
+            rows.append((name.replace("_", " "), _format_value(value)))
     if "llm" in run.summary and (seconds := _reply_seconds(run.folder)) is not None:
-        table.add_row("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)")
-    console.print(table)
-    console.print(f"Run folder: {near(run.folder)}", soft_wrap=True)
-    print_validity_warning(console, run.summary)
+        rows.append(("llm waiting time", f"{seconds:,.3g} s (sum over paid replies)"))
+    print_rows(f"{run.folder.parent.parent.name}, {run.folder.name}", rows)
+    print_line(f"Run folder: {near(run.folder)}")
+    print_validity_warning(run.summary)
     for line in logger_lines(run.config["loggers"], run.folder):
-        console.print(line, soft_wrap=True)
-    console.print(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}", soft_wrap=True)
+        print_line(line)
+    print_line(f"Video and table of episodes: {evaluate_command(run.config, run.folder)}")
     if "principal_steps" in run.summary:
-        console.print(
-            "Comparison of the recommended mechanism with none: the same command with --mechanism none,best",
-            soft_wrap=True,
-        )
+        print_line("Comparison of the recommended mechanism with none: the same command with --mechanism none,best")
 
 
 def _format_value(value: float | str) -> str:
@@ -185,56 +166,62 @@ def validity_warning_of(summary: Mapping[str, Any]) -> str:
     return validity_warning(n_replies, share)
 
 
-def print_validity_warning(console: Console, summary: Mapping[str, Any]) -> None:
+def print_validity_warning(summary: Mapping[str, Any]) -> None:
     """Print a warning if results rest on fallbacks, because a language model was not understood."""
     if warning := validity_warning_of(summary):
-        console.print(
-            f"WARNING: {warning}. These results rest on fallbacks; the replies are in {FILE_NAME}.",
-            style="bold red",
-            soft_wrap=True,
+        print_line(
+            f"WARNING: {warning}. These results rest on fallbacks; the replies are in {FILE_NAME}.", style="bold red"
         )
 
 
-def estimates_table(title: str, rows: Mapping[str, Mapping[str, float | None]]) -> Table:
-    """Return a table of the `table` in a `results.json`, whose rows are those of `statistics.intervals.describe`."""
-    table = new_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"])
+def print_estimates(title: str, rows: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Print the `table` of a `results.json`, whose rows are those of `statistics.intervals.describe`."""
+    cells = []
     for name, row in rows.items():
         number = {key: "-" if value is None else f"{value:,.3f}" for key, value in row.items()}
-        cells = [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
-        table.add_row(name.replace("_", " "), *cells)
-    return table
+        numbers = [number["mean"], number["standard_error"], interval(row), number["min"], number["max"]]
+        cells.append([name.replace("_", " "), *numbers])
+    print_table(title, ["", "mean", "s.e.", "95% interval", "min", "max"], cells, "l")
 
 
-def print_steps(console: Console, summary: Mapping[str, Any]) -> None:
+def print_steps(summary: Mapping[str, Any]) -> None:
     """Print the first and newest proposals of a principal, those that it recommends in bold."""
     history = summary["history"]
     names = list(history[0]["mechanism"])
     contextual = [] if history[0]["context"] is None else ["context"]
-    table = new_table("Principal steps", ["step", *names, *contextual, "objective", "± s.e."], sides="")
     rows = history if len(history) <= 30 else [*history[:5], *history[-25:]]
     recommendations = [(row["mechanism"], row["context"]) for row in summary["recommendations"]]
-    for row in rows:
-        cells = [str(row["step"]), *(f"{row['mechanism'][n]:.3g}" for n in names)]
-        cells += [row[key] for key in contextual]
-        error = row["standard_error"]
-        cells += [f"{row['objective']:.3f}", "-" if error is None else f"{error:.3f}"]
-        table.add_row(*cells, style="bold" if (row["mechanism"], row["context"]) in recommendations else None)
-    console.print(table)
+    cells = [
+        [
+            str(row["step"]),
+            *(f"{row['mechanism'][n]:.3g}" for n in names),
+            *(row[key] for key in contextual),
+            f"{row['objective']:.3f}",
+            _error_text(row["standard_error"]),
+        ]
+        for row in rows
+    ]
+    styles = ["bold" if (row["mechanism"], row["context"]) in recommendations else None for row in rows]
+    print_table("Principal steps", ["step", *names, *contextual, "objective", "± s.e."], cells, "", styles)
 
 
-def print_recommendations(console: Console, summary: Mapping[str, Any]) -> None:
+def _error_text(error: float | None) -> str:
+    return "-" if error is None else f"{error:,.3f}"
+
+
+def print_recommendations(summary: Mapping[str, Any]) -> None:
     """Print the recommendation of each context."""
     rows = summary["recommendations"]
     contextual = [] if rows[0]["context"] is None else ["context"]
     columns = [*rows[0]["mechanism"], *contextual, "objective", "± s.e.", "evaluations"]
-    table = new_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, sides="")
+    table_rows = []
     for row in rows:
         # A principal that made no proposal in a context recommends no mechanism there.
         mark = "" if row["measurements"] else " (not tried)"
         cells = [*(f"{x:.3g}" for x in row["mechanism"].values()), *(f"{row[key]}{mark}" for key in contextual)]
         cells += ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("objective", "standard_error")]
-        table.add_row(*cells, str(row["evaluations"]))
-    console.print(table)
+        table_rows.append([*cells, str(row["evaluations"])])
+    print_table("Recommendations" if len(rows) > 1 else "Recommendation", columns, table_rows, "")
 
 
 def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -259,13 +246,12 @@ def objective_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*rows, ("online performance", online + unevaluated)]
 
 
-def print_carried(console: Console, carried: Sequence[str]) -> None:
+def print_carried(carried: Sequence[str]) -> None:
     """Print why episodes that depend on each other have no standard error; nothing if none do."""
     if carried:
-        console.print(
+        print_line(
             f"Agents carry a state from one episode to the next ({', '.join(carried)}), so episodes depend on each "
-            "other and have no standard error. Use several runs to estimate one (seed=0,1,2,...).",
-            soft_wrap=True,
+            "other and have no standard error. Use several runs to estimate one (seed=0,1,2,...)."
         )
 
 
@@ -283,27 +269,26 @@ def interval(row: Mapping[str, float | None]) -> str:
     return "-" if low is None or high is None else f"{low:.3f} … {high:.3f}"
 
 
-def print_references(console: Console, references: Mapping[str, Any]) -> None:
+def print_references(references: Mapping[str, Any]) -> None:
     """Print the table of a summary's `references`, and sentences about it."""
     contexts = references["contexts"]
     is_contextual = contexts[0]["context"] is not None
     columns = [*(["context"] if is_contextual else []), "", "objective", "± s.e.", "mechanism"]
-    table = new_table("Reference levels", columns, sides="llrrl"[not is_contextual :])
+    rows, styles = [], []
     for context in contexts:
         for i, (line, words) in enumerate(_LINES.items()):
             row = context[line]
             if row is None:
                 continue
-            error = row["standard_error"]
             cells = [*([context["context"] if i == 0 else ""] if is_contextual else []), words, f"{row['value']:,.3f}"]
-            cells += ["-" if error is None else f"{error:,.3f}"]
+            cells.append(_error_text(row["standard_error"]))
             has_mechanism = line in ("scan_best", "recommendation")
             cells.append(", ".join(f"{name} {x:.3g}" for name, x in row["mechanism"].items()) if has_mechanism else "")
-            table.add_row(*cells, style="bold" if line == "recommendation" else None)
-        table.add_section()
-    console.print(table)
+            rows.append(cells)
+            styles.append("bold" if line == "recommendation" else None)
+    print_table("Reference levels", columns, rows, "llrrl"[not is_contextual :], styles)
     for sentence in sentences(references):
-        console.print(sentence, soft_wrap=True)
+        print_line(sentence)
 
 
 def sentences(references: Mapping[str, Any]) -> list[str]:

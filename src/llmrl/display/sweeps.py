@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmrl.display.console import near, new_table, print_line, print_link, terminal
+from llmrl.display.console import near, print_line, print_link, print_table
 from llmrl.display.run_summary import record, validity_warning_of
 from llmrl.run.status import SUMMARY_NAME
 
@@ -36,21 +36,18 @@ def print_sweep(outcomes: Sequence[JobOutcome], commands: bool = True) -> None:
         if outcome.state == "finished" and (warning := validity_warning_of(record(outcome.folder / SUMMARY_NAME))):
             notes[i] = warning
     title_text = ", ".join(f"{n} {state}" for state, n in counts.most_common())
-    table = new_table(title_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], sides="lrlrl")
+    rows, styles = [], []
     for outcome, note in zip(outcomes, notes, strict=True):
         name = title(split_overrides(outcome.job.naming)) or outcome.folder.parent.name
         result = "" if outcome.result is None else f"{outcome.result:.5g}"
-        style = {"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold")
-        cells = [name, str(outcome.job.config["seed"]), outcome.state, result, *([note] if any(notes) else [])]
-        table.add_row(*cells, style=style)
-    console = terminal()
-    console.print(table)
+        styles.append({"finished": None, "submitted": None, "elsewhere": "dim"}.get(outcome.state, "bold"))
+        seed = str(outcome.job.config["seed"])
+        rows.append([name, seed, outcome.state, result, *([note] if any(notes) else [])])
+    print_table(title_text, ["run", "seed", "state", "result", *([""] if any(notes) else [])], rows, "lrlrl", styles)
     incomplete = [o for o in all_outcomes if o.state not in ("finished", "elsewhere", "submitted")]
     if incomplete:
-        console.print(
-            f"Log of the first: {shlex.join(['llmrl-sweep', 'logs', str(near(incomplete[0].folder))])}", soft_wrap=True
-        )
-        console.print("The same command continues the unfinished runs.")
+        print_line(f"Log of the first: {shlex.join(['llmrl-sweep', 'logs', str(near(incomplete[0].folder))])}")
+        print_line("The same command continues the unfinished runs.")
     if not commands:
         return
     print_commands(common_folder([outcome.folder for outcome in outcomes]))
@@ -60,7 +57,7 @@ def print_commands(folder: Path) -> None:
     """Print the commands that show a folder of runs, and a link to the means of its groups."""
     root = shlex.quote(str(near(folder)))
     for command in ("llmrl-sweep status", "llmrl-report", "tensorboard --logdir"):
-        terminal().print(f"{command} {root}", soft_wrap=True)
+        print_line(f"{command} {root}")
     print_first_screen(folder)
 
 
@@ -89,7 +86,7 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
                 folders.append(path)
     if not prerequisites:
         return
-    table = new_table("Prerequisite runs", ["name", "what", "state", "duration", "folder"], sides="lllrl")
+    rows, styles = [], []
     for folder, prerequisite in sorted(
         prerequisites.items(), key=lambda item: (item[1].what, item[1].name, str(item[0]))
     ):
@@ -101,9 +98,10 @@ def print_prerequisites(outcomes: Sequence[JobOutcome]) -> None:
         if status is not None:
             state, seconds = state or status.state, status.updated - status.started
         duration = "-" if seconds is None else clock(seconds)
-        style = None if state in ("finished", "submitted") else "bold"
-        table.add_row(prerequisite.name, prerequisite.what, state or "-", duration, str(near(folder)), style=style)
-    terminal().print(table)
+        styles.append(None if state in ("finished", "submitted") else "bold")
+        rows.append([prerequisite.name, prerequisite.what, state or "-", duration, str(near(folder))])
+    columns = ["name", "what", "state", "duration", "folder"]
+    print_table("Prerequisite runs", columns, rows, "lllrl", styles)
 
 
 def print_first_screen(folder: Path) -> None:

@@ -13,7 +13,6 @@ from llmrl.core.option_files import content, root
 from llmrl.core.protocols import Agent
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.evaluation.evaluate_environment import PlannedEvaluation, Videos
 from llmrl.evaluation.evaluated_mechanisms import (
     AdaptationPlan,
     EvaluatedMechanism,
@@ -22,6 +21,7 @@ from llmrl.evaluation.evaluated_mechanisms import (
     plan_adaptation,
     select_mechanisms,
 )
+from llmrl.evaluation.planned_evaluation import PlannedEvaluation, Videos
 from llmrl.evaluation.players import budget_error, build_players, describe_calls, llm_players
 from llmrl.evaluation.result_files import write_results
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher

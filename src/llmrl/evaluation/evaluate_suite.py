@@ -20,7 +20,7 @@ from llmrl.core.rollouts import Episode
 from llmrl.core.seeding import Seeds
 from llmrl.core.services import EnvServices
 from llmrl.core.spaces import EnvSpec
-from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
+from llmrl.evaluation.planned_evaluation import recording_collector
 from llmrl.evaluation.players import budget_error, describe_calls, llm_players
 from llmrl.evaluation.saved_runs import SavedRun, open_saved, with_budget, without_principal, without_teacher
 from llmrl.evaluation.settings import EvaluationSettings, Reporter
@@ -29,6 +29,7 @@ from llmrl.evaluation.suite_results import STUDENT, experiments, merge_suite_res
 from llmrl.experiment.build_env import build_env
 from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import Config, Parts, build_parts
+from llmrl.rollout.collector import evaluate_policy
 from llmrl.run.files import check_no_links, inside
 from llmrl.statistics.estimators import proportion
 
@@ -200,10 +201,6 @@ def _play_test(
         except ConfigError as error:
             failed |= {name: str(error) for name in names}
             break
-        # All players play the same games.
-        episode_settings = EpisodeSettings(
-            suite.episodes, seeds.child("episodes"), settings.mode == "deterministic", exactly=True
-        )
         try:
             try:
                 test.check_possible(kind, run_spec, env.spec)
@@ -215,7 +212,16 @@ def _play_test(
                 try:
                     policy = _policy(name, parts, env, test.reads)
                     suite.check_metric(env.spec)
-                    episodes = evaluate_environment(env, policy, parts.device, episode_settings, folder)
+                    collector = recording_collector(env, policy, parts.device, folder)
+                    # All players play the same games.
+                    episodes = evaluate_policy(
+                        collector,
+                        suite.episodes,
+                        seeds.child("episodes"),
+                        settings.mode == "deterministic",
+                        exactly=True,
+                    )
+                    collector.close()
                 except ConfigError as error:
                     failed[name] = str(error)
                 else:

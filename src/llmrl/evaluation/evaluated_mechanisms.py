@@ -15,6 +15,7 @@ from llmrl.core.printable import is_number
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec
+from llmrl.evaluation.saved_runs import Row, last_best_row
 from llmrl.experiment.parts import Config, build_parts, games_of_a_society, loop_kind
 from llmrl.llms.client import ChatClient
 from llmrl.loops.executor import serve
@@ -22,8 +23,6 @@ from llmrl.loops.societies import Adaptation, Societies
 from llmrl.rollout.collector import Collector
 
 WORDS = ("none", "last", "best")
-Row = Mapping[str, Any]
-"""A row of a run's history."""
 
 
 @dataclass(frozen=True)
@@ -113,22 +112,6 @@ def select_mechanisms(
         return mechanisms, context
     row = (rows["best"] if "best" in names else None) or rows["last"]
     return mechanisms, 0 if row is None else spec.contexts.index(row["context"])
-
-
-def last_best_row(history: Sequence[Row]) -> Row | None:
-    """Return the row of the history with the highest objective of the last step; None without a history."""
-    rows = [row for row in history if row["step"] == history[-1]["step"]]
-    return max(rows, key=lambda row: float(row["objective"]), default=None)
-
-
-def playing_society(history: Sequence[Row], replicates: int) -> int:
-    """Return the index of the saved society that plays.
-
-    Of societies of several proposals, it is that of the best proposal of the last step. Of `replicates` societies under
-    one proposal, it is the first, which has the run's own seed.
-    """
-    row = last_best_row(history)
-    return 0 if row is None else int(row["candidate"]) * replicates
 
 
 def _best(state: Mapping[str, Any], context: int | None, spec: EnvSpec) -> Row:

@@ -12,13 +12,12 @@ import numpy as np
 from llmrl.core.rollouts import Episode
 from llmrl.core.spaces import EnvSpec
 from llmrl.core.welfare_measures import Objective
-from llmrl.evaluation.evaluate_environment import PlannedEvaluation, Player, Videos
 from llmrl.evaluation.evaluated_mechanisms import EvaluatedMechanism
+from llmrl.evaluation.planned_evaluation import PlannedEvaluation, Player, Videos
 from llmrl.results.mechanism_comparison import differences, labels, sentences
-from llmrl.rollout.episode_summaries import SUCCESS, episode_welfare, measures, summarize_evaluation
+from llmrl.rollout.episode_summaries import episode_welfare, estimates, measures, summarize_evaluation
 from llmrl.run.files import write_json
 from llmrl.run.tensorboard_evaluations import write_evaluation
-from llmrl.statistics.intervals import describe
 
 Columns = Mapping[str, np.ndarray]
 """Name of a metric -> its value in each episode, [n_episodes]; NaN in episodes without a value."""
@@ -41,17 +40,6 @@ def columns(episodes: Sequence[Episode], spec: EnvSpec, objective: Objective, sp
         **({f"welfare/{name}": x for name, x in measures(episodes, objective).items()} if spec.n_agents > 1 else {}),
         **{name: np.array([e.summaries[name] for e in episodes]) for name in spec.metrics},
     }
-
-
-def table(metric_columns: Columns, independent: bool) -> dict[str, dict[str, float | None]]:
-    """Return a row of statistics (`describe`) for each column with at least one finite value."""
-    finite_columns = {name: x[~np.isnan(x)] for name, x in metric_columns.items()}
-    return {name: describe(x, independent, is_share=name == SUCCESS) for name, x in finite_columns.items() if len(x)}
-
-
-def to_lists(metric_columns: Columns) -> dict[str, list[float]]:
-    """Return columns as lists, for JSON files."""
-    return {name: values.tolist() for name, values in metric_columns.items()}
 
 
 def write_episodes(file: Path, heads: Sequence[str], columns_by_player: Mapping[tuple[str, ...], Columns]) -> None:
@@ -136,8 +124,8 @@ def _entry(
         {
             "policy": name,
             "mode": mode,
-            "table": table(values, not (name == "student" and evaluation.carried)),
-            "per_episode": to_lists(values),
+            "table": estimates(values, not (name == "student" and evaluation.carried)),
+            "per_episode": {column: numbers.tolist() for column, numbers in values.items()},
         }
         for (name, mode), values in player_columns.items()
     ]

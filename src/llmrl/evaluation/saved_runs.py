@@ -13,6 +13,9 @@ from llmrl.core.errors import ConfigError
 from llmrl.core.records import State
 from llmrl.run.artifacts import read_config, saved_state
 
+Row = Mapping[str, Any]
+"""A row of a run's history."""
+
 
 @dataclass(frozen=True)
 class SavedRun:
@@ -33,15 +36,24 @@ class SavedRun:
 
     @property
     def society(self) -> int:
-        """Index of the saved agent that plays (`evaluated_mechanisms.playing_society`)."""
-        from llmrl.evaluation.evaluated_mechanisms import playing_society
+        """Index of the saved agent that plays.
 
-        return playing_society(self.state.get("history", []), self.config.get("design", {}).get("replicates", 1))
+        Of societies of several proposals, it is that of the best proposal of the last step. Of several societies under
+        one proposal, it is the first, which has the run's own seed.
+        """
+        row = last_best_row(self.state.get("history", []))
+        return 0 if row is None else int(row["candidate"]) * int(self.config.get("design", {}).get("replicates", 1))
 
     @property
     def agent(self) -> State:
         """State of the agent that plays."""
         return dict(self.state["agents"][self.society])
+
+
+def last_best_row(history: Sequence[Row]) -> Row | None:
+    """Return the row of the history with the highest objective of the last step; None without a history."""
+    rows = [row for row in history if row["step"] == history[-1]["step"]]
+    return max(rows, key=lambda row: float(row["objective"]), default=None)
 
 
 def open_saved(folder: Path, trusted: Sequence[str] = ()) -> SavedRun:

@@ -26,23 +26,29 @@ class EvaluationSettings:
 
     Args:
         episodes: number of episodes, >= 1, rounded up to a multiple of the games; None: 100, or 10 on the Melting Pot
-            engine. It is exact if a player asks a language model; None is then `play.episodes` of the run.
-        policies: players, from `players.PLAYERS`; in a suite, from `evaluate_suite.PLAYERS`.
+            engine. It is exact if a player uses a language model; None is then `play.episodes` of the run.
+        policies: players, several with commas: `student` (the run's agents), `teacher` (the run's), `oracle` (a
+            scripted planner, where the environment has one), `bot` (the environment's own expert, where it has one),
+            `random`; in a suite `student`, `bot` and `random`.
         mode: `stochastic` draws actions from the policy, `deterministic` takes the most probable; `both`: each in turn.
         seed: seed of the episodes.
-        mechanisms: mechanisms to impose, from `evaluated_mechanisms.WORDS`, or vectors such as `0,2,0`; several are
-            compared.
+        mechanisms: mechanism to impose: `last` (the proposal that the saved agents adapted to; of several tried at once
+            the best of the step), `best` (the current recommendation of the run), `none` (all numbers 0), or the
+            numbers of a vector, such as `0,2,0`. Several are compared: words with commas (`none,best`), or several
+            entries.
         adapt: whether a society first adapts to each mechanism, as in a principal step; None: if several are compared.
         context: index of the context; None: that of the proposal.
-        env: options of the environment that differ from those of the run, such as `engine=meltingpot`.
-        trajectories: whether to store every step as arrays, `trajectories/<k>.npz`.
-        video: whether to record a video of one episode.
-        video_steps: maximum number of steps of the video; None: the full episode.
-        fps: frames per second of the video.
+        env: option of the environment that differs from that of the run, such as `engine=meltingpot`; several entries
+            are possible.
+        trajectories: store every step as arrays, `trajectories/<k>.npz`.
+        video: record a video of one episode: the world and the view of each agent, MP4 and GIF.
+        video_steps: maximum number of steps of the video, >= 1; None: the full episode.
+        fps: frames per second of the video, >= 1.
         calls: paid replies of a language model that all evaluations of this run together may use, >= 0; None:
             `llm.budget` of the run.
         trusted: packages outside llmrl that the config of the run may name.
-        out: folder for results; None: a folder inside the run folder, named after the settings.
+        out: folder for results; None: `evaluation` in the run folder, or `evaluation_<changes>` with other options of
+            the environment or several mechanisms.
 
     Raises:
         ConfigError: a number is out of range, or the mode is unknown.

@@ -203,7 +203,8 @@ def _notes(tests: Sequence[Results]) -> list[str]:
         incomplete: dict[tuple[str, str], list[str]] = {}
         for name, player in test["players"].items():
             if player and player["lacking"]:
-                incomplete.setdefault((_only(player), "; ".join(player["lacking"].values())), []).append(name)
+                only = f"{', '.join(player['kinds'])} only"
+                incomplete.setdefault((only, "; ".join(player["lacking"].values())), []).append(name)
         for (only, reason), incomplete_players in incomplete.items():
             partial_tests.setdefault((", ".join(incomplete_players), only, reason), []).append(test["title"])
     notes = [
@@ -229,10 +230,6 @@ def write_suite(results: Results, folder: Path) -> None:
     write_json(folder / RESULTS_NAME, {**results, "out": str(folder)})
     write_atomic(folder / "table.csv", table.csv())
     write_atomic(folder / "table.md", f"{table.caption}\n\n{table.markdown()}\n")
-
-
-def _only(player: Results) -> str:
-    return f"{', '.join(player['kinds'])} only"
 
 
 def _success_text(player: Results) -> str:

@@ -63,8 +63,6 @@ def film(
     seeds: Seeds,
     steps: int | None,
     greedy: bool,
-    objective: Objective,
-    spending_cost: float,
     compared: bool = False,
 ) -> EpisodeVideo:
     """Play one episode and return its video.
@@ -78,8 +76,6 @@ def film(
         seeds: seed node of the episode, the same for all videos that are compared.
         steps: maximum number of steps; None: the full episode.
         greedy: whether to take the most probable action.
-        objective: welfare measure of a society.
-        spending_cost: loss of welfare for each unit of reward that the mechanism pays out beyond what it takes.
         compared: whether the video is shown side by side with others: as a society, without the views of agents.
     """
     spec = parts.env.spec
@@ -92,10 +88,10 @@ def film(
     collector.reset(seeds.integer("video"), np.arange(spec.n_envs) == 0)
     horizon = spec.horizon or UNKNOWN_HORIZON
     remaining, generator = min(steps or horizon, horizon), seeds.torch("video")
-    sums = RunningSums(spec, objective, spending_cost)
-    video = (
-        EpisodeVideo(recorder, _setting(parts.env, objective), [sums.moment()]) if society else EpisodeVideo(recorder)
-    )
+    sums = RunningSums(spec, parts.objective, parts.spending_cost)
+    video = EpisodeVideo(recorder)
+    if society:
+        video = EpisodeVideo(recorder, _setting(parts.env, parts.objective), [sums.moment()])
     while remaining > 0:
         rollout = collector.collect(1, generator, learn=False, greedy=greedy, restart=False)
         if society:

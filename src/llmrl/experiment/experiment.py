@@ -22,7 +22,6 @@ from llmrl.experiment.debug_tools import apply_debugging
 from llmrl.experiment.loggers import build_loggers
 from llmrl.experiment.resources import RunResources
 from llmrl.loops.compute_requests import ExecutorSeat
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
 from llmrl.run.run import Run
@@ -155,8 +154,8 @@ class Experiment:
         """
         self.application.check_values(self.config, self.resources)
         if not self.config["dry_run"] and not self.folder.exists():
-            _ = self.sinks  # raises if a library or a key is missing
-            self.resources.check()
+            # Each raises if it is missing: a library or a key, the device, the language model.
+            _ = self.sinks, self.resources.device, self.resources.checked_model
 
     def plan(self) -> Rows:
         """Build every part and return the plan of the run: shapes, steps, language-model calls and their cost.
@@ -209,7 +208,7 @@ class Experiment:
                 config,
                 self.overrides,
                 self.seed,
-                options=RunOptions(config["resume"], config["rerun"], config["checkpoint_seconds"], self.hash),
+                digest=self.hash,
                 sinks=lambda: self.sinks,
             )
 

@@ -124,17 +124,15 @@ def _check_money(overrides: Sequence[str], usd: float | None) -> None:
 
 
 def _compose(family: str, overrides: Sequence[str], folder: Path, *extra_overrides: str) -> Experiment:
-    family_overrides = [_family_override(word, family) for word in overrides]
+    # A replay folder has a part for each family.
+    family_overrides = [
+        typed("llm.calls", f"{word.removeprefix('llm.calls=')}/{family}") if word.startswith("llm.calls=") else word
+        for word in overrides
+    ]
     root = typed("output_root", str(folder / family))
     return Experiment.compose(
         f"experiment=trial/{family}", root, "llm.max_invalid=null", *family_overrides, *extra_overrides
     )
-
-
-def _family_override(word: str, family: str) -> str:
-    """Return an override for a family: a replay folder becomes the part of that family."""
-    key, _, value = word.partition("=")
-    return typed(key, f"{value}/{family}") if key == "llm.calls" else word
 
 
 def _run_family(family: str, overrides: Sequence[str], usd: float | None, folder: Path) -> FamilyResult:

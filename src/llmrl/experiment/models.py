@@ -48,9 +48,7 @@ def build_llm(
     resources = RunResources(config, build_used_model)
     if folder is not None and isinstance(resources.model, ChatClient):
         resources.model.join_run(folder, stopping)
-    if check and resources.model is not None:
-        resources.model.check()
-    return resources.model
+    return resources.checked_model if check else resources.model
 
 
 def build_used_model(resources: RunResources) -> Model:
@@ -193,12 +191,10 @@ def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
         )
     if common := [key for key in changes if key in POLICIES and key != "limits"]:
         raise ConfigError(f"{place}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
-    files = [option_files.content(path) for path, _ in option_files.chain("llm", name)] if name in names else []
-    full_options = {key: value for content in (*files, changes) for key, value in content.items()}
-    if missing := [key for key, value in full_options.items() if value == "???"]:
-        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
     node = option_files.option("llm", name) if name in names else {}
     option_files.merge(node, changes)
+    if missing := [key for key, value in node.items() if value == "???"]:
+        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
     _check_kind(node, "llm", f"player ({name})", builder)
     return {key: value for key, value in node.items() if key == "limits" or key not in POLICIES}
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from llmrl.config.builder import Builder
 from llmrl.config.debugging import debugging
-from llmrl.config.loop_sections import LOOPS, WATCHED, LoopKind, agent_learns, agent_loop, section
+from llmrl.config.loop_sections import LOOPS, SETTINGS, WATCHED, LoopKind, agent_learns, agent_loop, section
 from llmrl.core.errors import ConfigError, ErrorCollector, Incompatible, Misfit
 from llmrl.core.model_protocols import ChatModel, Scorer
 from llmrl.core.observers import Observer
 from llmrl.core.option_files import options
-from llmrl.core.protocols import Agent, Controller, Proposer, Teacher, VecEnv
+from llmrl.core.protocols import Agent, Controller, Proposer, VecEnv
 from llmrl.core.ram import check_games
 from llmrl.core.ranges import SpendingCost
 from llmrl.core.seeding import Seeds
@@ -39,36 +39,31 @@ from llmrl.run.status import read_status
 Config = Mapping[str, Any]
 
 
-@dataclass
-class Parts:
+@dataclass(frozen=True, kw_only=True)
+class Parts(LoopParts):
     """The built parts of an experiment.
 
-    `agents` has one agent for each society of each proposal tried at once, or a single agent. Each agent has its own
-    teacher, and `teacher` is the last agent's. `llm` is None if no part uses a model. Welfare is `objective` minus
-    `spending_cost` for each unit that the mechanism spends, also without a principal.
+    There is one agent for each society of each proposal tried at once, or a single agent. Each agent has its own
+    teacher, and `teacher` is the last agent's. Welfare is `objective` minus `spending_cost` for each unit that the
+    mechanism spends, also without a principal.
+
+    Attributes:
+        objective: welfare measure of a society.
+        llm: language model; None if no part uses one.
+        resources: device, cores and model of the run.
+        kind: kind of loop that the parts determine.
     """
 
-    env: VecEnv
-    agents: Sequence[Agent]
-    principal: Proposer | None
-    teacher: Teacher | None
+    objective: Objective
     llm: ChatModel | Scorer | None
     resources: RunResources
     kind: LoopKind
-    objective: Objective
-    spending_cost: float
-    observers: Sequence[Observer] = ()
-
-    @property
-    def device(self) -> str:
-        """The torch device of networks."""
-        return self.resources.device
 
     def close(self) -> None:
         """Close the environment and the client of the language model."""
         self.env.close()
-        if isinstance(self.llm, ChatClient):
-            self.llm.close()
+        if self.meter is not None:
+            self.meter.close()
 
 
 def games_of_a_society(config: Config) -> int:
@@ -149,7 +144,8 @@ def build_parts(
         agents, teacher = [agent for agent, _ in pairs], pairs[-1][1]
         if kinds := getattr(agents[0], "kinds", None):
             env.spec = replace(env.spec, kinds=kinds)
-        objective, cost = society_objective(config, env.spec, builder), spending_cost(config, builder)
+        chosen_objective: Objective | None = builder.value(design["objective"], Objective | None, "design.objective")
+        objective, cost = chosen_objective or env.spec.objective, spending_cost(config, builder)
         if kind == "search" and hasattr(env, "clip_actions"):
             env.clip_actions = bool(getattr(agents[0].controller, "clip_actions", True))
         principal = None
@@ -162,7 +158,22 @@ def build_parts(
     except BaseException:
         env.close()
         raise
-    return Parts(env, agents, principal, teacher, llm, resources, kind, objective, cost, observers)
+    return Parts(
+        env=env,
+        agents=agents,
+        seeds=seeds.child("loop"),
+        device=device,
+        objective=objective,
+        spending_cost=cost,
+        principal=principal,
+        teacher=teacher,
+        meter=llm if isinstance(llm, ChatClient) else None,
+        observers=observers,
+        cores=resources.cores,
+        llm=llm,
+        resources=resources,
+        kind=kind,
+    )
 
 
 def _env_options(config: Config, render: bool | None) -> Mapping[str, Any]:
@@ -308,22 +319,10 @@ def build_loop(config: Config, parts: Parts, known: Callable[[], Any] | None = N
     if kind == "learn" and not parts.agents[0].learns:
         kind = "play"
     builder = parts.resources.builder
-    settings = builder.build(parts.resources.loop_node(kind, config), section(kind))
-    loop_parts = LoopParts(
-        env=parts.env,
-        agents=parts.agents,
-        seeds=Seeds(config["seed"]).child("loop"),
-        device=parts.device,
-        objective=parts.objective,
-        spending_cost=parts.spending_cost,
-        principal=parts.principal,
-        teacher=parts.teacher,
-        meter=parts.llm if isinstance(parts.llm, ChatClient) else None,
-        observers=parts.observers,
-        cores=parts.resources.cores,
-        **({} if known is None else {"known": known}),
+    settings = builder.build(config[section(kind)], section(kind), SETTINGS[kind])
+    loop: Loop = builder.locate(LOOPS[kind], section(kind))(
+        parts if known is None else replace(parts, known=known), settings
     )
-    loop: Loop = builder.locate(LOOPS[kind], section(kind))(loop_parts, settings)
     return loop
 
 
@@ -348,16 +347,6 @@ def _observers(config: Config, env: VecEnv, folder: Path | None, kind: LoopKind,
                 "llmrl.core.observers.Observer"
             )
     return observers
-
-
-def society_objective(config: Config, spec: EnvSpec, builder: Builder) -> Objective:
-    """Return the welfare measure of a society: `design.objective`, or else the environment's own.
-
-    Raises:
-        ConfigError: `design.objective` names no known objective.
-    """
-    objective: Objective | None = builder.value(config["design"]["objective"], Objective | None, "design.objective")
-    return objective or spec.objective
 
 
 def spending_cost(config: Config, builder: Builder) -> float:
@@ -410,4 +399,4 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     # Whether an agent learns may be known only when it is built.
     for loop_name in ("learn", "play") if kind == "learn" else (kind,):
         if section(loop_name) in config:
-            builder.validate(resources.loop_node(loop_name, config), section(loop_name))
+            builder.validate(config[section(loop_name)], section(loop_name), SETTINGS[loop_name])

@@ -49,24 +49,8 @@ class PrerequisiteRun:
 
     @classmethod
     def existing(cls, what: str, name: str, folder: Path, trusted: Sequence[str]) -> PrerequisiteRun:
-        """Create a prerequisite from a run that has a folder.
-
-        Raises:
-            ConfigError: its config names code that is not `trusted`.
-            RunFolderError: it has no readable config.
-        """
-        from llmrl.config.trust_options import check_known
-        from llmrl.run.artifacts import CONFIG_NAME, read_config
-        from llmrl.run.folder_names import seed_of
-        from llmrl.run.status import read_status
-
-        config = read_config(folder, trusted)
-        check_known(config, str(folder / CONFIG_NAME))
-        # The folder may be a copy in another place. An unfinished run is resumed.
-        config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": seed_of(folder) or 0}
-        config |= {"rerun": False, "resume": True}
-        status = read_status(folder)
-        overrides = [] if status is None else status.overrides
+        """Create a prerequisite from a run that has a folder; errors as `saved_experiment`."""
+        config, overrides = saved_experiment(folder, trusted)
         return cls(what, name, config, overrides, config.get("learn", {}).get("env_steps", 0))
 
     @property
@@ -95,6 +79,25 @@ class PrerequisiteRun:
             return f"{self.name}, finished: {self.folder}"
         steps = f"{self.env_steps:,} environment steps"
         return f"{self.name}, to be computed first, {steps}, and stored in {self.folder}"
+
+
+def saved_experiment(folder: Path, trusted: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the config with which the run in `folder` is resumed, and its overrides as typed.
+
+    Raises:
+        ConfigError: the config names code that is not `trusted`.
+        RunFolderError: there is no readable config.
+    """
+    from llmrl.config.trust_options import check_known
+    from llmrl.run.artifacts import CONFIG_NAME, read_config
+    from llmrl.run.folder_names import seed_of
+    from llmrl.run.queued import typed_overrides
+
+    config = read_config(folder, trusted)
+    check_known(config, str(folder / CONFIG_NAME))
+    # The folder may be a copy in another place.
+    config |= {"output_root": str(folder.parents[2]), "name": folder.parents[1].name, "seed": seed_of(folder) or 0}
+    return config | {"rerun": False, "resume": True}, typed_overrides(folder)
 
 
 Compute = Callable[[Mapping[str, Any], Sequence[str]], object]

@@ -74,6 +74,7 @@ def _merge_overrides(command: str, run: str, rest: Sequence[str]) -> list[str]:
     from llmrl.experiment.run_lookup import run_folder_of
     from llmrl.experiment.run_references import restore_references
     from llmrl.run.artifacts import read_config
+    from llmrl.run.queued import typed_overrides
     from llmrl.run.source_copies import changed_sources
 
     override_texts = {
@@ -85,7 +86,7 @@ def _merge_overrides(command: str, run: str, rest: Sequence[str]) -> list[str]:
     run_command = "llmrl-finetune" if "method" in run_config else "llmrl-train"
     if run_command != command:
         raise ConfigError(f"{folder} is a run of {run_command}; repeat it with {run_command} {FLAG} {run}")
-    run_overrides = _read_overrides(folder)
+    run_overrides = typed_overrides(folder)
     config_dir = next((str(folder) for folder in config_dirs(rest)), None)
     grants = [override for override in run_overrides if _must_be_typed(override_key(override))]
     run_overrides = [override for override in run_overrides if override not in grants]
@@ -126,17 +127,6 @@ def _merge_overrides(command: str, run: str, rest: Sequence[str]) -> list[str]:
         set(override_texts),
     )
     return [*(override for override in remaining if override not in dropped), *pins]
-
-
-def _read_overrides(folder: Path) -> list[str]:
-    """Return the overrides of a run, from its status or from the record of its launcher."""
-    from llmrl.run.queued import read_queued
-    from llmrl.run.status import read_status
-
-    status, queue_entry = read_status(folder), read_queued(folder)
-    if status is not None:
-        return list(status.overrides)
-    return [] if queue_entry is None else list(queue_entry.overrides)
 
 
 def _must_be_typed(key: str) -> bool:

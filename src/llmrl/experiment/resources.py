@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from llmrl.config.builder import Builder
-from llmrl.config.loop_sections import SETTINGS, LoopKind, section
 from llmrl.core.model_protocols import Scorer
 from llmrl.core.processes import local_device
 from llmrl.llms.client import ChatClient
@@ -52,7 +51,6 @@ class RunResources:
         seat: ExecutorSeat | None = None,
     ) -> None:
         self.config, self._make_model, self.seat = config, make_model, seat
-        self._loop_nodes: dict[LoopKind, tuple[Config, Config]] = {}
 
     @cached_property
     def builder(self) -> Builder:
@@ -63,14 +61,6 @@ class RunResources:
     def model_nodes(self) -> tuple[Config, Config]:
         """The two nodes of `llm=` (`model_nodes`)."""
         return model_nodes(self.config["llm"])
-
-    def loop_node(self, kind: LoopKind, config: Config) -> Config:
-        """Return the node to build the settings of a loop from; the same object for the same section."""
-        settings, node = self._loop_nodes.get(kind, (None, {}))
-        if settings is not config[section(kind)]:
-            node = {"_target_": SETTINGS[kind], **config[section(kind)]}
-            self._loop_nodes[kind] = config[section(kind)], node
-        return node
 
     @cached_property
     def hardware(self) -> Hardware:
@@ -119,13 +109,6 @@ class RunResources:
         if self.model is not None:
             self.model.check()
         return self.model
-
-    def check(self) -> None:
-        """Raise ConfigError or LLMError if the run cannot be computed on this machine.
-
-        Its device may be missing, or its language model may not answer.
-        """
-        _ = self.device, self.checked_model
 
     def join_run(self, folder: Path, stopping: Callable[[], bool]) -> Model:
         """Return the checked model, with its calls logged into the run folder.

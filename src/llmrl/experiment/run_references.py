@@ -29,7 +29,7 @@ from llmrl.experiment.run_lookup import (
     only_of,
     parse_reference,
 )
-from llmrl.run.artifacts import ADAPTER
+from llmrl.run.artifacts import ADAPTER, CONFIG_NAME, read_config
 from llmrl.run.config_hash import RESOLVED, config_hash
 from llmrl.run.folder_names import hash_of, safe_path, seed_folder, seed_of
 
@@ -232,7 +232,6 @@ def _folder_entry(place: Place, text: str, config: Config) -> _ResolvedReference
     None if the folder is missing or has no run, which the part that reads it reports.
     """
     from llmrl.results.run_records import find_runs
-    from llmrl.run.artifacts import CONFIG_NAME
 
     folder = Path(text).expanduser()
     runs = [folder] if (folder / CONFIG_NAME).is_file() else find_runs(folder) if folder.is_dir() else []
@@ -254,7 +253,8 @@ def _select_entry(
     the config).
     """
     explicit_seed = None if reference is None else reference.seed
-    digest = hash_of(runs[0]) or _compute_hash(runs[0])
+    # A folder whose name has no hash.
+    digest = hash_of(runs[0]) or config_hash(read_config(runs[0], ()))
     if len(runs) == 1 and explicit_seed is None:
         single_run = runs[0]
         return _ResolvedReference(single_run, f"{digest}/{single_run.name}", f"run:{digest}/{single_run.name}")
@@ -362,13 +362,6 @@ def _referenced_runs(key: str, config: Config) -> list[Path]:
 
 def _to_list(value: str | Iterable[str]) -> list[str]:
     return [value] if isinstance(value, str) else list(value)
-
-
-def _compute_hash(run: Path) -> str:
-    """Return the hash of a run from its config, for a folder whose name has none."""
-    from llmrl.run.artifacts import read_config
-
-    return config_hash(read_config(run, ()))
 
 
 def _checkpoint(run: Path) -> str:

@@ -62,13 +62,12 @@ class FinetuneApplication(Application):
         return build_model(resources)
 
     def plan(self, config: Config, resources: RunResources) -> Rows:
-        with build_for_plan(config, resources) as parts:
+        with build(config, resources) as parts:
             return parts.plan()
 
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
         from llmrl.loops.executor import serve
 
-        self.check_values(config, resources)
         with build(config, resources, run) as parts:
             run.status.env, run.status.llm = parts.task.name, parts.client.label
             run.result = serve(parts.loop.requests(run), run)
@@ -236,20 +235,12 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
         )
 
 
-def build_for_plan(config: Config, resources: RunResources | None = None) -> FinetuneParts:
-    """Return the parts of a run that is only planned; errors as `build`."""
-    resources = resources or RunResources(config, build_model)
-    check_installed()
-    check_values(config, resources)
-    return build(config, resources, None)
-
-
-def build(config: Config, resources: RunResources, run: Run | None) -> FinetuneParts:
-    """Build all parts; no episode is played and no weight is loaded.
+def build(config: Config, resources: RunResources | None = None, run: Run | None = None) -> FinetuneParts:
+    """Check the values of a config and build all parts; no episode is played and no weight is loaded.
 
     Args:
         config: resolved config.
-        resources: resources of the run.
+        resources: resources of the run, if the caller has made them; None: they are made here.
         run: open run; None if the parts are only for a plan.
 
     Raises:
@@ -258,6 +249,9 @@ def build(config: Config, resources: RunResources, run: Run | None) -> FinetuneP
     """
     from llmrl.finetuning.loop import FinetuneLoop, FinetuneSettings
 
+    resources = resources or RunResources(config, build_model)
+    check_installed()
+    check_values(config, resources)
     clients: dict[str | None, ChatClient] = {}
 
     def models(adapter: str | None) -> ChatClient:

@@ -41,7 +41,7 @@ class CheckpointCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
-        is_due = self.run.stop.requested or self.run.checkpoint_due()
+        is_due = self.run.stop.requested or self.run.timer.is_due()
         # No checkpoint after the last step, because a trainer resumed from it would make one step more.
         at_interval = state.global_step < state.max_steps and state.global_step % self.every == 0
         control.should_save = is_due and at_interval

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING, Any
 
 from llmrl.core.typed_values import typed
-from llmrl.display.console import print_rows, print_table, terminal
+from llmrl.display.console import print_line, print_rows, print_table
 from llmrl.display.run_summary import print_validity_warning
 from llmrl.finetuning.proposer_evaluation import read_results
 
@@ -28,9 +28,9 @@ def print_finished(run: Run) -> None:
         str(run.folder),
         [(k.replace("_", " "), f"{v:,.4g}" if isinstance(v, float) else f"{v}") for k, v in scalars.items()],
     )
-    print_validity_warning(terminal(), run.summary)
+    print_validity_warning(run.summary)
     options = adapter_options(run.config["llm"]["model"], run.summary["adapter"])
-    terminal().print(f"Use it in llmrl-train, with the same env=, agent= and principal.*: {options}", soft_wrap=True)
+    print_line(f"Use it in llmrl-train, with the same env=, agent= and principal.*: {options}")
 
 
 def adapter_options(model: str, adapter: str) -> str:

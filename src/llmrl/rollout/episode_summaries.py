@@ -164,6 +164,12 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
     }
 
 
+def estimates(measurements: Mapping[str, np.ndarray], independent: bool = True) -> dict[str, dict[str, float | None]]:
+    """Return a row of statistics (`describe`) for each measurement with at least one value that is not NaN."""
+    finite = _without_nan(measurements)
+    return {name: describe(values, independent, is_share=name == SUCCESS) for name, values in finite.items()}
+
+
 def _without_nan(measurements: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Remove NaN, and measurements that are NaN in all episodes."""
     finite = {name: values[~np.isnan(values)] for name, values in measurements.items()}
@@ -200,10 +206,7 @@ def write_results(
         "episodes": len(rows),
         "learned": learned,
         "carried": list(carried),
-        "table": {
-            name: describe(values, independent=not carried, is_share=name == SUCCESS)
-            for name, values in _without_nan(measurements).items()
-        },
+        "table": estimates(measurements, independent=not carried),
         "per_episode": {name: values.tolist() for name, values in measurements.items()},
     }
     write_json(folder / RESULTS_NAME, content)

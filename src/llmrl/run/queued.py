@@ -15,7 +15,7 @@ from llmrl.core.errors import RunFolderError
 from llmrl.core.plain_data import parse_record, read_object
 from llmrl.run.files import write_json
 from llmrl.run.ownership import is_fresh, process_exists, this_machine
-from llmrl.run.status import PrerequisiteRecord
+from llmrl.run.status import PrerequisiteRecord, read_status
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +94,16 @@ def read_queued(folder: Path) -> Queued | None:
         return None
     except ValueError as error:
         raise RunFolderError(f"{path} cannot be read ({error}); delete that file") from error
+
+
+def typed_overrides(folder: Path) -> list[str]:
+    """Return the Hydra overrides of a run as typed, from its status or from the record of its launcher.
+
+    Raises:
+        RunFolderError: one of these records cannot be read.
+    """
+    records = (read_status(folder), read_queued(folder))
+    return next((list(record.overrides) for record in records if record is not None and record.overrides), [])
 
 
 def record_cancellation(folder: Path, reason: str) -> None:

@@ -47,7 +47,6 @@ from llmrl.run.artifacts import (
     remove_leftovers,
     save_config,
 )
-from llmrl.run.attempt_options import RunOptions
 from llmrl.run.checkpoint_timer import CheckpointTimer
 from llmrl.run.checkpoints import CheckpointStore
 from llmrl.run.config_hash import config_hash
@@ -105,7 +104,7 @@ class Run:
         overrides: Iterable[str] = (),
         seed: int = 0,
         *,
-        options: RunOptions | None = None,
+        digest: str | None = None,
         sinks: Callable[[], Mapping[str, Sink]] = dict,
     ) -> Run:
         """Find or create the run folder and take ownership of it; return the run.
@@ -113,10 +112,11 @@ class Run:
         Args:
             root: folder of all outputs.
             name: folder of this experiment or sweep inside `root`.
-            config: resolved config as plain data.
+            config: resolved config as plain data. `rerun`, `resume` and `checkpoint_seconds` determine the treatment of
+                earlier attempts and the interval of checkpoints; without them, an unfinished run is resumed.
             overrides: overrides of the command line, for the label of the folder and the hyperparameters of sinks.
             seed: seed of the run.
-            options: treatment of earlier attempts and interval of checkpoints; None: the default ones.
+            digest: hash of the config, if the caller has computed it; None: it is computed here.
             sinks: function that makes the sinks, by option name, for metrics, texts and pictures; not called for a
                 finished run.
 
@@ -125,19 +125,19 @@ class Run:
             RunFolderError: the folder cannot be written or is in use by another process.
             CheckpointError: there are checkpoints, but none can be used.
         """
-        run, options = cls(), options or RunOptions()
+        run, rerun = cls(), bool(config.get("rerun", False))
         overrides = list(overrides)
         check_no_secrets(config)
         check_no_secrets_in_arguments(overrides)
-        run.seed, run.config, run.digest = seed, dict(config), options.digest or config_hash(config)
+        run.seed, run.config, run.digest = seed, dict(config), digest or config_hash(config)
         private = config.get("private", True)
         folder = find_folder(root, name, run.digest, overrides, seed)
         run._created = [parent for parent in (folder, *folder.parents) if not parent.exists()]
         run.folder = run_folder(root, name, run.digest, overrides, seed, private)
-        run.timer.interval = options.checkpoint_every_s
-        last_status = status.latest(run.folder, options.rerun)
+        run.timer.interval = config.get("checkpoint_seconds", run.timer.interval)
+        last_status = status.latest(run.folder, rerun)
         interrupted = (run.folder / PARTIAL_BACKUP).exists()  # a rerun was killed while it moved the old content
-        restarts = options.rerun or interrupted
+        restarts = rerun or interrupted
         if not restarts and run._is_finished(last_status):
             return run
         try:
@@ -147,12 +147,12 @@ class Run:
             raise
         run._ownership = ownership.Ownership(run.folder, attempt=last_status.attempt + 1 if last_status else 1)
         if not restarts and run._is_finished(
-            status.latest(run.folder, options.rerun)
+            status.latest(run.folder, rerun)
         ):  # the previous owner may have just finished it
             run._release()
             return run
         try:
-            run._start(root, name, overrides, opened_sinks, fresh=restarts or not options.resume)
+            run._start(root, name, overrides, opened_sinks, fresh=restarts or not config.get("resume", True))
         except BaseException as error:
             run._fail(error)
             run._leave_sinks()
@@ -292,10 +292,6 @@ class Run:
         """Return the position in `metrics.jsonl` as an entry for a state that is saved later; `checkpoint` adds it."""
         return {RUN_KEY: {"metrics": self.metrics.position()}}
 
-    def checkpoint_due(self) -> bool:
-        """Return whether to save at this safe point; call it once at each (`CheckpointTimer.is_due`)."""
-        return self.timer.is_due()
-
     def safe_point(self, iteration: int, state: Callable[[], State]) -> None:
         """Mark a point from which the loop can be resumed: save if due, and stop if a signal has requested it.
 
@@ -309,7 +305,7 @@ class Run:
             ProcessesError: the processes of this run have logged different numbers.
         """
         self.metrics.check()
-        signal_number, due = agreed(self.processes, self.stop.signal, self.checkpoint_due(), self.metrics.digest)
+        signal_number, due = agreed(self.processes, self.stop.signal, self.timer.is_due(), self.metrics.digest)
         if due:
             self.checkpoint(iteration, state())
         if signal_number is not None:

@@ -28,39 +28,25 @@ def shared_factors(config: Mapping[str, Any], asks: bool) -> Shared:
 
     `pre-training`: the earlier runs whose weights or episodes it starts from, each `<name>/<run>/s<seed>`.
     `society`: the seed trees of its societies, if it has several. `replies`: the source of a language model's replies,
-        if
-    runs of several seeds get the same ones. A level without factors is left out.
+    if runs of several seeds get the same ones. A level without factors is left out.
 
     Args:
         config: resolved config as plain data.
         asks: whether a part of the run uses the language model of the config.
     """
+    agent, design = config.get("agent") or {}, config.get("design") or {}
     llm = config["llm"] if asks else {}
-    names_by_level = {PRETRAINING: _pretraining(config, llm), SOCIETY: _societies(config), REPLIES: _replies(llm)}
-    return {level: names for level, names in names_by_level.items() if names}
+    earlier_runs = [agent.get("init_from"), agent.get("data"), llm.get("adapter")]
+    factors = {PRETRAINING: [run_name(place) for place in earlier_runs if isinstance(place, str)]}
+    if design.get("replicates", 1) != 1 and (config.get("principal") or {}).get("_target_"):
+        factors[SOCIETY] = [tree.root for tree in Seeds(config["seed"]).replicates(design["replicates"])]
+    if llm.get("_target_") != _REPLAY:
+        factors[REPLIES] = ["all seeds"] if llm.get("share_cache") else []
+    elif seed_of(Path(llm["calls"])) is not None:  # a folder of all seeds has separate replies for each seed
+        factors[REPLIES] = [run_name(llm["calls"])]
+    return {level: names for level, names in factors.items() if names}
 
 
 def run_name(folder: str) -> str:
     """Return the end of a run folder's path, `name/run/s<seed>`, which identifies the run wherever its folder is."""
     return "/".join(Path(folder).expanduser().absolute().parts[-3:])
-
-
-def _pretraining(config: Mapping[str, Any], llm: Mapping[str, Any]) -> list[str]:
-    agent = config.get("agent") or {}
-    started = [agent.get("init_from"), agent.get("data"), llm.get("adapter")]
-    return [run_name(place) for place in started if isinstance(place, str)]
-
-
-def _societies(config: Mapping[str, Any]) -> list[str]:
-    design = config.get("design") or {}
-    if design.get("replicates", 1) == 1 or not (config.get("principal") or {}).get("_target_"):
-        return []
-    trees = Seeds(config["seed"]).replicates(design["replicates"])
-    return [tree.root for tree in trees]
-
-
-def _replies(llm: Mapping[str, Any]) -> list[str]:
-    if llm.get("_target_") == _REPLAY:
-        # A folder of all seeds has separate replies for each seed.
-        return [run_name(llm["calls"])] if seed_of(Path(llm["calls"])) is not None else []
-    return ["all seeds"] if llm.get("share_cache") else []

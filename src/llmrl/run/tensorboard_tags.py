@@ -66,12 +66,8 @@ def finals(final: Mapping[str, float]) -> dict[str, float]:
     >>> finals({"Final/area": 3.0, "Final/result": 2.0, "Final/result_standard_error": 0.1})
     {'More/area': 3.0, 'Final/result': 2.0}
     """
-    return {_sort_last(tag): value for tag, value in final.items() if not tag.endswith("_standard_error")}
-
-
-def _sort_last(tag: str) -> str:
-    name = tag.partition("/")[2]
-    return MORE + name if name.startswith(_DETAILS) else tag
+    names = {tag: tag.partition("/")[2] for tag in final if not tag.endswith("_standard_error")}
+    return {MORE + name if name.startswith(_DETAILS) else tag: final[tag] for tag, name in names.items()}
 
 
 class Tags:

@@ -8,12 +8,10 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from llmrl.core.errors import ConfigError, RunFolderError
 from llmrl.results.run_records import UNFINISHED_STATES, JobEnd, RunRecord, find_runs, read_run, read_runs
 from llmrl.run import ownership
-from llmrl.run.artifacts import read_config
 from llmrl.run.queued import ALIVE_NAME, read_queued, record_cancellation
 from llmrl.run.status import read_status
 from llmrl.sweeps.scheduling import ask_schedulers, ended, scheduler_of
@@ -169,26 +167,3 @@ def _waits_with(folder: Path, sweep: str) -> bool:
     if launch_record is None or launch_record.sweep != sweep:
         return False
     return status is None or status.attempt <= launch_record.attempt or status.state == "running"
-
-
-def to_retry(
-    runs: Sequence[RunRecord], states: Sequence[str], trusted: Sequence[str]
-) -> list[tuple[RunRecord, dict[str, Any], list[str]]]:
-    """Return each run in one of `states` with its resolved config and its overrides as typed.
-
-    The `trusted_modules` of the config are `trusted`.
-
-    Raises:
-        RunFolderError: the config of a run cannot be read.
-    """
-    retries = []
-    for run in runs:
-        if run.state not in states:
-            continue
-        config = read_config(run.folder, trusted)
-        launch_record, status = read_queued(run.folder), read_status(run.folder)
-        overrides = (
-            status.overrides if status and status.overrides else launch_record.overrides if launch_record else []
-        )
-        retries.append((run, config, overrides))
-    return retries

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,49 +22,14 @@ Player = tuple[str, str]
 """A policy and the mode it plays in."""
 
 
-@dataclass(frozen=True)
-class EpisodeSettings:
-    """Number, seeds and mode of the episodes to play.
-
-    Attributes:
-        n: number of episodes, >= 1; more are played if the games do not divide it, unless `exactly`.
-        seeds: seed node of the episodes, the same for all players.
-        greedy: whether to take the most probable action.
-        exactly: whether to play `n` episodes and no more, for players whose calls cost money.
-    """
-
-    n: int
-    seeds: Seeds
-    greedy: bool = False
-    exactly: bool = False
-
-
-def evaluate_environment(
-    env: VecEnv,
-    policy: Policy,
-    device: str,
-    settings: EpisodeSettings,
-    trajectories: Path | None = None,
-    prepare: Callable[[], None] = lambda: None,
-) -> list[Episode]:
-    """Play episodes of one policy in one environment, and return them.
-
-    Args:
-        env: environment to play.
-        policy: policy that plays.
-        device: torch device of the policy.
-        settings: number, seeds and mode of the episodes.
-        trajectories: folder for every step as arrays; None: steps are not stored.
-        prepare: function that is called before the games start, e.g. to set their mechanism.
+def recording_collector(env: VecEnv, policy: Policy, device: str, trajectories: Path | None) -> Collector:
+    """Return a collector of one policy that stores every step as arrays in the folder `trajectories`, unless None.
 
     Raises:
         ConfigError: the environment does not provide the channels that the policy reads.
     """
     writers = [] if trajectories is None else [written_trajectories(env, policy, trajectories)]
-    collector = Collector(env, policy, device, observers=writers)
-    episodes = evaluate_policy(collector, settings.n, settings.seeds, settings.greedy, prepare, settings.exactly)
-    collector.close()
-    return episodes
+    return Collector(env, policy, device, observers=writers)
 
 
 @dataclass(frozen=True)
@@ -133,18 +98,8 @@ class PlannedEvaluation:
             self._impose(mechanism)
             self.parts.agents[0].load_state_dict(state)
             policy, greedy = next(iter(self.players.values())), self.settings.mode == "deterministic"
-            objective_arguments = self.parts.objective, self.parts.spending_cost
-            videos.append(
-                film(
-                    self.parts,
-                    policy,
-                    self.seeds,
-                    self.settings.video_steps,
-                    greedy,
-                    *objective_arguments,
-                    compared=self.is_comparison,
-                )
-            )
+            steps, compared = self.settings.video_steps, self.is_comparison
+            videos.append(film(self.parts, policy, self.seeds, steps, greedy, compared))
         files: dict[str, Sequence[Path]] = {}
         fps, titles = self.settings.fps, [mechanism.heading for mechanism in self.mechanisms]
         sentences = [mechanism.sentence for mechanism in self.mechanisms]
@@ -184,14 +139,12 @@ class PlannedEvaluation:
             trajectory_folder = (
                 (folder if len(players) == 1 else folder / f"{name}_{mode}") if self.settings.trajectories else None
             )
-            player_episodes[name, mode] = evaluate_environment(
-                self.parts.env,
-                self.players[name],
-                self.parts.device,
-                EpisodeSettings(episodes, self.seeds, mode == "deterministic", exactly),
-                trajectory_folder,
-                prepare=partial(self._impose, mechanism),
+            collector = recording_collector(self.parts.env, self.players[name], self.parts.device, trajectory_folder)
+            greedy, impose = mode == "deterministic", partial(self._impose, mechanism)
+            player_episodes[name, mode] = evaluate_policy(
+                collector, episodes, self.seeds, greedy, prepare=impose, exactly=exactly
             )
+            collector.close()
         return player_episodes
 
     def _report_activity(self, activity: str, mechanism: EvaluatedMechanism) -> None:
