@@ -67,7 +67,7 @@ def entries(path: Path) -> tuple[Entry, ...]:
     import yaml
 
     text = path.read_text(encoding="utf-8")
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if not isinstance(node, yaml.MappingNode):
         return ()
     lines = text.splitlines()
