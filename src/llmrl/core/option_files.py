@@ -19,6 +19,7 @@ SCHEMAS = "schema"
 """Folder of the JSON schemas for editors, if they have been built."""
 
 
+@functools.cache
 def root() -> Path:
     """Return the folder of the shipped options; in a checkout that is `conf/`, to which `llmrl/conf` links."""
     return Path(str(resources.files("llmrl.conf"))).resolve()
