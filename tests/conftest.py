@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Two test workers share the machine; more threads than cores slow torch down many times.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # The one place that says how properties are tried. No deadline: on a loaded machine any example may take long.
-hypothesis.settings.register_profile("llmrl", deadline=None)
+hypothesis.settings.register_profile("llmrl", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("llmrl")
 # For scripts/mutants.py: the same examples for every mutant, and no time spent on the smallest one that fails.
 hypothesis.settings.register_profile(
@@ -62,9 +62,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Freeze the objects created by collection, so that the garbage collector does not inspect them repeatedly."""
+    """Let the garbage collector look rarely, and never at the objects created by collection."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,5 +1,6 @@
 """The loop `play` with invalid replies, and runs that are stopped, killed and extended."""
 
+import itertools
 import json
 import time
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ from llmrl.core.errors import BudgetExhausted
 from llmrl.core.option_files import options
 from llmrl.llms.call_log import read_calls
 from llmrl.run.files import read_lines
+from some import one_in
 
 TAXI = ("env=taxi", "env.horizon=12", "env.n_envs=3", "play.episodes=4")
 
@@ -31,15 +33,13 @@ def read_outputs(folder):
 class TestUnreliableServer:
     """Half of all replies are invalid in different ways: the run completes and counts each of them."""
 
-    @pytest.mark.parametrize(
-        "shares",
-        [
-            ("llm.malformed=0.5",),
-            ("llm.malformed=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1", "llm.out_of_range=0.1"),
-            ("llm.malformed=1.0", "agent.lessons=2"),
-        ],
+    SHARES = (
+        ("llm.malformed=0.5",),
+        ("llm.malformed=0.1", "llm.empty=0.1", "llm.truncated=0.1", "llm.refusal=0.1", "llm.out_of_range=0.1"),
+        ("llm.malformed=1.0", "agent.lessons=2"),
     )
-    @pytest.mark.parametrize("env", ["taxi", "blackjack"])
+
+    @pytest.mark.parametrize(("env", "shares"), one_in(2, itertools.product(["taxi", "blackjack"], SHARES)))
     def test_run_completes(self, tmp_path, env, shares):
         overrides = (
             f"env={env}",
@@ -103,7 +103,7 @@ class TestResuming:
             while lines is not None and process.is_alive():
                 if sum(path.read_text().count("\n") for path in resume_folder.rglob("replies.jsonl")) >= lines:
                     process.kill()
-                time.sleep(0.005)
+                time.sleep(0.01)
             process.join()
         assert json.loads((only_run_folder(resume_folder) / "status.json").read_text())["attempt"] == 3
         _, reference = play(tmp_path / "whole", *overrides)

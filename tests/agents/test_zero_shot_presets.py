@@ -1,5 +1,6 @@
 """The studies of conf/experiment/zero_shot: each composes, builds, and matches its name and page."""
 
+import itertools
 import json
 import re
 import shlex
@@ -14,6 +15,7 @@ from llmrl.experiment.models import build_llm
 from llmrl.experiment.parts import build_loop, build_parts, check_values
 from llmrl.llms.call_log import read_calls
 from llmrl.loops.play import PlayLoop
+from some import one_in
 
 ROOT = Path(__file__).parents[2]
 GAMES = (
@@ -45,11 +47,14 @@ PUBLISHED_SETTINGS = {"blackjack": (None, 10, 5), "lunar_lander": (80, 5, 5), "t
 @pytest.mark.meltingpot
 @pytest.mark.parametrize(
     ("study", "treatment"),
-    [
-        *((study, "none") for study in STUDIES),
-        *((study, "observation_only") for study in PUBLISHED_SETTINGS),
-        ("taxi", "lessons"),
-    ],
+    one_in(
+        3,
+        [
+            ("taxi", "lessons"),
+            *((study, "none") for study in STUDIES),
+            *((study, "observation_only") for study in PUBLISHED_SETTINGS),
+        ],
+    ),
 )
 def test_preset_builds(study, treatment):
     config = compose(*read_words(study), f"treatment={treatment}")
@@ -71,8 +76,9 @@ def test_preset_builds(study, treatment):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("llm", ["scripted", "claude_haiku", "ollama"])
-@pytest.mark.parametrize("study", sorted(PUBLISHED_SETTINGS))
+@pytest.mark.parametrize(
+    ("study", "llm"), one_in(4, itertools.product(sorted(PUBLISHED_SETTINGS), ["scripted", "claude_haiku", "ollama"]))
+)
 def test_presets_accept_any_model(study, llm):
     """Keep the temperature and the maximum reply length that were typed."""
     config = compose(*read_words(study), "treatment=observation_only", f"llm={llm}")

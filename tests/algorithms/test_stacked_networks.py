@@ -17,7 +17,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import Channel, ContinuousActions, EnvSpec
 from ppo_settings import PLAIN
 from signal_game.parts import AlwaysZero
-from some import one_in
+from some import one_in, some
 
 SETTINGS = replace(PLAIN, epochs=2, minibatch_size=10, max_grad_norm=0.1)
 GAMES, AGENTS, STEPS, ACTIONS = 2, 3, 6, 4
@@ -145,6 +145,11 @@ def assert_agents_equal(agents, other_agents, **tolerance):
                 )
 
 
+def each_once(names):
+    """Return a pair of each name with whether parameters are shared, as they are in every other one."""
+    return list(zip(names, itertools.cycle([True, False])))
+
+
 KINDS = ("mlp", "grid", "pixels", "masked", "central", "separate", "numbers", "squashed")
 CLOSE = {"rtol": 1e-3, "atol": 2e-5}
 
@@ -179,9 +184,9 @@ CHANGES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("share", [True, False])
-def test_settings_that_affect_training(change, share):
+@pytest.mark.parametrize("case", some(each_once(CHANGES), itertools.product(CHANGES, [True, False])))
+def test_settings_that_affect_training(case):
+    change, share = case
     agents = [make_agent("mlp", seed, share, **CHANGES[change]) for seed in range(2)]
     stacked, separate, found, expected = update_stacked_and_separate("mlp", agents)
     assert stacked._stacks
@@ -231,9 +236,9 @@ def test_agents_with_different_shapes_separate():
     assert BatchedTrainer(wider)._learners is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("share", [True, False])
-def test_stacked_rollout_matches_separate_rollout(kind, share):
+@pytest.mark.parametrize("case", some(each_once(KINDS), itertools.product(KINDS, [True, False])))
+def test_stacked_rollout_matches_separate_rollout(case):
+    kind, share = case
     agents = [make_agent(kind, seed, share) for seed in range(3)]
     inputs = observations(kind, (GAMES * 3, AGENTS))
     partitioned = PartitionedPolicy([agent.policy for agent in agents], GAMES)

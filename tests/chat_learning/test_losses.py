@@ -64,11 +64,10 @@ def trl_loss(log_prob, old, reference, advantage, mask, loss, level):
     return trl.GRPOTrainer._compute_loss(trainer, None, inputs)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("level", ["token", "reply"])
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo"])
-def test_loss_equals_trl(loss, level, seed):
-    log_prob, old, reference, advantage, mask = recorded_batch(seed)
+def test_loss_equals_trl(loss, level):
+    log_prob, old, reference, advantage, mask = recorded_batch(0)
     theirs_input = log_prob.clone().requires_grad_()
     theirs = trl_loss(theirs_input, old, reference, advantage, mask, loss, level)
     theirs.backward()

@@ -10,6 +10,7 @@ from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
 from llmrl.run.artifacts import saved_state
+from some import some
 
 PLAYER = ("agent=llm_player", "agent.history=0", "agent.reflection=false", "agent.repair_turns=0", "agent.show=[]")
 MODEL = (
@@ -31,7 +32,7 @@ def run(root, name, *overrides):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", ["turn", "replay"])
+@pytest.mark.parametrize("advantage", some(["replay"], ["turn", "replay"]))
 def test_run_learns_from_complete_episodes(models, advantage):
     folder = run(models, advantage, *BLACKJACK, f"llm.learn.advantage={advantage}", "llm.learn.continuations=1")
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -51,7 +52,7 @@ def test_run_learns_from_complete_episodes(models, advantage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", ["turn", "replay"])
+@pytest.mark.parametrize("advantage", some(["turn"], ["turn", "replay"]))
 def test_long_episodes_are_truncated(models, advantage):
     """No episode of FrozenLake ends within two steps on the way back and forth, and replies are learned from anyway."""
     overrides = ("env=frozen_lake", "env.n_envs=8", "learn.rollout_steps=2", "learn.env_steps=32", *PLAYER, *MODEL)
@@ -86,7 +87,7 @@ def test_mixed_society_members_learn(models):
         models,
         "mixed",
         *("env=fishery", "env.n_agents=4", "env.n_envs=8", "env.horizon=3", "agent=mixed", f"agent.members={members}"),
-        *("learn.rollout_steps=4", "learn.env_steps=128", "learn.evaluate_episodes=8", *MODEL),
+        *("learn.rollout_steps=4", "learn.env_steps=128", "learn.evaluate_episodes=2", *MODEL),
     )
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     updates = [row for row in rows if "chat/learn/reward" in row]

@@ -111,7 +111,7 @@ def check(overrides: list[str], folder) -> None:
             json.loads(line, parse_constant=fail)
 
 
-@pytest.mark.parametrize("number", one_in(3, range(100)))
+@pytest.mark.parametrize("number", one_in(7, range(100)))
 def test_option_combination_runs_or_raises(tmp_path, number):
     check(command(number), tmp_path)
 

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ import llmrl
 import llmrl.conf
 from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import content
 from llmrl.core.secrets import (
     REDACTED,
     check_no_secrets,
@@ -448,7 +448,7 @@ def test_accepted_overrides(argument):
 def test_package_options_are_accepted(path):
     text = path.read_text(encoding="utf-8")
     assert redact_code(text) == text
-    check_no_secrets(yaml.safe_load(text) or {})
+    check_no_secrets(content(path))
     option = path.relative_to(CONF).with_suffix("").as_posix()
     group, _, name = option.partition("/")
     check_no_secrets_in_arguments([f"{group}={name}", f"name={name.replace('/', '_')}"])

@@ -53,6 +53,14 @@ def suite_file(tmp_path):
     return path
 
 
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory):
+    """Return the folder of a run that tests only read."""
+    root = tmp_path_factory.mktemp("runs")
+    run_experiment(config(root), [])
+    return only_run_folder(root)
+
+
 def run_suite(folder):
     return json.loads((folder / "evaluation" / "suite_toy" / "results.json").read_text())
 
@@ -261,14 +269,13 @@ def test_experiments_have_labels_of_reports(tmp_path):
         (["suite={file}", "--video"], "video cannot be used with a suite"),
     ],
 )
-def test_rejects_invalid_suites(tmp_path, suite_file, capsys, words, message):
-    run_experiment(config(tmp_path / "runs"), [])
+def test_rejects_invalid_suites(finished_run, suite_file, capsys, words, message):
     with pytest.raises(SystemExit):
         main(
             [
                 "--trust",
                 "errands",
-                str(only_run_folder(tmp_path / "runs")),
+                str(finished_run),
                 *(word.format(file=suite_file) for word in words),
             ]
         )

@@ -14,6 +14,7 @@ TINY = (
     "env=escape_room",
     "env.n_envs=2",
     "principal=llm",
+    "design.adapt_rounds=1",
     "design.validate_episodes=2",
     "design.steps=2",
     "design.references=0",

@@ -11,6 +11,8 @@ from llmrl.experiment.model_trial import NUMBERS, REPLAY, redact_call
 from styles import Styled
 
 PRICES = ("llm.input_price=1", "llm.output_price=4")
+SMALL = ("design.adapt_rounds=1", "design.validate_episodes=8", "design.evaluations=1", "search.episodes=2")
+"""Cheaper games; the prompts are those of the command."""
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,7 @@ def page(tmp_path_factory):
             f"llm.base_url={server.url}",
             "llm.model=styled",
             "llm.api_key_env=TRIAL_KEY",
+            *SMALL,
         )
         main(["trial", *options, *PRICES, "budget=5", "--out", "styled"])
         n_requests = len(server.requests)
@@ -68,7 +71,7 @@ def test_trial_is_reproducible_with_no_key(page, tmp_path, monkeypatch):
     texts = "".join(path.read_text() for path in replay_folder.rglob("*") if path.is_file())
     assert url not in texts and "secret" not in texts and '"http://redacted"' in texts
     monkeypatch.chdir(tmp_path)
-    run_trial(["llm=replay", f"llm.calls={replay_folder}"], tmp_path / "again")
+    run_trial(["llm=replay", f"llm.calls={replay_folder}", *SMALL], tmp_path / "again")
     first, second_trial = (json.loads((path / NUMBERS).read_text()) for path in (folder / "styled", tmp_path / "again"))
     for family, family_numbers in first.items():
         for name in ("replies", "invalid", "fallbacks", "prompt_tokens", "completion_tokens", "cost"):

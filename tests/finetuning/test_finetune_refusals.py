@@ -8,6 +8,7 @@ import pytest
 
 from installed import skip_without
 from llmrl.core.errors import ConfigError, LLMError
+from some import one_in
 from tuned import QUICK, configured
 
 skip_without("trl", "peft", "datasets")
@@ -26,24 +27,27 @@ def test_dry_run_skips_playing(proposer, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
-    [
-        (["llm.model=/no/such/folder"], LLMError, "there is no folder /no/such/folder"),
-        (["env=escape_room", "agent=linear"], ConfigError, "not a Gymnasium environment"),
-        (["dataset.trials=0"], ConfigError, "the dataset has no trials"),
-        (["dataset=search", "dataset.runs=[/no/such]"], ConfigError, "dataset.runs.*proposals.jsonl"),
-        (["dataset.examples=500"], ConfigError, r"dataset\.examples=500"),
-        (["llm.max_tokens=8"], ConfigError, r"llm\.max_tokens=8"),
-        (["llm.context_window=60"], LLMError, "context window"),
-        (["llm.dtype=float16"], ConfigError, "use bfloat16 or float32"),
-        (["method.lora.targets=[nowhere]"], ConfigError, "down_proj"),
-        (["method.lora.targets=[lm_head]"], ConfigError, "cannot have an adapter"),
-        (["method.samples=1"], ConfigError, "method.samples=1 must be at least 2"),
-        (["method.optimizer.batch=7"], ConfigError, "method.optimizer.batch=7"),
-        (["method.prompts=100", "method.samples=8"], ConfigError, r"48.*method\.prompts=100"),
-        (["rewards.low=1", "rewards.high=0"], ConfigError, "low=1 and high=0"),
-        (["+rewards.beauty=1"], ConfigError, "'beauty'"),
-        (["method.optimizer.learning_rate=-1"], ConfigError, "method.optimizer.learning_rate=-1"),
-    ],
+    one_in(
+        2,
+        [
+            (["llm.model=/no/such/folder"], LLMError, "there is no folder /no/such/folder"),
+            (["env=escape_room", "agent=linear"], ConfigError, "not a Gymnasium environment"),
+            (["dataset.trials=0"], ConfigError, "the dataset has no trials"),
+            (["dataset=search", "dataset.runs=[/no/such]"], ConfigError, "dataset.runs.*proposals.jsonl"),
+            (["dataset.examples=500"], ConfigError, r"dataset\.examples=500"),
+            (["llm.max_tokens=8"], ConfigError, r"llm\.max_tokens=8"),
+            (["llm.context_window=60"], LLMError, "context window"),
+            (["llm.dtype=float16"], ConfigError, "use bfloat16 or float32"),
+            (["method.lora.targets=[nowhere]"], ConfigError, "down_proj"),
+            (["method.lora.targets=[lm_head]"], ConfigError, "cannot have an adapter"),
+            (["method.samples=1"], ConfigError, "method.samples=1 must be at least 2"),
+            (["method.optimizer.batch=7"], ConfigError, "method.optimizer.batch=7"),
+            (["method.prompts=100", "method.samples=8"], ConfigError, r"48.*method\.prompts=100"),
+            (["rewards.low=1", "rewards.high=0"], ConfigError, "low=1 and high=0"),
+            (["+rewards.beauty=1"], ConfigError, "'beauty'"),
+            (["method.optimizer.learning_rate=-1"], ConfigError, "method.optimizer.learning_rate=-1"),
+        ],
+    ),
 )
 def test_invalid_settings_raise_early(proposer, tmp_path, overrides, error, message):
     from experiments import run_experiment

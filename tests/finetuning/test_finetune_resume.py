@@ -52,9 +52,25 @@ def reference_run(method, proposer, tmp_path_factory):
     return finetune(tmp_path_factory.mktemp("whole"), proposer, method, *OPTIONS[method])
 
 
-@pytest.mark.long  # killed at any moment, it goes on (below)
+def saved_checkpoints(root):
+    """Return the folders of saved weights by step."""
+    checkpoints = {path.parent for path in root.rglob("trainer/checkpoint-*/trainer_state.json")}
+    return {int(folder.name.rpartition("-")[2]): folder for folder in checkpoints}
+
+
+def tear_checkpoint(checkpoint, step):
+    """Write half of the checkpoint of a later step beside `checkpoint`, and return its folder."""
+    half_checkpoint = checkpoint.with_name(f"checkpoint-{step}")
+    half_checkpoint.mkdir(parents=True)
+    (half_checkpoint / "trainer_state.json").write_text("{")
+    return half_checkpoint
+
+
 def test_stopped_run_matches_uninterrupted_run(method, reference_run, proposer, tmp_path, monkeypatch):
-    """Signals in the middle of the training; also between steps that share their replies."""
+    """Signals in the middle of the training, also between steps that share their replies.
+
+    Half of a later checkpoint is ignored.
+    """
     from llmrl.run.metrics import MetricLog
     from llmrl.run.signals import Stopped
 
@@ -70,8 +86,10 @@ def test_stopped_run_matches_uninterrupted_run(method, reference_run, proposer, 
             patch.setattr(MetricLog, "log", tell_and_stop)
             with pytest.raises(Stopped):
                 finetune(tmp_path, proposer, method, *OPTIONS[method])
+    last = max(saved_checkpoints(tmp_path))
+    half_checkpoint = tear_checkpoint(saved_checkpoints(tmp_path)[last], last + 1)
     folder = finetune(tmp_path, proposer, method, *OPTIONS[method])
-    assert json.loads((folder / "status.json").read_text())["attempt"] == 3
+    assert json.loads((folder / "status.json").read_text())["attempt"] == 3 and not half_checkpoint.exists()
     assert_equal_runs(reference_run, folder)
 
 
@@ -96,27 +114,21 @@ def test_stalling_run_stops_on_signal(method, reference_run, proposer, tmp_path,
     assert_equal_runs(reference_run, finetune(tmp_path, proposer, method, *OPTIONS[method]))
 
 
+@pytest.mark.long
 def test_sigkill_resumes_from_last_checkpoint(method, reference_run, proposer, tmp_path, context):
     """A killed process resumes from its last complete checkpoint; half of a later checkpoint is ignored."""
     process = context.Process(target=silent_finetune, args=(tmp_path, proposer, method, *OPTIONS[method]))
     process.start()
     deadline = time.monotonic() + 120
 
-    def saved():
-        """Return steps whose weights are saved, by folder."""
-        checkpoints = {path.parent for path in tmp_path.rglob("trainer/checkpoint-*/trainer_state.json")}
-        return {int(folder.name.rpartition("-")[2]): folder for folder in checkpoints}
-
-    while max(checkpoints := saved(), default=0) < 2:
+    while max(checkpoints := saved_checkpoints(tmp_path), default=0) < 2:
         assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.005)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    last = max(checkpoints | saved())
-    half = checkpoints[max(checkpoints)].with_name(f"checkpoint-{last + 1}")
-    half.mkdir(parents=True)
-    (half / "trainer_state.json").write_text("{")
+    last = max(checkpoints | saved_checkpoints(tmp_path))
+    half = tear_checkpoint(checkpoints[max(checkpoints)], last + 1)
     folder = finetune(tmp_path, proposer, method, *OPTIONS[method])
     assert json.loads((folder / "status.json").read_text())["attempt"] == 2 and not half.exists()
     assert_equal_runs(reference_run, folder)

@@ -1,12 +1,12 @@
 """`llmrl-finetune --multirun hardware=slurm_finetune`: what is submitted, and a job of it on a real SLURM."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import commands
 from cluster import NoClusterError, cluster, environment_outside_jobs
 from installed import skip_without
 from llmrl.results.run_records import read_run
@@ -30,7 +30,7 @@ def submitted(root, model, *overrides, **environment):
     command = [sys.executable, "-m", "llmrl.cli.finetune", "--config-dir", str(Path(__file__).parent / "conf"), "-m"]
     arguments = [word for word in COMMON[1:] if not word.startswith("hardware.")]
     arguments += [f"output_root={root}", f"llm.model={model}", *QUICK["sft"], "hardware=slurm_finetune", *overrides]
-    done = subprocess.run(
+    done = commands.run(
         [*command, *arguments],
         env=environment_outside_jobs() | environment,
         capture_output=True,

@@ -32,6 +32,7 @@ def rows_of(folder, name):
     return [row for row in rows if name in row]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_proposals_improve(proposer, tmp_path):
     folder = run(
@@ -72,6 +73,7 @@ def test_mechanism_principal_learns(tmp_path):
         *("llm=local_chat", f"llm.model={model}", "llm.max_tokens=8", "llm/learn=grpo"),
         *("llm.max_invalid=null", "llm.learn.group_size=4", "design.candidates=4", "design.steps=2", "env.n_envs=4"),
         *("principal.repair_turns=0", f"output_root={folder}", "design.evaluations=0"),
+        *("design.adapt_rounds=0", "design.validate_episodes=4"),
     )
     rows = rows_of(only_run_folder(folder), "learn/reward")
     assert len(rows) == 2 and rows[0]["learn/invalid"] > 0

@@ -17,7 +17,7 @@ from llmrl.llms.rate_limit import RateLimit
 from llmrl.llms.request_key import request_key
 from models import chat_client, openai_model
 
-PROCESSES, SHARE = 8, 100
+PROCESSES, SHARE = 8, 50
 """Two processes each have the same questions, so half of all calls are duplicates."""
 
 

@@ -13,7 +13,7 @@ from llmrl.algorithms.societies.partitioned_policy import PartitionedPolicy, spl
 from llmrl.core.errors import ConfigError
 from llmrl.rollout.collector import Collector
 
-ROOM = ("env=escape_room", "agent.share_parameters=false", "design.adapt_rounds=6", "design.validate_episodes=8")
+ROOM = ("env=escape_room", "agent.share_parameters=false", "design.adapt_rounds=2", "design.validate_episodes=8")
 
 
 def design(folder, *overrides):

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 ROOM = (
     "env=escape_room",
     "env.n_envs=4",
-    "design.adapt_rounds=3",
+    "design.adapt_rounds=1",
     "design.validate_episodes=4",
     "design.references=0",
 )
 BANDIT = (*ROOM, "principal=egreedy", "principal.points=2", "principal.epsilon=0.5", "design.steps=30")
 WIDE = (*BANDIT, "design.candidates=2", "env.n_envs=8")
 SINGLE = (*BANDIT, "env.fixed_context=0", "design.anytime=true")
-TRIAL = (3 + 1) * 5 * 8
+TRIAL = (1 + 1) * 5 * 8
 """Environment steps of a trial of `WIDE`."""
 
 
@@ -153,7 +153,7 @@ def test_anytime_recommendations_follow_from_the_first_measurements(anytime):
 @pytest.mark.parametrize("moment", some(["confirmation"], ["proposal", "confirmation", "evaluation", "between"]))
 def test_interruption_keeps_results(tmp_path, monkeypatch, confirmed_run, moment):
     safe_point, stopped = Run.safe_point, []
-    places = {"proposal": 9 * 4 + 2, "confirmation": 25 * 4 + 2, "evaluation": 31 * 4 + 2, "between": 30 * 4}[moment]
+    places = {"proposal": 9 * 2 + 1, "confirmation": 25 * 2 + 1, "evaluation": 31 * 2 + 1, "between": 30 * 2}[moment]
 
     def interrupted(self, iteration, state):
         if iteration == places and not stopped:
@@ -205,6 +205,7 @@ def test_repetitions_in_step_draw_independently(tmp_path):
 def test_validation_after_earlier_rounds(tmp_path):
     common = (*ROOM, "principal=listed", "principal.vectors=[[5,0,0,0,0],[0,0,0,0,0]]", "env.fixed_context=0")
     common = (*common, "design.candidates=2", "env.n_envs=8", "design.steps=1", "design.evaluations=0")
+    common = (*common, "design.adapt_rounds=3")
     folder, summary = design(tmp_path / "at", *common, "design.validation_rounds=[0,2]")
     _, plain = design(tmp_path / "plain", *common)
     assert [row["objective"] for row in summary["history"]] == [row["objective"] for row in plain["history"]]

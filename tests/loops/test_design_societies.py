@@ -14,7 +14,7 @@ from llmrl.run.artifacts import saved_state
 from llmrl.statistics.estimators import standard_error_of_mean
 from some import some
 
-SHORT = ("env=escape_room", "design.evaluations=1", "design.steps=2", "design.adapt_rounds=6")
+SHORT = ("env=escape_room", "design.evaluations=1", "design.steps=2", "design.adapt_rounds=3")
 
 
 def design(folder, *overrides):
@@ -96,7 +96,7 @@ def test_proposals_share_societies(tmp_path):
         assert row["principal/objective_society_0"] == first["societies"][0]
         assert row["principal/objective_society_1"] == first["societies"][1]
     assert len(saved_state(folder)[1]["agents"]) == 4
-    assert summary["env_steps"] - summary["evaluation_env_steps"] == 2 * (6 + 2) * 5 * 16
+    assert summary["env_steps"] - summary["evaluation_env_steps"] == 2 * (3 + 2) * 5 * 16
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """CMA-ES and the cross-entropy method solve what linear policies can solve; all treatments build and run."""
 
+import itertools
+
 import gymnasium
 import numpy as np
 import pytest
@@ -60,7 +62,7 @@ FREE = ("agent.bias=false", "agent.bound=30")
         pytest.param("mountain_car_continuous", "cmaes", (15, 32, 2), 75.0, marks=pytest.mark.long),
         # Without a bias and with larger weights the hill to the flag is found at once.
         pytest.param("mountain_car_continuous", "cmaes", (12, 16, 3, *FREE), 90.0, marks=pytest.mark.long),
-        ("mountain_car_continuous", "cem", (12, 16, 3, *FREE), 90.0),
+        pytest.param("mountain_car_continuous", "cem", (12, 16, 3, *FREE), 90.0, marks=pytest.mark.long),
     ],
 )
 def test_search_solves_task(tmp_path, env, principal, settings, min_return):
@@ -102,8 +104,7 @@ def test_treatments_build(name, treatment):
         parts.close()
 
 
-@pytest.mark.parametrize("kind", ["props", "props_plus"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "kind"), one_in(4, itertools.product(TASKS, ["props", "props_plus"])))
 def test_paper_settings(name, kind):
     config = compose(*search_in(name, kind))
     env, search, principal, agent = (config[group] for group in ("env", "search", "principal", "agent"))
@@ -157,9 +158,10 @@ def test_rules_run_all_tasks(tmp_path, name):
     assert '"llm": "scripted rule (not a language model)"' in (folder / "status.json").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "optimum", "budget"),
-    [pytest.param("maze", 1 - 3 * 0.1 / 9, (80, 1), marks=pytest.mark.long), ("nim", 1.0, (120, 20))],
+    [("maze", 1 - 3 * 0.1 / 9, (80, 1)), ("nim", 1.0, (120, 20))],
 )
 def test_rules_find_best_table(tmp_path, name, optimum, budget):
     """A hill climber that reads only prompts with numbers finds the best table.

@@ -151,14 +151,11 @@ def late(proposer, society, seed):
     return 85 - 105 * float(optimize(society, proposer, seed, 64, 8)[-12:].mean())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "mirrored"),
-    [
-        pytest.param((0, 1, 2), (False, False, False), marks=pytest.mark.long),
-        pytest.param((0, 1, 2), (False, False, True), marks=pytest.mark.long),
-        ((1, 2, 0), (True, False, True)),
-    ],
+    [((0, 1, 2), (False, False, False)), ((0, 1, 2), (False, False, True)), ((1, 2, 0), (True, False, True))],
     ids=["as it is", "mirrored", "renamed and mirrored"],
 )
 def test_search_is_invariant_to_names(order, mirrored):

@@ -29,12 +29,6 @@ SIGNAL_GAME = ("--config-dir", str(TESTS / "third_party" / "conf"), "trusted_mod
 GAME = ("env=signal_game", "agent=together", "env.n_envs=5", "learn.env_steps=640", "seed=0", "hardware=cpu")
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @dataclass
 class ProcessResult:
     """Results of two processes."""
@@ -53,18 +47,8 @@ class ProcessResult:
 def two_processes(root: Path, scenario: str) -> ProcessResult:
     """`joint_worker`, started as torchrun would start it."""
     (root / "temporary").mkdir(parents=True)
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "TMPDIR": f"{root}/temporary"}
     command = [sys.executable, str(TESTS / "support" / "joint_worker.py"), str(root), scenario]
-    children = [
-        commands.Popen(
-            command,
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in (0, 1)
-    ]
+    children = commands.start_ranks(command, TMPDIR=f"{root}/temporary")
     texts = [child.communicate(timeout=300)[0] for child in children]
     return ProcessResult([child.returncode for child in children], texts, root)
 

@@ -19,8 +19,8 @@ KILLS = 10
 DESIGN = (
     "env=escape_room",
     "env.n_envs=8",
-    "design.steps=12",
-    "design.adapt_rounds=12",
+    "design.steps=8",
+    "design.adapt_rounds=8",
     "design.validate_episodes=8",
     "checkpoint_seconds=0",
 )
@@ -95,7 +95,7 @@ def check(context, tmp_path, overrides, duration, kills=KILLS):
 @pytest.mark.slow
 @pytest.mark.parametrize("principal", some(("llm",), PRINCIPALS))
 def test_design_run_survives_kills(context, tmp_path, principal):
-    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0, kills=5)
+    check(context, tmp_path, (*DESIGN, *PRINCIPALS[principal]), duration=3.0, kills=3)
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import commands
 import sink_worker
 from llmrl.run.signals import PROMISED_S
 from sink_worker import ALL, KEY, ROWS_AT_CHECKPOINT
@@ -33,11 +34,11 @@ def attempts(tmp_path: Path, node: dict[str, Any], *ways: str) -> Path:
     for folder in (home, directory):
         folder.mkdir(exist_ok=True)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "MLFLOW"))}
-    env |= {"HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(Path(sink_worker.__file__).parent)}
+    env |= {"HOME": str(home)}
     env.pop("XDG_CACHE_HOME", None)
     for way in ways:
         command = [sys.executable, sink_worker.__file__, str(root), json.dumps(node), way]
-        done = subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
+        done = commands.run(command, cwd=directory, env=env, capture_output=True, text=True, timeout=120)
         assert done.returncode == (9 if way == "killed" else 0), done.stderr
         output = [line for line in (done.stdout + done.stderr).splitlines() if "odd (tag) is nan" not in line]
         assert not output, output

@@ -75,7 +75,7 @@ def test_paper_variants_match_settings(treatment):
 @pytest.mark.parametrize(
     ("study", "treatment"),
     one_in(
-        7,
+        11,
         [
             *(("mixed", name) for name in PAPER_VARIANTS),
             *((world, name) for world in SMALL for name in sorted(SMALL_MODELS)),

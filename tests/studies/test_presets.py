@@ -64,7 +64,7 @@ def check_games_and_agents(config, common, principal, small):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize(("treatment", "game"), one_in(2, itertools.product(TREATMENTS, GAMES)))
+@pytest.mark.parametrize(("treatment", "game"), one_in(5, itertools.product(TREATMENTS, GAMES)))
 def test_paper_treatments_build(game, treatment):
     config = compose(f"experiment=legislative/{game}", f"treatment={treatment}")
     assert config["principal"]["_target_"] == options("principal")[treatment]["_target_"]
@@ -77,7 +77,7 @@ def test_paper_treatments_build(game, treatment):
 
 @pytest.mark.slow
 @pytest.mark.meltingpot
-@pytest.mark.parametrize(("principal", "game"), one_in(5, itertools.product(PRINCIPALS, GAMES)))
+@pytest.mark.parametrize(("principal", "game"), one_in(11, itertools.product(PRINCIPALS, GAMES)))
 def test_small_principals_build(game, principal):
     config = compose(f"experiment=legislative/{game}_small", f"principal={principal}")
     loop, parts = build_study(config)

@@ -190,6 +190,24 @@ def run(
     return done
 
 
+def start_ranks(args: Sequence[str], **environment: str) -> list[Popen]:
+    """Start two processes of one command as torchrun would start them, and return them by rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    shared = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, **environment}
+    return [
+        Popen(
+            args,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+
+
 @functools.cache
 def _server() -> socket.socket:
     """Return the socket of the server; the server and the processes that it has forked end when it is closed."""
@@ -216,11 +234,13 @@ def preload(names: Sequence[str]) -> None:
 
     provenance.code_digest()
     provenance.packages()
+    provenance.checkout()
     read_once()
     with hydra.initialize_config_module("llmrl.conf", version_base="1.3"):
         hydra.compose("train")  # most of the files that any command reads
     threads = list(Path("/proc/self/task").iterdir())
     assert len(threads) == 1, f"what is preloaded has started {len(threads) - 1} threads"
+    gc.set_threshold(50_000, 10, 10)
     gc.freeze()  # or the collector of what is forked would write to all of this, which copies it
 
 

@@ -219,6 +219,7 @@ def test_student_learns_from_debate(tmp_path) -> None:
         "teacher=llm",
         "llm=scripted",
         "teacher.debate_rounds=1",
+        "env.n_envs=16",
         "learn.env_steps=400",
         "learn.evaluation_interval=0",
         "learn.evaluate_episodes=4",

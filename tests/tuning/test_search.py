@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 import commands
+from in_process import call
+from llmrl.cli.train import main
 from llmrl.results.run_records import read_runs
 from some import some
 
@@ -209,8 +211,9 @@ def test_interrupted_trial_is_not_failure(tmp_path, options_folder, launcher):
     ],
 )
 def test_invalid_searches_raise_early(tmp_path, arguments, message):
-    code, output = search("env=escape_room", "principal=ucb", *arguments, cwd=tmp_path)
-    assert code == 1 and message in output, output
+    words = (*SEARCH, "env=escape_room", "principal=ucb", *arguments)
+    done = call(main, "llmrl-train", *words, cwd=tmp_path, environment=dict(os.environ))
+    assert done.returncode == 1 and message in done.stdout + done.stderr, done.stdout + done.stderr
     assert not list(tmp_path.rglob("status.json"))
 
 

@@ -67,7 +67,7 @@ def entries(path: Path) -> tuple[Entry, ...]:
     import yaml
 
     text = path.read_text(encoding="utf-8")
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
+    node = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if not isinstance(node, yaml.MappingNode):
         return ()
     lines = text.splitlines()
@@ -159,6 +159,7 @@ def document_keys(
     return documents
 
 
+@functools.cache
 def display_path(path: Path) -> str:
     """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
     return path.relative_to(root().parent).as_posix() if path.is_relative_to(root()) else str(path)

@@ -13,9 +13,12 @@ import sys
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmrl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SETTINGS = "settings"
 """Name of the parameter that takes the options of a part as one dataclass."""
@@ -96,6 +99,18 @@ class _Annotated:
         self.__annotations__ = {"value": annotation}
 
 
+@functools.lru_cache(maxsize=1024)
+def _adapter(hint: Any, text: str) -> TypeAdapter[Any]:
+    """Return the validator of a type hint; `text` distinguishes hints that are equal, such as `int | str | None`."""
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+
+    try:
+        # No option may be infinite or NaN.
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
+    except PydanticUserError:  # dataclasses and models carry their own configuration
+        return TypeAdapter(hint)
+
+
 def checked(value: Any, hint: Any, where: str) -> Any:
     """Return `value` with only the conversions that its hint requires (int to float, list to tuple).
 
@@ -103,15 +118,13 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         ConfigError: the value does not fit the hint; the message calls it `where`.
         TypeError: the hint cannot be checked.
     """
-    from pydantic import ConfigDict, PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+    from pydantic import PydanticSchemaGenerationError, ValidationError
 
     try:
         try:
-            # No option may be infinite or NaN.
-            settings = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False)
-            adapter: TypeAdapter[Any] = TypeAdapter(hint, config=settings)
-        except PydanticUserError:  # dataclasses and models carry their own configuration
-            adapter = TypeAdapter(hint)
+            adapter = _adapter(hint, repr(hint))
+        except TypeError:  # the hint has no hash
+            adapter = _adapter.__wrapped__(hint, "")
         return adapter.validate_python(value, strict=not isinstance(value, list | dict))
     except PydanticSchemaGenerationError as error:
         raise TypeError(f"{where}: no check can be made for the type hint {hint!r}") from error

@@ -68,7 +68,7 @@ def collect(diff_path: Path) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": redact_arguments(sys.argv),
         "working_folder": str(Path.cwd()),
-        "code": _code(Path(__file__).parent, diff_path),
+        "code": _code(diff_path),
         "code_digest": code_digest(),
         "python": sys.version.split()[0],
         "packages": packages(),
@@ -95,20 +95,31 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _code(package: Path, diff_path: Path) -> dict[str, Any] | None:
-    """Return Git revision and uncommitted changes of the checkout that holds `package`; None for an installed wheel."""
+@functools.cache
+def checkout() -> tuple[str, str, str] | None:
+    """Return Git revision, `git status --porcelain` and uncommitted changes of the checkout that holds this package.
+
+    They are read at the first call, as by `code_digest`. The result is None for an installed wheel.
+    """
+    package = Path(__file__).parent
     revision = _git(package, "rev-parse", "HEAD")
     if revision is None or _git(package, "ls-files", "--error-unmatch", str(package / "__init__.py")) is None:
         return None
-    changes = _git(package, "status", "--porcelain") or ""
-    diff = redact_code(_git(package, "diff", "HEAD") or "")
-    if diff:
+    return revision.strip(), _git(package, "status", "--porcelain") or "", _git(package, "diff", "HEAD") or ""
+
+
+def _code(diff_path: Path) -> dict[str, Any] | None:
+    """Return facts about the checkout that holds this package; None for an installed wheel."""
+    if (state := checkout()) is None:
+        return None
+    revision, changes, diff = state
+    if diff := redact_code(diff):
         if len(diff) > MAX_DIFF_BYTES:
             diff = diff[:MAX_DIFF_BYTES] + f"\n[cut: {len(diff)} characters in all]\n"
         write_atomic(diff_path, diff)
     untracked = [line[3:] for line in changes.splitlines() if line.startswith("??")]
     return {
-        "revision": revision.strip(),
+        "revision": revision,
         "clean": not changes,
         "diff": diff_path.name if diff else None,
         "untracked": untracked[:50],

@@ -36,6 +36,7 @@ for name in (
 pydantic.TypeAdapter(int)  # looks for plugins the first time
 provenance.code_digest()  # cached here, because files may be edited during the sweep
 provenance.packages()
+provenance.checkout()
 # The launcher passes signals of its process group on. The server must survive them to report the ends of its runs.
 os.setpgid(0, 0)
 for name in SIGNALS:

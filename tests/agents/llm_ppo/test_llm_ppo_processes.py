@@ -1,13 +1,11 @@
 """`agent=llm_ppo` and imitation with two processes, which give the same run as one process."""
 
-import os
-import subprocess
 import sys
 
 import pytest
 
+import commands
 from experiments import comparable_metrics, only_run_folder, rows_alike, run
-from llmrl.core.processes import VARIABLES
 from llmrl.run.artifacts import saved_state
 from tiny_models import make_model_for_env
 
@@ -39,15 +37,10 @@ def models(tmp_path_factory):
 
 def run_with_two_and_one(tmp_path, overrides):
     """Return the folders of a run by two processes, and of a run by one process."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "llmrl.cli.train", *overrides, f"output_root={tmp_path / 'two'}"],
-        env={name: value for name, value in os.environ.items() if name not in VARIABLES},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    arguments = [sys.executable, "-m", "llmrl.cli.train", *overrides, f"output_root={tmp_path / 'two'}"]
+    for child in commands.start_ranks(arguments):
+        output, _ = child.communicate(timeout=500)
+        assert child.returncode == 0, output
     run(*overrides, f"output_root={tmp_path / 'one'}")
     return tuple(only_run_folder(tmp_path / name) for name in ("two", "one"))
 

@@ -60,8 +60,8 @@ def numbers_in(text):
     [
         (("cartpole",), ("principal=llm", "env.horizon=60", "search.warmup=2"), False),
         (("mountain_car", "props"), ("env.horizon=30", "search.warmup=2"), True),
-        (("nim", "props"), ("search.warmup=2",), False),
-        (("reacher", "props"), ("env.horizon=10", "search.warmup=2"), True),
+        pytest.param(("nim", "props"), ("search.warmup=2",), False, marks=pytest.mark.long),
+        pytest.param(("reacher", "props"), ("env.horizon=10", "search.warmup=2"), True, marks=pytest.mark.long),
     ],
 )
 def test_malformed_replies(tmp_path, case, overrides, takes_any):
