@@ -43,7 +43,7 @@ def running_server(environment: Path, *arguments: str) -> Iterator[tuple[subproc
     command = [environment / "bin" / "python", "-m", "llmrl.cli.serve", *arguments, "--port", str(port)]
     server, address = subprocess.Popen(command), f"http://127.0.0.1:{port}"
     try:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 600
         while True:
             assert time.monotonic() < deadline and server.poll() is None, "the server has not started"
             try:
