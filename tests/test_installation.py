@@ -16,6 +16,8 @@ import llmrl.conf
 from cluster import NoClusterError, cluster
 
 ROOT = Path(__file__).parents[1]
+MAKE_BY_ID = "import gymnasium; gymnasium.make('llmrl.gym:llmrl/Maze-v0').reset(seed=0)"
+"""A program that makes an environment of the package without an import of the package."""
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +60,7 @@ def test_wheel_works_in_fresh_environment(wheel, tmp_path):
         cwd=cwd, check=True, capture_output=True, text=True,
     ).stdout  # fmt: skip
     assert origin.count(str(purelib)) == 2
+    subprocess.run([python, "-c", MAKE_BY_ID], cwd=cwd, check=True)
     overrides = ["env=escape_room", "principal=llm", "env.n_envs=2", "design.steps=1", "design.adapt_rounds=1"]
     overrides += ["design.references=0"]
     done = subprocess.run(
@@ -106,6 +109,7 @@ def test_editable_install_coexists_with_clone(tmp_path):
         assert completed.returncode == 0, f"in {cwd}: {completed.stderr}"
         package, conf = (Path(word).resolve() for word in completed.stdout.split())
         assert package == clone / "src" / "llmrl" / "__init__.py" and conf == clone / "conf" / "__init__.py"
+        subprocess.run([python, "-c", MAKE_BY_ID], cwd=cwd, env=environment, check=True)
 
 
 @pytest.mark.slow

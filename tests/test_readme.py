@@ -1,7 +1,6 @@
 """Every command of the README and of the page of commands runs, cut to seconds and with placeholders filled in."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -10,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-import commands
 from fake_openai_server import FakeOpenAIServer
+from pages import command_lines, run_command
 from some import some
 
 ROOT = Path(__file__).parents[1]
-BIN = Path(sys.executable).parent
 SMALL = {
     "harvest_native": ["env.horizon=6", "design.validate_episodes=1"],
     "escape_room": ["env.n_envs=2", "design.validate_episodes=2"],
@@ -52,28 +50,12 @@ BUDGET += [
 ]
 
 
-def page_lines(page: str) -> list[str]:
-    """Return the lines of the bash blocks of a page, comments dropped."""
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line]
-
-
 def environment(word: str) -> str | None:
     """Return the environment that a word of a command line chooses, if that is cut to seconds."""
     if match := re.match(rf"(?:env=|experiment=(?:legislative|grounding)/)({'|'.join(SMALL)})", word):
         return match[1]
     match = re.match(rf"experiment=teacher/({'|'.join(TEACHING)})", word)
     return TEACHING[match[1]] if match else None
-
-
-def run(command: list[str] | str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {k: v for k, v in os.environ.items() if not k.endswith("_API_KEY")}
-    env["PATH"] = f"{BIN}{os.pathsep}{env['PATH']}"
-    options = {"cwd": cwd, "env": env, "capture_output": True, "text": True, "timeout": 300}
-    if isinstance(command, str):
-        return subprocess.run(command, shell=True, executable="/bin/bash", **options)
-    return commands.run([BIN / command[0], *command[1:]], **options)
 
 
 def test_make_targets_exist():
@@ -127,11 +109,11 @@ def test_commands(tmp_path, page):
     ran = []
     server = FakeOpenAIServer(reply=lambda messages: '{"reasoning": "as told", "eat": 1, "clean": 2, "other": 0}')
     with server:
-        for line in page_lines(page):
+        for line in command_lines((ROOT / page).read_text()):
             if line.startswith(("git ", "make ", "podman ")):  # tests/test_containers.py has those of the container
                 continue
             if line.startswith("eval "):
-                done = run(line + " && complete -p llmrl-train", tmp_path)
+                done = run_command(line + " && complete -p llmrl-train", tmp_path)
                 assert done.returncode == 0, done.stderr
                 ran.append(line)
                 continue
@@ -148,7 +130,7 @@ def test_commands(tmp_path, page):
             if (
                 study := next((w[11:] for w in words if w.startswith("experiment=") and w[11:] in FULL_COMMANDS), None)
             ) is not None:
-                done = run([*words, *FULL_COMMANDS[study], "seed=0"], tmp_path)
+                done = run_command([*words, *FULL_COMMANDS[study], "seed=0"], tmp_path)
                 assert done.returncode == 0 and "Figure: " in done.stdout, f"{line}\n{done.stdout}\n{done.stderr}"
                 ran.append(line)
                 continue
@@ -165,7 +147,7 @@ def test_commands(tmp_path, page):
                 words += ["suite.episodes=2"] if "suite=babyai_text" in words else ["--video-steps", "3"]
                 if "--policy" in words and "--episodes" not in words:
                     words += ["--episodes", "2"]
-            done = run(words, tmp_path)
+            done = run_command(words, tmp_path)
             if "llm=gpt4o" in words and "dry_run=true" in words:
                 assert done.returncode == 0 and "about $" in done.stdout, f"{line}\n{done.stderr}"
             elif "llm=gpt4o" in words:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
+from pages import command_lines
 
 PAGES = notebooks.pages()
 LEARN = ["learn.env_steps=8", "learn.rollout_steps=4", "learn.evaluate_episodes=2", "play.episodes=2", "env.n_envs=2"]
@@ -32,13 +32,6 @@ SMALL = {
     ],
 }
 """What cuts a command to seconds, by a word that is in it; of each key what is typed last counts."""
-
-
-def commands(page: Path) -> list[str]:
-    """Return the lines of a page's bash blocks, comments dropped and continued lines joined."""
-    text = page.read_text().replace("\\\n", " ")
-    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return [line.split("  #")[0].strip() for block in blocks for line in block.splitlines() if line.strip()]
 
 
 def shorten(line: str) -> str:
@@ -90,7 +83,7 @@ def test_notebook_contains_text_commands_and_code():
     assert [cell.source for cell in notebook.cells[2:]] == ["%%bash\nllmrl-train", "1 + 1", "```text\nx\n```"]
 
 
-@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in commands(page)}))
+@pytest.mark.parametrize("line", sorted({line for page in PAGES for line in command_lines(page.read_text())}))
 def test_command_composes(line):
     command, *words = shlex.split(line)
     assert command in ("llmrl-train", "llmrl-evaluate", "llmrl-report", "llmrl-llm")
@@ -105,7 +98,7 @@ def test_invalid_command_is_detected():
 
 
 def test_short_options_exist_in_tutorials():
-    words = {word for page in PAGES for line in commands(page) for word in shlex.split(line)}
+    words = {word for page in PAGES for line in command_lines(page.read_text()) for word in shlex.split(line)}
     assert not set(SMALL) - words
 
 

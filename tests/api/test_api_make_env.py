@@ -9,11 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from pettingzoo.test import parallel_api_test
+from pettingzoo.test import parallel_api_test, parallel_seed_test, seed_test
+from pettingzoo.utils.conversions import parallel_to_aec
 
 import llmrl
 import llmrl.gym
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import options
 
 SINGLE_AGENT = [
     ("maze", {}),
@@ -29,6 +31,19 @@ MULTI_AGENT = [
     ("simple_speaker_listener", {}),
     ("harvest", {"horizon": 20, "n_agents": 3, "map": "own"}),
 ]
+SINGLE_AGENT_CLASSES = (
+    "llmrl.envs.babyai.vec_env.BabyAIEnv",
+    "llmrl.envs.gym.vec_env.GymnasiumEnv",
+    "llmrl.envs.rooms.vec_env.RoomsEnv",
+)
+WORLDS = {"pettingzoo": "pettingzoo.classic.rps_v2", "openspiel": "kuhn_poker", "textarena": "TicTacToe-v0"}
+"""Options that need an id, and one of their games; `openenv` needs a server (test_openenv_server.py)."""
+SOCIETIES = [
+    pytest.param(name, marks=(pytest.mark.meltingpot, pytest.mark.slow)) if name.endswith("_pixels") else name
+    for name, node in options("env").items()
+    if node["_target_"] not in SINGLE_AGENT_CLASSES and name != "openenv"
+]
+"""Every environment of several agents."""
 
 
 def needs_mujoco(name):
@@ -139,13 +154,26 @@ def test_pictures(name):
     env.close()
 
 
-@pytest.mark.parametrize(("name", "options"), MULTI_AGENT, ids=[name for name, _ in MULTI_AGENT])
-def test_multi_agent_environments_pass_pettingzoo_checker(name, options):
-    env = llmrl.make_env(name, api="pettingzoo", **options)
+def make_society(name):
+    """Return a multi-agent environment as PettingZoo's."""
+    if name in ("openspiel", "textarena"):
+        pytest.importorskip({"openspiel": "pyspiel"}.get(name, name))
+    return llmrl.make_env(name, api="pettingzoo", **({"id": WORLDS[name]} if name in WORLDS else {}))
+
+
+@pytest.mark.parametrize("name", SOCIETIES)
+def test_multi_agent_environments_pass_pettingzoo_checkers(name):
+    env = make_society(name)
+    assert env.env.spec.n_agents > 1
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         parallel_api_test(env, num_cycles=50)
+    spec = env.env.spec
     env.close()
+    if "action_mask" in spec.observation:  # the checker of parallel environments ignores masks
+        seed_test(lambda: parallel_to_aec(make_society(name)), num_cycles=20)
+    elif spec.deterministic:
+        parallel_seed_test(lambda: make_society(name), num_cycles=20)
 
 
 def test_agent_roles_keep_names():

@@ -3,14 +3,11 @@
 import json
 import os
 import signal
-import site
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pytest
 
@@ -18,6 +15,7 @@ import llmrl
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.run.command_exit import EXIT_FAILED
+from openenv_server import make_environment, running_server
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -51,40 +49,13 @@ asyncio.run(main())
 def environment(tmp_path_factory):
     """Return the folder of an environment with OpenEnv whose other packages are those of this one."""
     folder = tmp_path_factory.mktemp("openenv") / "env"
-    subprocess.run([sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, folder], check=True)
-    packages = next(folder.glob("lib/python*/site-packages"))
-    (packages / "zz_base.pth").write_text("\n".join([str(ROOT / "src"), *site.getsitepackages()]))
-    python = str(folder / "bin" / "python")
-    install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python, "openenv==0.10.0"]
-    subprocess.run(install, check=True)
+    make_environment(folder)
     return folder
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def start_server(environment, *arguments):
-    """Return a running server and its address."""
-    port = free_port()
-    command = [environment / "bin" / "python", "-m", "llmrl.cli.serve", *arguments, "--port", str(port)]
-    server, address = subprocess.Popen(command), f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            if httpx.get(f"{address}/health").status_code == 200:
-                return server, address
-        except httpx.TransportError:
-            time.sleep(0.2)
-    server.kill()
-    raise AssertionError("the server has not started")
 
 
 @pytest.mark.long
 def test_sessions_equal_environment(environment):
-    server, address = start_server(environment, "env=harvest", "env.horizon=12")
-    try:
+    with running_server(environment, "env=harvest", "env.horizon=12") as (server, address):
         subprocess.run([environment / "bin" / "openenv", "validate", "--url", address], check=True)
         arguments = [environment / "bin" / "python", "-c", CLIENT, address]
         with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as client:
@@ -106,17 +77,15 @@ def test_sessions_equal_environment(environment):
                 assert [first["rewards"][agent] for agent in agents] == np.asarray(step.reward)[0].tolist()
             assert first["done"] and first["truncated"] and not first["terminated"]
         subprocess.run([environment / "bin" / "python", "-c", SESSIONS, address], check=True)
-    finally:
         server.send_signal(signal.SIGTERM)
         started = time.monotonic()
         server.wait(30)
-    assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 20
 
 
 @pytest.mark.long
 def test_environment_plays_on_server(environment):
-    server, address = start_server(environment, "env=blackjack")
-    try:
+    with running_server(environment, "env=blackjack") as (_, address):
         moves = [{"actions": {"player_0": name}} for name in ("stick", "hit")]
         env = make_env("pettingzoo", id=address, library="openenv", n_envs=2, kwargs={"moves": moves})
         local = make_env("blackjack", n_envs=1)
@@ -129,9 +98,6 @@ def test_environment_plays_on_server(environment):
         with pytest.raises(ConfigError, match="moves"):
             make_env("pettingzoo", id=address, library="openenv", n_envs=1)
         env.close()
-    finally:
-        server.kill()
-        server.wait(30)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ftp://a", "http://127.0.0.1:1"])

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
+import llmrl
 from explored import HOSTILE, played, principal_run
-from llmrl.cli.export import export_inspect, main
+from llmrl.cli.export import TABLES, export_inspect, main
 from llmrl.core.errors import ConfigError, RunFolderError
 
 REASON = "inspect_ai is not installed: its 0.3.285 needs fsspec <= 2026.6, and constraints.txt has 2026.9"
@@ -55,3 +56,34 @@ def test_rejects_unsupported_runs(tmp_path, monkeypatch, capsys):
         export_inspect(principal_run(tmp_path))
     with pytest.raises(ConfigError, match="end in"):
         export_inspect(played(tmp_path / "b", episodes=1), tmp_path / "log.txt")
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("what", ["runs", "metrics", "proposals", "episodes", "calls"])
+def test_tables_equal_loaded_results(tmp_path, what, format):
+    import pandas as pd
+
+    run = principal_run(tmp_path / "outputs")
+    main(["table", str(run), "--what", what, "--format", format])
+    frame = getattr(llmrl.load(run), TABLES[what])
+    path = run / "tables" / f"{what}.{format}"
+    read = pd.read_parquet(path) if format == "parquet" else pd.read_csv(path)
+    assert list(read) == list(frame) and len(read) == len(frame)
+    if what in ("runs", "proposals"):
+        assert len(read) and read["seed"].tolist() == frame["seed"].tolist()
+
+
+def test_table_of_sweep(tmp_path, monkeypatch, capsys):
+    for seed in (0, 1):
+        principal_run(tmp_path / "outputs", seed)
+    monkeypatch.chdir(tmp_path)
+    main(["table", "latest:state", "--out", "runs.csv"])
+    assert "2 rows" in capsys.readouterr().out
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 3
+
+
+def test_missing_pyarrow_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SystemExit):
+        main(["table", str(principal_run(tmp_path)), "--format", "parquet"])
+    assert "llmrl[analysis]" in capsys.readouterr().err

@@ -73,3 +73,37 @@ def test_explain_names_row():
     assert documents["search.warmup"].value == 100
     assert documents["search.warmup"].set_in.startswith("conf/treatment/props_plus.yaml:")
     assert not [key for key in documents if key.startswith("per_")]
+
+
+def test_hydra_compose_resolves_without_hydra_config(tmp_path):
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir, initialize_config_module
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    import llmrl.conf
+
+    (tmp_path / "mine.yaml").write_text(
+        "hydra: {searchpath: ['pkg://llmrl.conf']}\ndefaults: [train, _self_]\n"
+        "name: 'mine_${option:env}_${option:principal}'\n"
+    )
+    places = [
+        (lambda: initialize_config_module("llmrl.conf", version_base="1.3"), "train", "nim"),
+        (lambda: initialize_config_dir(llmrl.conf.__path__[0], version_base="1.3"), "train", "nim"),
+        (lambda: initialize_config_module("llmrl.conf", version_base="1.3"), "finetune", "finetune_nim"),
+        (lambda: initialize_config_dir(str(tmp_path), version_base="1.3"), "mine", "mine_nim_ucb"),
+    ]
+    hydra_config = HydraConfig.instance()
+    previous_config, hydra_config.cfg = hydra_config.cfg, None
+    try:
+        for initialize, primary, name in places:
+            with initialize():
+                config = hydra_compose(primary, overrides=["env=nim", "principal=ucb"])
+            assert OmegaConf.to_container(config, resolve=True)["name"] == name
+    finally:
+        hydra_config.cfg = previous_config
+
+
+def test_option_of_other_group_is_refused(experiment):
+    with pytest.raises(ConfigError, match=r"mine.yaml: \$\{option:agent\} must name one of the groups env, principal"):
+        compose_from(experiment("name: '${option:agent}'\n"), "experiment=mine")

@@ -149,7 +149,7 @@ class OptunaSweeper(LlmrlSweeper):
             for setting in settings:
                 overrides = [*sought.fixed, *(f"{key}={text}" for key, text in setting.items())]
                 config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
-                HydraConfig.instance().set_config(config)  # the default name asks it for the environment
+                HydraConfig.instance().set_config(config)  # a user's own name may ask it for the chosen options
                 configs.append({key: config[key] for key in ("output_root", "name", "dry_run", SEED)})
         finally:
             HydraConfig.instance().cfg = previous_config

@@ -141,6 +141,24 @@ def pandas() -> Any:
     return pandas
 
 
+def write_frame(frame: pd.DataFrame, path: Path, format: str) -> None:
+    """Write a frame as `csv` or as `parquet` with Apache Arrow's types; the folder is created.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if format == "csv":
+        frame.to_csv(path, index=False)
+        return
+    try:
+        frame.to_parquet(path, index=False)
+    except ImportError as error:
+        raise ConfigError(
+            f"Parquet files need pyarrow, which cannot be imported ({error}): pip install 'llmrl[analysis]'"
+        ) from error
+
+
 def runs_frame(runs: NamedRuns) -> pd.DataFrame:
     """Return a frame with one row for each run.
 

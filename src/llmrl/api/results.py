@@ -150,16 +150,9 @@ class Results:
         Raises:
             ConfigError: pyarrow is not installed.
         """
-        place = Path(folder).expanduser()
-        place.mkdir(parents=True, exist_ok=True)
-        files = {name: place / f"{name}.parquet" for name in TABLES}
-        try:
-            for name, path in files.items():
-                getattr(self, name).to_parquet(path, index=False)
-        except ImportError as error:
-            raise ConfigError(
-                f"Parquet files need pyarrow, which cannot be imported ({error}): pip install 'llmrl[analysis]'"
-            ) from error
+        files = {name: Path(folder).expanduser() / f"{name}.parquet" for name in TABLES}
+        for name, path in files.items():
+            dataframes.write_frame(getattr(self, name), path, "parquet")
         return list(files.values())
 
     @cached_property

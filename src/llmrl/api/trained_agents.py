@@ -82,6 +82,7 @@ class TrainedAgent:
         iteration: iteration of the checkpoint.
         spec: specification of the training environment, with the number of games that the agent plays.
         channels: channels of observations that the agent reads.
+        names: names of the agents of a game.
     """
 
     def __init__(self, saved: SavedRun, parts: Parts, seed: int = 0) -> None:
@@ -91,14 +92,19 @@ class TrainedAgent:
         [self._agent] = parts.agents
         self.folder, self.iteration = saved.folder, saved.iteration
         self.spec: EnvSpec = parts.env.spec
-        self.channels = tuple(self._agent.policy.channels)
+        self.channels = tuple(self.policy.channels)
         self._generator = Seeds(seed).torch("actions")
         agent_names = self.spec.agent_names
-        self._names = list(agent_names) if agent_names else [f"player_{i}" for i in range(self.spec.n_agents)]
+        self.names = list(agent_names) if agent_names else [f"player_{i}" for i in range(self.spec.n_agents)]
         self._state: Any = None
 
     def __repr__(self) -> str:
         return f"TrainedAgent({self.folder}, iteration {self.iteration}, reads {', '.join(self.channels) or 'nothing'})"
+
+    @property
+    def policy(self) -> Any:
+        """Policy of the agents (`llmrl.core.protocols.Policy`)."""
+        return self._agent.policy
 
     def reset(self, games: Any = None) -> None:
         """Start new episodes: clear the memory of the agent.
@@ -136,7 +142,7 @@ class TrainedAgent:
         inputs: dict[str, Any] = {
             name: x if x.dtype == object else torch.as_tensor(x).to(self._parts.device) for name, x in arrays.items()
         }
-        act = self._agent.policy.act(inputs, self._state, self._generator, deterministic)
+        act = self.policy.act(inputs, self._state, self._generator, deterministic)
         self._state = act.state
         action = act.action.detach().cpu().numpy()
         if form == "vec":
@@ -170,8 +176,8 @@ class TrainedAgent:
     def _arrays(self, observation: Mapping[str, Any]) -> tuple[_Form, dict[str, np.ndarray]]:
         """Return the interface of an observation, and the channels that are read, [n_envs, n_agents, ...] each."""
         if observation and all(isinstance(agent_observation, Mapping) for agent_observation in observation.values()):
-            if list(observation) != self._names:
-                raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self._names}")
+            if list(observation) != self.names:
+                raise ConfigError(f"the observation has agents {', '.join(observation)}; it must have {self.names}")
             self._check(next(iter(observation.values())))
             return "agents", {
                 name: self._stack([agent_observation[name] for agent_observation in observation.values()], name)[None]

@@ -1,4 +1,4 @@
-"""`llmrl-export`: results of runs in formats of other programs: episodes as Inspect logs, trained language models."""
+"""`llmrl-export`: results of runs for other programs: tables, episodes as Inspect logs, trained agents and models."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from pathlib import Path
 
 from llmrl.run.command_exit import handle_interrupt
 
+TABLES = {
+    "runs": "runs",
+    "metrics": "metrics",
+    "proposals": "proposals",
+    "episodes": "episodes",
+    "calls": "llm_calls",
+}
+"""Value of `--what` -> table of `llmrl.load`."""
+
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
+    from llmrl.config.trust_options import add_trust
     from llmrl.experiment.run_lookup import add_root
 
     p = argparse.ArgumentParser(prog="llmrl-export", description=__doc__)
@@ -31,7 +41,39 @@ def parser() -> argparse.ArgumentParser:
         "--merge", action="store_true", help="write a complete model with tokenizer, with the adapter merged into it"
     )
     add_root(adapter)
+    agent = commands.add_parser("agent", help="the trained agent of a run as safetensors and a description in JSON")
+    agent.add_argument("run", type=Path, help="a run folder; run:<hash>, latest:<name>")
+    agent.add_argument("--out", type=Path, default=None, help="the folder (default: <run>/agent)")
+    add_trust(agent)
+    add_root(agent)
+    table = commands.add_parser("table", help="a table of runs as CSV or Parquet")
+    table.add_argument("folder", type=Path, help="a folder of runs at any level, or a run; run:<hash>, latest:<name>")
+    table.add_argument("--what", choices=TABLES, default="runs", help="rows of the table (default runs)")
+    table.add_argument("--format", choices=("csv", "parquet"), default="csv", help="format of the file (default csv)")
+    table.add_argument("--out", type=Path, default=None, help="the file (default: <folder>/tables/<what>.<format>)")
+    add_root(table)
     return p
+
+
+def export_table(folder: Path, what: str, format: str, out: Path | None = None) -> tuple[Path, int]:
+    """Write a table of the runs in a folder; return its path and the number of its rows.
+
+    Args:
+        folder: folder of runs at any level, or a run.
+        what: one of `TABLES`.
+        format: `csv` or `parquet`.
+        out: the file; None: `<folder>/tables/<what>.<format>`.
+
+    Raises:
+        LlmrlError: there is no such folder, or pandas or pyarrow is not installed.
+    """
+    from llmrl.api.dataframes import write_frame
+    from llmrl.api.results import load
+
+    frame = getattr(load(folder), TABLES[what])
+    out = folder / "tables" / f"{what}.{format}" if out is None else out
+    write_frame(frame, out, format)
+    return out, len(frame)
 
 
 def export_inspect(folder: Path, out: Path | None = None) -> tuple[Path, int]:
@@ -62,18 +104,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     with exit_on_error("llmrl-export"):
         from llmrl.display.console import print_line
-        from llmrl.experiment.run_lookup import run_folder_of
+        from llmrl.experiment.run_lookup import folder_of, run_folder_of
 
+        if args.command == "table":
+            folder = folder_of(args.folder, args.output_root)
+            keep_private_like(folder)
+            out, rows = export_table(folder, args.what, args.format, args.out)
+            print_line(f"{rows:,} rows: {out}")
+            return
         run = run_folder_of(args.run, args.output_root)
         keep_private_like(run)
         if args.command == "adapter":
             from llmrl.experiment.model_export import export_model
 
             print_line(f"model: {export_model(run, args.out, args.merge)}")
-            return
-        out, episodes = export_inspect(run, args.out)
-        print_line(f"{episodes:,} episodes: {out}")
-        print_line(f"Look at them: inspect view --log-dir {out.parent}")
+        elif args.command == "agent":
+            from llmrl.api.agent_export import export_agent
+
+            print_line(f"agent: {' and '.join(map(str, export_agent(run, args.out, args.trust)))}")
+        else:
+            out, episodes = export_inspect(run, args.out)
+            print_line(f"{episodes:,} episodes: {out}")
+            print_line(f"Look at them: inspect view --log-dir {out.parent}")
 
 
 if __name__ == "__main__":

@@ -8,11 +8,15 @@
 With `env=cartpole` the file holds the row `cartpole` in addition to its other values; the row comes last. Files that
 follow in the defaults list, and the command line, override it as they override the rest of the file. The composed
 config has the values of the row and no table. A file that includes another one in its `defaults` inherits its table.
+
+`${option:env}` in a value at the top level of a file stands for the name of the chosen option. Unlike
+`${hydra:runtime.choices.env}`, it needs no `HydraConfig`, so the composed config can be resolved anywhere.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
 
 TABLES: Mapping[str, str] = {"per_env": "env", "per_principal": "principal"}
 """Key of a table -> the config group whose options name its rows."""
+_OPTION = re.compile(r"\$\{option:(\w+)\}")
 
 
 def without_tables(key: Sequence[str], choices: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -71,7 +76,7 @@ def merge_tables() -> None:
 
 
 class _RowRepository:
-    """Option files in which the row of the chosen option takes the place of each table."""
+    """Option files with rows and names of chosen options in place of tables and of `${option:<group>}`."""
 
     def __init__(self, repo: IConfigRepository, choices: Mapping[str, str]) -> None:
         self._repo, self._choices = repo, choices
@@ -83,7 +88,8 @@ class _RowRepository:
         """Return the content of a file; None if there is none.
 
         Raises:
-            ConfigError: a table is not a mapping of rows, or a row has the name of no option.
+            ConfigError: a table is not a mapping of rows, a row has the name of no option, or no option is chosen of a
+                group whose option's name is asked for.
         """
         from omegaconf import DictConfig
 
@@ -96,7 +102,23 @@ class _RowRepository:
                 self._check(table, f"{config_path}.yaml, {key}", group)
                 if (row := table.get(self._choices.get(group))) is not None:
                     source.config.merge_with(row)
+        for name, value in source.config.items_ex(resolve=False):
+            if isinstance(value, str) and _OPTION.search(value):
+                source.config[name] = _OPTION.sub(lambda match: self._option(match[1], config_path), value)
         return source
+
+    def _option(self, group: str, config_path: str) -> str:
+        """Return the name of the chosen option of a group.
+
+        Raises:
+            ConfigError: the config has no option of the group.
+        """
+        if group not in self._choices:
+            raise ConfigError(
+                f"{config_path}.yaml: ${{option:{group}}} must name one of the groups {', '.join(TABLES.values())} "
+                "of which an option is chosen"
+            )
+        return self._choices[group]
 
     def _check(self, table: Any, place: str, group: str) -> None:
         """Raise ConfigError for a table that is not a mapping of rows, and for a row of an unknown option."""

@@ -94,6 +94,11 @@ class NumericActions:
         numbers: the action's numbers and their bounds.
         squashed: whether real numbers are squashed.
 
+    Attributes:
+        n_real: number of the numbers that are drawn as real numbers, n_real <= a.
+        choices: index and number of values of each integer that is categorical.
+        center, half: middle and half the width of the bounds of the real numbers, [n_real].
+
     Raises:
         ConfigError: a number without bounds would be squashed.
     """
@@ -119,9 +124,10 @@ class NumericActions:
         self._real: slice | list[int] = self.real if self.choices else slice(None)
         self._tensors: dict[object, torch.Tensor] = {}
         lower, upper = np.where(bounded, low, -1.0)[self.real], np.where(bounded, high, 1.0)[self.real]
+        self.center, self.half = (lower + upper) / 2, (upper - lower) / 2
         self._constants = {
-            "center": (lower + upper) / 2,
-            "half": (upper - lower) / 2,
+            "center": self.center,
+            "half": self.half,
             "nodes": _NODES,
             "shares": _WEIGHTS / _WEIGHTS.sum(),
         }

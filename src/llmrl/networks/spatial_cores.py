@@ -84,7 +84,9 @@ class StridedConvolution(nn.Module):
         generator: random numbers of the initial weights.
 
     Attributes:
+        stride: as the argument.
         size: width' and height'.
+        ends: number of cells of padding after the last cell of each side; before the first one there is one cell.
 
     Raises:
         ConfigError: `stride` is above 3 and would skip cells.
@@ -99,13 +101,14 @@ class StridedConvolution(nn.Module):
         if stride > KERNEL:
             raise ConfigError(f"agent.map_stride={stride} would skip cells of the map; use 1, 2 or 3")
         *sides, k = shape
+        self.stride = stride
         self.codes = OneHots(codes)
         self.size = tuple(max(0, -(-(n - KERNEL + 1) // stride)) + 1 for n in sides)
         # Indices of the cells under each kernel position; cells outside the map have the index after the last cell.
         outside = math.prod(sides)
-        ends = [(positions - 1) * stride + KERNEL - 1 - n for positions, n in zip(self.size, sides, strict=True)]
+        self.ends = [(positions - 1) * stride + KERNEL - 1 - n for positions, n in zip(self.size, sides, strict=True)]
         numbers = torch.arange(outside).view(sides)
-        padded = nn.functional.pad(numbers, (1, ends[1], 1, ends[0]), value=outside)
+        padded = nn.functional.pad(numbers, (1, self.ends[1], 1, self.ends[0]), value=outside)
         windows = padded.unfold(0, KERNEL, stride).unfold(1, KERNEL, stride)
         self.register_buffer("cell_indices", windows.flatten(), persistent=False)
         layer = nn.Linear(KERNEL**2 * (self.codes.n_entries or k), channels)

@@ -1,0 +1,134 @@
+"""Description of a network's actor as a list of layers, each a function of PyTorch, for other programs.
+
+A layer transforms the output of the previous layer. The first layer transforms the map or image that the network reads
+or, without one, an empty vector. `docs/with_other_tools.md` has a program that computes such layers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from llmrl.core.errors import Incompatible, Misfit
+from llmrl.networks.action_distributions import NumericActions
+from llmrl.networks.actor_critic import ActorCritic
+from llmrl.networks.film import FilmCore
+from llmrl.networks.running_moments import MAX_DEVIATIONS, RunningMoments
+from llmrl.networks.spatial_cores import KERNEL, GridCore, OneHots, PixelCore, PlanesCore, StridedConvolution
+
+
+class ActorLayers:
+    """The layers of the actor of one network.
+
+    Their output is the logits of all actions, or the most probable action of several numbers.
+
+    Args:
+        network: network with discrete actions, or with actions of real numbers.
+
+    Attributes:
+        layers: a dictionary for each layer: `function`; `weights`, names of tensors that are its arguments after the
+            input; `options`, its keyword arguments.
+        tensors: tensors by name.
+
+    Raises:
+        Incompatible: the core reads an instruction, or an action includes integers.
+    """
+
+    def __init__(self, network: ActorCritic) -> None:
+        self.layers: list[dict[str, Any]] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        if isinstance(network.core, FilmCore):
+            raise Incompatible(
+                Misfit.INTERFACE, "a core that reads an instruction (agent.core=film) cannot be exported"
+            )
+        if isinstance(network.core, nn.Sequential):
+            self._add_numbers(network)
+            self._add_sequence(network.core)
+        else:
+            self._add_spatial(network.core)
+            if network.join == "core":
+                self._add_numbers(network)
+            self._add_sequence(network.core.linear)  # type: ignore[arg-type]
+            if network.join == "heads":
+                self._add_numbers(network)
+        if network.memory is not None:
+            lstm = network.memory.lstm
+            for i in range(lstm.num_layers):
+                names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                self._add("lstm_cell", {name: getattr(lstm, f"{name}_l{i}") for name in names})
+        self._add_sequence(network.actor)
+        if isinstance(network.distribution, NumericActions):
+            self._add_numeric_actions(network.distribution)
+
+    def _add(self, function: str, weights: dict[str, torch.Tensor] | None = None, **options: Any) -> None:
+        names = {f"{len(self.layers)}.{name}": tensor for name, tensor in (weights or {}).items()}
+        self.layers.append({"function": function, "weights": list(names), "options": options})
+        self.tensors |= {name: tensor.detach() for name, tensor in names.items()}
+
+    def _add_sequence(self, modules: nn.Module) -> None:
+        for module in modules.children():
+            match module:
+                case nn.Linear(weight=weight, bias=bias):
+                    self._add("linear", {"weight": weight, "bias": bias})
+                case nn.Conv2d(weight=weight, bias=bias):
+                    geometry = {"stride": list(module.stride), "padding": list(module.padding)}
+                    self._add("conv2d", {"weight": weight, "bias": bias}, **geometry)  # type: ignore[dict-item]
+                case nn.ReLU() | nn.Tanh():
+                    self._add(type(module).__name__.lower())
+                case _:
+                    raise TypeError(f"{type(module).__name__} is not a layer of an actor")
+
+    def _add_numbers(self, network: ActorCritic) -> None:
+        """Append the other numbers that a network reads and the index of the agent: (x - mean) / deviation, clipped."""
+        if not network.vectors:
+            return
+        moments = network.normalizer or RunningMoments()
+        limit = math.inf if network.normalizer is None else MAX_DEVIATIONS
+        weights = {"mean": moments.mean, "deviation": moments.deviation, "limit": torch.tensor(limit)}
+        weights = {name: tensor.float() for name, tensor in weights.items()}
+        self._add("append_numbers", weights, channels=list(network.vector_channels))
+
+    def _add_spatial(self, core: nn.Module) -> None:
+        """Add the layers of a core for a map or an image, except its last layer."""
+        if isinstance(core, PlanesCore):
+            self._add("planes", planes=[list(plane) for plane in core.planes])
+        elif isinstance(core, PixelCore):
+            self._add("div", other=255.0)
+            self._add("permute", dims=[2, 0, 1])
+            self._add_sequence(core.convolutions)
+            self._add("flatten")
+        elif isinstance(core, GridCore):
+            first = core.first
+            encoder = first.codes if isinstance(first, StridedConvolution) else first
+            if isinstance(encoder, OneHots) and encoder.n_entries:
+                offsets = [*encoder.first_code.tolist(), encoder.n_entries]
+                self._add("one_hot", codes=[high - low for low, high in itertools.pairwise(offsets)])
+            self._add("permute", dims=[2, 0, 1])
+            if isinstance(first, StridedConvolution):
+                self._add_strided(first)
+            self._add_sequence(core.convolutions)
+            if not len(core.convolutions):
+                self._add("permute", dims=[1, 2, 0])
+            self._add("flatten")
+
+    def _add_strided(self, layer: StridedConvolution) -> None:
+        linear = layer.linear[0]
+        weight = linear.weight.unflatten(1, (KERNEL, KERNEL, -1)).movedim(-1, 1)  # type: ignore[operator]
+        self._add("pad", pad=[1, layer.ends[1], 1, layer.ends[0]])
+        self._add("conv2d", {"weight": weight, "bias": linear.bias}, stride=[layer.stride] * 2)  # type: ignore[dict-item]
+        self._add("relu")
+
+    def _add_numeric_actions(self, actions: NumericActions) -> None:
+        """Replace the last layer by one with the means of the numbers, and scale these to their bounds."""
+        if actions.choices:
+            raise Incompatible(Misfit.INTERFACE, "actions that include integers with few values cannot be exported")
+        for name in self.layers[-1]["weights"]:
+            self.tensors[name] = self.tensors[name][: actions.n_real]
+        if actions.squashed:
+            self._add("tanh")
+        center, half = (torch.tensor(x, dtype=torch.float32) for x in (actions.center, actions.half))
+        self._add("linear", {"weight": half.diag(), "bias": center})

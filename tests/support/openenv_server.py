@@ -1,0 +1,57 @@
+"""Servers of OpenEnv, in an environment of their own, because OpenEnv needs an older Pillow."""
+
+from __future__ import annotations
+
+import site
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_environment(folder: Path) -> None:
+    """Make an environment with OpenEnv whose other packages are those of this one."""
+    subprocess.run([sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, folder], check=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    (packages / "zz_base.pth").write_text("\n".join([str(ROOT / "src"), *site.getsitepackages()]))
+    python = str(folder / "bin" / "python")
+    install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python, "openenv==0.10.0"]
+    subprocess.run(install, check=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def running_server(environment: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Return a context with a running server and its address; it is killed at the end.
+
+    Args:
+        environment: folder of `make_environment`.
+        arguments: arguments of `llmrl-serve` without the port.
+    """
+    port = free_port()
+    command = [environment / "bin" / "python", "-m", "llmrl.cli.serve", *arguments, "--port", str(port)]
+    server, address = subprocess.Popen(command), f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + 600
+        while True:
+            assert time.monotonic() < deadline and server.poll() is None, "the server has not started"
+            try:
+                if httpx.get(f"{address}/health").status_code == 200:
+                    break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        yield server, address
+    finally:
+        server.kill()
+        server.wait(30)
