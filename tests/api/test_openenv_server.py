@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import site
 import socket
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import llmrl
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.run.command_exit import EXIT_FAILED
+from other_environment import make_environment
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -50,14 +50,7 @@ asyncio.run(main())
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """Return the folder of an environment with OpenEnv whose other packages are those of this one."""
-    folder = tmp_path_factory.mktemp("openenv") / "env"
-    subprocess.run([sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, folder], check=True)
-    packages = next(folder.glob("lib/python*/site-packages"))
-    (packages / "zz_base.pth").write_text("\n".join([str(ROOT / "src"), *site.getsitepackages()]))
-    python = str(folder / "bin" / "python")
-    install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python, "openenv==0.10.0"]
-    subprocess.run(install, check=True)
-    return folder
+    return make_environment(tmp_path_factory.mktemp("openenv") / "env", "openenv==0.10.0").parents[1]
 
 
 def free_port():
