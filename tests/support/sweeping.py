@@ -55,7 +55,7 @@ def start(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str
 def sweep(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.CompletedProcess[str]:
     """`start`, and wait for it."""
     process = start(*overrides, cwd=cwd, python=python, **extra)
-    out, err = process.communicate(timeout=500)
+    out, err = process.communicate(timeout=1500)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
