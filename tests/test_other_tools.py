@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 import llmrl
-from openenv_server import make_environment, running_server
+from openenv_server import running_server
+from other_environment import make_environment
 from pages import ROOT, blocks, command_lines, run_command, sections
 from tiny_models import make_tiny_causal
 

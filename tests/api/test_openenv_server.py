@@ -15,7 +15,8 @@ import llmrl
 from environments import make_env
 from llmrl.core.errors import ConfigError
 from llmrl.run.command_exit import EXIT_FAILED
-from openenv_server import make_environment, running_server
+from openenv_server import REQUIREMENT, running_server
+from other_environment import make_environment
 
 ROOT = Path(__file__).parents[2]
 CLIENT = """
@@ -49,7 +50,7 @@ asyncio.run(main())
 def environment(tmp_path_factory):
     """Return the folder of an environment with OpenEnv whose other packages are those of this one."""
     folder = tmp_path_factory.mktemp("openenv") / "env"
-    make_environment(folder)
+    make_environment(folder, REQUIREMENT)
     return folder
 
 

@@ -233,6 +233,16 @@ def test_requeue_takes_folder_from_earlier_start(tmp_path: Path, monkeypatch: py
     ownership.Ownership(tmp_path).release()
 
 
+def test_lost_job_releases_only_its_folder(tmp_path: Path) -> None:
+    _claim_remotely(tmp_path, age_s=1, job_id="night-7")
+    ownership.release_lost(tmp_path, "night-8")
+    with pytest.raises(RunFolderError, match="job night-7"):
+        ownership.Ownership(tmp_path)
+    ownership.release_lost(tmp_path, "night-7")
+    ownership.Ownership(tmp_path).release()
+    ownership.release_lost(tmp_path, "night-7")
+
+
 def test_partial_owner_file_does_not_block(tmp_path: Path) -> None:
     (tmp_path / ownership.FILE_NAME).touch()
     ownership.Ownership(tmp_path).release()

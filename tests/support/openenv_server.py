@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import site
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,17 +11,7 @@ from pathlib import Path
 
 import httpx
 
-ROOT = Path(__file__).parents[2]
-
-
-def make_environment(folder: Path) -> None:
-    """Make an environment with OpenEnv whose other packages are those of this one."""
-    subprocess.run([sys.executable, "-m", "uv", "venv", "-q", "--python", sys.executable, folder], check=True)
-    packages = next(folder.glob("lib/python*/site-packages"))
-    (packages / "zz_base.pth").write_text("\n".join([str(ROOT / "src"), *site.getsitepackages()]))
-    python = str(folder / "bin" / "python")
-    install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python, "openenv==0.10.0"]
-    subprocess.run(install, check=True)
+REQUIREMENT = "openenv==0.10.0"
 
 
 def free_port() -> int:
@@ -36,7 +24,7 @@ def running_server(environment: Path, *arguments: str) -> Iterator[tuple[subproc
     """Return a context with a running server and its address; it is killed at the end.
 
     Args:
-        environment: folder of `make_environment`.
+        environment: folder of an environment with `REQUIREMENT` (`other_environment.make_environment`).
         arguments: arguments of `llmrl-serve` without the port.
     """
     port = free_port()

@@ -37,12 +37,12 @@ def environment(**extra: str) -> dict[str, str]:
     return {**inherited, **extra}
 
 
-def start(*overrides: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
+def start(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.Popen[str]:
     """`llmrl-train --multirun`, in a process group of its own as a shell would give it."""
-    # Another copy of the package is what a server has not imported.
-    popen = subprocess.Popen if "PYTHONPATH" in extra else commands.Popen
+    # Another copy of the package, or another interpreter, is what a server has not imported.
+    popen = subprocess.Popen if "PYTHONPATH" in extra or python != sys.executable else commands.Popen
     return popen(
-        [sys.executable, "-m", "llmrl.cli.train", "--multirun", *overrides],
+        [python, "-m", "llmrl.cli.train", "--multirun", *overrides],
         cwd=cwd,
         env=environment(**extra),
         stdout=subprocess.PIPE,
@@ -52,10 +52,10 @@ def start(*overrides: str, cwd: Path, **extra: str) -> subprocess.Popen[str]:
     )
 
 
-def sweep(*overrides: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
+def sweep(*overrides: str, cwd: Path, python: str = sys.executable, **extra: str) -> subprocess.CompletedProcess[str]:
     """`start`, and wait for it."""
-    process = start(*overrides, cwd=cwd, **extra)
-    out, err = process.communicate(timeout=500)
+    process = start(*overrides, cwd=cwd, python=python, **extra)
+    out, err = process.communicate(timeout=1500)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
@@ -64,10 +64,11 @@ def refused(*overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return call(main, "llmrl-train", "--multirun", *overrides, cwd=cwd, environment=environment())
 
 
-def command(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, cwd: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """`llmrl-sweep <arguments>`."""
-    return commands.run(
-        [sys.executable, "-c", "from llmrl.cli.sweep import main; main()", *arguments],
+    run = commands.run if python == sys.executable else subprocess.run
+    return run(
+        [python, "-c", "from llmrl.cli.sweep import main; main()", *arguments],
         cwd=cwd,
         env=environment(),
         capture_output=True,

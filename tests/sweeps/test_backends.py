@@ -19,7 +19,6 @@ import pytest
 
 import llmrl
 import sweeping
-from experiments import comparable_metrics
 from llmrl.core.errors import ConfigError
 from llmrl.core.trust import Trust
 from llmrl.results.run_records import JobEnd, Queue, read_run
@@ -287,21 +286,3 @@ def test_job_id_from_any_scheduler(monkeypatch):
     assert ownership.job_id() == "12"
     monkeypatch.setenv("LLMRL_JOB_ID", "night-7")
     assert ownership.job_id() == "night-7"
-
-
-@pytest.mark.slow
-def test_single_process_matches_many(tmp_path):
-    """Bit for bit: what a run leaves in a process is nothing to the next."""
-    learning = ("env=escape_room", "env.n_envs=4", "design.references=0", "design.adapt_rounds=2", "principal=ucb")
-    overrides = (*learning, "design.validate_episodes=4", "design.evaluations=1", "design.steps=2", "seed=0,1")
-    for backend in ("here", "local"):
-        options = (f"hardware/backend={backend}", "hardware.rows=1", f"output_root={backend}")
-        done = sweeping.sweep(*overrides, *options, cwd=tmp_path)
-        assert "2 finished" in done.stdout, done.stdout + done.stderr
-    for seed in (0, 1):
-        single, multiple = (
-            comparable_metrics(path.parent)
-            for backend in ("here", "local")
-            for path in (tmp_path / backend).rglob(f"s{seed}/summary.json")
-        )
-        assert single == multiple

@@ -289,3 +289,21 @@ def test_owner_process_is_signaled(tmp_path: Path) -> None:
         owned.release()
         signal.signal(signal.SIGTERM, handler)
     assert not ownership.has_open(os.getpid(), folder / "owner.json")
+
+
+def test_launcher_stops_runs_on_other_machines(tmp_path: Path) -> None:
+    """A process on another machine cannot be signaled, but its launcher on this one can."""
+    folder = tmp_path / "outputs" / "study" / "defaults-00000000" / "s0"
+    changes: dict[str, Any] = {"backend": "", "machine": ownership.this_machine(), "pid": os.getpid()}
+    in_slurm(folder, "", **changes, sweep=str(tmp_path))
+    Status("running", attempt=1).write(folder)
+    owner = ownership.Owner("there", "there", 2**22, "1", 1, "", 0, "token")
+    (folder / "owner.json").write_text(json.dumps(asdict(owner)))
+    received: list[int] = []
+    handler = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with (tmp_path / "launcher.alive").open("w"):
+            assert cancel(records(tmp_path / "outputs")) == (0, 1, [])
+        assert received == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -21,34 +21,6 @@ def folders(cwd: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_failing_runs_can_be_rerun(tmp_path):
-    overrides = (*FAULTY_AGENT, "hardware=local", "agent.trouble=none,raise,kill", "agent.until=ok", "seed=0,1")
-    done = sweep(*overrides, cwd=tmp_path)
-    assert done.returncode == 1, done.stdout + done.stderr
-    reference = {("none", s): "finished" for s in (0, 1)} | {("raise", s): "failed" for s in (0, 1)}
-    reference |= {("kill", s): "lost" for s in (0, 1)}
-    assert states(tmp_path) == reference
-    assert "2 finished, 2 failed, 2 lost" in done.stdout and "killed by SIGKILL" in done.stdout
-    assert "ZeroDivisionError: made to fail" in done.stdout and "Traceback" not in done.stdout + done.stderr
-    for row in table(tmp_path):
-        if row["state"] == "failed":
-            assert "in act\n" in (Path(row["folder"]) / "traceback.txt").read_text()
-            log = command("logs", row["folder"], cwd=tmp_path)
-            assert "made to fail" in log.stdout and "==> " in log.stdout
-    output = command("status", "outputs", cwd=tmp_path)
-    assert output.returncode == 1 and "made to fail" in output.stdout and "trouble=kill" in output.stdout
-
-    (tmp_path / "ok").touch()
-    second_sweep = sweep(*overrides, cwd=tmp_path)
-    assert second_sweep.returncode == 0, second_sweep.stdout + second_sweep.stderr
-    rows = table(tmp_path)
-    assert {row["state"] for row in rows} == {"finished"}
-    attempts = {row["overrides"]["agent.trouble"]: row["attempt"] for row in rows}
-    assert attempts == {"none": 1, "raise": 2, "kill": 2}
-    assert second_sweep.stdout.count("nothing to do") == 2
-
-
-@pytest.mark.slow
 def test_retry_finishes_sweep(tmp_path):
     overrides = (*FAULTY_AGENT, "agent.trouble=none,raise", "agent.until=ok", "seed=0", "name=sub/study")
     assert sweep(*overrides, cwd=tmp_path).returncode == 1
@@ -79,53 +51,6 @@ def test_two_launchers_share_sweep(tmp_path):
         assert launcher.returncode == 0, out + err
     rows = table(tmp_path)
     assert [(row["state"], row["attempt"]) for row in rows] == [("finished", 1)] * 4
-
-
-@pytest.mark.slow
-def test_first_interrupt_saves(tmp_path):
-    overrides = (
-        *FAULTY_AGENT,
-        "hardware.parallel=1",
-        "agent.trouble=slow",
-        "agent.until=ok",
-        "seed=0,1",
-        "design.steps=60",
-    )
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: states(tmp_path).get(("slow", 0)) == "running" if (tmp_path / "outputs").exists() else False)
-    wait_for(lambda: table(tmp_path)[0]["last_metrics"].get("principal_steps", 0) >= 1)
-    assert states(tmp_path)["slow", 1] == "queued"
-    os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
-    out, err = launcher.communicate(timeout=100)
-    assert launcher.returncode == 130, out + err
-    assert "1 stopped, 1 cancelled" in out
-    assert states(tmp_path) == {("slow", 0): "stopped", ("slow", 1): "cancelled"}
-    (tmp_path / "ok").touch()
-    done = sweep(*overrides, cwd=tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {row["seed"]: row["attempt"] for row in table(tmp_path)} == {0: 2, 1: 1}
-
-
-@pytest.mark.slow
-def test_cancel_stops_launcher_with_runs(tmp_path):
-    overrides = (
-        *FAULTY_AGENT,
-        "hardware.parallel=1",
-        "agent.trouble=slow",
-        "agent.until=ok",
-        "seed=0,1",
-        "design.steps=500",
-    )
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
-    waiting = next(row for row in table(tmp_path) if row["state"] == "queued")
-    rejection = command("cancel", waiting["folder"], cwd=tmp_path)
-    assert rejection.returncode == 1 and "a local queue stops as a whole" in rejection.stderr
-    done = command("cancel", "outputs", cwd=tmp_path)
-    assert done.returncode == 0 and "2 processes of this machine" in done.stdout, done.stdout + done.stderr
-    launcher.communicate(timeout=100)
-    assert launcher.returncode == 143
-    assert sorted(states(tmp_path).values()) == ["cancelled", "preempted"]
 
 
 @pytest.mark.slow

@@ -228,6 +228,21 @@ def in_use(folder: Path) -> bool:
     return owner is not None and is_alive(owner, folder / FILE_NAME)
 
 
+def release_lost(folder: Path, lost_job: str) -> None:
+    """Remove the owner file of a scheduler job that has ended, so that another job can take the run over at once.
+
+    Args:
+        folder: run folder.
+        lost_job: id of the job, all of whose processes have ended (`job_id`).
+
+    Raises:
+        RunFolderError: as `read_owner`.
+    """
+    owner = read_owner(folder)
+    if owner is not None and owner.job_id == lost_job:
+        (folder / FILE_NAME).unlink(missing_ok=True)
+
+
 def read_owner(folder: Path) -> Owner | None:
     """Return the owner of `folder`, dead or alive; None without one (or if the file is just being written).
 

@@ -175,16 +175,21 @@ def _hide_main_module() -> Iterator[None]:
         namespace.update(hidden)
 
 
+def redirect_output(log_file: str) -> None:
+    """Append standard output and standard error of this process to a file from now on."""
+    output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+
+
 def _run_process(works: PackWork, log_file: str, pipe: Connection) -> None:
     """Run the process. The ends of its runs are also sent to the launcher, because a full disk prevents records."""
     os.setpgid(0, 0)  # the launcher passes the terminal's Ctrl-C on
     for number in _NUMBERS:  # the server ignores and blocks them
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
-    output = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    redirect_output(log_file)
     try:
         ends = works()
         pipe.send([replace(end, error=end.error[:_MAX_ERROR_CHARACTERS]) for end in ends])

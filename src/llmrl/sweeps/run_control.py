@@ -99,7 +99,9 @@ def cancel(runs: Sequence[RunRecord]) -> tuple[int, int, list[str]]:
     pids: set[int] = set()
     folders = {r.folder for r in active}
     for run in local_runs:
-        pid = _launcher_to_stop(run, folders) if run.state == "queued" else _process(run)
+        pid = _process(run) if run.state == "running" else None
+        if pid is None:  # it waits, or runs on another machine
+            pid = _launcher_to_stop(run, folders)
         if pid is None:
             unreachable.append(f"{run.folder} ({run.state} on {run.host})")
         elif pid not in pids:
@@ -141,7 +143,7 @@ def _process(run: RunRecord) -> int | None:
 
 
 def _launcher_to_stop(run: RunRecord, cancelled: set[Path]) -> int | None:
-    """Return the id of the local launcher in whose queue a run waits; it stops as a whole, with runs it has started.
+    """Return the id of the local launcher of a run; it stops as a whole, with runs it has started.
 
     Raises:
         RunFolderError: the launcher also has runs that are not in `cancelled`.

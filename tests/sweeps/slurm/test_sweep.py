@@ -315,16 +315,3 @@ def test_unstarted_rerun_differs_from_previous_run(slurm_cluster: Cluster, tmp_p
     out, err = launcher.communicate(timeout=100)
     assert launcher.returncode == 130 and "left the queue before the run had" in out, out + err
     assert states(tmp_path) == {("none", 0): "finished"}
-
-
-@pytest.mark.long
-def test_interrupt_leaves_jobs_running(slurm_cluster: Cluster, tmp_path: Path):
-    overrides = (*FAULTY_AGENT, *SLURM, "agent.trouble=slow", "agent.until=ok", "seed=0", "design.steps=2000")
-    launcher = start(*overrides, cwd=tmp_path)
-    wait_for(lambda: (tmp_path / "outputs").exists() and "running" in states(tmp_path).values())
-    os.killpg(launcher.pid, signal.SIGINT)
-    out, err = launcher.communicate(timeout=60)
-    assert launcher.returncode == 130 and "the jobs continue" in out and "1 submitted" in out, out + err
-    assert states(tmp_path) == {("slow", 0): "running"}
-    (tmp_path / "ok").touch()
-    wait_for(lambda: states(tmp_path) == {("slow", 0): "finished"})

@@ -1,0 +1,161 @@
+"""A backend, `hardware/backend=ray`: the runs of a sweep as tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import pickle
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llmrl.core.errors import ConfigError, short_error
+from llmrl.core.ranges import NonNegativeInt
+from llmrl.run.command_exit import EXIT_FAILED, EXIT_INTERRUPTED
+from llmrl.run.ownership import JOB_ID, release_lost
+from llmrl.run.signals import StopFlag
+from llmrl.sweeps.backends.protocol import Backend, Job, JobOutcome, Pack, SchedulerError
+from llmrl.sweeps.jobs import Claim, cancelled, claim, describe, ended_outcome, has_ended, write_log_header
+from llmrl.sweeps.machine import THREAD_VARIABLES
+from llmrl.sweeps.packing import works_of
+from llmrl.sweeps.process import redirect_output
+from llmrl.sweeps.work import RunExit, Task
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class Ray(Backend):
+    """A backend that computes each run in a worker process of a Ray cluster whose machines share a file system.
+
+    Runs end with the launching process. A run whose worker or machine is lost starts again elsewhere, and resumes.
+
+    Attributes:
+        address: address of the cluster, `host:port`; `auto`: the cluster of this machine.
+        retries: maximum number of times that a lost run starts again.
+    """
+
+    address: str = "auto"
+    retries: NonNegativeInt = 3
+
+    def prepare(self, jobs: Sequence[Job]) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            try:
+                ray.init(self.address, log_to_driver=False, logging_level=logging.WARNING)
+            except (ConnectionError, ValueError) as error:
+                raise SchedulerError(f"hardware.backend.address={self.address}: {error}") from error
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        for pack in self.packs(jobs):
+            needs = {"CPU": pack.cores, "GPU": pack.hardware.gpus, "memory": pack.memory_gb * 1e9}
+            if not any(all(node.get(name, 0) >= need for name, need in needs.items()) for node in nodes):
+                raise ConfigError(f"no machine of the Ray cluster has what a run needs: {needs}; they have {nodes}")
+
+    def at_once(self, packs: Sequence[Pack]) -> int | None:
+        return packs[0].hardware.parallel
+
+    def launch(self, jobs: Sequence[Job], task: Task, sweep_folder: Path) -> list[JobOutcome]:
+        import ray
+
+        outcomes: list[JobOutcome] = []
+        waiting: list[Claim] = []
+        running: dict[ray.ObjectRef, Claim] = {}
+        losses: Counter[Path] = Counter()
+        is_stopping = False
+        (sweep_folder / "logs").mkdir(exist_ok=True)
+        with StopFlag("runs save and stop") as stop:
+            for number, pack in enumerate(self.packs(jobs)):
+                folder = pack.folders[0]
+                log_file = sweep_folder / "logs" / f"{number:04d}-{folder.parent.name}-{folder.name}.log"
+                write_log_header(log_file, pack)
+                claims, failures = claim(pack, sweep_folder, str(log_file))
+                waiting += claims
+                outcomes += failures
+            while running or (waiting and not stop.requested):
+                while waiting and not stop.requested and len(running) < (jobs[0].hardware.parallel or len(jobs)):
+                    accepted = waiting.pop(0)
+                    running[_submit(accepted, task)] = accepted
+                if stop.requested and not is_stopping:
+                    is_stopping = True
+                    for reference in running:
+                        ray.cancel(reference)
+                for reference in ray.wait(list(running), timeout=_POLL_S)[0] if running else []:
+                    accepted = running.pop(reference)
+                    folder = accepted.pack.folders[0]
+                    end = _end(reference, accepted)
+                    if end.exit_code < 0 and losses[folder] < self.retries and not stop.requested:
+                        losses[folder] += 1
+                        log.warning("%s is lost and starts again: %s", folder, end.error)
+                        waiting.insert(0, accepted)
+                        continue
+                    stopped_by = signal.SIGINT if stop.requested else None
+                    job, attempt = accepted.pack.jobs[0], accepted.attempts[folder]
+                    outcome = ended_outcome(job, attempt, end.exit_code, end.error, stopped_by)
+                    if outcome.state == "lost":
+                        outcome = replace(outcome, error=f"its worker is lost ({end.error})")
+                    outcomes.append(outcome)
+                    log.info("%s", describe(outcome))
+        return outcomes + [cancelled(job) for accepted in waiting for job in accepted.pack.jobs]
+
+
+def _submit(accepted: Claim, task: Task) -> Any:
+    """Return a reference to the task that computes a run."""
+    import ray
+
+    pack = accepted.pack
+    environment = dict.fromkeys(THREAD_VARIABLES, str(pack.hardware.threads or pack.cores))
+    work = pickle.dumps(works_of(pack, task, environment))
+    # A worker computes one run only, so that runs share no state.
+    worker = ray.remote(max_calls=1, max_retries=0)(compute).options(
+        name=str(pack.folders[0]), num_cpus=pack.cores, num_gpus=pack.hardware.gpus, memory=pack.memory_gb * 1e9
+    )
+    return worker.remote(work, environment, accepted.records[0].log, str(Path.cwd()))
+
+
+def compute(work: bytes, environment: dict[str, str], log_file: str, working_directory: str) -> RunExit:
+    """Compute a run; called in a worker process.
+
+    Args:
+        work: pickled `PackWork`, which is loaded after the environment is set.
+        environment: variables that libraries read when they are imported.
+        log_file: file for the output.
+        working_directory: working directory of the launching process.
+    """
+    import ray
+
+    redirect_output(log_file)
+    # Ray cancels a task as Ctrl-C does. A run saves at SIGTERM, also if `llmrl-sweep cancel` has sent it one already.
+    _thread.interrupt_main = partial(_thread.interrupt_main, signal.SIGTERM)  # type: ignore[assignment]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # before the run handles signals
+    os.chdir(working_directory)
+    os.environ.update(environment)
+    os.environ[JOB_ID] = ray.get_runtime_context().get_task_id()
+    (end,) = pickle.loads(work)()  # noqa: S301 (it comes from the launching process)
+    return end
+
+
+def _end(reference: Any, accepted: Claim) -> RunExit:
+    """Return how an ended task's run has ended; a negative exit code means that its worker is lost."""
+    import ray
+
+    (job,) = accepted.pack.jobs
+    try:
+        end: RunExit = ray.get(reference)
+    except ray.exceptions.TaskCancelledError:
+        return RunExit(job.folder, EXIT_INTERRUPTED)
+    except ray.exceptions.RayTaskError as error:
+        return RunExit(job.folder, EXIT_FAILED, short_error(error.cause))
+    except ray.exceptions.RayError as error:
+        release_lost(job.folder, reference.task_id().hex())
+        if has_ended(job, accepted.attempts[job.folder]):
+            return RunExit(job.folder, 0)
+        return RunExit(job.folder, -signal.SIGKILL, short_error(error))
+    return end

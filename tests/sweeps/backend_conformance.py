@@ -1,0 +1,220 @@
+"""Tests of backends: a class, whose subclasses say where runs are computed (`place`)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import sweeping
+from experiments import comparable_metrics
+from llmrl.results.run_records import read_runs
+from sweeping import FAULTY_AGENT, states, table, wait_for
+
+LIMIT_S = 20
+"""Seconds within which runs and launchers end after a signal."""
+WAIT_S = 300
+"""Seconds that a test waits for the progress of a run."""
+SLOW = (*FAULTY_AGENT, "agent.trouble=slow", "agent.until=ok", "design.steps=60", "checkpoint_seconds=0")
+"""Runs that take long until a file `ok` exists."""
+SWEEP = (
+    *("env=escape_room", "env.n_envs=4", "principal=ucb,thompson,llm", "seed=0,1,2"),
+    *("design.adapt_rounds=2", "design.validate_episodes=4", "design.references=0", "design.evaluations=1"),
+    *("design.confirm_steps=0", "design.steps=2"),
+)
+NEEDS = (
+    *("experiment=legislative/escape_room_small", "principal=random", "design.steps=1", "design.adapt_rounds=1"),
+    *("design.references=0", "design.confirm_steps=0", "design.evaluations=0", "design.validate_episodes=2"),
+    *("env.n_envs=2", "agent.init_from=preset:legislative/escape_room_alone", "agent.init_from_seed=shared"),
+)
+Numbers = dict[tuple[str, int], list[dict]]
+
+
+@dataclass
+class Place:
+    """A backend on this machine.
+
+    Attributes:
+        overrides: options that select it.
+        loss: part of the message about a run whose process was killed.
+        interrupted: state of a run, and exit code of its launcher, after Ctrl-C; None: jobs go on without their
+            launcher.
+        lose_node: end the machine of the first run of a status, and the launcher if it is there.
+        restore: bring the machine back.
+        python, variables: interpreter and environment variables of commands.
+    """
+
+    overrides: tuple[str, ...]
+    loss: str
+    interrupted: tuple[str, int] | None
+    lose_node: Callable[[list[dict], subprocess.Popen[str]], None]
+    restore: Callable[[], None]
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, *overrides: str, cwd: Path) -> subprocess.Popen[str]:
+        return sweeping.start(*overrides, *self.overrides, cwd=cwd, python=self.python, **self.variables)
+
+    def sweep(self, *overrides: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return sweeping.sweep(*overrides, *self.overrides, cwd=cwd, python=self.python, **self.variables)
+
+    def command(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+        return sweeping.command(*arguments, cwd=cwd, python=self.python)
+
+    def finish(self, *overrides: str, cwd: Path) -> dict[int, int]:
+        """Repeat a command without delays; return the number of attempts of each run, by seed."""
+        (cwd / "ok").touch()
+        done = self.sweep(*overrides, cwd=cwd)
+        assert done.returncode == 0, done.stdout + done.stderr
+        rows = table(cwd)
+        assert {row["state"] for row in rows} == {"finished"}
+        return {row["seed"]: row["attempt"] for row in rows}
+
+
+def numbers(cwd: Path, folder: str = "outputs") -> Numbers:
+    """Return what the runs have logged, by principal and seed."""
+    return {
+        (row["overrides"]["principal"], row["seed"]): comparable_metrics(Path(row["folder"]))
+        for row in table(cwd, folder)
+    }
+
+
+def compute_reference(cwd: Path, *overrides: str) -> Numbers:
+    """Compute the runs one after the other in one process; return what they have logged."""
+    (cwd / "ok").touch()
+    done = sweeping.sweep(*overrides, "hardware/backend=here", "hardware.rows=1", cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return numbers(cwd)
+
+
+def row_of(cwd: Path, seed: int) -> dict:
+    return next((row for row in table(cwd) if row["seed"] == seed), {}) if (cwd / "outputs").exists() else {}
+
+
+def wait_for_steps(cwd: Path, *seeds: int) -> None:
+    """Wait until the runs of these seeds have saved something."""
+
+    def are_advanced() -> bool:
+        rows = [row_of(cwd, seed) for seed in seeds]
+        return all(
+            row and row["state"] == "running" and row["last_metrics"].get("principal_steps", 0) >= 1 for row in rows
+        )
+
+    wait_for(are_advanced, WAIT_S)
+
+
+class BackendConformance:
+    """The tests; each class of a backend has a fixture `place`."""
+
+    def test_failures_affect_single_runs(self, place: Place, tmp_path: Path):
+        """Status, logs and exit codes tell what happened, and the same command resumes only what is not finished."""
+        overrides = (*FAULTY_AGENT, "agent.trouble=none,raise,kill", "agent.until=ok", "seed=0,1")
+        done = place.sweep(*overrides, cwd=tmp_path)
+        assert done.returncode == 1, done.stdout + done.stderr
+        reference = {("none", s): "finished" for s in (0, 1)} | {("raise", s): "failed" for s in (0, 1)}
+        reference |= {("kill", s): "lost" for s in (0, 1)}
+        assert states(tmp_path) == reference
+        assert "2 finished, 2 failed, 2 lost" in done.stdout and place.loss in done.stdout
+        assert "ZeroDivisionError: made to fail" in done.stdout and "Traceback" not in done.stdout + done.stderr
+        for row in table(tmp_path):
+            if row["state"] == "failed":
+                assert "in act\n" in (Path(row["folder"]) / "traceback.txt").read_text()
+                log = place.command("logs", row["folder"], cwd=tmp_path)
+                assert "made to fail" in log.stdout and "==> " in log.stdout
+        output = place.command("status", "outputs", cwd=tmp_path)
+        assert output.returncode == 1 and "made to fail" in output.stdout and "trouble=kill" in output.stdout
+
+        (tmp_path / "ok").touch()
+        second_sweep = place.sweep(*overrides, cwd=tmp_path)
+        assert second_sweep.returncode == 0, second_sweep.stdout + second_sweep.stderr
+        rows = table(tmp_path)
+        assert {row["state"] for row in rows} == {"finished"}
+        attempts = {row["overrides"]["agent.trouble"]: row["attempt"] for row in rows}
+        assert attempts == {"none": 1, "raise": 2, "kill": 2}
+        assert second_sweep.stdout.count("nothing to do") == 2
+
+    def test_lost_worker_affects_single_run(self, place: Place, slow_reference: Numbers, tmp_path: Path):
+        launcher = place.start(*SLOW, "seed=0,1", cwd=tmp_path)
+        wait_for_steps(tmp_path, 0, 1)
+        os.kill(row_of(tmp_path, 0)["pid"], signal.SIGKILL)
+        wait_for(lambda: row_of(tmp_path, 0)["state"] == "lost")
+        assert row_of(tmp_path, 1)["state"] == "running"
+        (tmp_path / "ok").touch()
+        out, err = launcher.communicate(timeout=WAIT_S)
+        assert launcher.returncode == 1 and "1 lost" in out and "1 finished" in out, out + err
+        assert place.finish(*SLOW, "seed=0,1", cwd=tmp_path) == {0: 2, 1: 1}
+        assert numbers(tmp_path) == slow_reference
+
+    def test_lost_node_affects_its_runs(self, place: Place, slow_reference: Numbers, tmp_path: Path):
+        launcher = place.start(*SLOW, "seed=0,1", cwd=tmp_path)
+        wait_for_steps(tmp_path, 0, 1)
+        place.lose_node(sorted(table(tmp_path), key=lambda row: row["seed"]), launcher)
+        try:
+            wait_for(lambda: row_of(tmp_path, 0)["state"] in ("lost", "queued"))
+        finally:
+            place.restore()
+        (tmp_path / "ok").touch()
+        launcher.communicate(timeout=WAIT_S)
+        attempts = place.finish(*SLOW, "seed=0,1", cwd=tmp_path)
+        assert attempts[0] == 2 and attempts[1] in (1, 2)
+        assert numbers(tmp_path) == slow_reference
+
+    def test_cancel_saves(self, place: Place, slow_reference: Numbers, tmp_path: Path):
+        overrides = (*SLOW, "hardware.parallel=1", "seed=0,1")
+        launcher = place.start(*overrides, cwd=tmp_path)
+        wait_for(lambda: "running" in (states(tmp_path).values() if (tmp_path / "outputs").exists() else ()), WAIT_S)
+        waiting = next(row for row in table(tmp_path) if row["state"] == "queued")
+        if place.interrupted is not None:
+            rejection = place.command("cancel", waiting["folder"], cwd=tmp_path)
+            assert rejection.returncode == 1 and "a local queue stops as a whole" in rejection.stderr
+        done = place.command("cancel", "outputs", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        message = "canceled 2 jobs" if place.interrupted is None else "2 processes of this machine"
+        assert message in done.stdout
+        wait_for(lambda: sorted(states(tmp_path).values()) == ["cancelled", "preempted"], LIMIT_S)
+        launcher.communicate(timeout=WAIT_S if place.interrupted is None else LIMIT_S)
+        assert launcher.returncode == 143
+        assert sorted(place.finish(*overrides, cwd=tmp_path).values()) == [1, 2]
+        assert numbers(tmp_path) == slow_reference
+
+    def test_interrupted_launcher_ends(self, place: Place, tmp_path: Path):
+        """Its runs save, and waiting ones are canceled; or, with a scheduler, its jobs go on."""
+        overrides = (*SLOW, "hardware.parallel=1", "seed=0,1")
+        launcher = place.start(*overrides, cwd=tmp_path)
+        wait_for_steps(tmp_path, 0)
+        assert row_of(tmp_path, 1)["state"] == "queued"
+        os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does
+        interrupted_at = time.monotonic()
+        out, err = launcher.communicate(timeout=WAIT_S)
+        assert time.monotonic() - interrupted_at < LIMIT_S
+        if place.interrupted is None:
+            assert launcher.returncode == 130 and "the jobs continue" in out and "2 submitted" in out, out + err
+            assert states(tmp_path) == {("slow", 0): "running", ("slow", 1): "queued"}
+            (tmp_path / "ok").touch()
+            wait_for(lambda: set(states(tmp_path).values()) == {"finished"}, WAIT_S)
+            assert place.finish(*overrides, cwd=tmp_path) == {0: 1, 1: 1}
+            return
+        state, code = place.interrupted
+        assert launcher.returncode == code and f"1 {state}, 1 cancelled" in out, out + err
+        assert states(tmp_path) == {("slow", 0): state, ("slow", 1): "cancelled"}
+        assert place.finish(*overrides, cwd=tmp_path) == {0: 2, 1: 1}
+
+    def test_needed_run_is_computed_once(self, place: Place, tmp_path: Path):
+        done = place.sweep(*NEEDS, "seed=0,1", cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
+        assert "init_from" not in first.overrides and len(dependents) == 2
+        assert {run.state for run in (first, *dependents)} == {"finished"}
+        assert {run.attempt for run in (first, *dependents)} == {1}
+        assert all(run.started >= first.updated for run in dependents)
+
+    def test_results_are_identical(self, place: Place, sweep_reference: Numbers, tmp_path: Path):
+        done = place.sweep(*SWEEP, cwd=tmp_path)
+        assert done.returncode == 0 and "9 finished" in done.stdout, done.stdout + done.stderr
+        assert {row["attempt"] for row in table(tmp_path)} == {1}
+        assert numbers(tmp_path) == sweep_reference

@@ -1,0 +1,43 @@
+"""The tests of all backends with jobs of SLURM."""
+
+import subprocess
+
+import pytest
+from backend_conformance import BackendConformance, Place
+
+from cluster import as_root, one_node
+from llmrl.results.run_records import read_runs
+
+pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.slurm]
+
+
+class TestSlurm(BackendConformance):
+    @pytest.fixture
+    def place(self, slurm_cluster):
+        node = slurm_cluster.run("sinfo", "--noheader", "--Node", "--partition=main", "--format=%N")
+
+        def lose_node(rows, launcher):
+            """End all processes of the node, and tell the controller, which would notice in five minutes."""
+            daemons = slurm_cluster.run("pgrep", "--exact", "slurmd|slurmstepd").split()
+            runs = [str(row["pid"]) for row in rows if row["state"] == "running"]
+            subprocess.run([*as_root(), "kill", "-KILL", *daemons, *runs], check=True)
+            slurm_cluster.run(*as_root(), "scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=test")
+
+        def restore():
+            started = one_node("start")
+            assert started.returncode == 0, started.stderr
+
+        return Place(
+            overrides=("hardware=slurm_cpu", "hardware.memory_gb=1"),
+            loss="SLURM: FAILED",
+            interrupted=None,
+            lose_node=lose_node,
+            restore=restore,
+        )
+
+    def test_needed_run_is_computed_once(self, place, tmp_path):
+        """Also: all jobs are submitted at once, those that wait as one array."""
+        super().test_needed_run_is_computed_once(place, tmp_path)
+        first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
+        array, *others = {run.job_id.partition("_")[0] for run in dependents}
+        assert not others and array != first.job_id
