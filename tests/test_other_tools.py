@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 import llmrl
-from openenv_server import running_server
+from openenv_server import REQUIREMENT, running_server
 from other_environment import make_environment
 from pages import ROOT, blocks, command_lines, run_command, sections
 from tiny_models import make_tiny_causal
@@ -26,7 +26,8 @@ def shorten(line):
 
 
 def test_all_code_of_page_is_executed():
-    assert [title for title, text in SECTIONS.items() if "```" in text] == ["OpenEnv", "TRL", "Agents", "Tables"]
+    executed = ["OpenEnv", "TRL", "Agents", "Tables", "Ray"]  # Ray: tests/sweeps/test_ray_conformance.py
+    assert [title for title, text in SECTIONS.items() if "```" in text] == executed
 
 
 @pytest.mark.slow
@@ -50,7 +51,7 @@ def test_openenv(tmp_path):
     [install, serve, validate, serve_blackjack, train] = command_lines(SECTIONS["OpenEnv"])
     [client] = blocks(SECTIONS["OpenEnv"], "python")
     assert install.startswith("python -m venv openenv && openenv/bin/pip install llmrl")
-    make_environment(tmp_path / "openenv")
+    make_environment(tmp_path / "openenv", REQUIREMENT)
     python = tmp_path / "openenv" / "bin" / "python"
     *arguments, _, port = shlex.split(serve)[1:]
     with running_server(tmp_path / "openenv", *arguments) as (_, address):

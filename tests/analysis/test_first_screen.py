@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from experiments import position_of
-from llmrl.analysis.first_screen import link, write_first_screen
+from llmrl.analysis.first_screen import find_first_screen, link, write_first_screen
 from llmrl.results.run_records import find_runs, read_runs
 from llmrl.run.metrics import FILE_NAME, MetricLog
 from llmrl.run.run import Run
@@ -62,6 +62,15 @@ def test_group_has_mean_and_band(sweep: Path) -> None:
     # They are nobody's runs.
     assert len(find_runs(sweep)) == 10 and write_first_screen(sweep, read_runs(sweep)) == link(bands=True)
     assert len(list((sweep / "mean" / "ucb").glob("events*"))) == 1
+
+
+def test_means_are_found_until_a_run_changes(tmp_path: Path) -> None:
+    folders = [write(tmp_path, principal, 0, [1.0, 2.0]) for principal in ("ucb", "random")]
+    assert find_first_screen(folders) is None
+    address = write_first_screen(tmp_path / "town", read_runs(tmp_path))
+    assert address is not None and find_first_screen(folders) == address
+    (folders[0] / "status.json").touch()
+    assert find_first_screen(folders) is None
 
 
 def test_stale_groups_are_removed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 5.0
 """Seconds between two messages about the composition of a sweep."""
+_SEED = re.compile(r"seed=(0|[1-9][0-9]*)")
 EXIT_INTERRUPTED = 130  # also if only the wait for submitted runs was interrupted
 
 
@@ -118,33 +120,57 @@ class LlmrlLauncher(Launcher):
             print_line(request)
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Experiment]:
-        """Compose every run.
+        """Compose every run. Runs that differ only in the seed are composed once, unless other values depend on it.
 
         Raises:
             ConfigError: a composed config makes no sense.
         """
-        from llmrl.experiment.experiment import Experiment
+        from llmrl.config.option_file_checks import read_files_once
 
-        assert self.config is not None and self.hydra_context is not None
-        runs = []
+        runs: list[Experiment] = []
+        composed: dict[tuple[str, ...], Experiment] = {}
         previous_config = HydraConfig.instance().cfg
         report_time = time.monotonic()
         try:
-            for i, overrides in enumerate(job_overrides):
-                if time.monotonic() - report_time > REPORT_S:
-                    report_time = time.monotonic()
-                    log.info("composed %s of %s runs", f"{i:,}", f"{len(job_overrides):,}")
-                config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
-                with read_write(config.hydra), open_dict(config.hydra.job):
-                    config.hydra.job.num = initial_job_idx + i
-                    config.hydra.job.id = str(initial_job_idx + i)
-                HydraConfig.instance().set_config(config)
-                with read_write(config), open_dict(config):
-                    del config["hydra"]
-                runs.append(Experiment.of_hydra(config))
+            with read_files_once():
+                for i, overrides in enumerate(job_overrides):
+                    if time.monotonic() - report_time > REPORT_S:
+                        report_time = time.monotonic()
+                        log.info("composed %s of %s runs", f"{i:,}", f"{len(job_overrides):,}")
+                    seeds = [match[1] for override in overrides if (match := _SEED.fullmatch(override))]
+                    setting = tuple(override for override in overrides if not _SEED.fullmatch(override))
+                    if seeds and setting in composed:
+                        runs.append(composed[setting].with_seed(int(seeds[-1])))
+                        continue
+                    run, refers_to_seed = self._compose_run(overrides, initial_job_idx + i)
+                    runs.append(run)
+                    if seeds and not refers_to_seed:
+                        composed[setting] = run
         finally:
             HydraConfig.instance().cfg = previous_config
         return runs
+
+    def _compose_run(self, overrides: Sequence[str], number: int) -> tuple[Experiment, bool]:
+        """Compose a run and set `HydraConfig`; return the run, and whether other values than the seed depend on it.
+
+        Raises:
+            ConfigError: the composed config makes no sense.
+        """
+        from llmrl.experiment.composition import depends_on_seed
+        from llmrl.experiment.experiment import Experiment
+        from llmrl.run.config_hash import RESOLVED
+
+        assert self.config is not None and self.hydra_context is not None
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+        with read_write(config.hydra), open_dict(config.hydra.job):
+            config.hydra.job.num = number
+            config.hydra.job.id = str(number)
+        HydraConfig.instance().set_config(config)
+        with read_write(config), open_dict(config):
+            del config["hydra"]
+        refers_to_seed = depends_on_seed(config)
+        run = Experiment.of_hydra(config)
+        return run, refers_to_seed or RESOLVED in run.config
 
 
 def _build_job_return(overrides: list[str], outcome: JobOutcome | None, code: int) -> JobReturn:

@@ -27,6 +27,7 @@ from llmrl.results.replication import units_of
 from llmrl.results.run_records import RunRecord
 from llmrl.run.folder_names import safe
 from llmrl.run.metrics import FILE_NAME, metric_tables
+from llmrl.run.status import FILE_NAME as STATUS_NAME
 from llmrl.run.tensorboard_file import PATTERN, EventFile
 from llmrl.run.tensorboard_tags import COMPARE, tag_of
 
@@ -61,6 +62,24 @@ def link(bands: bool, port: int = PORT) -> str:
         "smoothing": str(SMOOTHING),
     }
     return f"http://localhost:{port}/?{urlencode(query, quote_via=quote, safe='')}#timeseries"
+
+
+def find_first_screen(folders: Sequence[Path]) -> str | None:
+    """Return a link to the means of groups if they were written after the last change of the runs; else None.
+
+    Changes are those of the status of a run, and of the set of runs.
+
+    Args:
+        folders: run folders.
+    """
+    places = {folder.parent.parent / FOLDER for folder in folders}
+    files = [path for place in places for path in place.rglob(PATTERN)]
+    parents = {parent for folder in folders for parent in (folder.parent, folder.parent.parent)}
+    changes = (path.stat().st_mtime_ns for path in (*parents, *(folder / STATUS_NAME for folder in folders)))
+    if not files or min(path.stat().st_mtime_ns for path in files) < max(changes):
+        return None
+    groups = {path.parent for path in files if path.parent.parent in places}
+    return link(bands=len(groups) <= MAX_BANDS)
 
 
 def write_first_screen(folder: Path, runs: Sequence[RunRecord]) -> str | None:

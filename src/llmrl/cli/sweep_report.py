@@ -220,7 +220,7 @@ def main(argv: list[str] | None = None) -> None:
         if args.diff:
             print_differences(numbers)
         if len(args.folders) == 1:
-            print_first_screen(args.folders[0])
+            print_first_screen(args.folders[0], [run for _, _, run, _ in numbers.runs])
     if not numbers.n_scored:
         print_message("llmrl-report", f"no run in {', '.join(map(str, args.folders))} has a score; the report says why")
         raise SystemExit(EXIT_FAILED)

@@ -120,7 +120,8 @@ def _adds_an_option(argument: str) -> bool:
 
 
 MAX_RUNS = 100_000
-"""Maximum number of runs of a sweep. All are composed before the first one starts, about 20 per second."""
+"""Maximum number of runs of a sweep. All are composed before the first one starts, about 8 per second; those that
+differ only in the seed are composed together."""
 
 
 def combinations(overrides: Sequence[Override]) -> list[list[str]]:

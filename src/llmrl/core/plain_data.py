@@ -73,9 +73,9 @@ def fitting(value: Any, hint: Any, name: str) -> Any:
     Raises:
         ValueError: the value does not fit; the message calls it `name`.
     """
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any:
+    if hint is Any or (hint is str and isinstance(value, str)):
         return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if value in arguments and isinstance(value, str):
             return value

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 _FOLDERS = ("name", "output_root", "trials_dir", "llm.cache_dir")
 """Options that name folders which a run creates. `output_root` precedes the options that refer to it."""
+
+_RUN_REFERENCE = re.compile(r'\$\{(\\.|[^"\\])*(seed|hydra[.:](?!runtime\.choices\.))')
+"""Interpolation, in a text of JSON, of the seed or of what Hydra knows of a job."""
 
 
 @contextmanager
@@ -107,6 +112,18 @@ def plain_config(config: DictConfig) -> dict[str, Any]:
     assert isinstance(container, dict)
     check_no_secrets(container)
     return {str(key): value for key, value in container.items()}
+
+
+def depends_on_seed(config: DictConfig) -> bool:
+    """Return whether values of a config that Hydra has composed may differ between runs that differ in their seed.
+
+    These are interpolations of the seed, and of what Hydra knows of a job, except the choices of options. `HydraConfig`
+    must be set.
+    """
+    from hydra.core.hydra_config import HydraConfig
+
+    nodes = [OmegaConf.to_container(node) for node in (config, HydraConfig.get().job.env_set)]
+    return _RUN_REFERENCE.search(json.dumps(nodes, default=str)) is not None
 
 
 def _redact_folders(config: DictConfig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -113,6 +114,23 @@ class Experiment:
         check_no_secrets({"hydra": {"job": {"env_set": environment}}})
         overrides = [*overrides, *name_options]
         return cls(apply_debug_sizes(plain, override_keys), overrides, environment=environment)
+
+    def with_seed(self, seed: int) -> Experiment:
+        """Return the experiment with another seed, without composing and checking it again.
+
+        Args:
+            seed: whole number >= 0. No other value of the config may depend on it.
+        """
+        _ = self.hash  # is copied
+        other = copy.copy(self)
+        other.config = {**self.config, "seed": seed}
+        other.overrides = [f"seed={seed}" if override_key(typed) == "seed" else typed for typed in self.overrides]
+        other.resources = RunResources(other.config, self.application.make_model, self.resources.seat)
+        return other
+
+    def differs_in_seed(self, other: Experiment) -> bool:
+        """Return whether the experiments have equal configs and environments, except that the seeds may differ."""
+        return {**self.config, "seed": other.seed} == other.config and self.environment == other.environment
 
     @property
     def seed(self) -> int:

@@ -45,6 +45,8 @@ def compute_sweep(
 def jobs_of(runs: Sequence[Experiment], differing: set[str] | None = None) -> list[Job]:
     """Return the jobs of the runs of a sweep, in order, without jobs for the runs that they need.
 
+    Runs that differ only in the seed are checked once.
+
     Args:
         runs, differing: as for `compute_sweep`.
 
@@ -52,7 +54,17 @@ def jobs_of(runs: Sequence[Experiment], differing: set[str] | None = None) -> li
         ConfigError: as `job_of`.
     """
     swept = differing_keys([run.overrides for run in runs]) if differing is None else differing
-    return [job_of(run, naming_overrides(run.overrides, swept)) for run in runs]
+    jobs: list[Job] = []
+    first: dict[str, tuple[Experiment, Job]] = {}
+    for run in runs:
+        naming = naming_overrides(run.overrides, swept)
+        experiment, job = first.get(run.hash, (None, None))
+        if experiment is not None and job is not None and run.differs_in_seed(experiment):
+            jobs.append(job.with_seed(run.seed, run.overrides, naming))
+        else:
+            jobs.append(job_of(run, naming))
+            first[run.hash] = run, jobs[-1]
+    return jobs
 
 
 def job_of(experiment: Experiment, naming: Sequence[str]) -> Job:

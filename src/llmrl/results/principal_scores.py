@@ -37,7 +37,7 @@ def principal_scores(runs: Sequence[RunRecord], key: str) -> np.ndarray | None:
     """
     scores = []
     for run in runs:
-        value = run.summary().get(key)
+        value = run.short_summary.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return None
         scores.append(float(value))

@@ -59,7 +59,7 @@ def read_references(groups: FinishedGroups) -> tuple[tuple[ReferenceLine, ...], 
     for group, runs in groups:
         run_levels: dict[Levels, None] = {}
         for run in runs:
-            references = run.summary().get("references")
+            references = run.short_summary.get("references")
             if references is None:
                 continue
             try:

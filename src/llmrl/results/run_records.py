@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ UNFINISHED_STATES: tuple[State, ...] = ("failed", "stopped", "preempted", "budge
 """States in which no process works on a run, and the same command would continue it."""
 
 _NOT_RUNS = {"checkpoints", "evaluation", "videos", "llm_cache", "sources", "__pycache__"}
+_PROPOSAL_LISTS = ("history", "confirmations")
+"""Keys of `summary.json` whose length grows with the run."""
 _TAIL_BYTES = 16_384
 _MAX_LISTED = 12
 """Maximum number of runs that an error message lists."""
@@ -111,6 +114,11 @@ class RunRecord:
             return read_object(self.folder / SUMMARY_NAME)
         except (FileNotFoundError, ValueError):
             return {}
+
+    @cached_property
+    def short_summary(self) -> dict[str, Any]:
+        """Content of `summary.json` without the lists that have an element for every proposal, read once."""
+        return {key: value for key, value in self.summary().items() if key not in _PROPOSAL_LISTS}
 
     def last_metrics(self) -> dict[str, Any]:
         """Return the newest value of each counter and metric in the last complete rows of `metrics.jsonl`.

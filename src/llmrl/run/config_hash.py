@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -96,6 +97,7 @@ def _canonical(value: Any, location: str) -> Any:
     raise TypeError(f"{location} is a {type(value).__name__}; a config holds plain data only (resolve it first)")
 
 
+@functools.lru_cache(maxsize=4096)  # called for every override of every run of a folder
 def is_excluded(key: str) -> bool:
     """Return whether a key, such as `llm.budget.usd` or `hydra/launcher`, is one of `EXCLUDED` or inside one."""
     return re.split(r"[@/]", key, maxsplit=1)[0] in EXCLUDED or any(

@@ -6,6 +6,7 @@ runs. Configs that differ only in keys that cannot change results (`config_hash.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -67,7 +68,11 @@ def find_folder(root: Path, name: str, digest: str, overrides: Iterable[str], se
         raise RunFolderError(f"name={name!r} has no character that folder names may have; use e.g. name=my_sweep")
     parent = root.expanduser().absolute() / cleaned
     try:
-        siblings = sorted(path for path in parent.glob(f"*-{digest}") if path.is_dir() and is_safe(path.name))
+        with os.scandir(parent) as entries:
+            matches = [entry for entry in entries if entry.name.endswith(f"-{digest}") and is_safe(entry.name)]
+        siblings = sorted(Path(entry.path) for entry in matches if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        siblings = []
     except OSError as error:
         raise unwritable(parent, error) from error
     return (siblings[0] if siblings else parent / f"{run_label(overrides, name)}-{digest}") / seed_folder(seed)

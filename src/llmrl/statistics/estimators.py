@@ -52,6 +52,8 @@ def unit_means(scores: np.ndarray, units: Sequence[object] | None = None) -> np.
         return scores
     if len(units) != scores.shape[-1]:
         raise ValueError(f"{len(units)} unit labels for {scores.shape[-1]} scores")
+    if len(set(units)) == len(units):
+        return scores
     return np.stack([scores[..., indices].mean(axis=-1) for indices in group_indices(units)], axis=-1)
 
 

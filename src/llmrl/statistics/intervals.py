@@ -10,6 +10,7 @@ two samples of unequal variance), because a percentile bootstrap of few units co
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -257,6 +258,7 @@ def _band(estimate: np.ndarray, half: np.ndarray, units: int) -> Band:
     return Band(estimate, np.asarray(estimate - half), np.asarray(estimate + half))
 
 
+@functools.lru_cache(maxsize=65_536)  # many pairs of groups have the same arguments
 def _mann_whitney_bounds(estimate: float, n: int, m: int) -> tuple[float, float]:
     """Return the probabilities whose distance from the estimate is `Z95` of their standard errors, found by bisection.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmrl.core.errors import RunFolderError
+from llmrl.core.folder_files import read_bytes
 from llmrl.core.metric_kinds import Kind
 from llmrl.results.replication import units_of
 from llmrl.results.run_records import RunRecord
@@ -31,6 +32,14 @@ def read_rows(folder: Path, kind: Kind | None = None) -> list[dict[str, Any]]:
         return read_metrics(path, kind) if path.is_file() else []
     except RunFolderError:
         return []
+
+
+def has_text(folder: Path, text: str) -> bool:
+    """Return whether a run's file of metrics contains a text."""
+    try:
+        return text.encode() in read_bytes(folder / FILE_NAME)
+    except OSError:
+        return False
 
 
 def mean_over_runs(values: Sequence[float], runs: Sequence[RunRecord]) -> Estimate:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -178,27 +177,31 @@ def _bests(group: GroupProposals) -> list[Best]:
     """Return the best recommendation or proposal of each context."""
     best_by_context: dict[str, Best] = {}
     for run, run_proposals in zip(group.runs, group.proposals, strict=True):
-        for best in _recommendations(run, run_proposals) or [_highest(run, run_proposals)]:
+        for best in _recommendations(run) or [_highest(run, run_proposals)]:
             if best.context not in best_by_context or best.objective > best_by_context[best.context].objective:
                 best_by_context[best.context] = best
-    return [best_by_context[context] for context in sorted(best_by_context)]
+    proposals = dict(zip((run.folder for run in group.runs), group.proposals, strict=True))
+    return [
+        replace(best, response=_response(best, proposals[best.run.folder])) if best.is_recommendation else best
+        for _, best in sorted(best_by_context.items())
+    ]
 
 
-def _recommendations(run: RunRecord, proposals: Sequence[Proposed]) -> list[Best]:
-    """Return the evaluated recommendations of a run; empty if it has none."""
+def _recommendations(run: RunRecord) -> list[Best]:
+    """Return the evaluated recommendations of a run, without responses; empty if it has none."""
     try:
         return [
             Best(
                 run,
-                row["mechanism"],
+                {str(name): float(x) for name, x in row["mechanism"].items()},
                 float(row["objective"]),
                 math.nan if row["standard_error"] is None else float(row["standard_error"]),
                 int(row["evaluations"]),
                 row["context"] or "",
-                _response(run, proposals, row),
+                {},
                 True,
             )
-            for row in run.summary().get("recommendations", [])
+            for row in run.short_summary.get("recommendations", [])
             if row["evaluations"]
         ]
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -210,16 +213,16 @@ def _highest(run: RunRecord, proposals: Sequence[Proposed]) -> Best:
     return Best(run, best.parameters, best.objective, best.standard_error, 1, best.context, {}, False)
 
 
-def _response(run: RunRecord, proposals: Sequence[Proposed], best: Mapping[str, Any]) -> dict[str, float]:
-    """Return the behavior metrics logged with the best vector; empty if steps had several proposals."""
+def _response(best: Best, proposals: Sequence[Proposed]) -> dict[str, float]:
+    """Return the behavior metrics logged with a recommendation; empty if steps of its run had several proposals."""
     if len({proposal.step for proposal in proposals}) < len(proposals):
         return {}
     response = {}
-    for row in read_rows(run.folder, "proposal"):
-        vector = [row.get(_PROPOSAL + name) for name in best["mechanism"]]
+    for row in read_rows(best.run.folder, "proposal"):
+        vector = [row.get(_PROPOSAL + name) for name in best.parameters]
         if all(
-            x is not None and math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6)
-            for x, y in zip(vector, best["mechanism"].values(), strict=True)
+            isinstance(x, int | float) and math.isclose(x, y, rel_tol=1e-4, abs_tol=1e-6)
+            for x, y in zip(vector, best.parameters.values(), strict=True)
         ):
             response = {name.removeprefix(_VALIDATION): x for name, x in row.items() if name.startswith(_VALIDATION)}
     return response

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from llmrl.analysis.story.means import Estimate, mean_over_runs, read_rows
+from llmrl.analysis.story.means import Estimate, has_text, mean_over_runs, read_rows
 from llmrl.core.plain_data import read_object
 from llmrl.results.groups import Group
 from llmrl.results.run_records import RunRecord
@@ -108,6 +108,8 @@ def plans_table(groups: Sequence[tuple[str, Group, Sequence[RunRecord]]]) -> Rep
 def _last(run: RunRecord) -> dict[str, float]:
     """Return the newest value of each of a teacher's metrics; agreement was last logged while the teacher taught."""
     newest: dict[str, float] = {}
+    if not has_text(run.folder, '"teacher/'):  # most runs have no teacher, and parsing takes much longer
+        return newest
     for row in read_rows(run.folder):
         newest |= {key: row[key] for key in _NUMBERS if key in row}
     return newest if any(key.startswith("teacher/") for key in newest) else {}

@@ -17,6 +17,7 @@ from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from llmrl.results.run_records import JobEnd, Queue, RunRecord, State
 from llmrl.run.config_hash import config_hash
 from llmrl.run.folder import find_folder
+from llmrl.run.folder_names import seed_folder
 
 if TYPE_CHECKING:
     from llmrl.run.queued import Queued
@@ -238,6 +239,18 @@ class Job:
     gains: bool = True
     what: str = ""
     name: str = ""
+
+    def with_seed(self, seed: int, overrides: list[str], naming: list[str]) -> Job:
+        """Return the job of the same experiment with another seed.
+
+        Args:
+            seed: whole number >= 0. No other value of the config may depend on it.
+            overrides, naming: as for the constructor.
+        """
+        job = replace(self, config={**self.config, "seed": seed}, overrides=overrides, naming=naming)
+        # The hash and the folder of an experiment do not depend on the seed.
+        vars(job).update(digest=self.digest, folder=self.folder.parent / seed_folder(seed))
+        return job
 
     @cached_property
     def folder(self) -> Path:
