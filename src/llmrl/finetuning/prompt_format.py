@@ -126,7 +126,7 @@ class PromptFormat:
         Raises:
             InvalidReply: the reply holds no such numbers.
         """
-        vector: np.ndarray = parse_answer(text, self.proposer.parser(), cut).answer[0]
+        vector: np.ndarray = parse_answer(text, self.proposer.parser(), cut).answer
         return vector
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:

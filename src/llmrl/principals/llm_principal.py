@@ -370,7 +370,7 @@ class LLMPrincipal(StateFields, ABC):
                 vector was tried before.
         """
         answer = parse_answer(text, parser or self.parser(), cut)
-        [numbers] = answer.answer
+        numbers = answer.answer
         if self.refuses(numbers):
             try:
                 self.space.check(numbers)
