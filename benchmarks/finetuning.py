@@ -57,6 +57,8 @@ MEASURES = ("valid_rate", "return", "improvement_rate", "score")
 
 def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list[tuple[str, str]]:
     """Return prompts about `env` with random histories, and replies with random numbers."""
+    from contextlib import ExitStack
+
     from llmrl.experiment.models import build_model
     from llmrl.experiment.resources import RunResources
     from llmrl.finetuning.application import _build_task
@@ -65,7 +67,7 @@ def made_up(env: str, low: float, high: float, rng: np.random.Generator) -> list
 
     config = compose(f"env={env}", *POLICY, "llm=scripted", "hardware.cores=1")
     means = RunResources(config, build_model)
-    task = _build_task(config, means, config, config["principal"], means.checked_model, [], "")
+    task = _build_task(config, means, config, config["principal"], means.checked_model, ExitStack(), "")
     task.questions.proposer.on_search_start(100, 20)
     space = task.space
 

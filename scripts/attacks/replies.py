@@ -194,7 +194,7 @@ def readers() -> dict[str, Callable[[str], object]]:
     choices = DiscreteAnswer((("left", ""), ("right", "")))
     skills = (Skill("go to", True, ""), Skill("explore", False, ""))
     return {
-        "numbers": lambda text: parse_answer(text, VectorParser([f"params[{i}]" for i in range(4)], n=2)),
+        "numbers": lambda text: parse_answer(text, VectorParser([f"params[{i}]" for i in range(4)])),
         "names": lambda text: parse_answer(text, VectorParser(["eat", "clean", "other"])),
         "plan": lambda text: parse_reply(text, skills, ("key",)),
         "action": lambda text: read_reply(text, choices, None, True),

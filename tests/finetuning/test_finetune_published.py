@@ -9,6 +9,9 @@ import pytest
 
 from experiments import compose
 from llmrl.core.seeding import Seeds
+from llmrl.experiment.models import build_model
+from llmrl.experiment.resources import RunResources
+from llmrl.finetuning.application import FinetuneApplication, build_loop
 from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.rewards import REWARDS, RewardFunction
 from llmrl.finetuning.trials import ParameterTrial
@@ -56,8 +59,6 @@ def test_paper_setting_matches_paper():
     ],
 )
 def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, half_way, model, tmp_path):
-    from llmrl.finetuning.application import build
-
     if env == "swimmer":
         pytest.importorskip("mujoco")
     (overrides,) = [overrides for overrides in commands() if f"env={env}" in overrides]
@@ -66,11 +67,13 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
         f"{key}={local_settings.get(key, value)}" for key, _, value in (word.partition("=") for word in overrides)
     ]
     config = compose(*overrides, f"output_root={tmp_path}", "hardware.cores=1", "dry_run=true", primary="finetune")
-    with build(config) as parts:
-        plan, questions = dict(parts.plan()), parts.task.questions
+    resources = RunResources(config, build_model)
+    plan = dict(FinetuneApplication().plan(config, resources))
+    with build_loop(config, resources) as loop:
+        questions = loop.task.questions
         assert plan["policy"] == f"linear policy, {numbers} numbers from -6 to 6" and steps in plan["  steps"]
         assert {parameter.decimals for parameter in questions.space.parameters} == {decimals}
-        assert parts.loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
+        assert loop.rewards.scale(np.zeros(1))(half_way) == pytest.approx(0.5)
         questions.proposer.on_search_start(400, 20)
         vector = np.round(np.linspace(-9.99, 9.99, numbers), decimals)
         question = questions.ask(ProposalExample(0, (ParameterTrial(vector, np.array([half_way])),), None))
@@ -83,16 +86,15 @@ def test_page_commands_can_be_planned(env, numbers, decimals, steps, optimum, ha
 
 
 def test_tabular_policy_plays_only_actions(model, tmp_path):
-    from llmrl.finetuning.application import build
-
     small_settings = ["dataset.trials=64", "dataset.episodes=2", "dataset.prompts=32", "dataset.held_out=4"]
     arguments = ["method=grpo_published", "env=nim", "agent=tabular", f"llm.model={model}", f"output_root={tmp_path}"]
-    with build(compose(*arguments, *small_settings, "hardware.cores=1", primary="finetune")) as parts:
-        questions, low, high = parts.task.questions, parts.task.space.low, parts.task.space.high
-        data = parts.loop.dataset.prepare(parts.task, tmp_path, Seeds(0))
+    config = compose(*arguments, *small_settings, "hardware.cores=1", primary="finetune")
+    with build_loop(config, RunResources(config, build_model)) as loop:
+        questions, low, high = loop.task.questions, loop.task.space.low, loop.task.space.high
+        data = loop.dataset.prepare(loop.task, tmp_path, Seeds(0))
         vectors = np.stack([trial.vector for question in data.train for trial in question.shown])
         assert np.all((vectors >= low) & (vectors <= high)) and len(np.unique(vectors)) == high[0] - low[0] + 1
-        judge = RewardFunction(questions, parts.task.play, 1, Seeds(1))
+        judge = RewardFunction(questions, loop.task.play, 1, Seeds(1))
         question_list, out_of_bounds = data.train[:2], high + 1
         first, second = judge(question_list, [questions.write(high, ""), questions.write(out_of_bounds, "")], "step 1")
     assert first.in_bounds and len(first.returns) == 1

@@ -133,17 +133,20 @@ def test_adapter_plays_in_search(method, proposer, tmp_path, request):
 
 def test_constant_trials_have_finite_scale(proposer, tmp_path):
     from llmrl.core.seeding import Seeds
-    from llmrl.finetuning.application import build
+    from llmrl.experiment.models import build_model
+    from llmrl.experiment.resources import RunResources
+    from llmrl.finetuning.application import build_loop
 
-    with build(configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")) as parts:
-        for task in parts.loop.transfer:
-            data = parts.loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
-            questions = parts.loop._evaluated_task(task, data, parts.loop.rewards.scaled(task.limits))
-            assert (questions.scale.low, questions.scale.high) == task.limits and len(questions.questions) == 3
+    config = configured(tmp_path, proposer, "transfer=[maze,mountain_car]", "dataset.held_out=3")
+    with build_loop(config, RunResources(config, build_model)) as loop:
+        for task in loop.transfer:
+            data = loop.dataset.for_transfer(16).prepare(task, tmp_path, Seeds(0))
+            questions = loop._evaluated_task(task, data, loop.rewards.scaled(task.limits))
+            assert (questions.scale.low, questions.scale.high) == task.limits and len(questions.prompts) == 3
             if task.name == "mountain_car":
                 assert set(data.values) == {-200.0}
                 with pytest.raises(ConfigError, match="mountain_car"):
-                    parts.loop._evaluated_task(task, data, parts.loop.rewards)
+                    loop._evaluated_task(task, data, loop.rewards)
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from llmrl.core.seeding import Seeds
 from llmrl.core.spaces import EnvSpec, Parameter, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat
 from llmrl.finetuning.proposal_examples import ProposalExample
-from llmrl.finetuning.proposer_evaluation import baselines, chat_requests, difference, measure, summarize
+from llmrl.finetuning.proposer_evaluation import EvaluatedTask, difference, summarize
 from llmrl.finetuning.rewards import RewardFunction, Scale
 from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
@@ -217,17 +217,20 @@ def test_unreadable_group_has_zero_advantage():
     assert {shipped.rewards()(attempt, scale) for attempt in attempts[:3]} == {0.0}, "equal rewards are no advantage"
 
 
+def evaluated_task(prompt_format, prompts):
+    judge = RewardFunction(prompt_format, Plays(), 2, Seeds(0))
+    return EvaluatedTask("game", prompts, judge, shipped.rewards(), Scale(-10.0, 0.0))
+
+
 def test_measures_and_baselines():
     prompt_format = questions()
-    judge, rewards, scale = RewardFunction(prompt_format, Plays(), 2, Seeds(0)), shipped.rewards(), Scale(-10.0, 0.0)
     question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(20)]
-    measures = measure(
-        judge(question_list, [prompt_format.write(np.ones(3), "")] * 15 + ["?"] * 5, "evaluation"), rewards, scale
-    )
+    task = evaluated_task(prompt_format, question_list)
+    measures = task.measure([prompt_format.write(np.ones(3), "")] * 15 + ["?"] * 5)
     table = summarize(measures)
     assert table["valid_rate"]["mean"] == 0.75 and table["valid_rate"]["n"] == 20
     assert table["score"]["mean"] == 0.75 and table["return"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 15}
-    references = baselines(judge, question_list, rewards, scale, Seeds(1))
+    references = task.baselines(Seeds(1))
     best = [max(question.shown, key=lambda trial: trial.value).vector for question in question_list]
     assert np.allclose(references["incumbent"]["return"], [-np.abs(vector - 1).sum() for vector in best])
     assert references["incumbent"]["repeat_rate"].all() and references["random"]["in_bounds_rate"].all()
@@ -235,7 +238,7 @@ def test_measures_and_baselines():
     gain = difference(measures, references["random"])
     assert gain["return"]["n"] == 15 and gain["return"]["low"] > 0
     assert gain["valid_rate"]["mean"] == -0.25
-    empty = summarize(measure(judge(question_list[:2], ["?", "?"], "evaluation"), rewards, scale))
+    empty = summarize(evaluated_task(prompt_format, question_list[:2]).measure(["?", "?"]))
     assert empty["return"] == {"mean": None, "low": None, "high": None, "n": 0}
     assert empty["score"]["mean"] == 0.0 and empty["valid_rate"]["high"] < 1
 
@@ -250,7 +253,7 @@ def test_model_receives_questions_unchanged():
     provider = Says(100_000)
     provider.remote = False
     question_list = [prompt_format.ask(example(3, seed=seed)) for seed in range(3)]
-    replies = ChatClient(provider).chat(chat_requests(prompt_format, question_list))
+    replies = ChatClient(provider).chat(evaluated_task(prompt_format, question_list).requests())
     assert [reply.text for reply in replies] == ["params: [1, 2, 3]"] * 3
     for request, question in zip(provider.seen, question_list, strict=True):
         assert request.messages == question.messages and request.prompt == "search/numeric"

@@ -27,7 +27,7 @@ REQUESTED = '{"reasoning": "x", "eat": 0, "clean": 2.5, "other": 0}'
     ],
 )
 def test_requested_format_overrides_quotations(prefix):
-    assert parse_answer(prefix + REQUESTED, INCENTIVES).answer.tolist() == [[0, 2.5, 0]]
+    assert parse_answer(prefix + REQUESTED, INCENTIVES).answer.tolist() == [0, 2.5, 0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_retractions_are_invalid(question, reply):
 )
 def test_clear_words_are_answers(question, reply, answer):
     parsed = parse_answer(reply, question).answer
-    assert (parsed[0].tolist() if isinstance(parsed, np.ndarray) else parsed) == answer
+    assert (parsed.tolist() if isinstance(parsed, np.ndarray) else parsed) == answer
 
 
 @pytest.mark.parametrize("reply", ["forward motion is blocked", "pick up or drop the key", "do not go forward"])

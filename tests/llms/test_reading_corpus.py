@@ -89,12 +89,11 @@ def question(family, spec):
     tabular = all(p["low"] == 0 and p["decimals"] == 0 and p["high"] < len(spec.get("actions", ())) for p in limits)
     return VectorParser(
         [f"params[{i}]" for i in range(n)],
-        n=spec["together"],
         bounds=[(p["low"], p["high"]) for p in limits],
         words=spec["actions"] if tabular else (),
         question=VectorQuestion(
             turn=spec["iteration"],
-            proposal=spec["proposal"] if spec["together"] == 1 else None,
+            proposal=spec["proposal"],
             tried=[parse_row(line) for line in spec["history"]],
         ),
     )
@@ -134,7 +133,7 @@ def outcome(family, spec, line):
     except InvalidReply:
         return RIGHT if line["expected"] is None else ABSTAINED
     if isinstance(answer, np.ndarray):
-        answer = (answer[0] if len(answer) == 1 else answer).tolist()
+        answer = answer.tolist()
     return RIGHT if answers_match(answer, label_answer(family, spec, line["expected"])) else WRONG
 
 

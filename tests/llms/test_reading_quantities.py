@@ -258,7 +258,7 @@ def test_numbers(question, reply, numbers):
     except InvalidReply:
         answer = None
     if isinstance(answer, np.ndarray):
-        answer = pytest.approx(answer[0].tolist())
+        answer = pytest.approx(answer.tolist())
     assert numbers == answer
 
 
@@ -293,32 +293,9 @@ def test_numbers_in_words(words, number):
     assert parse_number_words(words) == number
 
 
-VECTOR_LIST = VectorParser(["x", "y"], 2)
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        '{"proposals": [[1, 2], [3, 4]]}',
-        "[[1, 2], [3, 4]]",
-        "[[[1, 2], [3, 4]]]",
-        "[[1, 2], [3, 4], [5, 6]]",
-        '{"proposals": [{"x": 1, "y": 2}, {"y": 4, "x": 3}]}',
-        '{"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 4}}',
-        '{"reasoning": {"x": 5, "y": 6}, "a": {"x": 1, "y": 2}, "b": [3, 4]}',
-        '{"x": 1, "y": 2}\n\n{"x": 3, "y": 4}',
-        '{"a": {"proposals": [[1, 2], [3, 4]]}}',
-    ],
-)
-def test_multiple_number_lists(reply):
-    assert parse_answer(reply, VECTOR_LIST).answer.tolist() == [[1, 2], [3, 4]]
-
-
-PAIRS = VectorParser(["x", "y"], 3)
 LONG_VECTOR = VectorParser([f"p{i}" for i in range(12)])
 MESSAGES = [
     (KNOBS, "", "the reply is empty: there is no list of 2 numbers in it"),
-    (PAIRS, " \n", "the reply is empty: there is no 3 lists of 2 numbers in it"),
     (DRONE, "Nothing.", "there is no action in the reply, and no JSON object"),
     (KNOBS, "<think>x0 is", "the reply ends inside a thought: there is no list of 2 numbers after it"),
     (KNOBS, "{Nothing.", "there is no list of 2 numbers in the reply; its JSON breaks at line 1, column 2, near "
@@ -339,7 +316,6 @@ MESSAGES = [
     (KNOBS, '{"params": [1, 2, 3]}', "params holds 3 numbers, 2 are needed"),
     (KNOBS, '{"params": [1]}', "params holds 1 number, 2 are needed"),
     (KNOBS, '{"params": [1, "many"]}', "a list of numbers holds 'many'"),
-    (PAIRS, '{"proposals": [[1, 2], [3, 4]]}', "proposals holds 2 lists, 3 are needed"),
     (KNOBS, '{"x0": 1, "x1": 2} {"x0": 2, "x1": 2}',
      "there are several different answers in the reply, and nothing says which counts; give one list of 2 numbers"),
     (KNOBS, "A. the centre: x0 = 1, x1 = 1\nB. stay\n\nI choose B.",
@@ -361,7 +337,6 @@ def test_missing_numbers_message(question, reply, message):
          "the reply ends inside a thought: there is no list of 2 numbers after it"),
         (KNOBS, '{"params": [1, ', "a list of numbers was cut off; its JSON breaks at line 1, column 16, near "
                                    "'{\"params\": [1, ': Expecting value"),
-        (PAIRS, "[[1,2],[1,", "a list of lists was cut off"),
         (KNOBS, "1.5, 0.5", "there is no list of 2 numbers in the reply, and no JSON object"),
     ],
 )  # fmt: skip

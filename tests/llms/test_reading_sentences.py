@@ -46,7 +46,7 @@ CASES = [json.loads(line) for line in (Path(__file__).parent / "corpus" / "sente
 
 def to_plain(answer):
     if isinstance(answer, np.ndarray):
-        return pytest.approx(answer[0].tolist())
+        return pytest.approx(answer.tolist())
     return [list(step) for step in answer] if isinstance(answer, list | tuple) else answer
 
 

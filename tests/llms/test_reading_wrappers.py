@@ -38,9 +38,9 @@ def with_fields(question, fields, answer):
 CASES = st.one_of(
     st.sampled_from(range(4)).map(lambda i: with_fields(CHOICE, {"action": NAMES[i]}, i)),
     st.sampled_from(range(4)).map(lambda i: with_fields(NUMBERED_CHOICE, {"action": i}, i)),
-    st.lists(numbers, min_size=3, max_size=3).map(lambda x: with_fields(PARAMS, {"params": x}, [x])),
+    st.lists(numbers, min_size=3, max_size=3).map(lambda x: with_fields(PARAMS, {"params": x}, x)),
     st.lists(numbers, min_size=3, max_size=3).map(
-        lambda x: with_fields(RATES, dict(zip(RATES.names, x, strict=True)), [x]),
+        lambda x: with_fields(RATES, dict(zip(RATES.names, x, strict=True)), x),
     ),
     steps.map(
         lambda plan: with_fields(PLAN, {"plan": [{"skill": s, "object": o} for s, o in plan[:20]]}, tuple(plan[:20])),

@@ -25,7 +25,7 @@ class Answer(BaseModel):
 
 
 def dollars(text, n):
-    return parse_answer(text, VectorParser([f"number_{i}" for i in range(n)])).answer[0]
+    return parse_answer(text, VectorParser([f"number_{i}" for i in range(n)])).answer
 
 
 class TestDollar:

@@ -107,7 +107,7 @@ class TestFit:
 
     def fit(self, window, n=100):
         query = asker(Echo(context_window=window, max_tokens=10))
-        prompt = query.fit_to_context(self.render, n)
+        prompt, _ = query.fit_to_context(self.render, n)
         return prompt.text.count("record"), query.counters["trimmed_prompts"]
 
     def test_unknown_or_long_window_keeps_all(self):

@@ -38,8 +38,8 @@ CHOICES = DiscreteAnswer((("left", ""), ("right", "")))
 ARM = ContinuousAnswer(ContinuousActions(("x", "y"), (-1.0, -2.0), (1.0, 2.0)), (("x", ""), ("y", "")), 2, "arm")
 
 
-def numbers(text, n, d):
-    return parse_answer(text, VectorParser([f"params[{i}]" for i in range(d)], n))
+def numbers(text, d):
+    return parse_answer(text, VectorParser([f"params[{i}]" for i in range(d)]))
 
 
 class Preference(BaseModel):
@@ -50,8 +50,7 @@ class Preference(BaseModel):
 READERS = {
     "model": lambda text: parse_object(text, Preference),
     "dollar": lambda text: parse_answer(text, VectorParser(["x", "y", "z"])),
-    "numbers": lambda text: numbers(text, 1, 2),
-    "several": lambda text: numbers(text, 2, 2),
+    "numbers": lambda text: numbers(text, 2),
     "grid": lambda text: parse_answer(text, VectorParser(["params[0]", "params[1]"], words=["left", "right"])),
     "cut": lambda text: parse_answer(text, VectorParser(["x", "y"]), truncated=True),
     "plan": lambda text: parse_reply(text, SKILLS, ("key", "door")),
@@ -275,17 +274,17 @@ def test_thoughts_are_ignored():
 
 def test_human_number_formats():
     for text, number in {"3.": 3, "3.And": 3, ".5": 0.5, "1e2,": 100, "-2.5;": -2.5, "\u22121": -1}.items():
-        assert numbers(f"params[0]: {text}", 1, 1).answer.tolist() == [[number]], text
+        assert numbers(f"params[0]: {text}", 1).answer.tolist() == [number], text
     for text in ("3%", "1.2.3", "3x", "1e5x"):
         with pytest.raises(InvalidReply):
-            numbers(f"params[0]: {text}", 1, 1)
+            numbers(f"params[0]: {text}", 1)
 
 
 def test_texts_are_cleaned_after_parsing():
     lesson = read_lesson(r'{"lesson": "keep \ud83d\ude00, not \ud800 nor \u001b[2J\u0007"}')
     assert lesson == "keep \U0001f600, not \ufffd nor [2J"
     assert read_reply(r'{"reflection": "\ud800!", "action": "left"}', CHOICES, None).reflection == "\ufffd!"
-    assert numbers("\x1b[1mwhy\nparams[0]: 1", 1, 1).reasons == "[1mwhy"
+    assert numbers("\x1b[1mwhy\nparams[0]: 1", 1).reasons == "[1mwhy"
     assert str(InvalidReply("no \ud800")) == "no \ufffd"
 
 

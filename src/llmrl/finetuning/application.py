@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,19 +26,15 @@ from llmrl.experiment.prerequisites import Compute
 from llmrl.experiment.resources import Model, RunResources
 from llmrl.experiment.run_references import with_digests as outside_digests
 from llmrl.llms.client import ChatClient
-from llmrl.llms.local.chat import LocalChat
 
 if TYPE_CHECKING:
     from llmrl.finetuning.loop import FinetuneLoop
     from llmrl.finetuning.search_task import SearchTask
-    from llmrl.rollout.batched_evaluator import Evaluator
     from llmrl.run.run import Run
 
 Config = Mapping[str, Any]
 
 PACKAGES = ("transformers", "trl", "peft", "datasets")
-_VERSIONS = ("gymnasium", "mujoco", "numpy")
-"""Packages whose version may change the returns of a game."""
 _PROPOSER = "llmrl.principals.llm_factory.llm_principal"
 _LOCAL_CHAT = "llmrl.llms.local.chat.LocalChat"
 
@@ -62,54 +58,22 @@ class FinetuneApplication(Application):
         return build_model(resources)
 
     def plan(self, config: Config, resources: RunResources) -> Rows:
-        with build(config, resources) as parts:
-            return parts.plan()
+        hardware = config["hardware"]
+        with build_loop(config, resources) as loop:
+            return [*loop.plan(), ("hardware", f"{hardware['device']}, threads {hardware['threads'] or 'default'}")]
 
     def compute(self, config: Config, resources: RunResources, run: Run, compute_needed: Compute) -> None:
         from llmrl.loops.executor import serve
 
-        with build(config, resources, run) as parts:
-            run.status.env, run.status.llm = parts.task.name, parts.client.label
-            run.result = serve(parts.loop.requests(run), run)
+        self.check_values(config, resources)
+        with build_loop(config, resources, run) as loop:
+            run.status.env, run.status.llm = loop.task.name, loop.client.label
+            run.result = serve(loop.requests(run), run)
 
     def print_end(self, run: Run) -> None:
         from llmrl.finetuning.summary import print_finished
 
         print_finished(run)
-
-
-@dataclass
-class FinetuneParts:
-    """The parts of a fine-tuning run; a context manager that ends processes and releases memory."""
-
-    config: Config
-    task: SearchTask
-    loop: FinetuneLoop
-    client: ChatClient
-    evaluators: list[Evaluator] = field(default_factory=list)
-
-    def plan(self) -> list[tuple[str, str]]:
-        """Return (subject, description) pairs for a dry run."""
-        space = self.task.space
-        low, high = space.low, space.high
-        return [
-            ("env", self.task.spec.name),
-            ("policy", f"{space.name}, {space.dim} numbers from {low.min():g} to {high.max():g}"),
-            ("model", self.client.label),
-            *self.loop.plan(),
-            (
-                "hardware",
-                f"{self.config['hardware']['device']}, threads {self.config['hardware']['threads'] or 'default'}",
-            ),
-        ]
-
-    def __enter__(self) -> FinetuneParts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for evaluator in self.evaluators:
-            evaluator.close()
-        self.client.close()
 
 
 def check_installed() -> None:
@@ -154,34 +118,27 @@ def check_values(config: Config, resources: RunResources | None = None) -> None:
     """
     resources = resources or RunResources(config)
     builder = resources.builder
+    tasks = {"": config, **{f"transfer.{name}.": nodes for name, nodes in config["transfer"].items()}}
+    nodes = {f"{prefix}{group}": task[group] for prefix, task in tasks.items() for group in ("env", "agent")}
+    nodes |= {"principal": config["principal"], "hardware": config["hardware"], "llm": resources.model_nodes[0]}
+    checks: list[Callable[[], object]] = [
+        partial(_check_model, config),
+        *(partial(builder.validate, _part_node(node, path), path) for path, node in nodes.items()),
+        partial(_build_settings, config, builder),
+        *(partial(_check_task, task, builder, prefix) for prefix, task in tasks.items()),
+        *(partial(_limits, task, name) for name, task in config["transfer"].items()),
+        partial(check_loggers, config, builder),
+    ]
     errors = ErrorCollector()
-    with errors.collect():
-        _check_proposer(config)
-    for group in ("env", "agent", "principal", "hardware"):
+    for check in checks:
         with errors.collect():
-            builder.validate(config[group], group)
-    with errors.collect():
-        _build_settings(config, builder)
-    with errors.collect():
-        builder.validate(resources.model_nodes[0], "llm")
-    with errors.collect():
-        _check_task(config, builder, "")
-    for name, nodes in config["transfer"].items():
-        for group in ("env", "agent"):
-            with errors.collect():
-                builder.validate(_part_node(nodes[group], group), f"transfer.{name}.{group}")
-        with errors.collect():
-            _check_task(nodes, builder, f"transfer.{name}.")
-        with errors.collect():
-            _limits(nodes, name)
-    with errors.collect():
-        check_loggers(config, builder)
+            check()
     errors.raise_all()
     check_distributed(config, resources)
 
 
-def _check_proposer(config: Config) -> None:
-    """Raise ConfigError unless the principal uses a language model of this process without an adapter."""
+def _check_model(config: Config) -> None:
+    """Raise ConfigError unless the principal uses a language model that can be trained here, without an adapter."""
     if config["principal"].get("_target_") != _PROPOSER:
         raise ConfigError("llmrl-finetune trains the language model of principal=llm; leave out principal=")
     if config["llm"].get("_target_") != _LOCAL_CHAT:
@@ -193,6 +150,8 @@ def _check_proposer(config: Config) -> None:
             f"llm.adapter={config['llm']['adapter']}: training creates a new adapter for llm.model, so it must be "
             "null. To train on, merge that adapter into a model first (peft: merge_and_unload, save_pretrained)"
         )
+    if config["llm"].get("dtype") == "float16":
+        raise ConfigError("llm.dtype=float16 is not precise enough for training; use bfloat16 or float32")
 
 
 def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
@@ -201,16 +160,12 @@ def _build_settings(config: Config, builder: Builder) -> dict[str, Any]:
     Raises:
         ConfigError: values that cannot work, alone or together, all of them.
     """
-    from llmrl.finetuning.optimizer import Optimizer
-
     errors = ErrorCollector()
     settings: dict[str, Any] = {}
     for name in ("dataset", "method", "rewards", "evaluation"):
         with errors.collect():
             settings[name] = builder.build(config[name], name)
-    with errors.collect():
-        Optimizer.check(config["llm"].get("dtype"))
-    if {"method", "dataset"} <= settings.keys() and not settings["method"].needs_replies:
+    if {"method", "dataset"} <= settings.keys():
         with errors.collect():
             settings["method"].check(settings["dataset"].prompts)
     errors.raise_all()
@@ -235,13 +190,16 @@ def _check_task(task: Config, builder: Builder, prefix: str) -> None:
         )
 
 
-def build(config: Config, resources: RunResources | None = None, run: Run | None = None) -> FinetuneParts:
-    """Check the values of a config and build all parts; no episode is played and no weight is loaded.
+@contextmanager
+def build_loop(config: Config, resources: RunResources, run: Run | None = None) -> Iterator[FinetuneLoop]:
+    """Build the loop with all its parts, which are closed at the end of a `with` block.
+
+    No episode is played and no weight is loaded.
 
     Args:
         config: resolved config.
-        resources: resources of the run, if the caller has made them; None: they are made here.
-        run: open run; None if the parts are only for a plan.
+        resources: resources of the run.
+        run: open run; None if the loop is only for a plan.
 
     Raises:
         ConfigError: parts cannot work together, or data are missing.
@@ -249,56 +207,39 @@ def build(config: Config, resources: RunResources | None = None, run: Run | None
     """
     from llmrl.finetuning.loop import FinetuneLoop, FinetuneSettings
 
-    resources = resources or RunResources(config, build_model)
-    check_installed()
-    check_values(config, resources)
-    clients: dict[str | None, ChatClient] = {}
+    def join_run(model_resources: RunResources) -> ChatClient:
+        """Return a model whose calls are logged in the run folder."""
+        model = model_resources.model
+        if run is not None:
+            model = model_resources.join_run(run.folder, lambda: run.stop.requested)
+        assert isinstance(model, ChatClient)
+        return model
 
-    def models(adapter: str | None) -> ChatClient:
-        if adapter not in clients:
-            # Without an adapter it is the run's own model; with one, a further model with the same options.
-            model_resources = (
-                resources
-                if adapter is None
-                else RunResources(
-                    config, lambda model_resources: build_model(model_resources, {**config["llm"], "adapter": adapter})
-                )
-            )
-            model = (
-                model_resources.model
-                if run is None
-                else model_resources.join_run(run.folder, lambda: run.stop.requested)
-            )
-            assert isinstance(model, ChatClient) and isinstance(model.provider, LocalChat)
-            clients[adapter] = model
-        return clients[adapter]
+    def tuned(adapter: Path) -> ChatClient:
+        node = {**config["llm"], "adapter": str(adapter)}
+        return join_run(RunResources(config, lambda model_resources: build_model(model_resources, node)))
 
     settings = _build_settings(config, resources.builder)
-    seeds = Seeds(config["seed"])
-    client = models(None)
-    evaluators: list[Evaluator] = []
-    try:
-        task = _build_task(config, resources, config, config["principal"], client, evaluators, "")
+    with ExitStack() as stack:
+        client = join_run(resources)
+        stack.callback(client.close)
+        task = _build_task(config, resources, config, config["principal"], client, stack, "")
         # The optimum that prompts state is that of the training task.
-        transfer_principal = {**config["principal"], "optimum": None}
+        principal = {**config["principal"], "optimum": None}
         transfer = [
-            _build_task(config, resources, nodes, transfer_principal, client, evaluators, name)
+            _build_task(config, resources, nodes, principal, client, stack, name)
             for name, nodes in config["transfer"].items()
         ]
         settings["dataset"].check(task)
-        loop = FinetuneLoop(
+        yield FinetuneLoop(
             task=task,
             transfer=transfer,
             settings=FinetuneSettings(**settings),
-            models=models,
+            client=client,
+            tuned=tuned,
             store=Path(config["trials_dir"]).expanduser(),
-            seeds=seeds.child("finetune"),
+            seeds=Seeds(config["seed"]).child("finetune"),
         )
-    except BaseException:
-        for evaluator in evaluators:
-            evaluator.close()
-        raise
-    return FinetuneParts(config, task, loop, client, evaluators)
 
 
 def _build_task(
@@ -307,12 +248,12 @@ def _build_task(
     task_config: Config,
     principal: Config,
     client: ChatClient,
-    evaluators: list[Evaluator],
+    stack: ExitStack,
     name: str,
 ) -> SearchTask:
     """Build the search task of the nodes `env` and `agent` of `task_config`.
 
-    `name` is that of a transfer task; "" for the training task.
+    `name` is that of a transfer task; "" for the training task. `stack` closes the games.
     """
     from llmrl.finetuning.prompt_format import PromptFormat
     from llmrl.finetuning.search_task import SearchTask
@@ -326,7 +267,7 @@ def _build_task(
     agent = builder.with_services(services).build(nodes["agent"], f"{prefix}agent")
     controller = agent.controller
     evaluator = env.evaluator(bool(getattr(controller, "clip_actions", True)), resources.cores)
-    evaluators.append(evaluator)
+    stack.callback(evaluator.close)
     prompt_folder = None if config["prompts"] is None else Path(config["prompts"]).expanduser()
     principal_services = PrincipalServices(
         env.spec, seeds.child("principal"), llm=client, controller=controller, prompt_folder=prompt_folder
@@ -340,7 +281,7 @@ def _build_task(
     needs_seeds = builder.needs(nodes["agent"], "seeds", "agent")
     identity = task_of({**nodes, "seed": config["seed"]}, needs_seeds)
     limits = _limits(task_config, name) if name else (None, None)
-    return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), _versions(), limits)
+    return SearchTask(name or env.spec.name, env.spec, identity, play, PromptFormat(proposer), limits)
 
 
 def _limits(task_config: Config, name: str) -> tuple[float | None, float | None]:
@@ -354,10 +295,6 @@ def _limits(task_config: Config, name: str) -> tuple[float | None, float | None]
     return low, high
 
 
-def _part_node(node: Config, group: str) -> dict[str, Any]:
-    """Return an option's node of the part. Options that also set a budget hold it under the group's own key."""
-    return dict(node.get(group, node))
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _VERSIONS if importlib.util.find_spec(name) is not None}
+def _part_node(node: Config, path: str) -> dict[str, Any]:
+    """Return an option's node of the part at `path`. Options that also set a budget hold it under the group's key."""
+    return dict(node.get(path.rpartition(".")[2], node))

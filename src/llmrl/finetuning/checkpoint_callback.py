@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from llmrl.finetuning.training_job import TrainingJob
 from llmrl.run.progress_bar import ProgressBar
+from llmrl.run.run import Run
 from llmrl.run.signals import Stopped
 
 _SKIP_KEYS = ("epoch", "num_tokens", "total_flos")
@@ -23,39 +23,40 @@ class CheckpointCallback(TrainerCallback):
     weights are resumed from the same step.
 
     Args:
-        job: inputs of the training.
+        run: run that receives metrics and checkpoints.
         progress: progress display that is updated.
-        step_metrics: function that returns further metrics of the previous step; None: there are none.
-        every: steps between two points from which the trainer can resume exactly, >= 1; steps that share replies are
-            not separated.
+        save: function that makes the checkpoint of a given step valid.
+        step_metrics: function that returns further metrics of the previous step.
+        interval: steps between two points from which the trainer can resume exactly, >= 1.
     """
 
     def __init__(
         self,
-        job: TrainingJob,
+        run: Run,
         progress: ProgressBar,
-        step_metrics: Callable[[], Mapping[str, float]] | None,
-        every: int,
+        save: Callable[[int], None],
+        step_metrics: Callable[[], Mapping[str, float]],
+        interval: int,
     ) -> None:
-        self.job, self.run, self.progress, self.step_metrics, self.every = job, job.run, progress, step_metrics, every
+        self.run, self.progress, self.save = run, progress, save
+        self.step_metrics, self.interval = step_metrics, interval
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.update(state.global_step)
         is_due = self.run.stop.requested or self.run.timer.is_due()
         # No checkpoint after the last step, because a trainer resumed from it would make one step more.
-        at_interval = state.global_step < state.max_steps and state.global_step % self.every == 0
+        at_interval = state.global_step < state.max_steps and state.global_step % self.interval == 0
         control.should_save = is_due and at_interval
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **_: Any) -> None:
         if not logs or "loss" not in logs:
             return  # the trainer's final summary, which covers only the steps since the last resume
         metrics = {_name(key): value for key, value in logs.items() if key not in _SKIP_KEYS and value is not None}
-        if self.step_metrics is not None:
-            metrics |= self.step_metrics()
+        metrics |= self.step_metrics()
         self.run.metrics.log("update", "updates", metrics, updates=state.global_step)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.job.save(state.global_step)
+        self.save(state.global_step)
         if self.run.stop.signal is not None:
             raise Stopped(self.run.folder, self.run.stop.signal)
 

@@ -5,21 +5,18 @@ Replies are rewarded by playing their parameters, and the better replies to each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, UnitInterval
-from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.rewards import REWARDS
-from llmrl.finetuning.trainer import run_trainer, trainer_class
-from llmrl.finetuning.training_job import TrainingJob
-from llmrl.llms.local.lora import Lora
+from llmrl.finetuning.training_method import TrainingJob, TrainingMethod, trainer_class
 
 
 @dataclass(frozen=True)
-class GRPO:
+class GRPO(TrainingMethod):
     """Training by `method=grpo` (GRPOTrainer of trl).
 
     A step samples `samples` replies to each of `prompts` prompts. A reply's advantage is its reward minus the mean of
@@ -29,8 +26,7 @@ class GRPO:
     Replies are sampled as with `llm=local_chat`, with `temperature` and `top_p` from here, up to `llm.max_tokens`.
 
     Attributes:
-        lora: adapter whose weights are trained.
-        optimizer: settings of the optimizer.
+        lora, optimizer: see `TrainingMethod`.
         prompts: number of prompts per step.
         samples: number of replies to each prompt, G >= 2.
         temperature, top_p: settings of sampling.
@@ -50,8 +46,6 @@ class GRPO:
     name = "grpo"
     needs_replies = False
 
-    lora: Lora
-    optimizer: Optimizer
     prompts: PositiveInt
     samples: PositiveInt
     temperature: PositiveFloat
@@ -70,40 +64,38 @@ class GRPO:
             )
         if self.top_p == 0.0:
             raise ConfigError("method.top_p=0 excludes all tokens; use a number in (0, 1]")
-        self.optimizer.accumulation(
+        self.optimizer.check_step(
             self.prompts * self.samples, f"method.prompts={self.prompts} x method.samples={self.samples}"
         )
 
-    @property
-    def steps(self) -> int:
-        """Number of optimizer steps."""
-        return self.optimizer.steps
-
     def plan(self) -> list[tuple[str, str]]:
-        """Return rows (item, amount) that describe the planned training."""
         replies = self.prompts * self.samples
-        rounds = -(-self.steps // self.updates)
+        steps = self.optimizer.steps
+        rounds = -(-steps // self.updates)
         return [
-            ("  steps", f"{self.steps:,}, each of {self.prompts} prompts x {self.samples} replies"),
+            ("  steps", f"{steps:,}, each of {self.prompts} prompts x {self.samples} replies"),
             ("  replies", f"{rounds * replies:,}, {self.optimizer.batch} at once in training"),
         ]
 
     def check(self, prompts: int) -> None:
-        """Raise ConfigError if there are fewer prompts than a step needs."""
         if prompts < self.prompts:
             raise ConfigError(
                 f"there are {prompts} prompts, but a step needs method.prompts={self.prompts}; increase dataset.prompts"
             )
 
-    def train(self, job: TrainingJob) -> Any:
-        """Train to the last step and return the trained `PeftModel`."""
+    @property
+    def resume_interval(self) -> int:
+        return self.updates  # the steps between share their replies
+
+    def step_metrics(self, job: TrainingJob) -> Mapping[str, float]:
+        return job.judge.metrics()
+
+    def trainer(self, job: TrainingJob, **options: Any) -> Any:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
-        self.check(len(job.questions))
-        replies = self.prompts * self.samples
         arguments = GRPOConfig(
-            **self.optimizer.arguments(replies, "method.prompts x method.samples", *job.place),
+            **self.arguments(self.prompts * self.samples, job),
             num_generations=self.samples,
             max_completion_length=job.chat.settings.max_tokens,
             temperature=self.temperature,
@@ -117,15 +109,10 @@ class GRPO:
             reward_weights=list(job.rewards.weights.values()),
         )
         rows = [{"prompt": list(q.messages), "row": i} for i, q in enumerate(job.questions)]
-        trainer = trainer_class(GRPOTrainer)(
-            model=job.module,
-            args=arguments,
-            reward_funcs=[_TrainerReward(name, job) for name in job.rewards.weights],
-            train_dataset=Dataset.from_list(rows),
-            processing_class=job.chat.tokenizer,
-            peft_config=self.lora.config(),
+        reward_functions = [_TrainerReward(name, job) for name in job.rewards.weights]
+        return trainer_class(GRPOTrainer)(
+            args=arguments, train_dataset=Dataset.from_list(rows), reward_funcs=reward_functions, **options
         )
-        return run_trainer(trainer, job, job.judge.metrics, every=self.updates)
 
 
 class _TrainerReward:

@@ -15,22 +15,12 @@ import numpy as np
 from llmrl.core.errors import CheckpointError, ConfigError
 from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.proposal_examples import ProposalExample
-from llmrl.finetuning.proposer_evaluation import (
-    RESULTS,
-    ProposerEvaluation,
-    baselines,
-    chat_requests,
-    difference,
-    measure,
-    summarize,
-)
+from llmrl.finetuning.proposer_evaluation import RESULTS, EvaluatedTask, ProposerEvaluation, difference, summarize
 from llmrl.finetuning.rewards import RewardFunction, Rewards, Scale
 from llmrl.finetuning.search_task import Dataset, PromptDataset, SearchTask, write_questions
 from llmrl.finetuning.sft import check_replies
-from llmrl.finetuning.trainer import quiet
-from llmrl.finetuning.training_job import Method, TrainingJob
+from llmrl.finetuning.training_method import TrainingJob, TrainingMethod
 from llmrl.finetuning.trials import ParameterTrial
 from llmrl.llms.client import ChatClient
 from llmrl.llms.local.adapter import save_adapter
@@ -49,9 +39,6 @@ HELD_OUT = "held_out"
 WEIGHTS = "trainer"
 """Folder of the trainer's checkpoints in the run folder."""
 
-Models = Callable[[str | None], ChatClient]
-"""Function that returns the model client, with an adapter (its folder) or without (None)."""
-
 
 @dataclass(frozen=True)
 class FinetuneSettings:
@@ -66,19 +53,8 @@ class FinetuneSettings:
 
     dataset: Dataset
     rewards: Rewards
-    method: Method
+    method: TrainingMethod
     evaluation: ProposerEvaluation
-
-
-@dataclass
-class _EvaluatedTask:
-    """A task with its held-out questions and what is needed to score replies to them."""
-
-    task: SearchTask
-    questions: Sequence[ProposalPrompt]
-    judge: RewardFunction
-    rewards: Rewards
-    scale: Scale
 
 
 class FinetuneLoop:
@@ -91,7 +67,8 @@ class FinetuneLoop:
         task: task to train on.
         transfer: other tasks, which are only evaluated.
         settings: settings of fine-tuning.
-        models: function that returns the model client, with or without an adapter.
+        client: client of the model.
+        tuned: function that returns the client of the model with the adapter in a folder.
         store: folder of stored trials.
         seeds: root of the loop's random numbers.
     """
@@ -101,25 +78,30 @@ class FinetuneLoop:
         task: SearchTask,
         transfer: Sequence[SearchTask],
         settings: FinetuneSettings,
-        models: Models,
+        client: ChatClient,
+        tuned: Callable[[Path], ChatClient],
         store: Path,
         seeds: Seeds,
     ) -> None:
         self.task, self.transfer = task, list(transfer)
         self.dataset, self.rewards = settings.dataset, settings.rewards
         self.method, self.evaluation = settings.method, settings.evaluation
-        self.models, self.store, self.seeds = models, store, seeds
+        self.client, self.tuned, self.store, self.seeds = client, tuned, store, seeds
         self.measurements: dict[str, dict[str, State]] = {"before": {}, "after": {}}
         self.meters: dict[str, State] = {}  # of the model before and after
         self.step = 0
         self.trained = False
 
     def plan(self) -> list[tuple[str, str]]:
-        """Return the planned size of the complete run as pairs of a name and an amount."""
+        """Return (subject, description) pairs of the complete run."""
         d = self.dataset
         n_questions = d.held_out * (1 + len(self.transfer))
         episodes = d.trials * d.episodes + len(self.transfer) * self.evaluation.transfer_trials * d.episodes
+        space = self.task.space
         rows = [
+            ("env", self.task.spec.name),
+            ("policy", f"{space.name}, {space.dim} numbers from {space.low.min():g} to {space.high.max():g}"),
+            ("model", self.client.label),
             (
                 "data",
                 f"{d.trials:,} random trials of {d.episodes} episodes, {len(d.runs or ())} folders of search runs",
@@ -148,8 +130,7 @@ class FinetuneLoop:
             Stopped: a signal requested it; everything is saved.
         """
         self._restore(run)
-        client = self.models(None)
-        chat = client.provider
+        chat = self.client.provider
         assert isinstance(chat, LocalChat)
         self._check_model(chat)
         tasks, data = yield Delegate(lambda ask: self._tasks(run, ask))
@@ -161,18 +142,18 @@ class FinetuneLoop:
             write_questions(run.folder / "train.jsonl", data.train, replies)
             held_out = [self.task.questions.reply(question) for question in data.held_out]
             write_questions(run.folder / "held_out.jsonl", data.held_out, held_out)
-        yield from self._evaluate(run, "before", client, tasks, 0, data.metrics())
-        client.close()
+        yield from self._evaluate(run, "before", self.client, tasks, 0, data.metrics())
+        self.client.close()
         adapter = run.folder / ADAPTER
         first = len(tasks)  # number of the checkpoint before training; those of its steps follow
         if not self.trained:
             scale = tasks[HELD_OUT].scale
             yield Delegate(lambda ask: self._train(run, ask, chat, data, replies, scale, adapter, first))
             if run.stop.requested:
-                yield SafePoint(first + self.method.steps + 1, self.state_dict)
-        tuned = self.models(str(adapter))
+                yield SafePoint(first + self.method.optimizer.steps + 1, self.state_dict)
+        tuned = self.tuned(adapter)
         run.status.llm = tuned.label
-        yield from self._evaluate(run, "after", tuned, tasks, first + self.method.steps + 1, {})
+        yield from self._evaluate(run, "after", tuned, tasks, first + self.method.optimizer.steps + 1, {})
         tuned.close()
         return self._conclude(run, tasks)
 
@@ -190,7 +171,7 @@ class FinetuneLoop:
             self.measurements, self.meters = run.restored["measured"], run.restored["meters"]
             self.step, self.trained = run.restored["step"], run.restored["trained"]
 
-    def _tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, _EvaluatedTask], PromptDataset]:
+    def _tasks(self, run: Run, ask: Callable[[Request], Any]) -> tuple[dict[str, EvaluatedTask], PromptDataset]:
         """Return every task with its questions, by name, and the dataset of the task that is trained on."""
 
         def prepared(task: SearchTask, dataset: Dataset, seeds: Seeds) -> PromptDataset:
@@ -213,7 +194,7 @@ class FinetuneLoop:
             tasks[task.name] = self._evaluated_task(task, transfer_prompts, self.rewards.scaled(task.limits))
         return tasks, data
 
-    def _evaluated_task(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> _EvaluatedTask:
+    def _evaluated_task(self, task: SearchTask, data: PromptDataset, rewards: Rewards) -> EvaluatedTask:
         judge = RewardFunction(
             task.questions, task.play, self.evaluation.rollouts, self.seeds.child(f"evaluation {task.name}")
         )
@@ -221,7 +202,7 @@ class FinetuneLoop:
             scale = rewards.scale(data.train_values)
         except ConfigError as error:
             raise ConfigError(f"{task.name}: {error}") from error
-        return _EvaluatedTask(task, data.held_out, judge, rewards, scale)
+        return EvaluatedTask(task.name, data.held_out, judge, rewards, scale)
 
     def _check_model(self, chat: LocalChat) -> None:
         """Check, before anything is played, that the model can reply in full and can be trained."""
@@ -243,7 +224,7 @@ class FinetuneLoop:
         run: Run,
         phase: str,
         client: ChatClient,
-        tasks: dict[str, _EvaluatedTask],
+        tasks: dict[str, EvaluatedTask],
         iteration: int,
         extra_metrics: dict[str, float],
     ) -> Requests[None]:
@@ -253,16 +234,14 @@ class FinetuneLoop:
             return
         if phase in self.meters:
             client.load_state_dict(self.meters[phase])
-        for number, (name, question_set) in enumerate(tasks.items()):
+        for number, (name, task) in enumerate(tasks.items()):
             if name in done:
                 continue
-            log.info("%s %s: asking %d questions of %s", phase, name, len(question_set.questions), client.label)
+            log.info("%s %s: asking %d questions of %s", phase, name, len(task.prompts), client.label)
             with run.saved_if_refused(iteration + number, self.state_dict):
-                requests = chat_requests(question_set.task.questions, question_set.questions)
-                replies = yield Call(partial(client.chat, requests), is_long=True)
+                replies = yield Call(partial(client.chat, task.requests()), is_long=True)
             # The same seeds before and after training.
-            attempts = question_set.judge(question_set.questions, [reply.text for reply in replies], "evaluation")
-            done[name] = measure(attempts, question_set.rewards, question_set.scale)
+            done[name] = task.measure([reply.text for reply in replies])
             self.meters[phase] = client.state_dict()
             if len(done) < len(tasks):
                 yield SafePoint(iteration + number + 1, self.state_dict)
@@ -271,7 +250,7 @@ class FinetuneLoop:
             for measure_name, row in summarize(measures).items():
                 if row["mean"] is not None:
                     metrics[f"{_tag(name)}/{measure_name}"] = row["mean"]
-        updates = 0 if phase == "before" else self.method.steps
+        updates = 0 if phase == "before" else self.method.optimizer.steps
         yield Log("evaluation", "updates", metrics | client.metrics(), {"updates": updates})
         yield SafePoint(iteration + len(tasks), self.state_dict, always=True)
 
@@ -299,11 +278,10 @@ class FinetuneLoop:
         job = TrainingJob(
             run, chat, module, data.train, replies, judge, self.rewards, scale, seeds, folder, resume, save
         )
-        with quiet():
-            model = self.method.train(job)
+        model = self.method.train(job)
         save_adapter(model.save_pretrained, adapter, chat.model, chat.settings.revision, chat.identity["files"])
         self.trained = True
-        save(self.method.steps + 1)
+        save(self.method.optimizer.steps + 1)
         shutil.rmtree(folder, ignore_errors=True)
 
     def _resume(self, folder: Path) -> Path | None:
@@ -321,29 +299,27 @@ class FinetuneLoop:
             )
         return checkpoint
 
-    def _conclude(self, run: Run, tasks: dict[str, _EvaluatedTask]) -> float:
+    def _conclude(self, run: Run, tasks: dict[str, EvaluatedTask]) -> float:
         results: dict[str, Any] = {}
-        for name, question_set in tasks.items():
+        for name, task in tasks.items():
             initial, final = self.measurements["before"][name], self.measurements["after"][name]
-            baseline_measures = baselines(
-                question_set.judge,
-                question_set.questions,
-                question_set.rewards,
-                question_set.scale,
-                self.seeds.child("baselines"),
-            )
+            baselines = task.baselines(self.seeds.child("baselines"))
             results[name] = {
-                "task": question_set.task.name,
-                "prompts": len(question_set.questions),
-                "scale": [question_set.scale.low, question_set.scale.high],
+                "task": task.name,
+                "prompts": len(task.prompts),
+                "scale": [task.scale.low, task.scale.high],
                 "before": summarize(initial),
                 "after": summarize(final),
                 "difference": difference(final, initial),
-                **{baseline: summarize(measures) for baseline, measures in baseline_measures.items()},
+                **{baseline: summarize(measures) for baseline, measures in baselines.items()},
             }
         write_json(run.folder / RESULTS, results)
         main_results = results[HELD_OUT]
-        run.summary = {"adapter": str(run.folder / ADAPTER), "method": self.method.name, "steps": self.method.steps}
+        run.summary = {
+            "adapter": str(run.folder / ADAPTER),
+            "method": self.method.name,
+            "steps": self.method.optimizer.steps,
+        }
         for measure_name in ("valid_rate", "score", "improvement_rate", "return"):
             for phase in ("before", "after"):
                 run.summary[f"{measure_name}_{phase}"] = main_results[phase][measure_name]["mean"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,12 +14,9 @@ from llmrl.core.records import Outcome
 from llmrl.core.spaces import ParameterSpace
 from llmrl.finetuning.proposal_examples import ProposalExample
 from llmrl.finetuning.trials import ParameterTrial
-from llmrl.llms.invalid_reply import InvalidReply
-from llmrl.llms.prompts import Prompt
 from llmrl.llms.reading.answer_parser import parse_answer
-from llmrl.llms.structured_query import StructuredQuery
 from llmrl.principals.history import History
-from llmrl.principals.llm_principal import LLMPrincipal, ParsedReply
+from llmrl.principals.llm_principal import LLMPrincipal
 from llmrl.principals.llm_search import LLMSearch, shown_number
 from llmrl.statistics.estimators import standard_error_of_mean
 
@@ -57,8 +54,7 @@ class PromptFormat:
         proposer: `principal=llm` as `llmrl-train` builds it, with the chat model that will be asked.
 
     Raises:
-        ConfigError: the proposer does not propose parameters of a policy; its prompts contain more than returns; or a
-            written reply does not parse to the same numbers.
+        ConfigError: the proposer does not propose parameters of a policy, or its prompts contain more than returns.
     """
 
     def __init__(self, proposer: LLMPrincipal) -> None:
@@ -71,7 +67,6 @@ class PromptFormat:
             )
         self.proposer = proposer
         self.space: ParameterSpace = proposer.space
-        self._check_format()
 
     def ask(self, example: ProposalExample) -> ProposalPrompt:
         """Return the prompt that follows on the trials of an example, each of which counts as one iteration.
@@ -88,11 +83,8 @@ class PromptFormat:
         for trial in example.history:
             proposer.history.add([_to_outcome(trial)])
         proposer.iteration = len(example.history)
-        recorder = _RecordingAsker(self.proposer.asker)
-        proposer.asker = recorder  # type: ignore[assignment]  # fits prompts, and records the number of remaining trials
         prompt = proposer.question(None)
-        selected = proposer.select()
-        records = proposer.history.trim(selected, proposer.settings.history, recorder.records)
+        records = proposer.history.trim(proposer.select(), proposer.settings.history, proposer.n_shown)
         prompt_trials = tuple(
             _merge_trials([example.history[int(i)] for i in record["measured"]]) for record in records
         )
@@ -126,7 +118,7 @@ class PromptFormat:
         Raises:
             InvalidReply: the reply holds no such numbers.
         """
-        vector: np.ndarray = parse_answer(text, self.proposer.parser(), cut).answer[0]
+        vector: np.ndarray = parse_answer(text, self.proposer.parser(), cut).answer
         return vector
 
     def usable(self, vector: np.ndarray) -> np.ndarray | None:
@@ -143,40 +135,6 @@ class PromptFormat:
     def in_bounds(self, vector: np.ndarray) -> bool:
         """Return whether all numbers are within their bounds."""
         return bool(np.all((vector >= self.space.low) & (vector <= self.space.high)))
-
-    def _check_format(self) -> None:
-        """Raise ConfigError if a written reply cannot be parsed, or yields other numbers."""
-        middle = self.space.rounded((self.space.low + self.space.high) / 2)
-        text = self.write(middle, "A check of the format.")
-        try:
-            is_equal = np.allclose(self.read(text), middle)
-        except InvalidReply as error:
-            raise ConfigError(
-                f"replies in the form principal.reply={self.proposer.settings.reply} cannot be read: {error}"
-            ) from error
-        if not is_equal:
-            raise ConfigError(
-                f"replies in the form principal.reply={self.proposer.settings.reply} are read as other numbers: {text}"
-            )
-
-
-class _RecordingAsker:
-    """Wrapper of `asker` that also records the number of history records in the last fitted prompt."""
-
-    def __init__(self, asker: StructuredQuery[ParsedReply]) -> None:
-        self._asker = asker
-        self.records = 0
-
-    def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> Prompt:
-        rendered: list[tuple[int, Prompt]] = []
-
-        def record_render(k: int) -> Prompt:
-            rendered.append((k, render(k)))
-            return rendered[-1][1]
-
-        prompt = self._asker.fit_to_context(record_render, n)
-        self.records = next(k for k, candidate in rendered if candidate is prompt)
-        return prompt
 
 
 def _merge_trials(repeats: Sequence[ParameterTrial]) -> ParameterTrial:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from llmrl.core.plain_data import read_object
 from llmrl.core.ranges import PositiveInt
 from llmrl.core.records import ChatReply, ChatRequest, State
 from llmrl.core.seeding import Seeds
-from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
+from llmrl.finetuning.prompt_format import ProposalPrompt
 from llmrl.finetuning.rewards import REWARDS, Attempt, RewardFunction, Rewards, Scale
 from llmrl.finetuning.trials import random_vectors
 from llmrl.statistics.estimators import wilson
@@ -26,6 +26,9 @@ MEASURES = (*RATES, "return", "score", "rank", "reward")
 """All measures of a reply, see `measure`."""
 RESULTS = "evaluation.json"
 """File of the results in the run folder."""
+
+Interval = Callable[[np.ndarray], tuple[float | None, float | None]]
+"""Function that returns the bounds of an interval of the mean of scores [n]."""
 
 
 @dataclass(frozen=True)
@@ -41,58 +44,72 @@ class ProposerEvaluation:
     transfer_trials: PositiveInt = 256
 
 
-def chat_requests(questions: PromptFormat, prompts: Sequence[ProposalPrompt]) -> list[ChatRequest]:
-    """Return the requests of prompts to a model.
+@dataclass
+class EvaluatedTask:
+    """Task with the prompts on which a proposer is evaluated.
 
-    Only the first reply to each counts, without repairs; it is "" if the call failed permanently.
+    Attributes:
+        name: name of the task.
+        prompts: held-out prompts.
+        judge, rewards, scale: functions that evaluate and reward replies, and the scale of returns.
     """
 
-    def read(reply: ChatReply) -> np.ndarray:
-        return questions.read(reply.text, reply.cut)
+    name: str
+    prompts: Sequence[ProposalPrompt]
+    judge: RewardFunction
+    rewards: Rewards
+    scale: Scale
 
-    return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in prompts]
+    def requests(self) -> list[ChatRequest]:
+        """Return the requests to a model.
 
+        Only the first reply to each counts, without repairs; it is "" if the call failed permanently.
+        """
 
-def measure(attempts: Sequence[Attempt], rewards: Rewards, scale: Scale) -> State:
-    """Return the measures of each reply, [n] each.
+        def read(reply: ChatReply) -> np.ndarray:
+            return self.judge.questions.read(reply.text, reply.cut)
 
-    valid_rate: 1 if the numbers could be parsed. in_bounds_rate: 1 if they are also within the bounds.
-    improvement_rate: 1 if the return exceeds the best of the prompt's history. repeat_rate: 1 for a proposal that the
-    history already contains.
-    return: mean over the rollouts, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was played.
-    rank: share of the history with a lower value, ties counting half. reward: weighted sum of the rewards.
-    """
-    values = [np.nan if attempt.value is None else attempt.value for attempt in attempts]
-    return {
-        "valid_rate": np.array([float(attempt.vector is not None) for attempt in attempts]),
-        "in_bounds_rate": np.array([float(attempt.in_bounds) for attempt in attempts]),
-        "improvement_rate": np.array(
-            [
-                float(v > attempt.history.max()) for v, attempt in zip(values, attempts, strict=True)
-            ]  # comparisons with NaN are false
-        ),
-        "repeat_rate": np.array([float(attempt.repeats) for attempt in attempts]),
-        "return": np.array(values),
-        "score": np.array([REWARDS["scaled_return"](attempt, scale) for attempt in attempts]),
-        "rank": np.array([REWARDS["rank"](attempt, scale) for attempt in attempts]),
-        "reward": np.array([rewards(attempt, scale) for attempt in attempts]),
-    }
+        return [ChatRequest(q.messages, None, "finetune", q.name, q.hash, read=read) for q in self.prompts]
 
+    def measure(self, replies: Sequence[str]) -> State:
+        """Return the measures of the reply to each prompt (`_measures`)."""
+        return self._measures(self.judge(self.prompts, replies, "evaluation"))
 
-def baselines(
-    judge: RewardFunction, prompts: Sequence[ProposalPrompt], rewards: Rewards, scale: Scale, seeds: Seeds
-) -> State:
-    """Return the measures of two baselines without a model for the same prompts.
+    def baselines(self, seeds: Seeds) -> dict[str, State]:
+        """Return the measures of two baselines without a model for the same prompts.
 
-    `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows how
-    much of its value was luck.
-    """
-    vectors = random_vectors(judge.questions.space, seeds.child("random"), range(len(prompts)), None, None)
-    best = np.stack([max(question.shown, key=lambda trial: trial.value).vector for question in prompts])
-    return {
-        "random": measure(judge.of_vectors(prompts, vectors, "evaluation"), rewards, scale),
-        "incumbent": measure(judge.of_vectors(prompts, best, "evaluation"), rewards, scale),
-    }
+        `random` draws parameters within the bounds. `incumbent` proposes the best of the history again, which shows how
+        much of its value was luck.
+        """
+        vectors = random_vectors(self.judge.questions.space, seeds.child("random"), range(len(self.prompts)))
+        best = np.stack([max(question.shown, key=lambda trial: trial.value).vector for question in self.prompts])
+        return {
+            "random": self._measures(self.judge.of_vectors(self.prompts, vectors, "evaluation")),
+            "incumbent": self._measures(self.judge.of_vectors(self.prompts, best, "evaluation")),
+        }
+
+    def _measures(self, attempts: Sequence[Attempt]) -> State:
+        """Return the measures of each attempt, [n] each.
+
+        valid_rate: 1 if the numbers could be parsed. in_bounds_rate: 1 if they are also within the bounds.
+        improvement_rate: 1 if the return exceeds the best of the prompt's history. repeat_rate: 1 for a proposal that
+        the history already contains.
+        return: mean over the rollouts, NaN if nothing was played. score: return scaled to [0, 1], 0 if nothing was
+        played. rank: share of the history with a lower value, ties counting half. reward: weighted sum of the rewards.
+        """
+        values = np.array([np.nan if attempt.value is None else attempt.value for attempt in attempts])
+        measures: State = {
+            "valid_rate": [attempt.vector is not None for attempt in attempts],
+            "in_bounds_rate": [attempt.in_bounds for attempt in attempts],
+            # Comparisons with NaN are false.
+            "improvement_rate": values > np.array([attempt.history.max() for attempt in attempts]),
+            "repeat_rate": [attempt.repeats for attempt in attempts],
+            "return": values,
+            "score": [REWARDS["scaled_return"](attempt, self.scale) for attempt in attempts],
+            "rank": [REWARDS["rank"](attempt, self.scale) for attempt in attempts],
+            "reward": [self.rewards(attempt, self.scale) for attempt in attempts],
+        }
+        return {name: np.array(measure, dtype=np.float64) for name, measure in measures.items()}
 
 
 def summarize(measures: State) -> dict[str, dict[str, Any]]:
@@ -101,30 +118,12 @@ def summarize(measures: State) -> dict[str, dict[str, Any]]:
     These are the `mean`, the bounds `low` and `high` of its 95 % interval, and the number `n` of replies with this
     measure.
     """
-    table: dict[str, dict[str, Any]] = {}
-    for name in MEASURES:
-        finite = np.asarray(measures[name], dtype=np.float64)
-        finite = finite[np.isfinite(finite)]
-        if not len(finite):
-            table[name] = {"mean": None, "low": None, "high": None, "n": 0}
-            continue
-        low, high = _wilson_interval(finite) if name in RATES else _t_interval(finite)
-        table[name] = {"mean": float(finite.mean()), "low": low, "high": high, "n": len(finite)}
-    return table
+    return {name: _summary(measures[name], _wilson_interval if name in RATES else _t_interval) for name in MEASURES}
 
 
 def difference(after: State, before: State) -> dict[str, dict[str, Any]]:
     """Return the paired differences `after` - `before` with t intervals, over prompts with both measures."""
-    table: dict[str, dict[str, Any]] = {}
-    for name in MEASURES:
-        differences = np.asarray(after[name], dtype=np.float64) - np.asarray(before[name], dtype=np.float64)
-        finite = differences[np.isfinite(differences)]
-        if len(finite):
-            low, high = _t_interval(finite)
-            table[name] = {"mean": float(finite.mean()), "low": low, "high": high, "n": len(finite)}
-        else:
-            table[name] = {"mean": None, "low": None, "high": None, "n": 0}
-    return table
+    return {name: _summary(np.asarray(after[name]) - np.asarray(before[name]), _t_interval) for name in MEASURES}
 
 
 def read_results(run: Path) -> dict[str, Any] | None:
@@ -139,6 +138,16 @@ def read_results(run: Path) -> dict[str, Any] | None:
         return None
     except ValueError as error:
         raise RunFolderError(f"{run / RESULTS} cannot be read: {error}") from error
+
+
+def _summary(values: np.ndarray, interval: Interval) -> dict[str, Any]:
+    """Return the statistics of the finite ones among `values` [n]."""
+    finite = np.asarray(values, dtype=np.float64)
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
+        return {"mean": None, "low": None, "high": None, "n": 0}
+    low, high = interval(finite)
+    return {"mean": float(finite.mean()), "low": low, "high": high, "n": len(finite)}
 
 
 def _t_interval(scores: np.ndarray) -> tuple[float | None, float | None]:

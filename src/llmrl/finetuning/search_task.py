@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +19,8 @@ from llmrl.core.spaces import EnvSpec, ParameterSpace
 from llmrl.finetuning.prompt_format import PromptFormat, ProposalPrompt
 from llmrl.finetuning.proposal_examples import held_out_of, make_examples, split
 from llmrl.finetuning.trials import (
+    Bounds,
     Play,
-    RandomTrials,
     Series,
     find_search_runs,
     random_trials,
@@ -26,6 +28,9 @@ from llmrl.finetuning.trials import (
     trials_folder,
 )
 from llmrl.run.files import write_atomic
+
+_VERSIONS = ("gymnasium", "mujoco", "numpy")
+"""Packages whose version may change the returns of a game."""
 
 
 @dataclass
@@ -38,7 +43,6 @@ class SearchTask:
         identity: description that distinguishes the task from others, see `task_of`.
         play: function that plays parameters of the policy.
         questions: format of the proposer's prompts in this task.
-        versions: versions of packages that may affect returns.
         limits: returns that are scaled to 0 and to 1; None: the lowest and the highest among its trials.
     """
 
@@ -47,7 +51,6 @@ class SearchTask:
     identity: Mapping[str, Any]
     play: Play
     questions: PromptFormat
-    versions: Mapping[str, str]
     limits: tuple[float | None, float | None] = (None, None)
 
     @property
@@ -149,9 +152,7 @@ class Dataset:
         Raises:
             ConfigError: a run is missing or of another task, numbers of episodes differ, or trials are too few.
         """
-        search_series = [
-            read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])
-        ]
+        search_series = self._search_series(task)
         self._episodes_per_proposal(search_series)
         n_held_out = held_out_of(self.trials, self.share)
         if not search_series and min(n_held_out, self.trials - n_held_out) < self.examples:
@@ -175,20 +176,20 @@ class Dataset:
         Raises:
             ConfigError: the trials are of another task, or there are too few.
         """
-        series = [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])]
+        series = self._search_series(task)
         # Discrete parameters only have the policy's bounds.
-        low, high = (None, None) if task.space.choices.any() else (self.low, self.high)
+        bounds: Bounds = (None, None) if task.space.choices.any() else (self.low, self.high)
         if self.trials:
             identity = {
                 "task": dict(task.identity),
                 "seed": [seeds.seed, seeds.child("trials").integer("identity")],
                 "episodes": self.episodes,
-                "bounds": [low, high],
-                "versions": dict(task.versions),
+                "bounds": list(bounds),
+                "versions": _versions(),
             }
             folder = trials_folder(store, identity)
-            sampling = RandomTrials(self.trials, self.episodes, low, high)
-            series.append(random_trials(task.play, task.space, seeds.child("trials"), sampling, folder, before_chunk))
+            trial_seeds, n, episodes = seeds.child("trials"), self.trials, self.episodes
+            series.append(random_trials(task.play, task.space, trial_seeds, n, episodes, folder, bounds, before_chunk))
         task.questions.proposer.on_search_start(self.iterations, self._episodes_per_proposal(series))
         train, holdout = split(series, self.share, seeds.child("split"))
         values, train_values = (
@@ -204,6 +205,10 @@ class Dataset:
     def for_transfer(self, trials: int) -> Dataset:
         """Return the settings for another task with random trials only, half of them held out."""
         return replace(self, trials=trials, low=None, high=None, runs=None, prompts=1, share=0.5)
+
+    def _search_series(self, task: SearchTask) -> list[Series]:
+        """Return the proposals of the search runs."""
+        return [read_search_run(folder, task.space, task.identity) for folder in find_search_runs(self.runs or [])]
 
     def _episodes_per_proposal(self, series: Sequence[Series]) -> int:
         """Return the number of episodes per proposal, as stated in prompts.
@@ -226,6 +231,10 @@ class Dataset:
         """Return `n` prompts made from the trials of `series`."""
         examples = make_examples(series, n, self.min_examples, self.examples, seeds, purpose, task.questions.proposable)
         return [task.questions.ask(example) for example in examples]
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _VERSIONS if importlib.util.find_spec(name) is not None}
 
 
 def write_questions(path: Path, questions: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llmrl.core.errors import ConfigError
 from llmrl.core.ranges import PositiveInt
-from llmrl.finetuning.optimizer import Optimizer
 from llmrl.finetuning.prompt_format import ProposalPrompt
-from llmrl.finetuning.trainer import run_trainer, trainer_class
-from llmrl.finetuning.training_job import TrainingJob
+from llmrl.finetuning.training_method import TrainingJob, TrainingMethod, trainer_class
 from llmrl.llms.local.chat import LocalChat
-from llmrl.llms.local.lora import Lora
 
 
-class SFT:
+@dataclass(frozen=True)
+class SFT(TrainingMethod):
     """Training by `method=sft`, which maximizes the likelihood of replies with better parameters (SFTTrainer of trl).
 
     The loss is over the tokens of the reply, including its end token, and not over those of the prompt. Prompt and
     reply are tokenized as by `llm=local_chat`.
 
-    Args:
-        lora: adapter whose weights are trained.
-        optimizer: settings of the optimizer.
+    Attributes:
+        lora, optimizer: see `TrainingMethod`.
         texts: number of examples per step.
 
     Raises:
@@ -33,29 +31,22 @@ class SFT:
     name = "sft"
     needs_replies = True
 
-    def __init__(self, lora: Lora, optimizer: Optimizer, texts: PositiveInt = 16) -> None:
-        optimizer.accumulation(texts, f"method.texts={texts}")
-        self.lora, self.optimizer, self.texts = lora, optimizer, texts
+    texts: PositiveInt = 16
 
-    @property
-    def steps(self) -> int:
-        """Number of optimizer steps."""
-        return self.optimizer.steps
+    def __post_init__(self) -> None:
+        self.optimizer.check_step(self.texts, f"method.texts={self.texts}")
 
     def plan(self) -> list[tuple[str, str]]:
-        """Return rows (item, amount) that describe the planned training."""
-        return [("  steps", f"{self.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
+        return [("  steps", f"{self.optimizer.steps:,} of {self.texts} examples, {self.optimizer.batch} at once")]
 
     def check(self, prompts: int) -> None:
-        """Raise ConfigError if there are fewer examples than a step needs."""
         if prompts < self.texts:
             raise ConfigError(
                 f"there are {prompts} prompts with known better parameters, but a step needs "
                 f"method.texts={self.texts}; increase dataset.prompts, or use trials with more improvements"
             )
 
-    def train(self, job: TrainingJob) -> Any:
-        """Train to the last step and return the trained `PeftModel`."""
+    def trainer(self, job: TrainingJob, **options: Any) -> Any:
         from datasets import Dataset
         from trl import SFTConfig, SFTTrainer
 
@@ -64,16 +55,8 @@ class SFT:
             for question, reply in zip(job.questions, job.replies, strict=True)
             if reply is not None
         ]
-        self.check(len(rows))
-        arguments = SFTConfig(**self.optimizer.arguments(self.texts, "method.texts", *job.place), max_length=None)
-        trainer = trainer_class(SFTTrainer)(
-            model=job.module,
-            args=arguments,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=job.chat.tokenizer,
-            peft_config=self.lora.config(),
-        )
-        return run_trainer(trainer, job)
+        arguments = SFTConfig(**self.arguments(self.texts, job), max_length=None)
+        return trainer_class(SFTTrainer)(args=arguments, train_dataset=Dataset.from_list(rows), **options)
 
 
 def check_replies(chat: LocalChat, questions: Sequence[ProposalPrompt], replies: Sequence[str | None]) -> None:

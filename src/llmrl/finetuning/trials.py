@@ -30,6 +30,9 @@ _FORMAT = 1
 _IRRELEVANT_FIELDS = ("n_envs", "name", "render", "engine", "text", "success", "success_threshold")
 """Fields of environments that do not affect returns."""
 
+Bounds = tuple[float | None, float | None]
+"""Lower and upper bound of every parameter; None: the bounds of the space."""
+
 Play = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """Function from parameters [n, d] and seeds of episodes [k] to returns [n, k], of every vector under every seed."""
 
@@ -63,7 +66,7 @@ class Series:
 
 
 def random_vectors(
-    space: ParameterSpace, seeds: Seeds, indices: Sequence[int], low: float | None, high: float | None
+    space: ParameterSpace, seeds: Seeds, indices: Sequence[int], bounds: Bounds = (None, None)
 ) -> np.ndarray:
     """Draw uniform parameters, [len(indices), d]; vector i is a function of (seeds, i).
 
@@ -73,9 +76,9 @@ def random_vectors(
         space: parameter space of the policy.
         seeds: node of the seed tree.
         indices: numbers i of the vectors.
-        low: lower bound of every parameter; None: the bounds of the space.
-        high: upper bound of every parameter; None: the bounds of the space.
+        bounds: bounds of every parameter.
     """
+    low, high = bounds
     parameters = tuple(
         replace(p, low=p.low if low is None else low, high=p.high if high is None else high) for p in space.parameters
     )
@@ -83,28 +86,14 @@ def random_vectors(
     return from_unit(replace(space, parameters=parameters), unit)
 
 
-@dataclass(frozen=True)
-class RandomTrials:
-    """Number and bounds of random trials.
-
-    Attributes:
-        n: number of trials.
-        episodes: episodes of each trial.
-        low, high: bounds of the parameters, see `random_vectors`.
-    """
-
-    n: int
-    episodes: int
-    low: float | None = None
-    high: float | None = None
-
-
 def random_trials(
     play: Play,
     space: ParameterSpace,
     seeds: Seeds,
-    sampling: RandomTrials,
+    n: int,
+    episodes: int,
     folder: Path,
+    bounds: Bounds = (None, None),
     before_chunk: Callable[[int], None] = lambda done: None,
 ) -> Series:
     """Return random parameters with their returns; trials already in `folder` are not played again.
@@ -117,8 +106,10 @@ def random_trials(
         play: function that plays the episodes of a chunk.
         space: parameter space of the policy.
         seeds: seed tree of parameters and episodes.
-        sampling: number and bounds of the trials.
+        n: number of trials.
+        episodes: episodes of each trial.
         folder: content-addressed folder, see `trials_folder`; created if missing.
+        bounds: bounds of the parameters.
         before_chunk: function called with the number of finished trials before more are played and at the end; it may
             raise to stop.
 
@@ -130,7 +121,6 @@ def random_trials(
     except OSError as error:
         raise unwritable(folder, error) from error
     trials: list[ParameterTrial] = []
-    n, episodes = sampling.n, sampling.episodes
     for start in range(0, n, CHUNK):
         path = folder / f"trials_{start:06d}.json"
         chunk = _read_chunk(path, space.dim, episodes)
@@ -138,7 +128,7 @@ def random_trials(
             before_chunk(start)
             # Chunks are always complete, so that the files do not depend on the first requested n.
             indices = range(start, start + CHUNK)
-            vectors = random_vectors(space, seeds.child("vectors"), indices, sampling.low, sampling.high)
+            vectors = random_vectors(space, seeds.child("vectors"), indices, bounds)
             returns = play(vectors, episode_seeds(seeds.child("episodes").child(start), episodes))
             chunk = [ParameterTrial(vector, row) for vector, row in zip(vectors, returns, strict=True)]
             lines = [{"vector": t.vector.tolist(), "returns": t.returns.tolist()} for t in chunk]
@@ -177,21 +167,17 @@ def read_search_run(folder: Path, space: ParameterSpace, task: Mapping[str, Any]
     if differing_keys:
         summary = "; ".join(f"{key}={run_task.get(key)} instead of {task.get(key)}" for key in differing_keys)
         raise ConfigError(f"dataset.runs: {folder} belongs to another task ({summary}); use runs of this env and agent")
-    trials = []
+    trials: list[ParameterTrial] = []
     try:
         for line in read_proposals(folder):
-            vector = np.array(line["vector"], dtype=np.float64)
-            trials.append(ParameterTrial(vector, np.array(line["returns"], dtype=np.float64)))
+            trial = ParameterTrial(np.array(line["vector"], np.float64), np.array(line["returns"], np.float64))
+            if trial.vector.shape != (space.dim,) or not len(trial.returns):
+                raise ValueError(f"{space.name} needs {space.dim} numbers and at least one return")
+            trials.append(trial)
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path}, line {len(trials) + 1} is not a valid proposal ({error!r}); remove this run from dataset.runs"
         ) from error
-    for number, trial in enumerate(trials, start=1):
-        if trial.vector.shape != (space.dim,) or not len(trial.returns):
-            raise ConfigError(
-                f"{path}, line {number}: {space.name} needs {space.dim} numbers and at least one return, got "
-                f"{trial.vector.size} and {trial.returns.size}; remove this run from dataset.runs"
-            )
     episodes = config.get("search", {}).get("episodes")
     if not isinstance(episodes, int):
         raise ConfigError(f"dataset.runs: {folder / 'config.yaml'} has no search.episodes; use a search run")

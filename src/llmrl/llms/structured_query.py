@@ -183,8 +183,10 @@ class StructuredQuery(StateFields, Generic[T]):
             self.llm.check_invalid_rate()
         return values
 
-    def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> Prompt:
-        """Return the prompt with as much history as fits into the context window, leaving room for the longest reply.
+    def fit_to_context(self, render: Callable[[int], Prompt], n: int) -> tuple[Prompt, int]:
+        """Return the prompt with as much history as fits into the context window, and the number of its records.
+
+        There is room for the longest reply.
 
         `render(k)` returns the prompt with the k most valuable records of the history, 0 <= k <= n, as defined by the
         caller.
@@ -195,7 +197,7 @@ class StructuredQuery(StateFields, Generic[T]):
         render = functools.cache(render)  # rendering long histories is slow
         n_records = max_fitting(lambda k: self.llm.fits([_user(render(k).text)]), n)
         if n_records == n:
-            return render(n)
+            return render(n), n
         self.counters["trimmed_prompts"] += 1
         if n_records < 0:
             raise LLMError(
@@ -203,7 +205,7 @@ class StructuredQuery(StateFields, Generic[T]):
                 "history; choose a model with a larger one, or a smaller llm.max_tokens"
             )
         logger.warning("context window of %s: the prompt shows %d of %d records", self.llm.label_of(), n_records, n)
-        return render(n_records)
+        return render(n_records), n_records
 
     def metrics(self) -> dict[str, float]:
         """Return llm/invalid_replies, llm/repairs, llm/fallbacks, llm/trimmed_prompts since the start of the run."""

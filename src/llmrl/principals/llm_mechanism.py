@@ -95,7 +95,6 @@ class LLMMechanismPrincipal(LLMPrincipal):
         parameters = self.space.parameters
         return VectorParser(
             self.space.names,
-            1,
             [(p.low, p.high) for p in parameters],
             VectorQuestion(
                 turn=self.history.generations + 1,

@@ -156,6 +156,7 @@ class LLMPrincipal(StateFields, ABC):
         self.learning: ProposalLearning | None = None
         self.asker = self._new_asker()
         self.shown = settings  # selection of the history in the present question
+        self.n_shown = 0  # number of its records
         self._row_tokens: float | None = None
 
     @abstractmethod
@@ -289,9 +290,10 @@ class LLMPrincipal(StateFields, ABC):
         """Return the question for number `proposal`, from 1, of the next step's `proposals`."""
         self.shown = self._history_settings(context)
         selected = self.select()
-        return self.asker.fit_to_context(
+        prompt, self.n_shown = self.asker.fit_to_context(
             lambda n: self._render(context, selected, n, proposal, proposals), len(selected)
         )
+        return prompt
 
     def select(self) -> list[Record]:
         """Return the records to show in a question, oldest first, before trimming to the context window."""
@@ -370,7 +372,7 @@ class LLMPrincipal(StateFields, ABC):
                 vector was tried before.
         """
         answer = parse_answer(text, parser or self.parser(), cut)
-        [numbers] = answer.answer
+        numbers = answer.answer
         if self.refuses(numbers):
             try:
                 self.space.check(numbers)

@@ -275,8 +275,8 @@ class VotePrincipal(StateFields):
     def _nomination(self, reply: ChatReply) -> np.ndarray:
         parameters = self.space.parameters
         question = VectorQuestion(turn=len(self.records) + 1)
-        parser = VectorParser(self.space.names, 1, [(p.low, p.high) for p in parameters], question)
-        vector: np.ndarray = parse_answer(reply.text, parser, reply.cut).answer[0]
+        parser = VectorParser(self.space.names, [(p.low, p.high) for p in parameters], question)
+        vector: np.ndarray = parse_answer(reply.text, parser, reply.cut).answer
         if (outside := self.space.outside(vector)).any():
             parameter = parameters[int(np.flatnonzero(outside)[0])]
             raise InvalidReply(f"{parameter.name} must be from {parameter.low:g} to {parameter.high:g}")

@@ -131,7 +131,7 @@ def test_random_table_trials_use_valid_actions(tmp_path):
         trial_vectors.append(vectors)
         return np.arange(float(len(vectors)))[:, None]
 
-    task = SearchTask("lake", LAKE, {}, play, PromptFormat(searcher(LAKE)), {})
+    task = SearchTask("lake", LAKE, {}, play, PromptFormat(searcher(LAKE)))
     dataset(trials=64, episodes=1, low=-10.0, high=10.0, prompts=1, held_out=1, examples=1).prepare(
         task, tmp_path, Seeds(0)
     )

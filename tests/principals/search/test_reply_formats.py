@@ -12,8 +12,8 @@ from llmrl.llms.reading.answer_parser import parse_answer
 from llmrl.llms.reading.vector_parser import VectorParser, VectorQuestion
 
 
-def read_numbers(text, n, d, **question):
-    parser = VectorParser([f"params[{i}]" for i in range(d)], n, question=VectorQuestion(**question))
+def read_numbers(text, d, **question):
+    parser = VectorParser([f"params[{i}]" for i in range(d)], question=VectorQuestion(**question))
     return parse_answer(text, parser)
 
 
@@ -67,7 +67,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form):
-    assert read_numbers(FORMS[form], 1, 3).answer.tolist() == [EXAMPLE_VECTOR]
+    assert read_numbers(FORMS[form], 3).answer.tolist() == EXAMPLE_VECTOR
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_forms(form):
 )
 def test_invalid_replies_explain_reason(text, message):
     with pytest.raises(InvalidReply, match=message):
-        read_numbers(text, 1, 3)
+        read_numbers(text, 3)
 
 
 @pytest.mark.parametrize(
@@ -111,44 +111,30 @@ def test_invalid_replies_explain_reason(text, message):
     ],
 )
 def test_tolerant_parsing(text):
-    assert read_numbers(text, 1, 3).answer.tolist() == [EXAMPLE_VECTOR]
+    assert read_numbers(text, 3).answer.tolist() == EXAMPLE_VECTOR
 
 
 def test_history_row_is_not_answer():
     row = "params[0]: 1; params[1]: -0.5; params[2]: 2; f(params): 14.00"
-    assert read_numbers(row, 1, 3).answer.tolist() == [EXAMPLE_VECTOR]
+    assert read_numbers(row, 3).answer.tolist() == EXAMPLE_VECTOR
     with pytest.raises(InvalidReply):
-        read_numbers(row, 1, 3, tried=[EXAMPLE_VECTOR])
-    assert read_numbers('{"params": [1, -0.5, 2]}', 1, 3, tried=[EXAMPLE_VECTOR]).answer.tolist() == [EXAMPLE_VECTOR]
+        read_numbers(row, 3, tried=[EXAMPLE_VECTOR])
+    assert read_numbers('{"params": [1, -0.5, 2]}', 3, tried=[EXAMPLE_VECTOR]).answer.tolist() == EXAMPLE_VECTOR
 
 
 def test_an_index_counts_not_the_place():
-    reading = read_numbers("params[1]: 5; params[0]: 4", 1, 2)
-    assert reading.answer.tolist() == [[4.0, 5.0]]
+    reading = read_numbers("params[1]: 5; params[0]: 4", 2)
+    assert reading.answer.tolist() == [4.0, 5.0]
 
 
 def test_different_iterations_are_not_answers():
     text = "params[0]: 1; params[1]: 2\n\nIteration 4\nparams[0]: 3; params[1]: 4"
-    assert read_numbers(text, 1, 2, turn=3).answer.tolist() == [[1.0, 2.0]]
-
-
-def test_multiple_vectors():
-    two = '{"reasoning": "both", "proposals": [[1, 2], [3, 4]]}'
-    reading = read_numbers(two, 2, 2)
-    assert reading.answer.tolist() == [[1, 2], [3, 4]] and reading.reasons == "both"
-    lines = "params[0]: 1; params[1]: 2\nparams[0]: 3; params[1]: 4\nwhy"
-    assert read_numbers(lines, 2, 2).answer.tolist() == [[1, 2], [3, 4]]
-    # Of too many the first count.
-    assert read_numbers("[1, 2]\n[3, 4]\n[5, 6]", 2, 2).answer.tolist() == [[1, 2], [3, 4]]
-    with pytest.raises(InvalidReply, match="proposals holds 1 lists, 2 are needed"):
-        read_numbers('{"proposals": [[1, 2]]}', 2, 2)
-    with pytest.raises(InvalidReply, match="2 lists of 2"):
-        read_numbers("params[0]: 1; params[1]: 2", 2, 2)
+    assert read_numbers(text, 2, turn=3).answer.tolist() == [1.0, 2.0]
 
 
 def test_reasons_are_parsed():
-    assert read_numbers(FORMS["json"], 1, 3).reasons == "r"
-    assert read_numbers(FORMS["published"], 1, 3).reasons == "Because."
+    assert read_numbers(FORMS["json"], 3).reasons == "r"
+    assert read_numbers(FORMS["published"], 3).reasons == "Because."
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30), st.sampled_from([": ", " = ", ":"]), st.randoms())
@@ -156,13 +142,13 @@ def test_format_round_trip(numbers, sign, random):
     assignments = [f"params[{i}]{sign}{x!r}" for i, x in enumerate(numbers)]
     random.shuffle(assignments)
     for text in ("; ".join(assignments), "\n".join(assignments), json.dumps({"params": numbers})):
-        np.testing.assert_array_equal(read_numbers(text, 1, len(numbers)).answer, [numbers])
+        np.testing.assert_array_equal(read_numbers(text, len(numbers)).answer, numbers)
 
 
 @given(st.text(max_size=300))
 def test_arbitrary_reply_never_crashes(text):
     for reply in (text, f"params[0]: {text}", f"[{text}]", f'{{"params": [{text}]}}', f"<think>{text}"):
         try:
-            assert np.isfinite(read_numbers(reply, 1, 2).answer).all()
+            assert np.isfinite(read_numbers(reply, 2).answer).all()
         except InvalidReply as error:
             assert str(error)

@@ -65,20 +65,19 @@ Lists = list[CandidateAnswer[np.ndarray]]
 
 
 class NumberListFinder:
-    """Finder of lists of numbers, shape [n, d], in texts.
+    """Finder of lists of `d` numbers, [d] each, in texts.
 
     Args:
         names: names of the `d` numbers; indices in names of the form `params[i]` count from 0.
-        n: number of lists that belong together.
         shares: whether percentages of each number are divided by 100.
         words: matcher of the words that stand for the numbers 0, 1, 2, ...; None: there are none.
         turn: number of this generation or iteration; None: it has none.
     """
 
     def __init__(
-        self, names: Sequence[str], n: int, shares: Sequence[bool], words: NameMatcher | None, turn: int | None = None
+        self, names: Sequence[str], shares: Sequence[bool], words: NameMatcher | None, turn: int | None = None
     ) -> None:
-        self.names, self.n, self.d, self.shares, self.words = list(names), n, len(names), list(shares), words
+        self.names, self.d, self.shares, self.words = list(names), len(names), list(shares), words
         self.turn = turn
         self.position_by_name = {normalize_name(name): i for i, name in enumerate(names)}
         self.indexed = all(name == f"params[{i}]" for i, name in enumerate(names))
@@ -134,11 +133,9 @@ class NumberListFinder:
     def find_lists(self, text: str, truncated: bool) -> Lists:
         """Return all lists in a text."""
         text = strip_latex(text)
-        table_lists = find_table_lists(text, self) if self.n == 1 else []
+        table_lists = find_table_lists(text, self)
         text = blank_spans(text, ((table.start, table.end) for table in tables(text)))
         lists = [*table_lists, *self._named_lists(text, truncated)]
-        if self.n > 1:
-            return lists or self._bracketed_lists(text)
         if lists:
             return [*lists, *self._delimited_lists(text)]
         return [*self._delimited_lists(text), *self._bracketed_lists(text), *self._line_lists(text, truncated)]
@@ -146,11 +143,7 @@ class NumberListFinder:
     def describe_incomplete(self, text: str) -> str:
         """Describe the numbers that a text with some named numbers lacks; "" if it has none or all."""
         positions = {position for position, *_ in self._pairs(text, False, loose=True)}
-        return (
-            self.describe_missing(positions)
-            if positions and self.n == 1 and not positions >= set(range(self.d))
-            else ""
-        )
+        return self.describe_missing(positions) if positions and not positions >= set(range(self.d)) else ""
 
     def describe_missing(self, present: Container[int]) -> str:
         """Describe the numbers that are not in `present`."""
@@ -204,10 +197,8 @@ class NumberListFinder:
             first = first if partial else start
             partial[position] = number
             if len(partial) == self.d:
-                sets.append(CandidateAnswer(first, end, np.array([[partial[i] for i in range(self.d)]])))
+                sets.append(CandidateAnswer(first, end, np.array([partial[i] for i in range(self.d)])))
                 partial = {}
-        if self.n > 1:
-            return self._combine(sets)
         for candidate in sets:
             line = text[max(text.rfind("\n", 0, candidate.start) + 1, candidate.start - 300) : candidate.start]
             if self.d == 1 and not _ANNOUNCEMENT.search(line) and line.strip(" -*#>`|.0123456789"):
@@ -215,13 +206,6 @@ class NumberListFinder:
         return (
             [self._apply_revision(text, sets[0], self._pairs(text, truncated, loose=True))] if len(sets) == 1 else sets
         )
-
-    def _combine(self, rows: Lists, form: int = 2) -> Lists:
-        """Return the first `n` lists as one."""
-        if len(rows) < self.n:
-            return []
-        answer = np.concatenate([row.answer for row in rows[: self.n]])
-        return [CandidateAnswer(rows[0].start, rows[self.n - 1].end, answer, form=form)]
 
     def _apply_revision(
         self, text: str, first: CandidateAnswer[np.ndarray], pairs: Sequence[Pair]
@@ -233,7 +217,7 @@ class NumberListFinder:
         numbers = first.answer.copy()
         for position, number, start, end in pairs:
             if change.start() <= start and end <= change.end():
-                numbers[0, position] = number
+                numbers[position] = number
         return CandidateAnswer(first.start, change.end(), numbers)
 
     def _delimited_lists(self, text: str) -> Lists:
@@ -242,7 +226,7 @@ class NumberListFinder:
         for pattern, form in ((_LATEX_BOX, 2), (_TUPLE, 1)):
             for match in pattern.finditer(text):
                 if (numbers := self.parse_numbers(match[1])) is not None:
-                    lists.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=form))
+                    lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), form=form))
         text = text.replace("\\$", " $")
         signs = list(re.finditer(r"\$+", text))
         for sign, after in pairwise(signs):
@@ -250,10 +234,10 @@ class NumberListFinder:
             if self.d > 1 and (numbers := self.parse_numbers(inner)) is not None:
                 # A list in round brackets may only mention a point.
                 form = 1 if inner.startswith("(") else 2
-                lists.append(CandidateAnswer(sign.start(), after.end(), np.array([numbers]), form=form))
+                lists.append(CandidateAnswer(sign.start(), after.end(), np.array(numbers), form=form))
         singles = list(re.finditer(rf"\$\s?({NUMBER_IN_DIGITS})\s?\$", text))
         if not lists and singles and (numbers := self.parse_values([match[1] for match in singles])) is not None:
-            lists.append(CandidateAnswer(singles[0].start(), singles[-1].end(), np.array([numbers])))
+            lists.append(CandidateAnswer(singles[0].start(), singles[-1].end(), np.array(numbers)))
         return lists
 
     def _bracketed_lists(self, text: str) -> Lists:
@@ -262,8 +246,8 @@ class NumberListFinder:
         for match in _LIST.finditer(text):
             numbers = self.parse_numbers(match[1])
             if numbers is not None and not MEASUREMENT.match(text[match.end() : match.end() + 80]):
-                rows.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=1))
-        return rows if self.n == 1 else self._combine(rows, form=1)
+                rows.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), form=1))
+        return rows
 
     def _line_lists(self, text: str, truncated: bool) -> Lists:
         """Return the lists that lines of numbers, or a grid of words or arrows, consist of."""
@@ -280,7 +264,7 @@ class NumberListFinder:
             elif self.d > 1 and line[:1] in tuple("+-.0123456789"):
                 numbers = self.parse_numbers(line)
             if numbers is not None:
-                lists.append(CandidateAnswer(match.start(), match.end(), np.array([numbers]), form=1))
+                lists.append(CandidateAnswer(match.start(), match.end(), np.array(numbers), form=1))
             elif len(line) < 400:
                 cells = self._cells(line)
                 if len(cells) > 1 and None not in cells and len(cells) in (width, 0 if grid else len(cells)):
@@ -288,7 +272,7 @@ class NumberListFinder:
                     start = start if grid else match.start()
                     grid, end = [*grid, *(float(cell) for cell in cells if cell is not None)], match.end()
         if not lists and len(grid) == self.d:
-            lists.append(CandidateAnswer(start, end, np.array([grid]), form=1))
+            lists.append(CandidateAnswer(start, end, np.array(grid), form=1))
         return lists
 
     def _cells(self, line: str) -> list[float | None]:
@@ -323,7 +307,7 @@ def find_table_lists(text: str, finder: NumberListFinder) -> list[CandidateAnswe
     for table in tables(text):
         cells = _read_rows(table, finder) or _read_columns(table, finder)
         if cells is not None and (numbers := finder.parse_values(cells)) is not None:
-            candidates.append(CandidateAnswer(table.start, table.end, np.array([numbers])))
+            candidates.append(CandidateAnswer(table.start, table.end, np.array(numbers)))
     return candidates
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from llmrl.llms.invalid_reply import InvalidReply
 from llmrl.llms.reading.answer_parser import REFUSAL, AnswerParser, CandidateAnswer
-from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, find_outermost_values, strip_tags
+from llmrl.llms.reading.json_and_markup import TRUNCATION_MARKER, DuplicateKey, strip_tags
 from llmrl.llms.reading.name_matcher import NameMatcher, normalize_name
 from llmrl.llms.reading.number_list_parser import LISTS, MEASUREMENT, NumberListFinder
 from llmrl.llms.reading.number_parser import NUMBER_IN_DIGITS, ORDINALS, parse_number
@@ -55,11 +54,10 @@ class VectorQuestion:
 
 
 class VectorParser(AnswerParser[np.ndarray]):
-    """Parser of `n` lists of `d` named numbers, [n, d] float64, returned as written even if out of bounds.
+    """Parser of a list of `d` named numbers, [d] float64, returned as written even if out of bounds.
 
     Args:
         names: names of the d numbers; an index in brackets counts from 0.
-        n: number of lists.
         bounds: (low, high) of each number; percentages are divided by 100 for numbers with bounds within [-1, 1].
         question: place and content of the question; None: unknown.
         words: words that stand for the numbers 0, 1, 2, ...
@@ -69,42 +67,39 @@ class VectorParser(AnswerParser[np.ndarray]):
     def __init__(
         self,
         names: Sequence[str],
-        n: int = 1,
         bounds: Sequence[tuple[float, float]] = (),
         question: VectorQuestion | None = None,
         words: Sequence[str] = (),
         answer_name: str = "",
     ) -> None:
-        self.names, self.n, self.d = list(names), n, len(names)
-        self.has_labels = n > 1
-        self.answer_name = answer_name or (f"list of {self.d} numbers" if n == 1 else f"{n} lists of {self.d} numbers")
+        self.names, self.d = list(names), len(names)
+        self.answer_name = answer_name or f"list of {self.d} numbers"
         self.question = question or VectorQuestion()
         turn = self.question.turn
         self.contexts = {normalize_name(name) for name in self.question.contexts}
         self.tried = {tuple(float(x) for x in row) for row in self.question.tried}
         shares = [low >= -1 and high <= 1 for low, high in bounds] or [False] * self.d
-        self.finder = NumberListFinder(names, n, shares, NameMatcher(words, numbered=True) if words else None, turn)
+        self.finder = NumberListFinder(names, shares, NameMatcher(words, numbered=True) if words else None, turn)
         lookahead = "" if turn is None else rf"(?!{turn}\b)"
         self.turn = re.compile(
             rf"^[ \t*#]*(?:iteration|generation|round)\W{{0,4}}{lookahead}\d+", re.IGNORECASE | re.MULTILINE
         )
 
     def parse_value(self, value: Any) -> np.ndarray | None:
-        rows = self._parse_list(value, 0) if self.n == 1 else self._parse_lists(value, 0)
-        return None if rows is None else np.array([rows] if self.n == 1 else rows[: self.n], dtype=np.float64)
+        numbers = self._parse_list(value, 0)
+        return None if numbers is None else np.array(numbers, dtype=np.float64)
 
     def find_in_text(self, text: str, truncated: bool) -> list[CandidateAnswer[np.ndarray]]:
-        lists = self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), truncated)
-        return lists if self.n == 1 else self._combine_objects(text, truncated) or lists
+        return self.finder.find_lists(to_ascii(strip_tags(text)) if "<" in text else to_ascii(text), truncated)
 
     def parse_prose(self, text: str) -> np.ndarray | None:
-        if self.n > 1 or REFUSAL.search(text) or _UNDECIDED.search(text):
+        if REFUSAL.search(text) or _UNDECIDED.search(text):
             return None
         if "respectively" in text and (enumeration := _RESPECTIVELY.search(text)) is not None:
             values = [parse_number(token[0]) for token in _NUMBERS.finditer(enumeration[1])]
-            return np.array([values], dtype=np.float64) if len(values) == self.d and None not in values else None
+            return np.array(values, dtype=np.float64) if len(values) == self.d and None not in values else None
         numbers = self.finder.parse_sentences(text)
-        return None if numbers is None else np.array([numbers])
+        return None if numbers is None else np.array(numbers)
 
     def hint(self, text: str) -> str:
         return self.finder.describe_incomplete(to_ascii(text))
@@ -115,13 +110,13 @@ class VectorParser(AnswerParser[np.ndarray]):
         turns, proposals = list(_TURN.finditer(line)), list(_PROPOSAL.finditer(line))
         if turns and self.question.turn is not None:
             return int(turns[-1][2]) == self.question.turn
-        if proposals and self.question.proposal is not None and self.n == 1:
+        if proposals and self.question.proposal is not None:
             proposal = proposals[-1]
             number = int(proposal["number"]) if proposal["number"] else ORDINALS.index(proposal["order"].lower()) + 1
             return number == self.question.proposal
         after = to_ascii(text[candidate.end : candidate.end + 80])
         measurement = None if _EXPECTED.search(after) else MEASUREMENT.match(after)
-        is_repeat = len(candidate.answer) == 1 and tuple(candidate.answer[0].tolist()) in self.tried
+        is_repeat = tuple(candidate.answer.tolist()) in self.tried
         if (is_repeat or measurement) and (candidate.form == 1 or (is_repeat and measurement)):
             return False
         candidate.weak = candidate.weak or measurement is not None
@@ -240,45 +235,6 @@ class VectorParser(AnswerParser[np.ndarray]):
             wrong = next(item for item, number in zip(flat, numbers, strict=True) if number is None)
             raise InvalidReply(f"a list of numbers holds {repr(wrong)[:60]}")
         return [float(number) for number in numbers if number is not None]
-
-    def _parse_lists(self, value: Any, depth: int) -> list[list[float]] | None:
-        """Return the numbers of `n` lists or more; None if the value holds no such lists."""
-        if depth > 5:
-            return None
-        if isinstance(value, list):
-            if TRUNCATION_MARKER in value:
-                raise InvalidReply("a list of lists was cut off")
-            rows = [self._parse_list(item, depth + 1) for item in value if isinstance(item, dict | list)]
-            if rows and all(row is not None for row in rows) and len(rows) == len(value):
-                if len(rows) < self.n:
-                    raise InvalidReply(f"proposals holds {len(rows)} lists, {self.n} are needed")
-                return [row for row in rows if row is not None]
-            return self._parse_lists(value[0], depth + 1) if len(value) == 1 else None
-        if isinstance(value, dict) and "properties" not in value:
-            for inner in value.values():
-                if isinstance(inner, dict | list) and (lists := self._parse_lists(inner, depth + 1)) is not None:
-                    return lists
-            rows = [
-                self._parse_list(inner, depth + 1)
-                for key, inner in value.items()
-                if normalize_name(key) not in _HIDDEN and isinstance(inner, dict | list)
-            ]
-            if len(rows) >= self.n and all(row is not None for row in rows):
-                return [row for row in rows if row is not None]
-        return None
-
-    def _combine_objects(self, text: str, truncated: bool) -> list[CandidateAnswer[np.ndarray]]:
-        """Return one candidate made of the first `n` JSON objects that each hold a list; [] if there are fewer."""
-        rows = []
-        for structure in find_outermost_values(text, truncated):
-            with contextlib.suppress(InvalidReply):
-                if isinstance(structure.value, dict) and (numbers := self._parse_list(structure.value, 0)) is not None:
-                    rows.append(CandidateAnswer(structure.start, structure.end, np.array([numbers])))
-        if len(rows) < self.n:
-            return []
-        return [
-            CandidateAnswer(rows[0].start, rows[self.n - 1].end, np.concatenate([row.answer for row in rows[: self.n]]))
-        ]
 
 
 def _sole_number(fields: Mapping[str, Any]) -> Any:
