@@ -102,6 +102,7 @@ def test_comments_may_surround_key(tmp_path):
         "c": "of a part",
         "c.d": "",
         "c.e": "of e and behind",
+        "c.e.f": "",
     }
 
 

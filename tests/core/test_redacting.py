@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ import llmrl
 import llmrl.conf
 from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import content, existing_source, option_paths
 from llmrl.core.secrets import (
     REDACTED,
     check_no_secrets,
@@ -35,7 +35,7 @@ from llmrl.core.secrets import (
 )
 
 CONF = Path(llmrl.conf.__file__).parent
-OPTIONS = sorted(CONF.rglob("*.yaml"))
+OPTIONS = option_paths()
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 PROMPTS = sorted(Path(llmrl.__file__).parent.rglob("*.j2"))
@@ -446,9 +446,9 @@ def test_accepted_overrides(argument):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(CONF).as_posix())
 def test_package_options_are_accepted(path):
-    text = path.read_text(encoding="utf-8")
+    text = existing_source(path).read_text(encoding="utf-8")
     assert redact_code(text) == text
-    check_no_secrets(yaml.safe_load(text) or {})
+    check_no_secrets(content(path))
     option = path.relative_to(CONF).with_suffix("").as_posix()
     group, _, name = option.partition("/")
     check_no_secrets_in_arguments([f"{group}={name}", f"name={name.replace('/', '_')}"])

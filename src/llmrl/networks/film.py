@@ -23,7 +23,7 @@ GROUPS = 4
 
 @dataclass(frozen=True)
 class FilmSettings:
-    """Shape of a `FilmCore`; meanings and ranges are in `conf/agent/symbolic_ppo.yaml`."""
+    """Shape of a `FilmCore`; meanings and ranges are in `conf/agent/ppo.yaml`."""
 
     blocks: PositiveInt = 2
     normalization: Normalization = "none"

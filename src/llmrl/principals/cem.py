@@ -19,7 +19,7 @@ Share = Annotated[float, Interval(gt=0, le=1)]
 
 @dataclass(frozen=True)
 class CEMSettings:
-    """Options of `CEMPrincipal`; meanings, units and ranges are in `conf/principal/cem.yaml`.
+    """Options of `CEMPrincipal`; meanings, units and ranges are in `conf/principal/_evolution.yaml`.
 
     Attributes:
         noise: standard deviation whose square is added to the elite's variance; it decreases linearly from `noise`

@@ -20,7 +20,7 @@ from llmrl.principals.observation import ObserveSettings, PrincipalObservation
 
 @dataclass(frozen=True)
 class DualRLSettings:
-    """Options of `DualRLPrincipal`; meanings, units and ranges are in `conf/principal/dual_rl.yaml`.
+    """Options of `DualRLPrincipal`; meanings, units and ranges are in `conf/principal/_network.yaml`.
 
     Attributes:
         entropy_coefficient: weight of the entropy, in the units of the learned payoffs: standard deviations, or with

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MetaGradSettings:
-    """Options of `MetaGradPrincipal`; meanings, units and ranges are in `conf/principal/metagrad.yaml`."""
+    """Options of `MetaGradPrincipal`; meanings, units and ranges are in `conf/principal/_network.yaml`."""
 
     hidden: list[PositiveInt]
     learning_rate: PositiveFloat

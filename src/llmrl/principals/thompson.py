@@ -16,7 +16,7 @@ from llmrl.principals.grid import COARSE, fitting_arms
 
 @dataclass(frozen=True)
 class ThompsonSettings:
-    """Options of `ThompsonPrincipal`; meanings, units and ranges are in `conf/principal/thompson.yaml`.
+    """Options of `ThompsonPrincipal`; meanings, units and ranges are in `conf/principal/_grid.yaml`.
 
     Attributes:
         points: values per number of a grid of arms; None: the arms that fit the number of proposals (`fitting_arms`).

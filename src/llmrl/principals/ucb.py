@@ -16,7 +16,7 @@ from llmrl.principals.grid import COARSE, fitting_arms
 
 @dataclass(frozen=True)
 class UCBSettings:
-    """Options of `UCBPrincipal`; meanings, units and ranges are in `conf/principal/ucb.yaml`.
+    """Options of `UCBPrincipal`; meanings, units and ranges are in `conf/principal/_grid.yaml`.
 
     Attributes:
         scale: size of payoff differences; None: the range of the payoffs seen so far in the context, so that

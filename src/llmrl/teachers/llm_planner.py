@@ -36,7 +36,7 @@ MAX_PAUSE = 64
 
 @dataclass(frozen=True)
 class LLMPlannerSettings:
-    """Options of `LLMPlanner`; meanings, units and ranges are in `conf/teacher/llm.yaml`."""
+    """Options of `LLMPlanner`; meanings, units and ranges are in `conf/teacher/_plans.yaml`."""
 
     samples: PositiveInt
     repair_turns: NonNegativeInt

@@ -25,7 +25,7 @@ from llmrl.teachers.schedules import Schedule
 
 @dataclass(frozen=True)
 class LLMTeacherSettings(LLMPlannerSettings):
-    """Options of `llm_teacher`; meanings, units and ranges are in `conf/teacher/llm.yaml`."""
+    """Options of `llm_teacher`; meanings, units and ranges are in `conf/teacher/_plans.yaml`."""
 
     schedule: Schedule | None
     mode: Mode
