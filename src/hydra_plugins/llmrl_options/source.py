@@ -5,6 +5,7 @@ Hydra imports this module at every start, so it must not import heavy modules.
 
 from __future__ import annotations
 
+import builtins
 from pathlib import Path
 
 from hydra.core.config_search_path import ConfigSearchPath
@@ -46,14 +47,15 @@ class OptionSource(ConfigSource):
 
         return source(self._path(config_path)) is not None
 
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
         from llmrl.core.option_files import names, root
 
-        folders = [path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir()]
-        found = ([] if results_filter == ObjectType.CONFIG else folders) + (
-            [] if results_filter == ObjectType.GROUP else names(config_path)
-        )
-        return sorted(set(found))
+        found: set[str] = set()
+        if results_filter != ObjectType.GROUP:
+            found.update(names(config_path))
+        if results_filter != ObjectType.CONFIG:
+            found.update(path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir())
+        return sorted(found)
 
     def _path(self, config_path: str) -> Path:
         from llmrl.core.option_files import root
