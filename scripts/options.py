@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmrl.config.option_docs import Key, document_keys, entries, header, value_text
+from llmrl.config.option_docs import Key, display_path, document_keys, entries, header, value_text
 from llmrl.config.option_types import option_type
-from llmrl.core.option_files import chain, choosable, content, is_global, part_groups, root, subgroups
+from llmrl.core.option_files import chain, choosable, content, is_global, part_groups, root, subgroups, variants
 
 _INTRODUCTION = """# Options
 
@@ -19,9 +19,9 @@ _INTRODUCTION = """# Options
 options name. `llmrl-train --explain env=cleanup` explains the options of any choices and values, and
 `llmrl-train --explain design.candidates` explains one key; `llmrl-finetune --explain` does so for that command.
 
-A section is a file. Keys of the files that it includes are documented in their own sections; the section lists only the
-keys that the file sets itself, some with a reason. Options whose names begin with `_` are included by others and cannot
-be chosen.
+A section is a file, or one of the variants in a file. Keys of the files that it includes are documented in their own
+sections; the section lists only the keys that it sets itself, some with a reason. Options whose names begin with `_`
+are included by others and cannot be chosen.
 
 An editor with a YAML language server checks and completes the keys of a file whose first line names the schema. This
 prints that line for an experiment, and with the name of a group for an option of it:
@@ -41,10 +41,12 @@ def page() -> str:
         paragraphs += _section(title, root() / f"{name}.yaml", [(root() / f"{name}.yaml", ())])
     for group in sorted(place for name in (*part_groups(), "regime") for place in (name, *subgroups(name))):
         paragraphs.append(f"## {group}\n")
-        files = sorted((root() / group).glob("*.yaml"), key=lambda path: (choosable(path.stem), path.stem))
-        for path in files:
-            sign = "=" if choosable(path.stem) else " "
-            paragraphs += _section(f"{group}{sign}{path.stem}", path, chain(group, path.stem))
+        folder = root() / group
+        file_names = {path.stem for path in folder.glob("*.yaml")}
+        for name in sorted(file_names | variants(folder).keys(), key=lambda name: (choosable(name), name)):
+            path = folder / f"{name}.yaml"
+            if content(path):
+                paragraphs += _section(f"{group}{'=' if choosable(name) else ' '}{name}", path, chain(group, name))
     return "\n".join(paragraphs)
 
 
@@ -62,7 +64,7 @@ def _section(title: str, path: Path, files: Sequence[tuple[Path, Key]]) -> Itera
         # In a group's own section its name is left out.
         label = key if is_global(path) else ".".join(entry.key)
         kind = "" if key.endswith("_target_") or not entry.leaf else option_type(key, targets)
-        introduced = documents[key].place == f"conf/{path.relative_to(root()).as_posix()}:{entry.line}"
+        introduced = documents[key].place == f"{display_path(path)}:{entry.line}"
         value = f"`{_value(path, entry.key)}`" if entry.leaf else ""
         rows.append((f"`{label}`", value, kind if introduced else "", entry.comment))
     links = [link for base in content(path).get("defaults", []) if (link := _base(base, path)) is not None]

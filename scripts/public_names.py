@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from llmrl.core.option_files import content, root
+from llmrl.core.option_files import content, option_paths, root
 
 ROOT = Path(__file__).parents[1]
 SNAPSHOT = ROOT / "tests" / "public_names.json"
@@ -30,11 +30,11 @@ _NOT_METRICS = {"text", "image", "application", "outputs", "preset", "tests", "p
 
 
 def read_option_keys() -> list[str]:
-    """Return the keys of all option files, `<file>: <dotted key>`."""
+    """Return the keys of all options, `<group>/<option>: <dotted key>`."""
     conf = root()
     return sorted(
         f"{path.relative_to(conf).with_suffix('').as_posix()}: {key}"
-        for path in conf.rglob("*.yaml")
+        for path in option_paths()
         for key in _iterate_keys(content(path), "")
     )
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-CONF = ROOT / "conf"
 QUICK = ("+debug=quick", "loggers=[jsonl]", "name=regression")
 WALL_CLOCK = "time/"
 """Prefix of metrics that depend on the machine's speed."""
@@ -90,14 +89,12 @@ def configs() -> dict[str, str]:
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
     from support.experiments import compose
 
-    presets = sorted(
-        path.relative_to(CONF / "experiment").with_suffix("").as_posix()
-        for path in (CONF / "experiment").rglob("*.yaml")
-    )
-    cases = {f"experiment={name}": (f"experiment={name}",) for name in presets if "/parts" not in name}
-    for group in ("env", "agent", "principal", "llm", "teacher"):
-        for path in sorted((CONF / group).glob("[a-z]*.yaml")):
-            cases[f"{group}={path.stem}"] = (f"{group}={path.stem}",)
+    from llmrl.core.option_files import names, nested_names
+
+    presets = ["none", *nested_names("experiment")]
+    options = [("experiment", name) for name in presets]
+    options += [(group, name) for group in ("env", "agent", "principal", "llm", "teacher") for name in names(group)]
+    cases = {f"{group}={name}": (f"{group}={name}",) for group, name in options}
     found: dict[str, str] = {}
     for name, overrides in cases.items():
         try:

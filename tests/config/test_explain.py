@@ -26,7 +26,7 @@ def test_option_is_explained_per_key(capsys):
     assert value == "native" and set(kind.split(" | ")) == {"native", "meltingpot"}
     assert (
         "here: two games per society" in explained["env.n_envs"][2]
-        and "conf/env/cleanup.yaml:" in explained["env.n_envs"][3]
+        and "conf/env/_substrate.yaml:" in explained["env.n_envs"][3]
     )
 
 
@@ -102,6 +102,7 @@ def test_comments_may_surround_key(tmp_path):
         "c": "of a part",
         "c.d": "",
         "c.e": "of e and behind",
+        "c.e.f": "",
     }
 
 

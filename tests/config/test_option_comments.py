@@ -7,13 +7,11 @@ import pytest
 
 from llmrl.config.builder import Builder
 from llmrl.config.option_docs import display_path, document_config, document_keys, entries, header
-from llmrl.core.option_files import chain, content, is_global, names, option, options, part_groups, root
+from llmrl.core.option_files import chain, content, is_global, names, option, option_paths, options, part_groups, root
 from llmrl.experiment.resources import POLICIES
 
 COMMANDS = [(root() / f"{name}.yaml", ()) for name in ("_run", "train", "finetune")]
-FILES = sorted(
-    path for path in root().rglob("*.yaml") if path.relative_to(root()).parts[0] in (*part_groups(), path.name)
-)
+FILES = [path for path in option_paths() if path.relative_to(root()).parts[0] in (*part_groups(), path.name)]
 # Groups that the command `train` has none of.
 FINETUNING = ("dataset", "method", "transfer")
 OPTIONS = [(group, name) for group in part_groups() for name in names(group)]
@@ -49,7 +47,7 @@ def test_keys_have_descriptions(group, name):
     assert own_keys and not lacking
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: display_path(path))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(root()).as_posix())
 def test_files_have_descriptions(path):
     assert len(header(path)) > 8
 

@@ -10,13 +10,13 @@ from referencing import Registry, Resource
 
 from llmrl.config import option_schema
 from llmrl.config.option_schema import FILE, schema_files
-from llmrl.core.option_files import SCHEMAS, is_global, part_groups, root
+from llmrl.core.option_files import SCHEMAS, content, is_global, option_paths, part_groups, root
 
-FILES = sorted(
+FILES = [
     path
-    for path in root().rglob("*.yaml")
+    for path in option_paths()
     if path.relative_to(root()).parts[0] in (*part_groups(), "experiment", "treatment", path.name)
-)
+]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def find_schema(path):
 def test_package_files_are_accepted(validators):
     assert len(FILES) > 150
     for path in FILES:
-        errors = list(validators[find_schema(path)].iter_errors(yaml.safe_load(path.read_text()) or {}))
+        errors = list(validators[find_schema(path)].iter_errors(content(path)))
         assert not errors, f"{path}: {errors[0].json_path}: {errors[0].message}"
 
 

@@ -14,10 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import llmrl
-import llmrl.conf
 from llmrl.core import secrets
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import content
+from llmrl.core.option_files import content, existing_source, option_paths, root
 from llmrl.core.secrets import (
     REDACTED,
     check_no_secrets,
@@ -34,8 +33,7 @@ from llmrl.core.secrets import (
     variable_rejection_reason,
 )
 
-CONF = Path(llmrl.conf.__file__).parent
-OPTIONS = sorted(CONF.rglob("*.yaml"))
+OPTIONS = option_paths()
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted([REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")])
 PROMPTS = sorted(Path(llmrl.__file__).parent.rglob("*.j2"))
@@ -444,12 +442,12 @@ def test_accepted_overrides(argument):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(CONF).as_posix())
+@pytest.mark.parametrize("path", OPTIONS, ids=lambda path: path.relative_to(root()).as_posix())
 def test_package_options_are_accepted(path):
-    text = path.read_text(encoding="utf-8")
+    text = existing_source(path).read_text(encoding="utf-8")
     assert redact_code(text) == text
     check_no_secrets(content(path))
-    option = path.relative_to(CONF).with_suffix("").as_posix()
+    option = path.relative_to(root()).with_suffix("").as_posix()
     group, _, name = option.partition("/")
     check_no_secrets_in_arguments([f"{group}={name}", f"name={name.replace('/', '_')}"])
 

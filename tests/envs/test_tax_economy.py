@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from environments import make_env
 from llmrl.agents.heuristic_agent import HeuristicAgent
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import content, root
 from llmrl.core.protocols import VecEnv
 from llmrl.core.welfare_measures import SocietyEpisodes
 from llmrl.envs.tax_citizens import Citizens, Wages, yearly_income
@@ -27,7 +26,6 @@ from llmrl.envs.tax_schedules import (
     validate_edges,
 )
 
-CONF = Path(__file__).parents[2] / "conf"
 EDGES = (0.0, 50.0, 100.0)
 RATES = st.lists(st.integers(0, 18).map(lambda n: n / 20), min_size=3, max_size=3)
 INCOMES = st.lists(st.floats(0, 1e4), min_size=1, max_size=6)
@@ -52,7 +50,7 @@ def citizens(eta: float = 0.0, n_hours: int = 11, steps: int = 1) -> Citizens:
 
 def option(name: str) -> Any:
     """Return the contents of an option file."""
-    return yaml.safe_load((CONF / f"{name}.yaml").read_text())
+    return content(root() / f"{name}.yaml")
 
 
 def acting(env: TaxEconomy) -> Callable[[dict[str, Any]], np.ndarray]:

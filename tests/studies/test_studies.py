@@ -15,10 +15,10 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-import llmrl.conf
+from llmrl.config.option_docs import header
 from llmrl.config.treatments import check_treatment, studies, treatments
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import PIECES, content
+from llmrl.core.option_files import choosable, comment_lines, content, existing_source, is_global, option_paths, root
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from llmrl.results.groups import tasks_of
@@ -28,12 +28,12 @@ from llmrl.sweeps.jobs import differing_keys, naming_overrides
 from some import one_in, some
 
 ROOT = Path(__file__).parents[2]
-CONF = Path(llmrl.conf.__file__).parent
+EXPERIMENTS = [path for path in option_paths() if path.is_relative_to(root() / "experiment")]
 
 
 def table(group, name, key):
     """Return a table of an option file; empty without one."""
-    return content(CONF / group / f"{name}.yaml").get(key, {})
+    return content(root() / group / f"{name}.yaml").get(key, {})
 
 
 PAIRS = [(study, treatment) for treatment, studies in treatments().items() for study in studies]
@@ -136,21 +136,21 @@ def is_subset(part, full):
     return part == full
 
 
-@pytest.mark.parametrize("path", sorted((CONF / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_study_has_description(path):
-    first, *lines = path.read_text().splitlines()
-    assert first == "# @package _global_"
-    name = path.relative_to(CONF / "experiment").with_suffix("").as_posix()
+    assert is_global(path) and header(path)
+    name = path.relative_to(root() / "experiment").with_suffix("").as_posix()
     if name in studies():
-        assert lines[0].startswith("# ") and any(f"experiment={name}" in line for line in lines), "no command"
+        assert any(f"experiment={name}" in line for line in comment_lines(path)), "no command"
 
 
 @pytest.mark.parametrize("treatment", treatments())
 def test_treatment_declares_studies(treatment):
-    first, second, third, *_ = (CONF / "treatment" / f"{treatment}.yaml").read_text().splitlines()
-    assert first == "# @package _global_" and second.startswith("# @studies ") and third.startswith("# ")
+    path = root() / "treatment" / f"{treatment}.yaml"
+    lines = [*comment_lines(path), *comment_lines(existing_source(path))]
+    assert is_global(path) and header(path)
     assert treatments()[treatment], "its studies are misspelled"
-    patterns = second.removeprefix("# @studies ").split(",")
+    patterns = next(line for line in lines if line.startswith("# @studies ")).removeprefix("# @studies ").split(",")
     assert all("*" in pattern or pattern in studies() for pattern in patterns)
 
 
@@ -164,7 +164,7 @@ def test_treatment_declares_studies(treatment):
         ({"experiment": "legislative/harvest", "treatment": "ucb", "principal": "llm"}, "principal=llm"),
         ({"experiment": "search/linear", "treatment": "props_plus", "principal": "gp"}, "principal=llm"),
         ({"experiment": "search/linear", "treatment": "numbers/props/hopper"}, "cannot be chosen"),
-        ({"experiment": "legislative/parts/cleanup", "treatment": None}, "cannot be chosen"),
+        ({"experiment": "legislative/_cleanup_rules", "treatment": None}, "cannot be chosen"),
     ],
 )
 def test_incompatible_choices_raise(choices, message):
@@ -271,7 +271,7 @@ class TestThePage:
     @pytest.mark.slow
     def test_command_references_exist(self):
         """In all pages, comments of options, programs and tests."""
-        files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *CONF.rglob("*.yaml")]
+        files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *root().rglob("*.yaml")]
         folders = [ROOT / name for name in ("benchmarks", "scripts", "examples")]
         files += [file for folder in folders for kind in ("*.py", "*.yaml") for file in folder.rglob(kind)]
         known = {"experiment": {*studies(), "none", "mine"}, "treatment": {*treatments(), "none", "mine"}}
@@ -285,5 +285,5 @@ class TestThePage:
 
 
 def test_fragments_are_not_selectable():
-    assert not [study for study in studies() if set(study.split("/")) & set(PIECES)]
+    assert all(map(choosable, [*studies(), *treatments()]))
     assert json.dumps(sorted(treatments())) == json.dumps(list(treatments()))

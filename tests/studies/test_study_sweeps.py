@@ -6,34 +6,32 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 
-import llmrl.conf
 from llmrl.config.treatments import studies
+from llmrl.core.option_files import content, root
 from llmrl.experiment.composition import plain
 from llmrl.experiment.experiment import Experiment
 from llmrl.experiment.parts import check_values
 from some import one_in
 from sweeping import sweep, table
 
-CONF = Path(llmrl.conf.__file__).parent
 COMPLETE_STUDIES = [study for study in studies() if study.startswith(("studies/", "first/"))]
 
 
 def swept(study: str) -> dict[str, list[str]]:
     """Return the values that a study sweeps by itself, by key."""
     params: dict[str, str] = {}
-    for path in _files(CONF / "experiment" / f"{study}.yaml"):
-        params |= (yaml.safe_load(path.read_text()).get("hydra") or {}).get("sweeper", {}).get("params", {})
+    for path in _files(root() / "experiment" / f"{study}.yaml"):
+        params |= (content(path).get("hydra") or {}).get("sweeper", {}).get("params", {})
     return {key: str(values).split(",") for key, values in params.items()}
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the option file of a study after those that it is based on. Only files of studies are included."""
+    """Return the path of a study after those of the studies that it is based on."""
     paths: list[Path] = []
-    for entry in yaml.safe_load(path.read_text()).get("defaults") or []:
+    for entry in content(path).get("defaults", []):
         if isinstance(entry, str) and entry.startswith("/experiment/"):
-            paths += _files(CONF / f"{entry.lstrip('/')}.yaml")
+            paths += _files(root() / f"{entry.lstrip('/')}.yaml")
     return [*paths, path]
 
 

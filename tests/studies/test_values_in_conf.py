@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import llmrl
-import llmrl.conf
 from llmrl.config.treatments import studies, treatments
+from llmrl.core.option_files import names
 
 SRC = Path(llmrl.__file__).parents[1]
-ENVS = {path.stem for path in (Path(llmrl.conf.__file__).parent / "env").glob("*.yaml")}
+ENVS = {*names("env")}
 NAMES = ENVS | {*studies(), *(study.partition("/")[2] for study in studies())} | {*treatments()}
 ALLOWED = {
     ("llmrl/envs/substrate/substrate_rules.py", game): "what the substrate is: sizes, places and timings"

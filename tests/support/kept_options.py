@@ -58,7 +58,12 @@ def read_once() -> None:
         return
     Plugins.instance()  # registers what reads packages
     Source: Any = SourcesRegistry.instance().resolve("pkg")  # noqa: N806
-    read, merge = Source._read_config, ConfigLoaderImpl._compose_config_from_defaults_list
+    OptionSource: Any = SourcesRegistry.instance().resolve("llmrl")  # noqa: N806
+    read, load, merge = (
+        Source._read_config,
+        OptionSource.load_config,
+        ConfigLoaderImpl._compose_config_from_defaults_list,
+    )
     listing = defaults_list.create_defaults_list
     if hasattr(read, "__wrapped__"):
         return
@@ -67,7 +72,7 @@ def read_once() -> None:
     def load_cached(self: Any, file: Any) -> Any:
         from yaml import YAMLError
 
-        if self.path not in (_PACKAGED, _HYDRAS):
+        if self.path != _HYDRAS:
             return read(self, file)
         text = file.read_text(encoding="utf-8")
         try:
@@ -76,6 +81,15 @@ def read_once() -> None:
             return read(self, file)  # which says where
         config, header = pickle.loads(packed)  # noqa: S301 (of this process)
         return _CachedConfig(self.provider, f"{self.scheme()}://{self.path}", config, header)
+
+    loaded: dict[str, bytes] = {}
+
+    @functools.wraps(load)
+    def load_option(self: Any, config_path: str) -> Any:
+        if config_path not in loaded:
+            result = load(self, config_path)
+            loaded[config_path] = pickle.dumps((result.config, result.header), pickle.HIGHEST_PROTOCOL)
+        return _CachedConfig(self.provider, self.full_path(), *pickle.loads(loaded[config_path]))  # noqa: S301
 
     listings: dict[Any, tuple[bytes, Any]] = {}
     merged: dict[Any, bytes] = {}
@@ -122,6 +136,7 @@ def read_once() -> None:
     CachingConfigRepository.__init__ = begin  # type: ignore[method-assign]
     defaults_list._create_interpolation_map = resolve_choices  # type: ignore[assignment]
     Source._read_config = load_cached
+    OptionSource.load_config = load_option
     config_loader_impl.create_defaults_list = list_cached
     ConfigLoaderImpl._compose_config_from_defaults_list = merge_cached  # type: ignore[method-assign]
 

@@ -126,7 +126,7 @@ def list_options(group: str, width: int) -> str:
         ConfigError: there is no such group.
     """
     from llmrl.config.option_docs import header
-    from llmrl.core.option_files import root, subgroups
+    from llmrl.core.option_files import root, source, subgroups
 
     family = group.removeprefix("experiment/")
     if group == "experiment":
@@ -141,7 +141,7 @@ def list_options(group: str, width: int) -> str:
     lines = []
     for name in option_names:
         path = root() / group / f"{name}.yaml"
-        header_text = header(path) if path.is_file() else "Of an installed package."
+        header_text = header(path) if source(path) is not None else "Of an installed package."
         first, stop, _ = header_text.partition(". ")
         lines += _wrapped(first + stop.strip(), f"{name:<{name_width}}  ", width)
     return "\n".join(lines)

@@ -14,13 +14,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from llmrl.config.option_file_checks import find_interpolation
+from llmrl.core import option_files
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import choosable, options, root, subgroups
 
 _NESTED_GROUPS = ("experiment", "treatment")
 """Groups whose options are in subfolders, `experiment=<family>/<study>`."""
-_FREE_FORM_KEY = re.compile(r"\.(kwargs|arguments|replace)(\.|$)")
-"""Keys below which arbitrary entries are allowed."""
+_FREE_FORM_KEY = re.compile(rf"\.({'|'.join(option_files.FREE_FORM)})(\.|$)")
 
 
 def check_removals(overrides: Iterable[str]) -> None:
@@ -35,7 +34,7 @@ def check_removals(overrides: Iterable[str]) -> None:
         key = override.partition("=")[0].removeprefix("~").partition("@")[0]
         if not override.startswith("~") or key.startswith("hydra") or _FREE_FORM_KEY.search(key):
             continue
-        if (root() / key / "none.yaml").is_file():
+        if "none" in option_files.names(key):
             raise ConfigError(f"~{key}: options cannot be removed; use {key}=none for an experiment without {key}")
         raise ConfigError(f"~{key}: options cannot be removed; set {key}=<value>, or leave ~{key} out")
 
@@ -62,8 +61,7 @@ def _describe_missing_option(error: MissingConfigException) -> str:
     group = path.split("/")[0] if path.startswith(_NESTED_GROUPS) else path.rpartition("/")[0]
     names = set(error.options or ())
     if group in _NESTED_GROUPS:
-        files = (file.relative_to(root() / group).with_suffix("") for file in (root() / group).rglob("*.yaml"))
-        names |= {file.as_posix() for file in files if choosable(file.as_posix())}
+        names |= {*option_files.names(group), *option_files.nested_names(group)}
     option = path.removeprefix(f"{group}/")
     matches = difflib.get_close_matches(option, sorted(names))
     hint = f"Did you mean {' or '.join(matches)}?" if matches else f"{group} has: {', '.join(sorted(names))}"
@@ -96,8 +94,8 @@ def _misplaced_subgroup(overrides: Sequence[str]) -> str | None:
     chosen = dict(override.partition("=")[::2] for override in overrides if "=" in override)
     for key in chosen:
         group, slash, subgroup = key.partition("/")
-        if slash and group != "hydra" and key in subgroups(group):
-            compatible_options = [name for name, node in options(group).items() if subgroup in node]
+        if slash and group != "hydra" and key in option_files.subgroups(group):
+            compatible_options = [name for name, node in option_files.options(group).items() if subgroup in node]
             if chosen.get(group) not in compatible_options:
                 return f"{key}={chosen[key]} requires {group} to be one of: {', '.join(compatible_options)}"
     return None

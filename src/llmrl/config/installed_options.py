@@ -16,6 +16,7 @@ from hydra.core.config_store import ConfigNode, ConfigStore
 from llmrl.core.arguments import signature_of
 from llmrl.core.errors import ConfigError, short_error
 from llmrl.core.installed import BACKENDS, PARTS, SINKS, EntryPoint, entry_points
+from llmrl.core.option_files import names
 from llmrl.core.services import SERVICES
 from llmrl.core.trust import NOBODY
 
@@ -45,11 +46,9 @@ def offer_installed() -> list[str]:
     place_entries, problems = _declared_options()
     if not place_entries:
         return problems
-    from importlib import resources
-
     repo = ConfigStore.instance().repo
     for (group, name), entries in place_entries.items():
-        if (resources.files("llmrl.conf") / group / f"{name}.yaml").is_file():
+        if name in names(group):
             owners = " and ".join(entry.package for entry in entries)
             problems.append(f"{group}={name} is an option of llmrl, so that of {owners} is ignored")
             continue

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmrl.core.option_files import root
-from llmrl.core.option_tables import TABLES, choices_of, without_tables
+from llmrl.core.option_files import FREE_FORM, VARIANTS, comment_lines, existing_source, root, source
+from llmrl.core.option_tables import choices_of, without_tables
 
 if TYPE_CHECKING:
     import yaml
@@ -63,11 +63,15 @@ class DocumentedKey:
 
 @functools.cache
 def entries(path: Path) -> tuple[Entry, ...]:
-    """Return the keys of an option file with their comments, without `defaults`."""
+    """Return the keys of an option file, or of a variant, with their comments, without `defaults`."""
     import yaml
 
-    text = path.read_text(encoding="utf-8")
+    file = existing_source(path)
+    text = file.read_text(encoding="utf-8")
     node = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    if file != path:
+        for name in (VARIANTS, path.stem):
+            node = next(value for key, value in node.value if key.value == name)
     if not isinstance(node, yaml.MappingNode):
         return ()
     lines = text.splitlines()
@@ -76,13 +80,8 @@ def entries(path: Path) -> tuple[Entry, ...]:
 
 def header(path: Path) -> str:
     """Return the comment at the top of an option file in one line: the description of the option."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith(("# @", "# yaml-language-server", "#   ")):
-            lines.append(line.lstrip("# ").rstrip())
-    return " ".join(lines)
+    lines = [line for line in comment_lines(path) if not line.startswith(("# @", "# yaml-language-server", "#   "))]
+    return " ".join(line.lstrip("# ").rstrip() for line in lines)
 
 
 def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Iterable[Entry]:
@@ -90,16 +89,20 @@ def _entries(node: yaml.MappingNode, parent: Key, lines: Sequence[str]) -> Itera
 
     for name, value in node.value:
         key = (*parent, str(name.value))
-        if key == ("defaults",):
+        if key in (("defaults",), (VARIANTS,)):
             continue
-        # Rows of tables are usually written in one line each.
-        is_section = isinstance(value, yaml.MappingNode) and (not value.flow_style or key[0] in TABLES)
-        has_children = is_section and bool(value.value)
-        last = name.end_mark if has_children else value.end_mark
+        has_children = isinstance(value, yaml.MappingNode) and bool(value.value) and not _is_one_value(name, value)
+        last = name.end_mark if has_children and not value.flow_style else value.end_mark
         comment = _comment(lines, name.start_mark.line, name.start_mark.column, last.line, last.column)
         yield Entry(key, name.start_mark.line + 1, comment, not has_children)
         if has_children:
             yield from _entries(value, key, lines)
+
+
+def _is_one_value(name: yaml.ScalarNode, value: yaml.MappingNode) -> bool:
+    """Return whether a mapping in one line is a part, or has keys of the user's choice."""
+    is_part = any(key.value == "_target_" for key, _ in value.value)
+    return bool(value.flow_style) and (is_part or name.value in FREE_FORM)
 
 
 def _comment(lines: Sequence[str], first: int, column: int, last: int, end: int) -> str:
@@ -162,7 +165,8 @@ def document_keys(
 @functools.cache
 def display_path(path: Path) -> str:
     """Return the name of an option file, relative to the parent of `conf/` if the package ships it."""
-    return path.relative_to(root().parent).as_posix() if path.is_relative_to(root()) else str(path)
+    file = existing_source(path)
+    return file.relative_to(root().parent).as_posix() if file.is_relative_to(root()) else str(file)
 
 
 def _at(values: Any, key: str) -> Any:
@@ -220,7 +224,8 @@ def document_config(primary: str, overrides: Sequence[str], folders: Sequence[Pa
 def _file(config_path: str, folders: Sequence[Path]) -> Path | None:
     """Return the file of a config, in Hydra's order, with shipped files first; None without one."""
     for folder in (root(), *folders):
-        if (path := folder / f"{config_path.removesuffix('.yaml')}.yaml").is_file():
+        path = folder / f"{config_path.removesuffix('.yaml')}.yaml"
+        if source(path) is not None:
             return path
     return None
 

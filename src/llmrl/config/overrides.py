@@ -6,18 +6,17 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import FREE_FORM, names, root
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-_OPEN = re.compile(r"\w+(\.\w+)*\.(kwargs|arguments|replace)(\.\w+)*=")
-"""Overrides of nodes whose keys are not in the option's file: arguments of foreign classes, and replacements of texts.
-"""
+_OPEN = re.compile(rf"\w+(\.\w+)*\.({'|'.join(FREE_FORM)})(\.\w+)*=")
+"""Overrides of nodes whose keys are not in the option's file."""
 _FLAGS_WITH_VALUE = (
     *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--package", "-p", "--cfg", "-c"),
     *("--info", "-i", "--experimental-rerun"),
@@ -103,9 +102,8 @@ def _none_for_null(argument: str) -> str:
     group, equals, value = argument.partition("=")
     if not equals or not group.isidentifier() or "null" not in value.split(","):
         return argument
-    folder = resources.files("llmrl.conf") / group
-    if not (folder / "none.yaml").is_file():
-        if folder.is_dir():
+    if "none" not in (group_names := names(group)):
+        if group_names:
             raise ConfigError(f"{argument}: null is not an option of {group}; --list {group} shows the options")
         return argument
     return f"{group}={','.join('none' if choice == 'null' else choice for choice in value.split(','))}"
@@ -116,7 +114,7 @@ def _adds_an_option(argument: str) -> bool:
     group = argument.removeprefix("+").partition("=")[0]
     if not argument.startswith("+") or argument.startswith("++") or not group.isidentifier():
         return False
-    return (resources.files("llmrl.conf") / group).is_dir()
+    return (root() / group).is_dir()
 
 
 MAX_RUNS = 100_000

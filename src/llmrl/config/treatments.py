@@ -1,7 +1,7 @@
 """Treatments and the studies they fit: `experiment=<family>/<study> treatment=<name>`.
 
-The header of a treatment's file lists its studies: `# @studies search/*,regimes/escape_room`, with `*` for any name. A
-treatment without such a line fits any study, and a study of the user's own accepts any treatment.
+The header of a treatment, or that of its file, lists its studies: `# @studies search/*,regimes/escape_room`, with `*`
+for any name. A treatment without such a line fits any study, and a study of the user's own accepts any treatment.
 """
 
 from __future__ import annotations
@@ -13,9 +13,18 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from llmrl.core.errors import ConfigError
-from llmrl.core.option_files import PIECES, root
+from llmrl.core.option_files import (
+    choosable,
+    comment_lines,
+    content,
+    existing_source,
+    names,
+    nested_names,
+    root,
+    source,
+)
 
-_STUDIES = re.compile(r"^# @studies (\S+)$", re.MULTILINE)
+_STUDIES = re.compile(r"# @studies (\S+)$")
 
 
 def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] = ()) -> None:
@@ -30,27 +39,27 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
     """
     treatment, study = choices.get("treatment"), choices.get("experiment")
     for group, option in (("experiment", study), ("treatment", treatment)):
-        if option is not None and not set(PIECES).isdisjoint(option.split("/")):
+        if option is not None and not choosable(option):
             raise ConfigError(
                 f"{group}={option} is included by options but cannot be chosen; llmrl-train --list {group} shows the "
                 "options"
             )
     if treatment in (None, "none"):
         return
-    files = [folder / "treatment" / f"{treatment}.yaml" for folder in (root(), *folders)]
-    file = next((path for path in files if path.is_file()), None)
-    if file is None:
+    paths = [folder / "treatment" / f"{treatment}.yaml" for folder in (root(), *folders)]
+    path = next((path for path in paths if source(path) is not None), None)
+    if path is None:
         return
-    study_names = _read_studies(file)
+    study_names = _read_studies(path)
     if study_names is not None and study in (None, "none"):
         raise ConfigError(f"treatment={treatment} needs a study: add {_join_choices('experiment', study_names)}")
     if study_names is not None and study in studies() and study not in study_names:
-        alternatives = [name for name, names in treatments().items() if study in names]
+        alternatives = [name for name, fitting in treatments().items() if study in fitting]
         takes = _join_choices("treatment", alternatives) if alternatives else "no treatment"
         raise ConfigError(
             f"treatment={treatment} is for {_join_choices('experiment', study_names)}; experiment={study} takes {takes}"
         )
-    treatment_principal, principal = _read_principal(file), choices.get("principal")
+    treatment_principal, principal = _read_principal(path), choices.get("principal")
     if treatment_principal is not None and treatment_principal != principal:
         raise ConfigError(
             f"treatment={treatment} sets numbers of principal={treatment_principal}, which principal={principal} does "
@@ -60,39 +69,36 @@ def check_treatment(choices: Mapping[str, str | None], folders: Iterable[Path] =
 
 def treatments() -> dict[str, list[str]]:
     """Return the treatments of the package, each with the studies that it was made for; both are sorted."""
-    files = sorted((root() / "treatment").glob("*.yaml"))
-    return {file.stem: _read_studies(file) or [] for file in files if file.stem != "none"}
+    folder = root() / "treatment"
+    return {name: _read_studies(folder / f"{name}.yaml") or [] for name in names("treatment") if name != "none"}
 
 
 @functools.cache
 def studies() -> tuple[str, ...]:
     """Return the studies of the package, `<family>/<name>`, sorted."""
-    folder = root() / "experiment"
-    names = [file.relative_to(folder).with_suffix("").as_posix() for file in folder.glob("*/*.yaml")]
-    return tuple(sorted(name for name in names if name.split("/")[0] not in PIECES))
+    return tuple(nested_names("experiment"))
 
 
-def _read_studies(file: Path) -> list[str] | None:
-    """Return the studies that a treatment was made for; None if its file does not list them."""
-    match = _STUDIES.search(file.read_text())
+def _read_studies(path: Path) -> list[str] | None:
+    """Return the studies that a treatment was made for; None if neither it nor its file lists them."""
+    lines = [*comment_lines(path), *comment_lines(existing_source(path))]
+    match = next((match for line in lines if (match := _STUDIES.match(line))), None)
     return None if match is None else [s for s in studies() if any(fnmatchcase(s, p) for p in match[1].split(","))]
 
 
-def _read_principal(file: Path) -> str | None:
+def _read_principal(path: Path) -> str | None:
     """Return the principal whose options a treatment sets; None if it sets none.
 
-    It is chosen in the treatment's file or in a treatment that it includes.
+    It is chosen in the treatment or in one that it includes.
     """
-    import yaml
-
-    content = yaml.safe_load(file.read_text())
+    values = content(path)
     principal = None
-    for entry in content.get("defaults", []):
-        if isinstance(entry, str) and (sibling := file.parent / f"{entry}.yaml").is_file():
+    for entry in values.get("defaults", []):
+        if isinstance(entry, str) and source(sibling := path.parent / f"{entry}.yaml") is not None:
             principal = _read_principal(sibling)
         elif isinstance(entry, dict):
             principal = entry.get("override /principal", principal)
-    return principal if "principal" in content else None
+    return principal if "principal" in values else None
 
 
 def _join_choices(group: str, options: Sequence[str]) -> str:

@@ -1,6 +1,18 @@
 """The option files that the package ships (`llmrl.conf`), and the files that they are composed from.
 
 Files whose names begin with `_`, and files in the folders `PIECES`, are bases of options and cannot be chosen.
+
+A shipped file may hold further options of its group under its last key, `variants`:
+
+    # agent/ppo.yaml
+    memory: null
+    variants:
+      # PPO with a memory.
+      lstm:
+        memory: 64
+
+A variant includes the values of its file as if its `defaults` named the file first, unless they name another variant of
+the file. Functions of this module take the path that a variant would have as a file of its own (`agent/lstm.yaml`).
 """
 
 from __future__ import annotations
@@ -8,13 +20,18 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-PIECES = ("parts", "numbers")
+PIECES = ("numbers",)
 """Folders of files that options are composed from and that cannot be chosen."""
+FREE_FORM = ("kwargs", "arguments", "replace")
+"""Keys below which any entries are allowed: arguments of foreign classes, and replacements of texts."""
+VARIANTS = "variants"
+"""Key of a file under which it holds further options."""
 SCHEMAS = "schema"
 """Folder of the JSON schemas for editors, if they have been built."""
 
@@ -28,7 +45,7 @@ def root() -> Path:
 def choosable(path: str) -> bool:
     """Return whether an option or a folder of options can be chosen.
 
-    >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("experiment/search/parts/props")
+    >>> choosable("env/cartpole"), choosable("env/_rooms"), choosable("agent/numbers/none/llm_player")
     (True, False, False)
     """
     return not any(name.startswith("_") or name in PIECES for name in path.split("/"))
@@ -43,7 +60,52 @@ def part_groups() -> list[str]:
 
 def names(group: str) -> list[str]:
     """Return the names of the options of a group, sorted."""
-    return sorted(path.stem for path in (root() / group).glob("*.yaml") if choosable(path.stem))
+    folder = root() / group
+    return sorted(filter(choosable, (*(path.stem for path in folder.glob("*.yaml")), *variants(folder))))
+
+
+def nested_names(group: str) -> list[str]:
+    """Return the names of the options in the folders of a group, `<folder>/<name>`, sorted."""
+    folders = sorted(path.name for path in (root() / group).glob("*") if path.is_dir() and choosable(path.name))
+    return [f"{folder}/{name}" for folder in folders for name in names(f"{group}/{folder}")]
+
+
+@functools.cache
+def variants(folder: Path) -> dict[str, Path]:
+    """Return the file of each variant in a folder of shipped options, by the name of the variant."""
+    texts = ((file.read_text(encoding="utf-8"), file) for file in sorted(folder.glob("*.yaml")))
+    blocks = ((text.partition(f"\n{VARIANTS}:\n")[2], file) for text, file in texts)
+    return {name: file for block, file in blocks for name in re.findall(r"^  (\w+):", block, re.MULTILINE)}
+
+
+def option_paths() -> list[Path]:
+    """Return the paths of all files and variants that the package ships, sorted; a file of variants alone has none."""
+    files = list(root().rglob("*.yaml"))
+    variant_files = {
+        folder / f"{name}.yaml": file
+        for folder in {file.parent for file in files}
+        for name, file in variants(folder).items()
+    }
+    only_variants = {file for file in variant_files.values() if not content(file)}
+    return sorted({*files, *variant_files} - only_variants)
+
+
+def source(path: Path) -> Path | None:
+    """Return the file that holds the option of a path: the path itself, or the file of a variant; None without one."""
+    if path.is_file():
+        return path
+    return variants(path.parent).get(path.stem) if path.is_relative_to(root()) else None
+
+
+def existing_source(path: Path) -> Path:
+    """Return the file that holds the option of a path.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    if (file := source(path)) is None:
+        raise FileNotFoundError(path)
+    return file
 
 
 def subgroups(group: str) -> list[str]:
@@ -113,22 +175,52 @@ def _chain(path: Path, package: tuple[str, ...]) -> list[tuple[Path, tuple[str, 
 
 def is_global(path: Path) -> bool:
     """Return whether a file sets keys of the whole config instead of keys of its group."""
-    header = itertools.takewhile(lambda line: line.startswith("#"), _text(path).splitlines())
-    return any(line.split() == ["#", "@package", "_global_"] for line in header)
+    return any(line.split() == ["#", "@package", "_global_"] for line in comment_lines(existing_source(path)))
+
+
+def comment_lines(path: Path) -> list[str]:
+    """Return the lines of the comment at the top of an option file, or above the name of a variant.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    file = existing_source(path)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if file == path:
+        return list(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    first = next(i for i, line in enumerate(lines) if line.startswith(f"  {path.stem}:"))
+    comment = itertools.takewhile(lambda line: line.startswith("  #"), reversed(lines[:first]))
+    return [line.strip() for line in comment][::-1]
+
+
+def content(path: Path) -> dict[str, Any]:
+    """Return the parsed content of an option file, or of a variant. Values are cached: do not change them.
+
+    Raises:
+        FileNotFoundError: there is no such option.
+    """
+    file = existing_source(path)
+    values = dict(_parse(file.read_text(encoding="utf-8")))
+    file_variants = values.pop(VARIANTS, {})
+    if file == path:
+        return values
+    variant = file_variants[path.stem]
+    bases = variant.get("defaults", [])
+    # Hydra takes `experiment=<folder>/<name>` for an option of the folder above.
+    folder = file.parent.relative_to(root()).as_posix()
+    prefix = f"/{folder}/" if "/" in folder else ""
+    # Another variant of the file includes it already.
+    if values and not any(f"{prefix}{name}" in bases for name in file_variants):
+        bases = [f"{prefix}{file.stem}", *bases]
+    return {**({"defaults": bases} if bases else {}), **{key: variant[key] for key in variant if key != "defaults"}}
 
 
 @functools.cache
-def content(path: Path) -> dict[str, Any]:
-    """Return the parsed content of an option file. It is cached: do not change it."""
+def _parse(text: str) -> dict[str, Any]:
     import yaml
 
     # The parser in C, of which a few builds of PyYAML are without, is eight times faster.
-    return yaml.load(_text(path), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
-
-
-@functools.cache
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
 
 
 def merge(below: dict[str, Any], above: Mapping[str, Any]) -> None:

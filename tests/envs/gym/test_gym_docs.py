@@ -21,9 +21,9 @@ def test_lake_optimum_matches_page(capsys):
 
 
 def test_page_lists_batched_engines():
+    from llmrl.core.option_files import options
     from llmrl.envs.gym.batched import BATCHED
 
     assert all(name.removeprefix("llmrl/").removesuffix("-v0") in PAGE for name in BATCHED)
-    folder = Path(__file__).parents[3] / "conf" / "env"
-    options = [path.stem for path in folder.glob("*.yaml") if "gym.vec_env" in path.read_text()]
-    assert [name for name in options if f"`{name}`" not in PAGE and name != "gymnasium"] == []
+    gym_options = [name for name, option in options("env").items() if "gym.vec_env" in option.get("_target_", "")]
+    assert [name for name in gym_options if f"`{name}`" not in PAGE and name != "gymnasium"] == []

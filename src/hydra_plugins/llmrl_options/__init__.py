@@ -1,0 +1,1 @@
+"""The source from which Hydra reads the shipped options."""

@@ -1,0 +1,72 @@
+"""The shipped options as a source of configs: files, and the variants in them (`llmrl.core.option_files`).
+
+Hydra imports this module at every start, so it must not import heavy modules.
+"""
+
+from __future__ import annotations
+
+import builtins
+from pathlib import Path
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+PACKAGE = "pkg://llmrl.conf"
+
+
+class OptionSource(ConfigSource):
+    """The options of `llmrl.conf`; those of a file and its variants look like files of their own."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "llmrl"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        from omegaconf import OmegaConf
+
+        from llmrl.core.option_files import content, is_global
+
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"llmrl has no option {config_path}")
+        path = self._path(config_path)
+        header = {"package": "_global_" if is_global(path) else None}
+        return ConfigResult(self.provider, self.full_path(), OmegaConf.create(content(path)), header)
+
+    def available(self) -> bool:
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        from llmrl.core.option_files import root
+
+        return (root() / config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        from llmrl.core.option_files import source
+
+        return source(self._path(config_path)) is not None
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> builtins.list[str]:
+        from llmrl.core.option_files import names, root
+
+        found: set[str] = set()
+        if results_filter != ObjectType.GROUP:
+            found.update(names(config_path))
+        if results_filter != ObjectType.CONFIG:
+            found.update(path.name for path in (root() / config_path).glob("[!_]*") if path.is_dir())
+        return sorted(found)
+
+    def _path(self, config_path: str) -> Path:
+        from llmrl.core.option_files import root
+
+        return root() / self._normalize_file_name(config_path)
+
+
+class OptionSearchPath(SearchPathPlugin):
+    """Make Hydra read options from `OptionSource` wherever an application names their package."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for element in search_path.get_path():
+            if element.path == PACKAGE:
+                element.path = "llmrl://llmrl.conf"

@@ -1,0 +1,53 @@
+"""Variants: options that share a file."""
+
+import pytest
+
+from llmrl.config.option_docs import display_path, document_config, entries, header
+from llmrl.config.treatments import check_treatment
+from llmrl.core.errors import ConfigError
+from llmrl.core.option_files import VARIANTS, content, is_global, names, option_paths, root, source, variants
+
+FOLDERS = sorted({path.parent for path in option_paths()})
+
+
+def test_variant_begins_with_its_file():
+    assert content(root() / "env" / "pasture.yaml") == {"defaults": ["fishery"], "env": {"scenario": "pasture"}}
+    # Files in folders of a group are named from the root.
+    defaults = content(root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
+    assert defaults[0] == "/experiment/grounding/goto_local"
+
+
+def test_variant_of_variant_includes_file_once():
+    assert content(root() / "agent" / "mappo.yaml") == {"defaults": ["ippo"], "critic": "central"}
+
+
+def test_file_of_variants_alone_is_not_included():
+    path = root() / "treatment" / "tax_gp.yaml"
+    assert content(path)["defaults"] == [{"override /principal": "gp"}] and is_global(path)
+    assert source(path) not in option_paths() and path in option_paths()
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.relative_to(root()).as_posix())
+def test_variants_are_all_found(folder):
+    import yaml
+
+    documents = [yaml.safe_load(file.read_text()) or {} for file in folder.glob("*.yaml")]
+    parsed = [name for document in documents for name in document.get(VARIANTS, ())]
+    assert sorted(parsed) == sorted(variants(folder))
+    assert not set(parsed) & {file.stem for file in folder.glob("*.yaml")}
+
+
+def test_variant_is_documented_in_its_file():
+    path = root() / "env" / "cliff_walking.yaml"
+    assert header(path).startswith("Cliff Walking: walk along a cliff")
+    horizon = next(entry for entry in entries(path) if entry.key == ("horizon",))
+    assert horizon.comment == "Gymnasium's own episodes end only at the goal"
+    assert "horizon: 100" in source(path).read_text().splitlines()[horizon.line - 1]
+    document = document_config("train", ["env=cliff_walking"])["env.horizon"]
+    assert document.set_in == f"{display_path(path)}:{horizon.line}" == f"conf/env/gymnasium.yaml:{horizon.line}"
+
+
+def test_bases_among_variants_are_not_options():
+    assert "taught" in names("treatment") and "_schedule" not in names("treatment")
+    with pytest.raises(ConfigError, match="cannot be chosen"):
+        check_treatment({"experiment": "teacher/rooms", "treatment": "_schedule"})
