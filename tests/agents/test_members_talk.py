@@ -67,7 +67,7 @@ def play(model, intervals=(1, 1), steps=2, n_envs=2):
 
 
 @pytest.mark.parametrize("invalid", ["", "player 2"])
-def test_players_hear_those_of_other_members(invalid):
+def test_players_hear_other_members(invalid):
     """Members wait for one another, also if one of them has to correct a message."""
     client = play(Speakers(invalid))
     acts = [(player, now) for player, now in client.provider.asked if not now.get("talk")]
@@ -78,7 +78,7 @@ def test_players_hear_those_of_other_members(invalid):
         assert all(entry["message"] == f"I am {entry['from']}." for entry in now["heard"])
 
 
-def test_requests_of_members_are_sent_together():
+def test_requests_of_members_share_batch():
     assert play(Speakers()).batches == [6] * 4
 
 

@@ -64,7 +64,7 @@ def test_group_has_mean_and_band(sweep: Path) -> None:
     assert len(list((sweep / "mean" / "ucb").glob("events*"))) == 1
 
 
-def test_means_are_found_until_a_run_changes(tmp_path: Path) -> None:
+def test_changed_run_invalidates_means(tmp_path: Path) -> None:
     folders = [write(tmp_path, principal, 0, [1.0, 2.0]) for principal in ("ucb", "random")]
     assert find_first_screen(folders) is None
     address = write_first_screen(tmp_path / "town", read_runs(tmp_path))

@@ -88,7 +88,7 @@ def test_program_without_llmrl_plays_as_run(name, tmp_path, capsys):
          "search.evaluate_episodes=1", "search.race=0"),
     ],
 )  # fmt: skip
-def test_other_agents_are_refused(overrides, tmp_path):
+def test_unsupported_agents_raise(overrides, tmp_path):
     run(*overrides, f"output_root={tmp_path}", "loggers=[]")
     with pytest.raises(ConfigError, match="agent=ppo"):
         export_agent(only_run_folder(tmp_path))

@@ -32,17 +32,17 @@ def adapter_parameters(chat, name):
 def test_batch_of_two_adapters_equals_separate_batches(make_chat):
     chat = trained_chat(make_chat)
     requests = [replace(request(QUESTIONS[i % 2], repeat=i), adapter=NAMES[i % 2]) for i in range(6)]
-    together = chat.complete(requests)
+    mixed_batch = chat.complete(requests)
     for start in (0, 1):
-        for reply, alone in zip(together[start::2], chat.complete(requests[start::2]), strict=True):
-            assert reply.text == alone.text
-            np.testing.assert_allclose(reply.sample.log_probs, alone.sample.log_probs, atol=1e-5)
+        for reply, single in zip(mixed_batch[start::2], chat.complete(requests[start::2]), strict=True):
+            assert reply.text == single.text
+            np.testing.assert_allclose(reply.sample.log_probs, single.sample.log_probs, atol=1e-5)
     # The adapters differ, so the batch did not simply use one of them.
-    swapped = chat.complete([replace(r, adapter=NAMES[1 - i % 2]) for i, r in enumerate(requests)])
-    assert any(a.text != b.text for a, b in zip(together, swapped, strict=True))
+    exchanged = chat.complete([replace(r, adapter=NAMES[1 - i % 2]) for i, r in enumerate(requests)])
+    assert any(a.text != b.text for a, b in zip(mixed_batch, exchanged, strict=True))
 
 
-def test_loss_has_gradients_for_its_adapter_only(make_chat):
+def test_loss_has_gradients_for_one_adapter(make_chat):
     chat = make_chat(learn=settings(tune="lora", kl=0.1, learning_rate=1e-2))
     first, second = (chat.learners.learner(name) for name in NAMES)
     second.state_dict()  # creates its adapter

@@ -72,7 +72,7 @@ def test_stopped_adaptation_resumes_exactly(models, citizens):
 
 
 @pytest.mark.slow
-def test_societies_have_adapters_of_their_own(models):
+def test_societies_have_separate_adapters(models):
     """Two candidates of a step train different weights, from equal ones after each reset."""
     silent_run(*FISHERY, *CITIZENS["per_player"], f"output_root={models}", "name=adapters")
     folder = only_run_folder(models / "adapters")
@@ -104,7 +104,7 @@ def test_unsupported_options_raise(models, citizens, overrides, message):
 
 
 @pytest.mark.slow
-def test_mechanism_changes_during_training(models):
+def test_mechanism_phases(models):
     """Without a principal, a fixed mechanism may be introduced while chat models learn."""
     phases = (
         "learn.mechanism=[{mixture: [{low: [0, 0], high: [0, 0]}], episodes: 2},"

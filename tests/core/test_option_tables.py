@@ -75,7 +75,7 @@ def test_explain_names_row():
     assert not [key for key in documents if key.startswith("per_")]
 
 
-def test_hydra_compose_resolves_without_hydra_config(tmp_path):
+def test_hydra_compose_resolves_option_names(tmp_path):
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir, initialize_config_module
     from hydra.core.hydra_config import HydraConfig
@@ -104,6 +104,6 @@ def test_hydra_compose_resolves_without_hydra_config(tmp_path):
         hydra_config.cfg = previous_config
 
 
-def test_option_of_other_group_is_refused(experiment):
+def test_option_of_other_group_raises(experiment):
     with pytest.raises(ConfigError, match=r"mine.yaml: \$\{option:agent\} must name one of the groups env, principal"):
         compose_from(experiment("name: '${option:agent}'\n"), "experiment=mine")

@@ -10,18 +10,18 @@ from llmrl.core.option_files import VARIANTS, content, is_global, names, option_
 FOLDERS = sorted({path.parent for path in option_paths()})
 
 
-def test_variant_begins_with_its_file():
+def test_variant_includes_file():
     assert content(root() / "env" / "pasture.yaml") == {"defaults": ["fishery"], "env": {"scenario": "pasture"}}
     # Files in folders of a group are named from the root.
     defaults = content(root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
     assert defaults[0] == "/experiment/grounding/goto_local"
 
 
-def test_variant_of_variant_includes_file_once():
+def test_variant_of_variant_includes_file():
     assert content(root() / "agent" / "mappo.yaml") == {"defaults": ["ippo"], "critic": "central"}
 
 
-def test_file_of_variants_alone_is_not_included():
+def test_file_with_variants_only_is_no_option():
     path = root() / "treatment" / "tax_gp.yaml"
     assert content(path)["defaults"] == [{"override /principal": "gp"}] and is_global(path)
     assert source(path) not in option_paths() and path in option_paths()
@@ -37,7 +37,7 @@ def test_variants_are_all_found(folder):
     assert not set(parsed) & {file.stem for file in folder.glob("*.yaml")}
 
 
-def test_variant_is_documented_in_its_file():
+def test_variant_has_documentation():
     path = root() / "env" / "cliff_walking.yaml"
     assert header(path).startswith("Cliff Walking: walk along a cliff")
     horizon = next(entry for entry in entries(path) if entry.key == ("horizon",))
@@ -47,7 +47,7 @@ def test_variant_is_documented_in_its_file():
     assert document.set_in == f"{display_path(path)}:{horizon.line}" == f"conf/env/gymnasium.yaml:{horizon.line}"
 
 
-def test_bases_among_variants_are_not_options():
+def test_bases_are_no_options():
     assert "taught" in names("treatment") and "_schedule" not in names("treatment")
     with pytest.raises(ConfigError, match="cannot be chosen"):
         check_treatment({"experiment": "teacher/rooms", "treatment": "_schedule"})

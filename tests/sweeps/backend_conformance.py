@@ -204,7 +204,7 @@ class BackendConformance:
         assert states(tmp_path) == {("slow", 0): state, ("slow", 1): "cancelled"}
         assert place.finish(*overrides, cwd=tmp_path) == {0: 2, 1: 1}
 
-    def test_needed_run_is_computed_once(self, place: Place, tmp_path: Path):
+    def test_dependency_runs_single_time(self, place: Place, tmp_path: Path):
         done = place.sweep(*NEEDS, "seed=0,1", cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
         first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)

@@ -66,7 +66,7 @@ def launch_compositions(*sweep: Sequence[str]) -> list[Experiment]:
         return launcher._compose(sweep, 0)
 
 
-def test_seeds_are_composed_once(monkeypatch):
+def test_seeds_share_composition(monkeypatch):
     compositions = []
     load = ConfigLoaderImpl.load_sweep_config
     monkeypatch.setattr(ConfigLoaderImpl, "load_sweep_config", lambda *args: compositions.append(args) or load(*args))
@@ -86,13 +86,13 @@ def test_seeds_are_composed_once(monkeypatch):
         assert job == single_job and (job.digest, job.folder) == (single_job.digest, single_job.folder)
 
 
-def test_values_that_depend_on_the_seed_are_composed_for_each():
+def test_seed_dependent_values_have_separate_compositions():
     sweep = [(*ROOM, "name=town_${seed}", f"seed={seed}") for seed in range(3)]
     assert [run.config["name"] for run in launch_compositions(*sweep)] == ["town_0", "town_1", "town_2"]
 
 
 @pytest.mark.parametrize("private", [False, True], ids=["package", "config_dir"])
-def test_option_files_are_read_once(monkeypatch, tmp_path, private):
+def test_option_files_have_single_read(monkeypatch, tmp_path, private):
     folders = [tmp_path] if private else []
     (tmp_path / "treatment").mkdir()
     (tmp_path / "treatment" / "longer.yaml").write_text("# @package _global_\ndesign: {steps: 17}\n")
@@ -142,7 +142,7 @@ def test_finished_runs_are_found_with_constant_operations(tmp_path):
     assert counts[1]["open"] - counts[0]["open"] <= 10 * 6
 
 
-def test_report_opens_a_constant_number_of_files_for_each_run(tmp_path):
+def test_report_opens_constant_number_of_files_per_run(tmp_path):
     def report(n: int) -> Counter[str]:
         for seed in range(n):
             for principal in ("ucb", "gp"):

@@ -35,9 +35,9 @@ class TestSlurm(BackendConformance):
             restore=restore,
         )
 
-    def test_needed_run_is_computed_once(self, place, tmp_path):
+    def test_dependency_runs_single_time(self, place, tmp_path):
         """Also: all jobs are submitted at once, those that wait as one array."""
-        super().test_needed_run_is_computed_once(place, tmp_path)
+        super().test_dependency_runs_single_time(place, tmp_path)
         first, *dependents = sorted(read_runs(tmp_path / "outputs"), key=lambda run: run.updated)
         array, *others = {run.job_id.partition("_")[0] for run in dependents}
         assert not others and array != first.job_id
