@@ -71,6 +71,7 @@ def entries(path: Path) -> tuple[Entry, ...]:
     node = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if file != path:
         for name in (VARIANTS, path.stem):
+            assert isinstance(node, yaml.MappingNode)
             node = next(value for key, value in node.value if key.value == name)
     if not isinstance(node, yaml.MappingNode):
         return ()
