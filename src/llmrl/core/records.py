@@ -161,6 +161,7 @@ class Briefing:
         updates: updates of a society per training round; 0: the agents do not learn.
         confirmations: measurements after the last proposal that compare the leading vectors again.
         pretraining: how the agents were trained before; None: they were not, or it is unknown.
+        observes_mechanism: whether agents observe the mechanism's values where the environment shows them.
     """
 
     steps: int
@@ -173,6 +174,7 @@ class Briefing:
     updates: int = 1
     confirmations: int = 0
     pretraining: Pretraining | None = None
+    observes_mechanism: bool = True
 
 
 @dataclass(frozen=True)

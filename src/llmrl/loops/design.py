@@ -109,8 +109,16 @@ class DesignLoop:
                 updates=self.updates_per_round,
                 confirmations=schedule.confirm_steps * settings.candidates,
                 pretraining=getattr(self.agents[0], "pretraining", None),
+                observes_mechanism=self.observes_mechanism,
             )
             self.principal.brief(briefing)
+
+    @property
+    def observes_mechanism(self) -> bool:
+        """True unless the agents are networks that do not read the values of the mechanism."""
+        channels, layouts = self.agents[0].policy.channels, self.env.spec.observation
+        reads_texts = any(layouts[name].dtype == "object" for name in channels)
+        return not self.agents[0].learns or reads_texts or "mechanism" in channels
 
     @property
     def updates_per_round(self) -> int:

@@ -59,7 +59,7 @@ class LLMMechanismPrincipal(LLMPrincipal):
     def render(
         self, context: str | None, proposal: int, proposals: int, shown: Sequence[Record], selection: str | None
     ) -> Prompt:
-        spec, history, observations = self.spec, self.history, self.settings.observations
+        spec, history, observations, briefing = self.spec, self.history, self.settings.observations, self.briefing
         return self.prompts.render(
             self.prompt,
             name=spec.name,
@@ -74,8 +74,8 @@ class LLMMechanismPrincipal(LLMPrincipal):
             parameters=self.space.parameters,
             contexts=spec.contexts,
             context=context,
-            numbers_seen="mechanism" in spec.observation,
-            briefing=self.briefing,
+            numbers_seen="mechanism" in spec.observation and (briefing is None or briefing.observes_mechanism),
+            briefing=briefing,
             repeats=self.settings.duplicates == "accept",
             generation=history.generations + 1,
             proposal=proposal,
