@@ -27,7 +27,14 @@ from launchers import TRAIN, adopt_orphans, run
 
 PRINCIPALS = ("random", "fixed", "egreedy", "ucb", "thompson", "cem", "cmaes", "dual_rl", "gp")
 SCHEDULE = (
-    *("env=harvest", "env.n_envs=1", "agent.init_from=null", "design.candidates=1", "design.adapt_rounds=5"),
+    *(
+        "env=harvest",
+        "regime=harvest_published",
+        "env.n_envs=1",
+        "agent.init_from=null",
+        "design.candidates=1",
+        "design.adapt_rounds=5",
+    ),
     *("design.validate_episodes=1", "design.confirm_steps=0", "design.evaluations=0", "design.references=0"),
 )
 PIXELS = ("env.observe=[pixels]", "agent.core=auto", "agent.features=512")
