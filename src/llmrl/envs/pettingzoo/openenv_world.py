@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,7 +45,7 @@ class OpenEnvWorld(ListedMovesWorld):
         self._moves = [dict(move) for move in (moves if moves is not None else self._listed_moves())]
         if len(self._moves) < 2:
             raise ConfigError(f"env.kwargs.moves={self._moves} must be a list of at least two actions")
-        super().__init__("openenv", [_AGENT], [json.dumps(move, ensure_ascii=False) for move in self._moves])
+        super().__init__("openenv", [_AGENT], move_names(self._moves))
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
         """Start an episode."""
@@ -117,6 +118,29 @@ class OpenEnvWorld(ListedMovesWorld):
                 "env.kwargs={moves: [...]} to the JSON objects that it takes"
             )
         return [{next(iter(fields)): value} for value in values]
+
+
+def move_names(moves: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return names of JSON objects: the values in them, or the objects as JSON if names would be equal or empty.
+
+    >>> move_names([{"actions": {"player_0": "hit"}}, {"actions": {"player_0": "stick"}}])
+    ['hit', 'stick']
+    """
+    names = ["_".join(re.findall(r"[\w.-]+", " ".join(map(str, _leaves(move))))) for move in moves]
+    if "" in names or len(set(names)) < len(names):
+        return [json.dumps(move, ensure_ascii=False) for move in moves]
+    return names
+
+
+def _leaves(content: Any) -> Iterator[Any]:
+    """Yield the values of nested objects and lists."""
+    if isinstance(content, Mapping):
+        content = list(content.values())
+    if not isinstance(content, list):
+        yield content
+        return
+    for part in content:
+        yield from _leaves(part)
 
 
 def _listed_values(field: Mapping[str, Any], schema: Mapping[str, Any]) -> list[Any] | None:
