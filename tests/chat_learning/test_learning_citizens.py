@@ -53,7 +53,7 @@ def rows(folder):
 @pytest.mark.parametrize("citizens", CITIZENS)
 def test_stopped_adaptation_resumes_exactly(models, citizens):
     """A run that is composed again during adaptation ends with the same metrics and weights."""
-    overrides = (*FISHERY, *CITIZENS[citizens], f"output_root={models}")
+    overrides = (*FISHERY, *CITIZENS[citizens], "design.steps=3", f"output_root={models}")
     silent_run(*overrides, f"name={citizens}")
     complete = only_run_folder(models / citizens)
     original, n_points = Run.safe_point, []
@@ -61,7 +61,7 @@ def test_stopped_adaptation_resumes_exactly(models, citizens):
     def stop_in_second_step(self, *arguments, **options):
         original(self, *arguments, **options)
         n_points.append(None)
-        if len(n_points) == 4:  # after the first of two rounds
+        if len(n_points) == 4:  # after the first of two rounds of the second step; another reset follows
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -71,7 +71,7 @@ def test_stopped_adaptation_resumes_exactly(models, citizens):
     stopped = only_run_folder(models / f"stopped_{citizens}")
     assert comparable_metrics(stopped) == comparable_metrics(complete)
     learning = [row for row in rows(complete) if any("learn/reward" in name or "loss" in name for name in row)]
-    assert len(learning) == 4
+    assert len(learning) == 6
 
 
 @pytest.mark.long

@@ -402,9 +402,10 @@ class ChatGRPO:
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """Return the trained parameters by name."""
+        network = self._token_network()  # stores the initial weights, before a checkpoint replaces them
         if self.settings.tune == "lora":
             return dict(self._learners.adapters.parameters(self._adapter))
-        return dict(self._token_network().language.named_parameters())
+        return dict(network.language.named_parameters())
 
     def _activate(self) -> None:
         """Make the adapter the one that the model uses, and whose parameters require gradients."""
