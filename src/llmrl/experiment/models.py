@@ -191,10 +191,13 @@ def _option(name: str, changes: Config, builder: Builder) -> dict[str, Any]:
         )
     if common := [key for key in changes if key in POLICIES and key != "limits"]:
         raise ConfigError(f"{place}.{common[0]} is common to all models of a run; set llm.{common[0]} instead")
+    # A merged option no longer shows which values are missing.
+    files = [option_files.content(path) for path, _ in option_files.chain("llm", name)] if name in names else []
+    full_options = {key: value for content in (*files, changes) for key, value in content.items()}
+    if missing := [key for key, value in full_options.items() if value == "???"]:
+        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
     node = option_files.option("llm", name) if name in names else {}
     option_files.merge(node, changes)
-    if missing := [key for key, value in node.items() if value == "???"]:
-        raise ConfigError(f"agent.players: llm={name} needs {missing[0]}; set +{place}.{missing[0]}=<value>")
     _check_kind(node, "llm", f"player ({name})", builder)
     return {key: value for key, value in node.items() if key == "limits" or key not in POLICIES}
 
