@@ -11,14 +11,15 @@ FOLDERS = sorted({path.parent for path in option_paths()})
 
 
 def test_variant_includes_file():
-    assert content(root() / "env" / "pasture.yaml") == {"defaults": ["fishery"], "env": {"scenario": "pasture"}}
+    expected = {"defaults": ["gflan"], "llm": {"weights": "embeddings"}}
+    assert content(root() / "treatment" / "npe.yaml") == expected
     # Files in folders of a group are named from the root.
     defaults = content(root() / "experiment" / "grounding" / "goto_red_ball.yaml")["defaults"]
     assert defaults[0] == "/experiment/grounding/goto_local"
 
 
 def test_variant_of_variant_includes_file():
-    assert content(root() / "agent" / "mappo.yaml") == {"defaults": ["ippo"], "critic": "central"}
+    assert content(root() / "regime" / "cleanup_scratch.yaml")["defaults"] == ["cleanup"]
 
 
 def test_file_with_variants_only_is_no_option():
@@ -38,13 +39,15 @@ def test_variants_are_all_found(folder):
 
 
 def test_variant_has_documentation():
-    path = root() / "env" / "cliff_walking.yaml"
-    assert header(path).startswith("Cliff Walking: walk along a cliff")
-    horizon = next(entry for entry in entries(path) if entry.key == ("horizon",))
-    assert horizon.comment == "Gymnasium's own episodes end only at the goal"
-    assert "horizon: 100" in source(path).read_text().splitlines()[horizon.line - 1]
-    document = document_config("train", ["env=cliff_walking"])["env.horizon"]
-    assert document.set_in == f"{display_path(path)}:{horizon.line}" == f"conf/env/gymnasium.yaml:{horizon.line}"
+    path = root() / "regime" / "harvest.yaml"
+    assert header(path).startswith("Harvest: agents pre-trained")
+    replicates = next(entry for entry in entries(path) if entry.key == ("design", "replicates"))
+    assert replicates.comment.startswith("also read by llmrl-finetune")
+    assert "replicates: 1" in source(path).read_text().splitlines()[replicates.line - 1]
+    document = document_config("train", ["env=harvest"])["design.replicates"]
+    assert (
+        document.set_in == f"{display_path(path)}:{replicates.line}" == f"conf/regime/_regimes.yaml:{replicates.line}"
+    )
 
 
 def test_bases_are_no_options():

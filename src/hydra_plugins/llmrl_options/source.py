@@ -68,5 +68,15 @@ class OptionSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in search_path.get_path():
-            if element.path == PACKAGE:
+            if element.path is not None and _is_shipped(element.path):
                 element.path = "llmrl://llmrl.conf"
+
+
+def _is_shipped(path: str) -> bool:
+    """Return whether an entry of a search path is the package of the options, or its folder."""
+    folder = path.removeprefix("file://")
+    if "://" in folder:
+        return path == PACKAGE
+    from llmrl.core.option_files import root
+
+    return Path(folder).resolve() == root()
