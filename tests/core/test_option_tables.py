@@ -84,7 +84,7 @@ def test_hydra_compose_resolves_option_names(tmp_path):
     import llmrl.conf
 
     (tmp_path / "mine.yaml").write_text(
-        "hydra: {searchpath: ['pkg://llmrl.conf']}\ndefaults: [train, _self_]\n"
+        "hydra: {searchpath: ['llmrl://options']}\ndefaults: [train, _self_]\n"
         "name: 'mine_${option:env}_${option:principal}'\n"
     )
     places = [

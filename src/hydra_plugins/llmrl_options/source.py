@@ -69,7 +69,7 @@ class OptionSearchPath(SearchPathPlugin):
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         for element in search_path.get_path():
             if element.path is not None and _is_shipped(element.path):
-                element.path = "llmrl://llmrl.conf"
+                element.path = "llmrl://options"
 
 
 def _is_shipped(path: str) -> bool:
