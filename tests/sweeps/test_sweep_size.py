@@ -107,7 +107,7 @@ def test_option_files_have_single_read(monkeypatch, tmp_path, private):
 
     expected = compose_all()
     reads = Counter()
-    for scheme in ("pkg", "file"):
+    for scheme in ("llmrl", "pkg", "file"):
         source = SourcesRegistry.instance().resolve(scheme)
         load = source.load_config
 

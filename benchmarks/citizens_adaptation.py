@@ -1,0 +1,68 @@
+"""Adaptation of learning citizens to a tax that is introduced at half time, from runs of studies/citizens_adaptation.
+
+    python benchmarks/citizens_adaptation.py outputs/citizens_adaptation/*/s* --data FILE
+
+Over-usage is the share of harvests above the sustainable one, which the tax concerns. Levels are means of `LAST`
+updates: the last before the first one in which a tax is collected, and the last of the run. The time is the number of
+updates after the introduction until the mean of `LAST` updates has covered 90 % of the distance; it is empty if the
+levels differ by less than `MIN_CHANGE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LAST = 5
+MIN_CHANGE = 0.05
+COLUMNS = ("group", "seed", "before", "after", "updates", "return_before", "return_after", "diversity")
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return the values of a run by `COLUMNS`."""
+    config = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    updates = [row for row in rows if row["kind"] == "update"]
+    half = next(i for i, row in enumerate(updates) if row["episode/tax_collected"] > 0)
+    usage = np.array([row["episode/over_usage"] for row in updates])
+    returns = np.array([row["episode/base_return"] for row in updates])
+    before, after = usage[half - LAST : half].mean(), usage[-LAST:].mean()
+    means = np.convolve(usage[half:], np.ones(LAST) / LAST, mode="valid")
+    adapted = np.flatnonzero((means - before) * np.sign(after - before) >= 0.9 * abs(after - before))
+    has_changed = abs(after - before) >= MIN_CHANGE and len(adapted) > 0
+    diversity = [row["learn/diversity"] for row in updates[-LAST:] if "learn/diversity" in row]
+    return {
+        "group": "chat models" if config.get("llm") else "PPO",
+        "seed": int(folder.name.removeprefix("s")),
+        "before": round(float(before), 3),
+        "after": round(float(after), 3),
+        "updates": int(adapted[0]) + LAST if has_changed else "",
+        "return_before": round(float(returns[half - LAST : half].mean()), 2),
+        "return_after": round(float(returns[-LAST:].mean()), 2),
+        "diversity": round(float(np.mean(diversity)), 3) if diversity else "",
+    }
+
+
+def main() -> None:
+    """Print the values of runs, and write them into a file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders")
+    parser.add_argument("--data", type=Path, help="CSV file that is written")
+    arguments = parser.parse_args()
+    rows = sorted((read_run(folder) for folder in arguments.runs), key=lambda row: (row["group"], row["seed"]))
+    for row in rows:
+        print("  ".join(f"{name} {row[name]}" for name in COLUMNS))
+    if arguments.data is not None:
+        with arguments.data.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
