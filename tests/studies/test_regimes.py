@@ -50,8 +50,7 @@ def test_regime_uses_pretraining_output(game, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("game", GAMES)
 def test_regime_runs(game, tmp_path):
-    pieces = ("design.rollout_steps=10",) if game == "cleanup" else ()
-    run(f"env={game}", "principal=random", *SHORT, *pieces, f"output_root={tmp_path}")
+    run(f"env={game}", "principal=random", *SHORT, "design.rollout_steps=10", f"output_root={tmp_path}")
     summary = json.loads((only_run_folder(tmp_path) / "summary.json").read_text())
     assert summary["proposals"] == 16 and summary["recommendations"][0]["evaluations"] >= 4
 
