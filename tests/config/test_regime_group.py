@@ -69,12 +69,13 @@ def test_explicit_agent_overrides_regime(env):
 
 def test_preset_agent_overrides_regime():
     config = compose("experiment=legislative/harvest_native_small")
-    assert config["regime_name"] == "harvest" and config["agent"]["init_from"] is None
+    assert config["regime_name"] == "harvest_published" and config["agent"]["init_from"] is None
 
 
 @pytest.mark.parametrize(("env", "rounds", "overrides"), [("cleanup", 10, {}), ("harvest", 40, {"freeze": "none"})])
 def test_society_learns_from_scratch(env, rounds, overrides):
-    config, bare = compose_environment(env, f"regime={env}_scratch"), compose_environment(env)
+    regime = {"cleanup": "cleanup", "harvest": "harvest_published"}[env]
+    config, bare = compose_environment(env, f"regime={env}_scratch"), compose_environment(env, f"regime={regime}")
     assert config["agent"] == bare["agent"] | {"init_from": None} | overrides
     assert config["design"] == bare["design"] | {"adapt_rounds": rounds} and config["env"] == bare["env"]
 
