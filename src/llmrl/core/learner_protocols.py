@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -25,6 +26,16 @@ class RecordsEpisodes(Protocol):
     def unrecorded(self) -> AbstractContextManager[None]:
         """Return the context of episodes that are not learned from, such as evaluations."""
         ...
+
+
+@contextmanager
+def unrecorded(agents: Iterable[object]) -> Iterator[None]:
+    """Return the context of episodes that none of `agents` learns from."""
+    with ExitStack() as stack:
+        for agent in agents:
+            if isinstance(agent, RecordsEpisodes):
+                stack.enter_context(agent.unrecorded())
+        yield
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from llmrl.core.learner_protocols import unrecorded
 from llmrl.core.protocols import DifferentiableAgent, GradientProposer, MetaLearner
 from llmrl.core.rollouts import Rollout
 from llmrl.core.seeding import Seeds
@@ -114,7 +115,7 @@ class Measurement:
                 reward_jacobian=graph,
                 copy=graph,
             )
-            with self.societies.unrecorded():
+            with unrecorded(self.societies.agents):
                 rollouts.append((yield request))
         return rollouts
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
 from llmrl.algorithms.societies.partitioned_policy import partitioned, split
-from llmrl.core.learner_protocols import ComparesEpisodes, RecordsEpisodes
+from llmrl.core.learner_protocols import ComparesEpisodes
 from llmrl.core.protocols import Agent, MetaLearner, VecEnv
 from llmrl.core.rollouts import Episode, Rollout
 from llmrl.core.seeding import Seeds, generators
@@ -57,15 +56,6 @@ class Societies:
             agent.reset()
         for i in range(self.replicates, len(self.agents)):
             self.agents[i].load_state_dict(copy.deepcopy(self.agents[i % self.replicates].state_dict()))
-
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Return the context of episodes that no agent learns from."""
-        with ExitStack() as stack:
-            for agent in self.agents:
-                if isinstance(agent, RecordsEpisodes):
-                    stack.enter_context(agent.unrecorded())
-            yield
 
     def game_mechanisms(self, vectors: np.ndarray) -> np.ndarray:
         """Return proposals [candidates, d] as the mechanism of each game, [n_envs, d]."""

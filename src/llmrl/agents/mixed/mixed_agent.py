@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ import torch
 
 from llmrl.agents.mixed.mixed_policy import MixedPolicy, SeatedPolicy, slice_rollout
 from llmrl.core.errors import ConfigError, Incompatible, Misfit
-from llmrl.core.learner_protocols import NeedsSteps, RecordsEpisodes
+from llmrl.core.learner_protocols import NeedsSteps, unrecorded
 from llmrl.core.protocols import Agent, AgentLoop, EstimatesCalls, Teacher
 from llmrl.core.ranges import NonNegativeInt, PositiveInt
 from llmrl.core.records import CallEstimate, State
@@ -129,14 +129,9 @@ class MixedAgent:
         learners = [agent for agent in self.agents if isinstance(agent, NeedsSteps)]
         return max((agent.min_rollout_steps(games) for agent in learners), default=1)
 
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
+    def unrecorded(self) -> AbstractContextManager[None]:
         """Return the context of episodes that no kind learns from, such as evaluations."""
-        with ExitStack() as stack:
-            for agent in self.agents:
-                if isinstance(agent, RecordsEpisodes):
-                    stack.enter_context(agent.unrecorded())
-            yield
+        return unrecorded(self.agents)
 
     def update(self, rollout: Rollout, generator: torch.Generator) -> dict[str, float]:
         """Update every kind that learns, one after the other; return their metrics as `<kind>/<metric>`."""
