@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
 from fake_openai_server import FakeOpenAIServer
 from llmrl.core.seeding import Seeds
-from llmrl.evaluation.evaluate_environment import EpisodeSettings, evaluate_environment
-from llmrl.llms.client import ChatClient
+from llmrl.llms.client import ChatClient, ClientPolicies
 from llmrl.llms.rate_limit import RateLimit
-from llmrl.loops.independent_games import IndependentGames
+from llmrl.loops.independent_games import EpisodePlan, GameHooks, IndependentGames
+from llmrl.rollout.collector import Collector, evaluate_policy
 from models import openai_model
 from players import llm_player
 
@@ -89,18 +89,20 @@ def measured(made: Any, apart: bool) -> tuple[float, float]:
         model = openai_model(server.url, "fake-model", timeout=60.0)
         env = made()
         env.one_game().reset(seed=0)  # what is compiled once is ready
-        client = Watched(model, limits=RateLimit(GAMES * env.spec.n_agents))
+        client = Watched(model, policies=ClientPolicies(limits=RateLimit(GAMES * env.spec.n_agents)))
         policy = llm_player(env.spec, client, history=STEPS).policy
-        how = EpisodeSettings(EPISODES, Seeds(1), exactly=True)
-        fits = IndependentGames.fit
-        if not apart:
-            IndependentGames.fit = staticmethod(lambda env, policy: False)  # type: ignore[method-assign]
-            policy.episodes = range(GAMES)
+        seeds = Seeds(1)
         begun = time.perf_counter()
-        try:
-            evaluate_environment(env, policy, "cpu", how)
-        finally:
-            IndependentGames.fit = staticmethod(fits)  # type: ignore[method-assign]
+        if apart:
+            games = IndependentGames(env, policy, "cpu", EpisodePlan(EPISODES, seeds.integer), GameHooks())
+            try:
+                while games.running:
+                    games.advance()
+            finally:
+                games.close()
+        else:
+            policy.episodes = range(GAMES)
+            evaluate_policy(Collector(env, policy, "cpu"), EPISODES, seeds, exactly=True)
         seconds = time.perf_counter() - begun
         client.close()
     steps = [steps for _, steps in sorted(client.asked.items())]
