@@ -1,7 +1,10 @@
-"""Dependence of a reply of `llm=local_chat` on its batch, and the cost of its random numbers.
+"""Dependence of a reply of `llm=local_chat` on its batch, the cost of its random numbers, and time of conversations.
 
 The same 32 questions in one batch and one by one, on a random model: by how much the scores of the next token differ,
 and how many replies do. Random models have closer calls between tokens than trained ones, so this is the high end.
+
+Conversations of several games side by side, whose prompts contain all earlier turns: seconds of a turn with and without
+the cached keys and values of earlier turns (`llm.prefix_cache_tokens`).
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ VOCABULARY, WIDTH, LAYERS = 32_000, 256, 6
 QUESTIONS, SHORTEST, LONGEST, REPLY = 32, 20, 128, 48
 TEMPLATE = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 BIG_VOCABULARY, DRAWS = 152_000, 50
+GAMES, TURNS, WORDS = 8, 12, 100
 
 
 def questions() -> list[ChatRequest]:
@@ -58,6 +62,31 @@ def replies(folder: Path, dtype: str, temperature: float, batch_tokens: int) -> 
     return chat.complete(questions())
 
 
+def seconds_per_turn(folder: Path, prefix_cache_tokens: int) -> list[float]:
+    """Return the seconds of each turn of conversations of `GAMES` games, [TURNS]."""
+    chat = build_model(
+        "local_chat",
+        model=str(folder),
+        seeds=Seeds(0),
+        dtype="float32",
+        max_tokens=8,
+        prefix_cache_tokens=prefix_cache_tokens,
+    )
+    rng = np.random.default_rng(0)
+    conversations: list[list[dict[str, str]]] = [[] for _ in range(GAMES)]
+    seconds = []
+    for _ in range(TURNS):
+        for messages in conversations:
+            text = " ".join(f"w{i}" for i in rng.integers(VOCABULARY - 3, size=WORDS))
+            messages.append({"role": "user", "content": text})
+        start = time.perf_counter()
+        answers = chat.complete([ChatRequest(tuple(messages)) for messages in conversations])
+        seconds.append(time.perf_counter() - start)
+        for messages, answer in zip(conversations, answers, strict=True):
+            messages.append({"role": "assistant", "content": answer.text})
+    return seconds
+
+
 def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as name:
@@ -75,6 +104,11 @@ def main() -> None:
                 differ = sum(a.text != b.text for a, b in zip(batch, alone, strict=True))
                 line += f"   temperature {temperature:g}: {differ} of {QUESTIONS} replies differ"
             print(line)
+        all_read, reused = seconds_per_turn(folder, 0), seconds_per_turn(folder, 100_000)
+        for turn in (3, 6, 12):
+            pair = all_read[turn - 1], reused[turn - 1]
+            print(f"turn {turn:2} of {GAMES} conversations: {pair[0]:.2f} s, with cache {pair[1]:.2f} s", end="")
+            print(f" ({pair[0] / pair[1]:.1f} times faster)")
     noise, scores = GumbelNoise([np.random.default_rng(0)]), torch.zeros(1, BIG_VOCABULARY)
     start = time.perf_counter()
     for _ in range(DRAWS):

@@ -35,7 +35,7 @@ def make_chat(chat_folder):
             "max_tokens": 8,
             "context_window": None,
             "batch_tokens": 4096,
-            "reuse_prefix": True,
+            "prefix_cache_tokens": 4096,
             "learn": None,
             "make": None,
         }

@@ -388,7 +388,7 @@ class ChatGRPO:
             chat.temperature,
             settings.piece_tokens,
             settings.precision,
-            chat.reuse_prefix,
+            chat.prefix_cache_tokens > 0,
             settings.recompute,
             self._processes,
         )

@@ -1,4 +1,4 @@
-"""The common beginning of prompts is computed once, and replies stay the same."""
+"""Common beginnings of prompts and earlier turns of conversations are computed once, and replies stay the same."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ from llmrl.llms.local.prefix_cache import MIN_LENGTH, PrefixCache, common_length
 from tiny_models import make_tiny_causal
 
 SYSTEM = "You choose the tax rate of a small island and answer with one number between zero and one. " * 2
+QUESTIONS = ["Hi", "What tax rate do you propose?", "0.1 0.2 0.3 " * 6, "Why?", "é ü 漢字"]
 
 
 @pytest.fixture(scope="module")
@@ -19,8 +20,20 @@ def folder(tmp_path_factory):
     return make_tiny_causal(tmp_path_factory.mktemp("llama"))
 
 
-def replies(folder, questions, **options):
-    model = build_model("local_chat", model=str(folder), seeds=Seeds(0), max_tokens=12, **options)
+def build(folder, **options):
+    return build_model("local_chat", model=str(folder), seeds=Seeds(0), dtype="float32", max_tokens=12, **options)
+
+
+def count_tokens_read(model):
+    """Return a list to which the number of tokens of every forward pass of a chat model is appended."""
+    counts = []
+    model.module.register_forward_pre_hook(
+        lambda module, arguments, options: counts.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    return counts
+
+
+def replies(model, questions):
     requests = [
         ChatRequest(({"role": "system", "content": SYSTEM}, {"role": "user", "content": text})) for text in questions
     ]
@@ -28,34 +41,84 @@ def replies(folder, questions, **options):
     return [reply.text for batch in (requests[:3], requests[3:]) for reply in model.complete(batch)]
 
 
+def converse(model, turns=4, games=3):
+    """Return the replies of conversations, in which every prompt contains all earlier turns."""
+    conversations = [[{"role": "system", "content": SYSTEM + QUESTIONS[i]}] for i in range(games)]
+    texts = []
+    for turn in range(turns):
+        for i, messages in enumerate(conversations):
+            messages.append({"role": "user", "content": QUESTIONS[(turn + i) % len(QUESTIONS)]})
+        answers = model.complete([ChatRequest(tuple(messages)) for messages in conversations])
+        texts += [answer.text for answer in answers]
+        for messages, answer in zip(conversations, answers, strict=True):
+            messages.append({"role": "assistant", "content": answer.text})
+    return texts
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_replies_are_invariant_to_reuse(folder, temperature):
-    questions = ["Hi", "What tax rate do you propose?", "0.1 0.2 0.3 " * 6, "Why?", "é ü 漢字"]
-    options = {"temperature": temperature, "dtype": "float32"}
-    assert replies(folder, questions, reuse_prefix=True, **options) == replies(
-        folder, questions, reuse_prefix=False, **options
-    )
+    models = [build(folder, temperature=temperature, prefix_cache_tokens=n) for n in (0, 10_000)]
+    assert replies(models[0], QUESTIONS) == replies(models[1], QUESTIONS)
+
+
+@pytest.mark.parametrize("max_tokens", [400, 10_000])
+def test_conversations_are_invariant_to_reuse(folder, max_tokens):
+    model = build(folder, prefix_cache_tokens=max_tokens)
+    assert converse(model) == converse(build(folder, prefix_cache_tokens=0))
+    assert 0 < model._prefix.n_tokens <= max_tokens
+
+
+def test_earlier_turns_are_not_read_again(folder):
+    reused, all_read = (build(folder, prefix_cache_tokens=n) for n in (10_000, 0))
+    counts = [count_tokens_read(model) for model in (reused, all_read)]
+    prompts = [[], []]
+    for model, count, read in zip((reused, all_read), counts, prompts, strict=True):
+        converse(model)
+        read += [n for n in count if n > 1]  # others are tokens of replies
+    # The first two prompts are read from the end of the system message, later ones from the end of the last turn.
+    assert prompts[0][-1] < prompts[1][-1] / 3
+    assert max(prompts[0][2:]) < min(prompts[1])
 
 
 def test_prefix_is_computed_for_first_batch(folder):
-    model = build_model("local_chat", model=str(folder), seeds=Seeds(0)).module
+    model = build(folder).module
     passes = []
     model.register_forward_hook(lambda *arguments, **options: passes.append(None), with_kwargs=True)
     prompts = [[*range(5, 5 + MIN_LENGTH + 4), i] for i in range(3)]
-    cache = PrefixCache()
+    cache = PrefixCache(100)
     for _ in range(2):
-        length, keys_values = cache.keys_values(model, prompts)
-        assert length == MIN_LENGTH + 4 and keys_values.get_seq_length() == length
+        cached = cache.find(model, prompts, [""] * 3)
+        assert list(cached.lengths) == [MIN_LENGTH + 4] * 3 and cached.cache.get_seq_length() == MIN_LENGTH + 4
     assert len(passes) == 1
     cache.clear()
-    cache.keys_values(model, prompts)
+    cache.find(model, prompts, [""] * 3)
     assert len(passes) == 2
 
 
-def test_short_beginnings_are_not_cached(folder):
-    model = build_model("local_chat", model=str(folder), seeds=Seeds(0)).module
-    assert PrefixCache().keys_values(model, [[1, 2, 3], [1, 2, 4]]) == (0, None)
-    assert PrefixCache().keys_values(model, [list(range(40))]) == (0, None)  # a single prompt shares it with nobody
+def test_keys_and_values_belong_to_one_adapter(folder):
+    model = build(folder).module
+    prompts = [[*range(5, 5 + MIN_LENGTH), i] for i in range(2)]
+    cache = PrefixCache(100)
+    assert list(cache.find(model, prompts, ["a", "a"]).lengths) == [MIN_LENGTH] * 2
+    assert list(cache.find(model, prompts, ["a", "b"]).lengths) == [MIN_LENGTH, 0]
+
+
+def test_least_recently_used_tokens_are_removed(folder):
+    model = build(folder).module
+    prompts = [[[*range(start, start + MIN_LENGTH), i] for i in range(2)] for start in (5, 6, 7)]
+    cache = PrefixCache(2 * MIN_LENGTH)
+    for pair in (prompts[0], prompts[1], prompts[0], prompts[2]):
+        cache.find(model, pair, [""] * 2)
+    assert cache.n_tokens == 2 * MIN_LENGTH
+    assert [list(cache.find(model, pair[:1], [""]).lengths) for pair in prompts] == [[MIN_LENGTH], [0], [MIN_LENGTH]]
+
+
+@pytest.mark.parametrize(
+    "prompts", [[[1, 2, 3], [1, 2, 4]], [list(range(40))]], ids=["too short", "shared with no other prompt"]
+)
+def test_unused_beginnings_are_not_cached(folder, prompts):
+    cached = PrefixCache(100).find(build(folder).module, prompts, [""] * len(prompts))
+    assert cached.cache is None and set(cached.lengths) == {0}
 
 
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=5))

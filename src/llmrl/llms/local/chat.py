@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmrl.core.errors import ConfigError, LLMError
-from llmrl.core.ranges import NonNegativeFloat, PositiveInt, UnitInterval
+from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, UnitInterval
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
@@ -43,7 +43,7 @@ class LocalChatSettings:
 
     Attributes:
         model: folder or name on the Hugging Face hub; None: `make` describes the model.
-        reuse_prefix: whether the common beginning of prompts is computed once.
+        prefix_cache_tokens: maximum number of tokens whose keys and values are reused; 0: none.
         learn: settings of a learner that trains the model from its replies; None: the model does not learn.
         make: small model that is created instead of loaded; None: `model` is loaded.
     """
@@ -58,7 +58,7 @@ class LocalChatSettings:
     max_tokens: PositiveInt
     context_window: PositiveInt | None
     batch_tokens: PositiveInt
-    reuse_prefix: bool
+    prefix_cache_tokens: NonNegativeInt
     learn: LearnerFactory | None
     make: SmallChat | None
 
@@ -107,8 +107,7 @@ class LocalChat(Provider):
         self._identity: dict[str, Any] | None = None
         self._tokenizer: Any = None
         self._model: Any = None
-        self._prefix = PrefixCache()
-        self._adapter = [""]  # adapter of the cached prefix
+        self._prefix = PrefixCache(settings.prefix_cache_tokens)
         self._learners: ChatLearners | None = (
             None if settings.learn is None else settings.learn.learners(self, self._seeds)
         )
@@ -206,21 +205,18 @@ class LocalChat(Provider):
         model = self._load_model()
         noise = self._noise(requests)
         adapters = [request.adapter for request in requests]
-        if adapters != self._adapter * len(adapters):  # keys and values depend on the adapter
-            self._prefix.clear()
-            self._adapter = adapters[:1]
-        reuses_prefix = self.settings.reuse_prefix and len(set(adapters)) == 1
         try:
             with nullcontext() if self._learners is None else self._learners.using(adapters):
-                length, cache = self._prefix.keys_values(model, prompts) if reuses_prefix else (0, None)
-                ids, mask = pad_left(prompts, self._pad_token, length)
+                cached = self._prefix.find(model, prompts, adapters)
+                ids, mask = pad_left(prompts, self._pad_token, cached.lengths)
                 # `generate` derives the positions from the mask, so padding does not shift them.
                 output = model.generate(
                     ids.to(self.device),
                     attention_mask=mask.to(self.device),
                     logits_processor=self._processors(noise),
                     max_new_tokens=self.settings.max_tokens,
-                    **({} if cache is None else {"past_key_values": cache}),
+                    return_dict_in_generate=True,
+                    **({} if cached.cache is None else {"past_key_values": cached.cache}),
                 )
         except torch.cuda.OutOfMemoryError as error:
             self.close()
@@ -229,12 +225,21 @@ class LocalChat(Provider):
                 f"tokens with replies of up to {self.settings.max_tokens}. Lower llm.batch_tokens "
                 f"({self.settings.batch_tokens}) or llm.max_tokens"
             ) from error
-        tokens = output[:, ids.shape[1] :].tolist()
+        tokens = output.sequences[:, ids.shape[1] :].tolist()
         log_probs = None if noise is None or not noise.log_probs else torch.stack(noise.log_probs, dim=1).cpu().numpy()
-        return [
+        replies = [
             self._reply(prompt, tokens[i], None if log_probs is None else log_probs[i])
             for i, prompt in enumerate(prompts)
         ]
+        for i, (prompt, request, reply) in enumerate(zip(prompts, requests, replies, strict=True)):
+            # Only conversations are stored: most requests with a single question are not continued.
+            if any(message["role"] == "assistant" for message in request.messages):
+                # The last token of the longest reply was not read.
+                n_read = min(reply.completion_tokens, len(tokens[i]) - 1)
+                positions = [*mask[i].nonzero().flatten().tolist(), *range(ids.shape[1], ids.shape[1] + n_read)]
+                read = [*prompt, *tokens[i][:n_read]]
+                self._prefix.store(output.past_key_values, i, positions, read, request.adapter)
+        return replies
 
     def _noise(self, requests: Sequence[ChatRequest]) -> GumbelNoise | None:
         """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
@@ -403,17 +408,31 @@ def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -
     return batches
 
 
-def pad_left(prompts: Sequence[Sequence[int]], pad: int, prefix: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [n, longest] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
+def pad_left(
+    prompts: Sequence[Sequence[int]], pad: int, n_cached: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return token ids [n_prompts, width] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
 
-    The first `prefix` tokens, which all prompts share, stand before the padding.
+    Cached tokens at the beginning of prompts are padded separately, so that they end at the same position.
+
+    Args:
+        prompts: token ids, [n_prompts] of different lengths.
+        pad: token id of the padding.
+        n_cached: number of cached tokens of each prompt; None: none.
+
+    >>> pad_left([[1, 2, 3], [4, 5]], 0, [1, 0])[0].tolist()
+    [[1, 2, 3], [0, 4, 5]]
     """
     import torch
 
-    width = max(len(prompt) for prompt in prompts)
-    pads = [width - len(prompt) for prompt in prompts]
-    ids = [[*p[:prefix], *[pad] * n, *p[prefix:]] for p, n in zip(prompts, pads, strict=True)]
-    mask = [[1] * prefix + [0] * n + [1] * (width - n - prefix) for n in pads]
+    starts = [0] * len(prompts) if n_cached is None else n_cached
+    left = max(starts)
+    right = max(len(prompt) - start for prompt, start in zip(prompts, starts, strict=True))
+    ids, mask = [], []
+    for prompt, start in zip(prompts, starts, strict=True):
+        pads = left - start, right - len(prompt) + start
+        ids.append([*[pad] * pads[0], *prompt[:start], *[pad] * pads[1], *prompt[start:]])
+        mask.append([*[0] * pads[0], *[1] * start, *[0] * pads[1], *[1] * (len(prompt) - start)])
     return torch.tensor(ids), torch.tensor(mask)
 
 

@@ -1,59 +1,164 @@
-"""Keys and values of the common beginning of prompts, computed once for a batch and reused between batches."""
+"""Keys and values of tokens that prompts begin with: common system messages and earlier turns of conversations."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_LENGTH = 16
-"""Minimum number of tokens of a common beginning that is computed separately."""
+"""Minimum number of tokens at the beginning of a prompt whose keys and values are reused."""
+
+
+@dataclass(frozen=True, eq=False)
+class CachedTokens:
+    """Tokens with their keys and values.
+
+    Attributes:
+        tokens: token ids, [n_tokens] int64.
+        layers: keys and values of each layer, [n_heads, n_tokens, head_size].
+        adapter: name of the adapter on which keys and values depend.
+        is_shared: whether several prompts begin with the tokens; otherwise they are a conversation.
+    """
+
+    tokens: np.ndarray
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    adapter: str
+    is_shared: bool
+
+
+@dataclass(frozen=True)
+class CachedPrompts:
+    """Cached beginnings of the prompts of a batch.
+
+    Attributes:
+        lengths: number of cached tokens of each prompt, less than those of the prompt.
+        cache: transformers cache of these tokens, padded on the left; None: all lengths are 0.
+    """
+
+    lengths: Sequence[int]
+    cache: Any
 
 
 class PrefixCache:
-    """Cache of the keys and values of the newest common beginning of prompts.
+    """Cache of the keys and values of tokens that later prompts begin with.
 
-    Chat prompts of one task begin with the same system message. Results equal those without the cache up to rounding.
-    Models whose layers do not keep all keys and values (sliding windows, state spaces) are not cached.
+    Chat prompts of one task begin with the same system message, and a prompt of a conversation begins with its earlier
+    turns. Results equal those without the cache up to rounding. Models whose layers do not keep all keys and values
+    (sliding windows, state spaces) are not cached.
+
+    Args:
+        max_tokens: maximum number of tokens in the cache, >= 0; the least recently used are removed.
     """
 
-    def __init__(self) -> None:
-        self._tokens: tuple[int, ...] = ()
-        self._cache: Any = None
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._entries: list[CachedTokens] = []  # least recently used first
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens in the cache."""
+        return sum(len(entry.tokens) for entry in self._entries)
 
     def clear(self) -> None:
-        """Discard the cache, e.g. because the weights have changed."""
-        self._tokens, self._cache = (), None
+        """Discard all tokens, e.g. because the weights have changed."""
+        self._entries.clear()
 
-    def keys_values(self, model: Any, prompts: Sequence[Sequence[int]]) -> tuple[int, Any]:
-        """Return the length of the common beginning of prompts and a transformers cache of it, one copy per prompt.
+    def find(self, model: Any, prompts: Sequence[Sequence[int]], adapters: Sequence[str]) -> CachedPrompts:
+        """Return the cached beginnings of prompts.
+
+        If prompts without a cached beginning share one, it is computed first.
 
         Args:
             model: causal language model.
             prompts: token ids of the prompts, [n_prompts] of different lengths.
-
-        Returns:
-            (0, None) if there is no beginning to reuse: it is too short, is used only once, or cannot be cached.
+            adapters: name of the adapter that reads each prompt, on which keys and values depend.
         """
+        arrays = [np.array(prompt) for prompt in prompts]
+        matches = [self._longest_match(tokens[:-1], name) for tokens, name in zip(arrays, adapters, strict=True)]
+        if any(entry is None for entry, _ in matches) and len(prompts) > 1 and len(set(adapters)) == 1:
+            length = common_length(prompts)
+            if MIN_LENGTH <= length <= self._max_tokens:
+                shared = self._compute(model, arrays[0][:length], adapters[0])
+                matches = [(shared, length) if shared and match[0] is None else match for match in matches]
+        return CachedPrompts([length for _, length in matches], _padded_cache(matches))
+
+    def store(self, cache: Any, row: int, positions: Sequence[int], tokens: Sequence[int], adapter: str) -> None:
+        """Store the tokens of a conversation in place of its earlier turns.
+
+        Args:
+            cache: transformers cache of a batch.
+            row: index of the conversation in the batch.
+            positions: positions of its tokens in the cache, [n_tokens].
+            tokens: its token ids, [n_tokens].
+            adapter: name of the adapter that reads the conversation.
+        """
+        if len(tokens) > self._max_tokens or not _is_complete(cache):
+            return
+        array = np.array(tokens)
+        earlier, length = self._longest_match(array, adapter)
+        if earlier is not None and not earlier.is_shared and length == len(earlier.tokens):
+            self._entries.remove(earlier)
+        layers = [(layer.keys[row][:, positions], layer.values[row][:, positions]) for layer in cache.layers]
+        self._add(CachedTokens(array, layers, adapter, is_shared=False))
+
+    def _longest_match(self, tokens: np.ndarray, adapter: str) -> tuple[CachedTokens | None, int]:
+        """Return what shares the longest beginning with `tokens`, and its length; (None, 0) if that is too short."""
+        candidates = [entry for entry in self._entries if entry.adapter == adapter]
+        lengths = [_common_beginning(tokens, entry.tokens) for entry in candidates]
+        if max(lengths, default=0) < MIN_LENGTH:
+            return None, 0
+        best = candidates[int(np.argmax(lengths))]
+        self._entries.remove(best)
+        self._entries.append(best)
+        return best, max(lengths)
+
+    def _compute(self, model: Any, tokens: np.ndarray, adapter: str) -> CachedTokens | None:
+        """Compute the keys and values of `tokens`; return None if the model cannot be cached."""
         import torch
 
-        length = common_length(prompts)
-        tokens = tuple(prompts[0][:length])
-        if self._cache is not None and tokens[: len(self._tokens)] == self._tokens:
-            # A shorter cached beginning is kept, because the next batch probably shares only that.
-            length = len(self._tokens)
-        elif length < MIN_LENGTH or len(prompts) == 1:
-            return 0, None
-        else:
-            with torch.no_grad():
-                ids = torch.tensor([tokens], device=next(model.parameters()).device)
-                self._cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
-            self._tokens = tokens
-        if not _is_complete(self._cache):
-            return 0, None
-        cache = copy.deepcopy(self._cache)
-        cache.batch_repeat_interleave(len(prompts))
-        return length, cache
+        with torch.no_grad():
+            ids = torch.tensor([tokens.tolist()], device=next(model.parameters()).device)
+            cache = model(input_ids=ids, use_cache=True, logits_to_keep=1).past_key_values
+        if not _is_complete(cache):
+            return None
+        layers = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+        return self._add(CachedTokens(tokens, layers, adapter, is_shared=True))
+
+    def _add(self, entry: CachedTokens) -> CachedTokens:
+        self._entries.append(entry)
+        while self.n_tokens > self._max_tokens:
+            del self._entries[0]
+        return entry
+
+
+def _padded_cache(matches: Sequence[tuple[CachedTokens | None, int]]) -> Any:
+    """Return a transformers cache of the first tokens of entries, padded on the left; None without any.
+
+    Args:
+        matches: entry and number of its tokens for each row of the cache, [n_rows].
+    """
+    from transformers import DynamicCache
+
+    rows: dict[tuple[CachedTokens, int], list[int]] = {}
+    for row, (entry, length) in enumerate(matches):
+        if entry is not None:
+            rows.setdefault((entry, length), []).append(row)
+    if not rows:
+        return None
+    width = max(length for _, length in rows)
+    shapes = next(iter(rows))[0].layers
+    layers = [tuple(x.new_zeros(len(matches), x.shape[0], width, x.shape[2]) for x in layer) for layer in shapes]
+    for (entry, length), indices in rows.items():
+        for target, source in zip(layers, entry.layers, strict=True):
+            for padded, cached in zip(target, source, strict=True):
+                padded[indices, :, width - length :] = cached[:, :length]
+    return DynamicCache(layers)
 
 
 def common_length(prompts: Sequence[Sequence[int]]) -> int:
@@ -65,7 +170,14 @@ def common_length(prompts: Sequence[Sequence[int]]) -> int:
     tokens = [list(prompt) for prompt in prompts]
     first, last = min(tokens), max(tokens)  # in lexicographic order; all others lie between the two
     limit = min(len(prompt) for prompt in prompts) - 1
-    return next((i for i in range(limit) if first[i] != last[i]), limit)
+    return _common_beginning(np.array(first[:limit]), np.array(last[:limit]))
+
+
+def _common_beginning(first: np.ndarray, second: np.ndarray) -> int:
+    """Return the number of equal elements at the beginning of two arrays."""
+    length = min(len(first), len(second))
+    differs = first[:length] != second[:length]
+    return int(differs.argmax()) if differs.any() else length
 
 
 def _is_complete(cache: Any) -> bool:
