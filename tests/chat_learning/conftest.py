@@ -36,6 +36,7 @@ def make_chat(chat_folder):
             "context_window": None,
             "batch_tokens": 4096,
             "prefix_cache_tokens": 4096,
+            "sampler": None,
             "learn": None,
             "make": None,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from llmrl.core.records import State
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapters_off, write_adapter
 from llmrl.llms.local.adapter_set import AdapterSet
+from llmrl.llms.local.batching import plan_batches
 from llmrl.llms.local.chat import LocalChat
 from llmrl.llms.local.chat_learner import Sharing
 from llmrl.llms.local.loading import enable_recomputation, folder_fingerprint
@@ -176,8 +177,8 @@ class ChatGRPO:
             Metrics: `learn/reward` (mean over trajectories), `learn/kl` and `learn/entropy` (nats per reply, summed
             over its tokens), `learn/clip_fraction` (of tokens), `learn/reply_tokens`, `learn/tokens` (positions
             computed), `learn/invalid` (share of replies), `learn/grad_norm`, `learn/learning_rate`,
-            `learn/kl_coefficient`, and `learn/log_prob_error`, the mean absolute difference from sampling in the
-            first minibatch.
+            `learn/kl_coefficient`, `learn/log_prob_error`, the mean absolute difference from sampling in the first
+            minibatch, and with `llm/sampler` `learn/importance`, the mean importance weight of tokens.
         """
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         if not turns:
@@ -193,6 +194,8 @@ class ChatGRPO:
         for trajectory in trajectories:
             n_replies = 1 + int(sequences[-1].replies[-1]) if sequences else 0
             sequences += token_sequences([turn.sample for turn in trajectory.turns], n_replies)
+        if self.chat.settings.sampler is not None:
+            sequences = self._with_old_log_probs(sequences)
         records: list[Record] = []
         for _ in range(settings.epochs):
             order = torch.randperm(len(sequences), generator=generator).tolist()
@@ -305,7 +308,8 @@ class ChatGRPO:
             return torch.from_numpy(np.concatenate(arrays)).to(device)
 
         tokens = joined([np.array(s.tokens)[s.positions] for s in sequences])
-        replies, old = joined([s.replies for s in sequences]), joined([s.log_probs for s in sequences])
+        replies, sampling = joined([s.replies for s in sequences]), joined([s.log_probs for s in sequences])
+        old = joined([s.log_probs if s.old_log_probs is None else s.old_log_probs for s in sequences])
         log_prob = log_probs.gather(1, tokens[:, None]).squeeze(1)
         n_replies, n_tokens = batch["n_replies"], batch["n_tokens"]
         weights = losses.token_weights(replies, settings.loss, n_replies, n_tokens, self.chat.settings.max_tokens)
@@ -316,8 +320,12 @@ class ChatGRPO:
         record = {
             "entropy": entropy.detach().sum() / n_replies,
             "clip_fraction": is_clipped.float().sum() / n_tokens,
-            "log_prob_error": (log_prob.detach() - old).abs().sum() / n_tokens,
+            "log_prob_error": (log_prob.detach() - sampling).abs().sum() / n_tokens,
         }
+        if (sampler := self.chat.settings.sampler) is not None:
+            importance = losses.importance_weights(old, sampling, sampler.max_importance)
+            token_loss = importance * token_loss
+            record["importance"] = importance.sum() / n_tokens
         token_loss = token_loss - settings.entropy * entropy
         if batch["kl"]:
             reference = self._reference_log_probs(sequences)
@@ -328,6 +336,20 @@ class ChatGRPO:
             token_loss = token_loss + batch["kl"] * kl
             record["kl"] = kl.detach().sum() / n_replies
         return (weights * token_loss).sum(), record
+
+    @torch.no_grad()
+    def _with_old_log_probs(self, sequences: Sequence[TokenSequence]) -> list[TokenSequence]:
+        """Return sequences with the log-probabilities of the trained policy, which differ from those of a server."""
+        network = self._token_network()
+        completed = list(sequences)
+        for indices in plan_batches([len(s.tokens) for s in sequences], 0, self.settings.piece_tokens):
+            piece = [sequences[i] for i in indices]
+            tokens = torch.from_numpy(np.concatenate([np.array(s.tokens)[s.positions] for s in piece]))
+            log_probs = network.forward(piece).cpu().gather(1, tokens[:, None]).squeeze(1).numpy()
+            parts = np.split(log_probs, np.cumsum([len(s.positions) for s in piece])[:-1])
+            for i, part in zip(indices, parts, strict=True):
+                completed[i] = replace(sequences[i], old_log_probs=part)
+        return completed
 
     @torch.no_grad()
     def _reference_log_probs(self, sequences: Sequence[TokenSequence]) -> torch.Tensor:
@@ -424,6 +446,11 @@ def _check_model(chat: LocalChat, settings: GRPO) -> None:
         raise ConfigError(
             f"llm/learn needs samples of the complete distribution, but llm.temperature={options.temperature:g} and "
             f"llm.top_p={options.top_p:g}; use llm.temperature=1 and llm.top_p=1"
+        )
+    if options.sampler is not None and (settings.tune == "full" or options.temperature != 1):
+        raise ConfigError(
+            f"llm/sampler=vllm needs llm.learn.tune=lora and llm.temperature=1, got {settings.tune} and "
+            f"{options.temperature:g}"
         )
     if settings.tune == "full" and options.dtype != "float32":
         raise ConfigError(

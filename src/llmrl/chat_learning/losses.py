@@ -73,6 +73,20 @@ def policy_loss(
     return -surrogate(ratio, advantage, clip, high), is_clipped
 
 
+def importance_weights(old_log_prob: torch.Tensor, sampling_log_prob: torch.Tensor, maximum: float) -> torch.Tensor:
+    """Return truncated importance weights of tokens, min(p_old / p_sampling, maximum), [n_tokens].
+
+    They correct for tokens that another computation or older weights have sampled (Ionides 2008; Yao et al. 2025, "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training").
+
+    Args:
+        old_log_prob: log-probabilities under the trained policy before its update, [n_tokens].
+        sampling_log_prob: log-probabilities when the tokens were sampled, [n_tokens].
+        maximum: largest weight, > 0.
+    """
+    return (old_log_prob - sampling_log_prob).exp().clamp(max=maximum)
+
+
 def sampled_kl(log_prob: torch.Tensor, reference_log_prob: torch.Tensor) -> torch.Tensor:
     """Return an estimate of KL(policy || reference) from the sampled tokens, exp(d) - d - 1, [n_tokens].
 

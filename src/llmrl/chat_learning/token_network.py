@@ -11,7 +11,7 @@ from torch import nn
 
 from llmrl.algorithms.optimizer_step import Batch
 from llmrl.core.processes import ProcessGroup
-from llmrl.llms.local.chat import plan_batches
+from llmrl.llms.local.batching import plan_batches
 from llmrl.llms.local.prefix_cache import MIN_LENGTH, common_length
 from llmrl.llms.local.trajectories import TokenSequence
 

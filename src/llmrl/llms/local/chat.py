@@ -16,6 +16,7 @@ from llmrl.core.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt, Uni
 from llmrl.core.records import ChatReply, ChatRequest, TokenSample
 from llmrl.core.seeding import Seeds
 from llmrl.llms.local.adapter import adapter_fingerprint, check_adapter, check_base, load_adapter
+from llmrl.llms.local.batching import pad_left, plan_batches
 from llmrl.llms.local.chat_learner import ChatLearners, LearnerFactory
 from llmrl.llms.local.loading import (
     Dtype,
@@ -30,6 +31,7 @@ from llmrl.llms.local.prefix_cache import PrefixCache
 from llmrl.llms.local.small import SmallModelFactory, find_model
 from llmrl.llms.local.small_chat import SmallChat
 from llmrl.llms.local.token_sampling import GumbelNoise, RefuseNan, request_stream
+from llmrl.llms.local.vllm_sampler import SamplingRequest, VLLMClient, VLLMSampler
 from llmrl.llms.provider import Provider
 from llmrl.llms.request_key import request_key
 
@@ -44,6 +46,7 @@ class LocalChatSettings:
     Attributes:
         model: folder or name on the Hugging Face hub; None: `make` describes the model.
         prefix_cache_tokens: maximum number of tokens whose keys and values are reused; 0: none.
+        sampler: settings of a server that samples the replies; None: they are sampled in this process.
         learn: settings of a learner that trains the model from its replies; None: the model does not learn.
         make: small model that is created instead of loaded; None: `model` is loaded.
     """
@@ -59,6 +62,7 @@ class LocalChatSettings:
     context_window: PositiveInt | None
     batch_tokens: PositiveInt
     prefix_cache_tokens: NonNegativeInt
+    sampler: VLLMSampler | None
     learn: LearnerFactory | None
     make: SmallChat | None
 
@@ -111,6 +115,16 @@ class LocalChat(Provider):
         self._learners: ChatLearners | None = (
             None if settings.learn is None else settings.learn.learners(self, self._seeds)
         )
+        self._sampler: VLLMClient | None = None
+        if settings.sampler is not None:
+            if self._learners is None:
+                raise ConfigError(
+                    "llm/sampler=vllm needs llm/learn; models that do not learn are served by llm=openai_compatible"
+                )
+            learners = self._learners
+            self._sampler = settings.sampler.connect(
+                self.model, lambda name, folder: learners.learner(name).write_adapter(folder)
+            )
 
     @property
     def learners(self) -> ChatLearners | None:
@@ -126,6 +140,8 @@ class LocalChat(Provider):
     def weights_changed(self) -> None:
         """Discard what was computed with earlier weights."""
         self._prefix.clear()
+        if self._sampler is not None:
+            self._sampler.adapters_changed()
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -162,6 +178,8 @@ class LocalChat(Provider):
         if self.settings.adapter is not None:
             check_adapter(self.settings.adapter)
             check_base(self.settings.adapter, self.model, self.settings.revision, self.identity["files"])
+        if self._sampler is not None:
+            self._sampler.check()
 
     def count_tokens(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Return the exact number of tokens that the model reads, including those of the chat template."""
@@ -181,6 +199,8 @@ class LocalChat(Provider):
         prompts = [self.encode(request.messages) for request in requests]
         for prompt, request in zip(prompts, requests, strict=True):
             self._check_length(len(prompt), request)
+        if self._sampler is not None:
+            return self._sample_on_server(self._sampler, prompts, requests)
         replies: dict[int, ChatReply] = {}
         limits = self.settings.max_tokens, self.settings.batch_tokens
         for batch in plan_batches([len(prompt) for prompt in prompts], *limits):
@@ -191,6 +211,8 @@ class LocalChat(Provider):
     def close(self) -> None:
         """Release the weights; the next request loads them again. Those of a learner stay."""
         self._prefix.clear()
+        if self._sampler is not None:
+            self._sampler.close()
         if self._learners is None:
             self._model = None
         if self.device.startswith("cuda"):
@@ -231,27 +253,47 @@ class LocalChat(Provider):
             self._reply(prompt, tokens[i], None if log_probs is None else log_probs[i])
             for i, prompt in enumerate(prompts)
         ]
-        for i, (prompt, request, reply) in enumerate(zip(prompts, requests, replies, strict=True)):
+        for i, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
             # Only conversations are stored: most requests with a single question are not continued.
             if any(message["role"] == "assistant" for message in request.messages):
+                end = self._end(tokens[i])
                 # The last token of the longest reply was not read.
-                n_read = min(reply.completion_tokens, len(tokens[i]) - 1)
+                n_read = min(len(tokens[i]) - 1, len(tokens[i]) if end is None else end + 1)
                 positions = [*mask[i].nonzero().flatten().tolist(), *range(ids.shape[1], ids.shape[1] + n_read)]
                 read = [*prompt, *tokens[i][:n_read]]
                 self._prefix.store(output.past_key_values, i, positions, read, request.adapter)
         return replies
 
+    def _sample_on_server(
+        self, sampler: VLLMClient, prompts: Sequence[list[int]], requests: Sequence[ChatRequest]
+    ) -> list[ChatReply]:
+        """Sample the replies on a server."""
+        self._load_model()
+        streams = self._streams(requests)
+        samples = sampler.sample(
+            [
+                SamplingRequest(prompt, request.adapter, int(stream.integers(2**31)))
+                for prompt, request, stream in zip(prompts, requests, streams, strict=True)
+            ],
+            self.settings.max_tokens,
+        )
+        return [self._reply(prompt, *sample) for prompt, sample in zip(prompts, samples, strict=True)]
+
+    def _streams(self, requests: Sequence[ChatRequest]) -> list[np.random.Generator]:
+        """Return the random generator of each request."""
+        learners = self._learners
+        if learners is None:
+            return [request_stream(self._seeds, request_key({}, request)) for request in requests]
+        # Equal requests of societies under different proposals get equal random numbers.
+        keys = [request_key({}, replace(request, adapter="")) for request in requests]
+        seeds = [learners.seeds(request.adapter) for request in requests]
+        return [request_stream(*pair) for pair in zip(seeds, keys, strict=True)]
+
     def _noise(self, requests: Sequence[ChatRequest]) -> GumbelNoise | None:
         """Return the noise that makes the most probable token a sample; None if the most probable one is taken."""
         if self.settings.temperature == 0:
             return None
-        learners = self._learners
-        if learners is None:
-            return GumbelNoise([request_stream(self._seeds, request_key({}, request)) for request in requests])
-        # Equal requests of societies under different proposals get equal noise.
-        keys = [request_key({}, replace(request, adapter="")) for request in requests]
-        seeds = [learners.seeds(request.adapter) for request in requests]
-        return GumbelNoise([request_stream(*pair) for pair in zip(seeds, keys, strict=True)], record=True)
+        return GumbelNoise(self._streams(requests), record=self._learners is not None)
 
     def _processors(self, noise: GumbelNoise | None) -> Any:
         """Return the processors that turn logits into a sampled choice; `generate` itself takes the maximum."""
@@ -267,7 +309,7 @@ class LocalChat(Provider):
 
     def _reply(self, prompt: Sequence[int], tokens: list[int], log_probs: np.ndarray | None) -> ChatReply:
         """Decode `tokens` up to the first end token; shorter sequences of a batch are padded."""
-        end = next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
+        end = self._end(tokens)
         text = self._tokenizer.decode(tokens[:end], skip_special_tokens=True, clean_up_tokenization_spaces=False)
         length = len(tokens) if end is None else end + 1
         sample = None
@@ -280,6 +322,10 @@ class LocalChat(Provider):
             finish="length" if end is None else "stop",
             sample=sample,
         )
+
+    def _end(self, tokens: Sequence[int]) -> int | None:
+        """Return the index of the first end token; None without one."""
+        return next((i for i, token in enumerate(tokens) if token in self._end_tokens), None)
 
     @property
     def tokenizer(self) -> Any:
@@ -388,52 +434,6 @@ class LocalChat(Provider):
             )
             self._model = model
         return self._model
-
-
-def plan_batches(lengths: Sequence[int], reply_tokens: int, batch_tokens: int) -> list[list[int]]:
-    """Group the indices of prompts by length. A group of two or more has at most `batch_tokens` tokens.
-
-    A group of n takes n x (its longest prompt + reply_tokens) tokens. Prompts of similar length go together.
-
-    >>> plan_batches([5, 1, 5, 2], reply_tokens=1, batch_tokens=12)
-    [[1, 3], [0, 2]]
-    """
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        # Lengths are sorted, so the new prompt is the longest.
-        if batches and (len(batches[-1]) + 1) * (lengths[i] + reply_tokens) <= batch_tokens:
-            batches[-1].append(i)
-        else:
-            batches.append([i])
-    return batches
-
-
-def pad_left(
-    prompts: Sequence[Sequence[int]], pad: int, n_cached: Sequence[int] | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids [n_prompts, width] int64 padded on the left, and a mask of the same shape: 1 token, 0 padding.
-
-    Cached tokens at the beginning of prompts are padded separately, so that they end at the same position.
-
-    Args:
-        prompts: token ids, [n_prompts] of different lengths.
-        pad: token id of the padding.
-        n_cached: number of cached tokens of each prompt; None: none.
-
-    >>> pad_left([[1, 2, 3], [4, 5]], 0, [1, 0])[0].tolist()
-    [[1, 2, 3], [0, 4, 5]]
-    """
-    import torch
-
-    starts = [0] * len(prompts) if n_cached is None else n_cached
-    left = max(starts)
-    right = max(len(prompt) - start for prompt, start in zip(prompts, starts, strict=True))
-    ids, mask = [], []
-    for prompt, start in zip(prompts, starts, strict=True):
-        pads = left - start, right - len(prompt) + start
-        ids.append([*[pad] * pads[0], *prompt[:start], *[pad] * pads[1], *prompt[start:]])
-        mask.append([*[0] * pads[0], *[1] * start, *[0] * pads[1], *[1] * (len(prompt) - start)])
-    return torch.tensor(ids), torch.tensor(mask)
 
 
 def _token_set(value: int | Sequence[int] | None) -> set[int]:

@@ -164,12 +164,15 @@ class TokenSequence:
         positions: positions of the sampled tokens in `tokens`, [n_sampled] int64, increasing, >= 1.
         replies: index of the reply that each sampled token is part of, [n_sampled] int64.
         log_probs: log-probabilities of the sampled tokens when they were sampled, [n_sampled] float32.
+        old_log_probs: the same under the trained policy before its update, if another computation has sampled the
+            tokens; None: `log_probs`.
     """
 
     tokens: tuple[int, ...]
     positions: np.ndarray
     replies: np.ndarray
     log_probs: np.ndarray
+    old_log_probs: np.ndarray | None = None
 
 
 def merge_turns(samples: Sequence[TokenSample]) -> list[list[int]]:

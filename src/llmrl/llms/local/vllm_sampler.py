@@ -1,0 +1,216 @@
+"""Sampling of replies by a vLLM server that reads the adapter which this process trains."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from llmrl.core.addresses import check_transport
+from llmrl.core.errors import LLMError
+from llmrl.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from llmrl.llms.cancellable_calls import PendingCall, RequestBatch
+from llmrl.llms.retry import RETRIABLE_STATUS, Retry, TransientError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VLLMSampler:
+    """Settings of a vLLM server; meanings, units and ranges are in `conf/llm/sampler/vllm.yaml`.
+
+    Raises:
+        ConfigError: base_url is not an http(s) address.
+    """
+
+    base_url: str
+    model: str | None
+    adapter_dir: str | None
+    concurrency: PositiveInt
+    timeout: PositiveFloat
+    retries: NonNegativeInt
+    max_staleness: NonNegativeInt
+    max_importance: PositiveFloat
+
+    def __post_init__(self) -> None:
+        check_transport(self.base_url, True, "llm.sampler.base_url")
+
+    def connect(self, model: str, write_adapter: Callable[[str, Path], None]) -> VLLMClient:
+        """Return a client of the server.
+
+        Args:
+            model: name or folder of the model.
+            write_adapter: function that writes the adapter of a name into a folder, in peft's format.
+        """
+        return VLLMClient(self, model, write_adapter)
+
+
+@dataclass(frozen=True)
+class SamplingRequest:
+    """A prompt whose reply is sampled.
+
+    Attributes:
+        prompt: token ids.
+        adapter: name of the adapter in this process.
+        seed: seed of the reply, >= 0.
+    """
+
+    prompt: Sequence[int]
+    adapter: str
+    seed: int
+
+
+class VLLMClient:
+    """Client that sends prompts as token ids, and receives token ids with their log-probabilities.
+
+    The server samples from the complete distribution at temperature 1. An adapter is loaded under a new name when it
+    has changed (`VLLMSampler.max_staleness`), and the earlier version is unloaded.
+
+    Args:
+        settings: options.
+        model: name or folder of the model.
+        write_adapter: function that writes the adapter of a name into a folder, in peft's format.
+    """
+
+    def __init__(self, settings: VLLMSampler, model: str, write_adapter: Callable[[str, Path], None]) -> None:
+        self.settings, self._model, self._write_adapter = settings, settings.model or model, write_adapter
+        self._url = settings.base_url.rstrip("/")
+        self._retry = Retry(settings.retries)
+        self._client = httpx.Client(timeout=settings.timeout, limits=httpx.Limits(max_connections=None))
+        self._client_id = uuid.uuid4().hex[:8]  # several runs may use one server
+        self._folder: Path | None = None
+        self._version = 0
+        self._loaded: dict[str, int] = {}  # version of each adapter on the server
+
+    def check(self) -> None:
+        """Raise LLMError if the server does not answer or does not serve the model."""
+        try:
+            response = self._client.get(f"{self._url}/models", timeout=min(self.settings.timeout, 15.0))
+            names = [model["id"] for model in response.json()["data"]]
+        except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            raise LLMError(
+                f"no answer from the vLLM server at {self._url} ({error or type(error).__name__}). Start it with "
+                "scripts/vllm_server.sh, or set llm.sampler.base_url to its address"
+            ) from None
+        if self._model not in names:
+            raise LLMError(
+                f"the vLLM server at {self._url} serves {', '.join(names)}, not {self._model}; start it with "
+                "llm.model, or set llm.sampler.model to the name of the same weights"
+            )
+
+    def adapters_changed(self) -> None:
+        """Note that the adapters have changed; the server reads them before the next replies."""
+        self._version += 1
+
+    def sample(self, requests: Sequence[SamplingRequest], max_tokens: int) -> list[tuple[list[int], np.ndarray]]:
+        """Return token ids of each reply and their log-probabilities, [n_tokens] float32.
+
+        Args:
+            requests: prompts, [n_requests].
+            max_tokens: maximum number of tokens of a reply, >= 1.
+
+        Raises:
+            LLMError: the server cannot be reached, refuses a request, or does not return token ids.
+        """
+        for name in sorted({request.adapter for request in requests}):
+            self._load(name)
+
+        def ask(i: int, call: PendingCall) -> tuple[list[int], np.ndarray]:
+            return self._complete(requests[i], max_tokens)
+
+        batch = RequestBatch(ask, len(requests), self.settings.concurrency)
+        batch.wait(lambda: False)
+        return [answer for answer in batch.answers if answer is not None]
+
+    def close(self) -> None:
+        """Unload the adapters; the next replies load them again."""
+        for name, version in self._loaded.items():
+            try:
+                self._unload(name, version)
+            except LLMError as error:  # the server may have ended first
+                logger.warning("an adapter stays on the vLLM server: %s", error)
+        self._loaded.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _load(self, name: str) -> None:
+        """Load an adapter if that of the server is too old."""
+        loaded = self._loaded.get(name)
+        if loaded is not None and self._version - loaded <= self.settings.max_staleness:
+            return
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="llmrl-adapters-", dir=self.settings.adapter_dir))
+        folder = self._folder / self._served_name(name, self._version)
+        self._write_adapter(name, folder)
+        self._post("load_lora_adapter", {"lora_name": folder.name, "lora_path": str(folder.resolve())})
+        self._loaded[name] = self._version
+        if loaded is not None:
+            self._unload(name, loaded)
+            shutil.rmtree(self._folder / self._served_name(name, loaded), ignore_errors=True)
+
+    def _unload(self, name: str, version: int) -> None:
+        self._post("unload_lora_adapter", {"lora_name": self._served_name(name, version)})
+
+    def _served_name(self, name: str, version: int) -> str:
+        """Return the name of a version of an adapter on the server."""
+        return "-".join(("llmrl", self._client_id, name.replace("/", "-") or "shared", str(version)))
+
+    def _complete(self, request: SamplingRequest, max_tokens: int) -> tuple[list[int], np.ndarray]:
+        body = {
+            "model": self._served_name(request.adapter, self._loaded[request.adapter]),
+            "prompt": list(request.prompt),
+            "max_tokens": max_tokens,
+            "seed": request.seed,
+            "logprobs": 0,  # those of the sampled tokens only
+            "return_token_ids": True,
+            # Otherwise defaults of the model's generation config apply.
+            **{"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0},
+        }
+        answer = self._post("completions", body)
+        try:
+            choice = answer["choices"][0]
+            tokens = [int(token) for token in choice["token_ids"]]
+            log_probs = np.array(choice["logprobs"]["token_logprobs"], dtype=np.float32)
+        except (LookupError, TypeError, ValueError):
+            raise LLMError(
+                f"{self._url}/completions returned no token ids or log-probabilities; llm/sampler=vllm needs vLLM "
+                "0.10.2 or later"
+            ) from None
+        if not tokens or log_probs.shape != (len(tokens),) or not np.isfinite(log_probs).all():
+            raise LLMError(f"{self._url}/completions returned {len(tokens)} tokens with log-probabilities {log_probs}")
+        return tokens, log_probs
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Return the JSON answer to a request; None if it is not JSON (of adapters)."""
+
+        def attempt(number: int) -> Any:
+            url = f"{self._url}/{path}"
+            try:
+                response = self._client.post(url, json=body)
+            except httpx.HTTPError as error:
+                raise TransientError(f"{url}: {error or type(error).__name__}") from None
+            if response.status_code in RETRIABLE_STATUS:
+                raise TransientError(f"{url} returned HTTP {response.status_code}: {response.text[:500]}")
+            if response.status_code == httpx.codes.NOT_FOUND and path.endswith("lora_adapter"):
+                raise LLMError(
+                    f"{url} was not found; start the server with --enable-lora and "
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True (scripts/vllm_server.sh)"
+                )
+            if response.is_error:
+                raise LLMError(f"{url} returned HTTP {response.status_code}: {response.text[:500]}")
+            try:
+                return response.json()
+            except ValueError:
+                return None
+
+        return self._retry(attempt, time.sleep)
