@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,3 +146,78 @@ def test_image_builds() -> None:
     if command != ["buildah"]:
         run = subprocess.run([*command, "run", "--rm", "llmrl-test"], capture_output=True, text=True, timeout=300)
         assert run.returncode == 0 and "llmrl-train composes an experiment" in run.stdout
+
+
+def pip_folders() -> set[Path]:
+    """Return local folders that the pip configuration of this machine names, e.g. mirrors; the tree needs them, too."""
+    config = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    texts = [config.stdout, *(value for name, value in os.environ.items() if name.startswith("PIP_"))]
+    paths = (Path(path) for text in texts for path in re.findall(r"(?:file://)?(/[\w./-]+)", text))
+    return {path for path in paths if path.is_dir()}
+
+
+@pytest.fixture
+def debian_tree() -> Iterator[Path]:
+    """Yield a fresh Debian tree with Python, in which names of hosts and certificates are those of this machine."""
+    tree = Path(tempfile.mkdtemp(prefix="llmrl-debian-", dir="/var/tmp"))
+    mounted: list[Path] = []
+    try:
+        include = "ca-certificates,python3-venv,python3-dev,passwd"
+        subprocess.run(["debootstrap", "--variant=minbase", f"--include={include}", "bookworm", tree], check=True)
+        (tree / "usr/local/bin/python").symlink_to("/usr/bin/python3")
+        for name in ("resolv.conf", "hosts", "ssl/certs/ca-certificates.crt", "pip.conf"):
+            if (Path("/etc") / name).is_file():
+                shutil.copyfile(Path("/etc") / name, tree / "etc" / name)
+        for folder in (Path("/proc"), Path("/dev/shm"), *pip_folders()):
+            target = tree / folder.relative_to("/")
+            target.mkdir(parents=True, exist_ok=True)
+            subprocess.run(["mount", "--bind", folder, target], check=True)
+            mounted.append(target)
+        yield tree
+    finally:
+        for target in reversed(mounted):
+            subprocess.run(["umount", "--lazy", target], check=True)
+        shutil.rmtree(tree)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("debootstrap") is None, reason="needs root and the Debian package debootstrap"
+)
+def test_recipe_and_demo_run_in_fresh_debian_tree(debian_tree: Path) -> None:
+    """Debian's Python takes the place of that of the base image, whose registry a test cannot rely on."""
+    variables = dict(pair.split("=", 1) for text in instruction_texts("ENV") for pair in text.split())
+    settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+
+    def run(command: str) -> None:
+        environment = {**settings, **variables, "PATH": f"/opt/venv/bin:{os.defpath}:/usr/sbin:/sbin", "HOME": "/root"}
+        arguments = ["chroot", debian_tree, "/bin/bash", "-c", command]
+        finished = subprocess.run(
+            arguments, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        assert finished.returncode == 0, finished.stdout[-4000:]
+        return finished.stdout
+
+    for instruction in instructions():
+        if instruction.word == "COPY" and not instruction.text.startswith("--from"):
+            *sources, target = instruction.text.split()
+            for name in sources:
+                destination = debian_tree / target.strip("/") / (name if target.endswith("/") else "")
+                if (ROOT / name).is_dir():
+                    shutil.copytree(
+                        ROOT / name, destination, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+                    )
+                else:
+                    destination.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(ROOT / name, destination)
+        elif instruction.word == "RUN":
+            run(instruction.text)
+    makefile = (ROOT / "Makefile").read_text()
+    [recipe] = re.findall(r"^demo:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    commands = [line.strip().replace("$(BIN)/", "") for line in recipe.splitlines()]
+    user = instruction_texts("USER", 1)[0]
+    work = instruction_texts("WORKDIR", 1)[0]
+    run(f"mkdir -p {work} && chown {user} {work}")
+    for command in commands:
+        run(f"cd {work} && su {user} -c {shlex.quote(f'PATH=/opt/venv/bin:$PATH; {command}')}")
+    assert list(debian_tree.glob(f"{work.strip('/')}/outputs/demo/**/side_by_side.gif"))
