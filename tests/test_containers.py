@@ -160,6 +160,7 @@ def pip_folders() -> set[Path]:
 def debian_tree() -> Iterator[Path]:
     """Yield a fresh Debian tree with Python, in which names of hosts and certificates are those of this machine."""
     tree = Path(tempfile.mkdtemp(prefix="llmrl-debian-", dir="/var/tmp"))
+    tree.chmod(0o755)  # for users other than root
     mounted: list[Path] = []
     try:
         include = "ca-certificates,python3-venv,python3-dev,passwd"
@@ -188,15 +189,17 @@ def test_recipe_and_demo_run_in_fresh_debian_tree(debian_tree: Path) -> None:
     """Debian's Python takes the place of that of the base image, whose registry a test cannot rely on."""
     variables = dict(pair.split("=", 1) for text in instruction_texts("ENV") for pair in text.split())
     settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    path = "/opt/venv/bin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
     def run(command: str) -> None:
-        environment = {**settings, **variables, "PATH": f"/opt/venv/bin:{os.defpath}:/usr/sbin:/sbin", "HOME": "/root"}
-        arguments = ["chroot", debian_tree, "/bin/bash", "-c", command]
         finished = subprocess.run(
-            arguments, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ["chroot", debian_tree, "/bin/bash", "-c", command],
+            env={**settings, **variables, "PATH": path, "HOME": "/root"},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         assert finished.returncode == 0, finished.stdout[-4000:]
-        return finished.stdout
 
     for instruction in instructions():
         if instruction.word == "COPY" and not instruction.text.startswith("--from"):
@@ -204,9 +207,8 @@ def test_recipe_and_demo_run_in_fresh_debian_tree(debian_tree: Path) -> None:
             for name in sources:
                 destination = debian_tree / target.strip("/") / (name if target.endswith("/") else "")
                 if (ROOT / name).is_dir():
-                    shutil.copytree(
-                        ROOT / name, destination, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-                    )
+                    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+                    shutil.copytree(ROOT / name, destination, symlinks=True, ignore=ignored)
                 else:
                     destination.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(ROOT / name, destination)
