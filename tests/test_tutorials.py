@@ -66,7 +66,7 @@ def test_notebook_contains_cell_outputs(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_notebook_is_small_and_names_no_folders_of_a_machine(page):
+def test_notebook_size_and_paths(page):
     content = page.with_suffix(".ipynb").read_text()
     assert len(content) <= 150_000
     assert not re.search(r"(/home/|/root/|/tmp/|/Users/|XDG_RUNTIME_DIR)", content)
