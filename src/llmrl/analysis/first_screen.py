@@ -37,7 +37,7 @@ LOW, HIGH = "low95", "high95"
 REFERENCE = "vs"
 """Folder of the reference lines. The name is short, because TensorBoard hides the colors in its list if names have more
 than about twenty characters, and late in the alphabet, so that groups come first."""
-MAX_BANDS = 2
+MAX_BANDS = 3
 """Maximum number of groups for which the link shows bands; more bands hide the means."""
 SMOOTHING = 0.6
 """TensorBoard's smoothing, in [0, 1); the unsmoothed curve is shown fainter."""
