@@ -327,7 +327,7 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
 
 def test_video_needs_frames(escape, monkeypatch):
     monkeypatch.delattr("llmrl.envs.escape_room.EscapeRoom.render")
-    with pytest.raises(ConfigError, match="escape_room has no method `render`.*leave out --video"):
+    with pytest.raises(ConfigError, match=r"escape_room has no method `render`.*leave out --video"):
         run_evaluation(escape, "--video")
 
 
