@@ -9,12 +9,16 @@ python scripts/notebooks.py --execute [govern_a_village ...]     # runs cells, s
 from __future__ import annotations
 
 import argparse
+import base64
+import io
+import os
 import re
 import tempfile
 from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from PIL import Image
 
 FOLDER = Path(__file__).parents[1] / "docs" / "learn"
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
@@ -29,8 +33,10 @@ os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PAT
 
 COLOR = re.compile(r"\x1b\[[0-9;]*m")
 """Control sequences that kernels ask commands for and pages of code hosts show as text."""
-LARGEST_IMAGE = 400_000
+LARGEST_IMAGE = 100_000
 """Most characters of a stored picture, base64; films have megabytes."""
+WIDTH = 980
+"""Most columns of a stored PNG picture."""
 
 
 def pages() -> list[Path]:
@@ -81,6 +87,7 @@ def execute(made: nbformat.NotebookNode, folder: Path) -> None:
     executed = nbformat.v4.new_notebook(metadata=made.metadata)
     executed.cells = [cell for cell in made.cells if cell.cell_type == "code" and is_executed(cell.source)]
     place = {"metadata": {"path": str(folder)}}
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # without it, renderers print an error
     nbclient.NotebookClient(executed, timeout=3600, startup_timeout=300, resources=place).execute()
     for cell in executed.cells:
         cell.metadata = {}  # times of execution
@@ -100,14 +107,29 @@ def joined(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
 
 
 def shortened(output: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Leave out of an output the path of `folder`, colors, and pictures of more than `LARGEST_IMAGE` characters."""
+    """Leave out of an output the path of `folder`, colors, and pictures of more than `LARGEST_IMAGE` characters.
+
+    PNG pictures are compressed.
+    """
     if "text" in output:
         output["text"] = COLOR.sub("", output["text"].replace(f"{folder}/", ""))
     for kind, value in list(output.get("data", {}).items()):
+        if kind == "image/png":
+            output["data"][kind] = value = compressed(value)
         if kind.startswith("image/") and len(value) > LARGEST_IMAGE:
             del output["data"][kind]
             output["data"]["text/plain"] = f"a picture of {len(value) * 3 // 4 / 1e6:.1f} MB, shown when the cell runs"
     return output
+
+
+def compressed(png: str) -> str:
+    """Return a PNG picture in base64 with at most `WIDTH` columns and 64 colors, or `png` if that is smaller."""
+    with Image.open(io.BytesIO(base64.b64decode(png))) as image:
+        picture = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    picture.thumbnail((WIDTH, picture.height))
+    file = io.BytesIO()
+    picture.quantize(64).save(file, "png", optimize=True)
+    return min(png, base64.b64encode(file.getvalue()).decode(), key=len)
 
 
 def written(page: Path, executed: bool = False) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 import shlex
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import nbformat
 import notebooks
 import pytest
+from PIL import Image
 
 from llmrl.core.errors import ConfigError
 from llmrl.experiment.experiment import Experiment
@@ -59,6 +63,23 @@ def test_notebook_contains_cell_outputs(page):
     missing = [cell.source for cell in cells if not cell.outputs and notebooks.is_executed(cell.source)]
     assert missing == [notebooks.PATHS]
     assert not any(output.output_type == "error" for cell in cells for output in cell.outputs)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_notebook_size_and_paths(page):
+    content = page.with_suffix(".ipynb").read_text()
+    assert len(content) <= 150_000
+    assert not re.search(r"(/home/|/root/|/tmp/|/Users/|XDG_RUNTIME_DIR)", content)
+
+
+def test_stored_picture_is_compressed():
+    file = io.BytesIO()
+    Image.effect_noise((1200, 300), 40).convert("RGBA").save(file, "png")
+    png = base64.b64encode(file.getvalue()).decode()
+    small = notebooks.compressed(png)
+    assert len(small) < len(png)
+    assert Image.open(io.BytesIO(base64.b64decode(small))).size == (notebooks.WIDTH, 245)
+    assert notebooks.compressed(small) == small
 
 
 def test_outputs_for_unchanged_cells_are_copied():

@@ -67,6 +67,14 @@ def test_run_filter_selects_matches(page):
     assert page.locator("x-runs [role=status]").inner_text() == "0 of 3 runs"
 
 
+def test_narrow_table_scrolls_to_last_column(page):
+    page.set_viewport_size({"width": 420, "height": 800})
+    table, last = page.locator("x-runs x-table"), page.locator("x-runs .row").first.locator(".cell").last
+    table.evaluate("table => table.scrollTo(table.scrollWidth, 0)")
+    outer, inner = table.bounding_box(), last.bounding_box()
+    assert outer["x"] <= inner["x"] and inner["x"] + inner["width"] <= outer["x"] + outer["width"]
+
+
 def test_runs_have_distinct_labels(browser, site, tmp_path):
     page = browser.new_page()
     page.goto(f"{site}#/runs")

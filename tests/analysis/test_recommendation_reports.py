@@ -165,6 +165,8 @@ def test_plain_sweep_shows_both_scores(tmp_path: Path) -> None:
     report = summarize(write_study(tmp_path, None, anytime=False, runs=3), ReportSettings())
     scores = next(report_table for report_table in tables_of(report) if report_table.name == "toy_scores")
     assert "online performance" in scores.columns and scores.notes[0] == SCORES_NOTE
+    ranked = ["gp", "scripted rule", "ucb", "random", "fixed"]
+    assert [row[0].removeprefix("principal=").split(",")[0] for row in scores.rows] == ranked
     lines = [dict(zip(map(str, scores.data[0]), line, strict=True)) for line in scores.data[1:]]
     ucb = next(line for line in lines if line["group"] == "principal=ucb")
     assert ucb["mean"] == pytest.approx(15) and ucb["online_performance"] == pytest.approx(14)

@@ -80,6 +80,13 @@ def test_transitive_imports_are_not_allowed(package, name, reason):
         Trust(("mine",)).locate(f"mine.parts.{name}", "agent._target_")
 
 
+def test_missing_package_names_remedy():
+    trust = Trust(("no_such_package",))
+    for locate in (lambda: trust.locate("no_such_package.Part", "x"), lambda: trust.load("no_such_package.a", "x")):
+        with pytest.raises(ConfigError, match=r"cannot be imported: .*'no_such_package'; install .* or .*PYTHONPATH"):
+            locate()
+
+
 def test_check_precedes_import(package):
     for modules, target in (
         ((), "mine.parts.Part"),

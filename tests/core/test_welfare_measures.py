@@ -54,6 +54,7 @@ def test_unknown_name_lists_available_names(tmp_path, principal):
     message = str(error.value)
     assert message.startswith("design.objective='fairness': ")
     assert f"there is no such objective; there are {', '.join(OBJECTIVES)}, or one of your own" in message
+    assert message.endswith("{_target_: package.module.function}")
 
 
 def test_custom_measure_has_single_definition(tmp_path):

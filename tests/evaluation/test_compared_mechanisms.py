@@ -325,6 +325,12 @@ def test_joint_videos_show_worlds(cleanup, tmp_path):
         assert "evaluation/episode" in accumulator.Tags()["images"]
 
 
+def test_video_needs_frames(escape, monkeypatch):
+    monkeypatch.delattr("llmrl.envs.escape_room.EscapeRoom.render")
+    with pytest.raises(ConfigError, match=r"escape_room has no method `render`.*leave out --video"):
+        run_evaluation(escape, "--video")
+
+
 def test_shorter_video_freezes_at_end(tmp_path):
     parts = build_parts(compose(*CLEANUP), None, play_only=True)
     frame_lists = [film(parts, parts.agents[0].policy, Seeds(0), steps, False, compared=True) for steps in (2, 6)]

@@ -146,6 +146,7 @@ def test_missing_mechanism_lists_alternatives():
     ("overrides", "message"),
     [
         (["env=taxii"], "Could not find 'env/taxii'. Did you mean taxi"),
+        (["principal=hill_climbing"], "vote. Options of your own need --config-dir <folder>"),
         (["agent=foo"], "agent has: bc, bot, cleanup_society, drrn"),
         (["experiment=zero_shot/fisherry"], "Did you mean zero_shot/fishery"),
         (["experiment=goto_red_bal"], "Did you mean grounding/goto_red_ball"),

@@ -55,6 +55,12 @@ def test_lists_cluster_requests(tmp_path):
     assert sweep_plan(planned_runs).requests == []
 
 
+def test_lists_cluster_request_of_one_run(tmp_path):
+    done = refused(*SMALL, "hardware=slurm_cpu", "design.references=0", "dry_run=true", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "environment steps" in done.stdout and "\nsbatch: 1 job with --job-name=llmrl" in done.stdout
+
+
 def test_prerequisites_are_counted_once(tmp_path):
     runs = [
         Experiment.compose(*SMALL, f"principal={p}", f"seed={s}", f"output_root={tmp_path}", "hardware.parallel=1")

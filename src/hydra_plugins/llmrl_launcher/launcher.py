@@ -108,15 +108,18 @@ class LlmrlLauncher(Launcher):
         """
         from llmrl.display.console import print_line, print_table
         from llmrl.experiment.run_job import run_and_print
-        from llmrl.experiment.sweep_plan import COLUMNS, sweep_plan
+        from llmrl.experiment.sweep_jobs import jobs_of
+        from llmrl.experiment.sweep_plan import COLUMNS, job_requests, sweep_plan
 
         if len(runs) == 1 or any("method" in run.config for run in runs):
             for run in runs:
                 run_and_print(run)
-            return
-        plan = sweep_plan(runs, self.swept)
-        print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
-        for request in plan.requests:
+            _, requests = job_requests(jobs_of(runs, self.swept))
+        else:
+            plan = sweep_plan(runs, self.swept)
+            print_table(plan.title, COLUMNS, plan.rows, "lrrrrl")
+            requests = plan.requests
+        for request in requests:
             print_line(request)
 
     def _compose(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[Experiment]:

@@ -74,12 +74,13 @@ def scores_table(section: Section, settings: ReportSettings) -> ReportTable:
         line: list[object] = [name, n.group.llm, len(n.scores), n.group.expected]
         line += [*interval_cells(n.estimates.get("mean")), *points, n.standard_error, *extremes]
         data.append([*line, online.get(name), n.remark])
+    means = {n.group.shown: float(n.estimates["mean"].estimate) for n in section.compared}
+    rows.sort(key=lambda row: -means.get(row[0], -np.inf))
     for level in _comparable_references(section, settings):
         values = {"group": level.label, "mean": form(level.value), "s.e.": form(level.standard_error)}
         rows.append([*(values.get(column, NOTHING) for column in columns), "measured before the runs"])
         numbers = {"group": level.label, "mean": level.value, "standard_error": level.standard_error}
         data.append([numbers.get(str(column)) for column in header])
-    means = {n.group.shown: float(n.estimates["mean"].estimate) for n in section.compared}
     return ReportTable(
         "scores",
         f"{section.title}: {'recommendations' if online else 'scores'} over runs, with 95% intervals",

@@ -30,7 +30,9 @@ def parser() -> argparse.ArgumentParser:
         help="a run: its folder, outputs/<name>/<label>-<hash>/s<seed>, a folder around a single one, "
         "run:<hash>[/s<seed>] or latest:<name>; with a suite all runs in a folder",
     )
-    p.add_argument("others", type=Path, nargs="*", help="further runs, with a suite: other seeds, other agents")
+    p.add_argument(
+        "others", type=Path, nargs="*", default=[], help="further runs, with a suite: other seeds, other agents"
+    )
     add_root(p)
     p.epilog = (
         "suite=<name or .yaml file> evaluates runs by tests of generalization; suite.<key>=<value> changes its "

@@ -245,8 +245,7 @@ def _print_documents(documents: Sequence[DocumentedKey], targets: Mapping[str, s
 
     rows = [_row(document, option_type(document.key, targets)) for document in documents]
     if not sys.stdout.isatty():
-        for row in rows:
-            print("\t".join(row))
+        _print("\n".join("\t".join(row) for row in rows))
         return
     from llmrl.display.console import print_table
 

@@ -64,7 +64,8 @@ def _describe_missing_option(error: MissingConfigException) -> str:
         names |= {*option_files.names(group), *option_files.nested_names(group)}
     option = path.removeprefix(f"{group}/")
     matches = difflib.get_close_matches(option, sorted(names))
-    hint = f"Did you mean {' or '.join(matches)}?" if matches else f"{group} has: {', '.join(sorted(names))}"
+    known = f"{group} has: {', '.join(sorted(names))}. Options of your own need --config-dir <folder>"
+    hint = f"Did you mean {' or '.join(matches)}?" if matches else known
     return f"{str(error).splitlines()[0]}. {hint}"
 
 

@@ -138,4 +138,6 @@ def checked(value: Any, hint: Any, where: str) -> Any:
         advice = f"write {int(wrong)}" if is_integral else f"got {type(wrong).__name__}"
         if first["type"] == "bool_type":
             advice = "write true or false"
+        if first["type"] == "objective":  # its message says what is accepted
+            raise ConfigError(f"{where}={value!r}: {first['msg']}") from error
         raise ConfigError(f"{where}{place}={wrong!r}: {first['msg'].lower()}, {advice}") from error

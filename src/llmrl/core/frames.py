@@ -204,7 +204,7 @@ def _has_mp4_encoder() -> bool:
 def _write_mp4(frames: Sequence[np.ndarray | Path], path: Path, fps: float) -> None:
     import imageio.v2
 
-    writer: Any = imageio.v2.get_writer(path, fps=fps, codec="libx264", macro_block_size=2)
+    writer: Any = imageio.v2.get_writer(path, fps=fps, codec="libx264", macro_block_size=2, ffmpeg_log_level="error")
     with writer:
         for frame in frames:
             writer.append_data(_load_image(frame))

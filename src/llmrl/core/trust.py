@@ -106,7 +106,7 @@ class Trust:
         try:
             return importlib.import_module(module)
         except ImportError as error:
-            raise ConfigError(f"{where} cannot be imported: {error}") from error
+            raise ConfigError(f"{where} cannot be imported: {error}{_import_advice(error, module)}") from error
 
     def locate(self, target: object, where: str) -> Any:
         """Return the class or function with a dotted name.
@@ -183,7 +183,8 @@ class Trust:
             except ImportError as error:
                 raise ConfigError(f"{label} cannot be imported: {error}") from error
         if import_error is not None:
-            raise ConfigError(f"{label} cannot be imported: {import_error}") from import_error
+            advice = _import_advice(import_error, target)
+            raise ConfigError(f"{label} cannot be imported: {import_error}{advice}") from import_error
         raise ConfigError(f"{label} {self.refusal(target)}")
 
     def _check_definition(self, part: Any, label: str) -> None:
@@ -290,6 +291,13 @@ def _read_entries() -> tuple[str, ...]:
 def _plugin_modules() -> tuple[str, ...]:
     """Return the modules in the entry points of installed packages, of all groups."""
     return tuple(entry.module for entry in entry_points())
+
+
+def _import_advice(error: ImportError, name: str) -> str:
+    """Return what the user can do if the package of a dotted name was not found, in words that follow the error."""
+    if not isinstance(error, ModuleNotFoundError) or error.name != name.split(".")[0]:
+        return ""
+    return f"; install the package of {error.name}, or add the folder that contains it to PYTHONPATH"
 
 
 def _matches_package(module: str, packages: Iterable[str]) -> bool:

@@ -87,7 +87,9 @@ class Objective(WelfareMeasure):
             reason = f"the name {value.name} is taken" if isinstance(value, Objective) else "there is no such objective"
             names = ", ".join(OBJECTIVES)
             raise PydanticCustomError(
-                "objective", "{why}; there are {known}, or one of your own", {"why": reason, "known": names}
+                "objective",
+                "{why}; there are {known}, or one of your own, {own}",
+                {"why": reason, "known": names, "own": "{_target_: package.module.function}"},
             )
 
         return core_schema.no_info_plain_validator_function(validate)

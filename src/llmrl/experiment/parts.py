@@ -104,6 +104,11 @@ def build_parts(
     env = build_env(_env_options(config, render), builder.with_services(EnvServices(seeds.child("env"), device)))
     debug = debugging(config)
     try:
+        if (config.get("play", {}).get("videos") if render is None else render) and not hasattr(env, "render"):
+            raise ConfigError(
+                f"a video needs frames, and {env.spec.name} has no method `render` (llmrl.core.protocols.VecEnv): "
+                f"implement it in {type(env).__qualname__}, or leave out --video and play.videos"
+            )
         if debug.fixed_episode_seed:
             env = with_single_episode(env)
         kind = loop_kind(config, builder)

@@ -86,13 +86,7 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
         kinds.setdefault(job.digest, []).append(job)
     numbers = {digest: _numbers(configs[kind_jobs[0].folder]) for digest, kind_jobs in kinds.items()}
     first = _prerequisites(todo, numbers.values())
-    packs: list[Pack] = []
-    requests: list[str] = []
-    for group in group_by_backend(todo):
-        backend = group[0].hardware.backend
-        group_packs = backend.packs(group)
-        packs += group_packs
-        requests += backend.requests(group_packs)
+    packs, requests = job_requests(todo)
     rows = [_row(kind_jobs, numbers[digest]) for digest, kind_jobs in kinds.items()]
     rows += [[f"before them: {run.name}", "1", f"{run.env_steps:,}", "-", "-", ""] for run in first]
     rows.append(_total_row(todo, numbers, first))
@@ -101,6 +95,18 @@ def sweep_plan(runs: Sequence[Experiment], differing: set[str] | None = None) ->
     summary += f"; {len(done):,} are finished or computed by another process" if done else ""
     title = "\n".join([heading, summary, _time(packs, configs, numbers, first)])
     return SweepPlan(title, rows, requests)
+
+
+def job_requests(jobs: Sequence[Job]) -> tuple[list[Pack], list[str]]:
+    """Return the processes of jobs, and the requests to a scheduler for them."""
+    packs: list[Pack] = []
+    requests: list[str] = []
+    for group in group_by_backend(jobs):
+        backend = group[0].hardware.backend
+        group_packs = backend.packs(group)
+        packs += group_packs
+        requests += backend.requests(group_packs)
+    return packs, requests
 
 
 def _numbers(experiment: Experiment) -> _Numbers:

@@ -134,7 +134,8 @@ def best_table(groups: Sequence[GroupProposals]) -> ReportTable:
     mean = "mean_of_runs" if has_recommendations else "highest_of_a_run"
     header += [mean, f"{mean}_standard_error", *responses]
     if has_recommendations:
-        notes = ["Each row is the run of a group with the highest recommendation; groups are sorted by their mean."]
+        selected = f"the highest recommendation{' in a context' if contexts else ''}"
+        notes = [f"A row is the run of a group with {selected}; groups are sorted by their mean."]
     else:
         notes = [
             "The highest of many noisy measurements is biased upward, and less so with more rounds of measurement."

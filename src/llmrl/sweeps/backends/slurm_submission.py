@@ -128,10 +128,10 @@ class Slurm(Backend):
             parameters = self._parameters(hardware, array[0].cores, max(pack.memory_gb for pack in array))
             setup, extra = parameters.pop("setup"), parameters.pop("additional_parameters")
             limit = "" if hardware.jobs_at_once is None else f", at most {hardware.jobs_at_once} at once"
-            jobs = f"an array of {len(array):,} jobs{limit}" if len(array) > 1 else "1 job"
+            jobs = f"an array of {len(array):,} jobs{limit}, each" if len(array) > 1 else "1 job"
             options = {name: value for name, value in parameters.items() if name not in _SUBMITIT_PARAMETERS} | extra
             option_text = " ".join(f"--{name.replace('_', '-')}={_option(value)}" for name, value in options.items())
-            texts.append(f"sbatch: {jobs}, each with {option_text}; before it starts: {'; '.join(setup)}")
+            texts.append(f"sbatch: {jobs} with {option_text}; before it starts: {'; '.join(setup)}")
         return texts
 
     def at_once(self, packs: Sequence[Pack]) -> int | None:

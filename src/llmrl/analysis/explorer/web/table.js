@@ -12,6 +12,7 @@ class Table extends HTMLElement {
     this.active = 0;
     if (!this.body) this.build();
     this.head.style.gridTemplateColumns = this.grid();
+    this.style.setProperty("--columns", this.columns.length);
     this.rows = rows;
     this.sort();
   }
