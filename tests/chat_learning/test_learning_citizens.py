@@ -1,16 +1,14 @@
 """Citizens that are language models and learn under a principal: adapters, resets, and resumed runs."""
 
 import json
-import os
-import signal
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-import commands
 from experiments import comparable_metrics, only_run_folder, silent_run
+from kills import metrics_after_kills
 from llmrl.agents.llm_player.agent import action_diversity
 from llmrl.core.errors import ConfigError, LlmrlError
 from llmrl.run.artifacts import saved_state
@@ -78,27 +76,8 @@ def test_stopped_adaptation_resumes_exactly(models, citizens):
 @pytest.mark.slow
 def test_adaptation_survives_kills(models):
     """Five kills within the adaptation rounds do not change the metrics."""
-    overrides = (*FISHERY, *CITIZENS["per_player"], "design.steps=6", f"output_root={models}")
-    silent_run(*overrides, "name=undisturbed")
-    reference = only_run_folder(models / "undisturbed")
-    n_kills, delay = 0, 4.0
-    while n_kills < 5:
-        process = commands.children().Process(target=silent_run, args=(*overrides, "name=killed"))
-        process.start()
-        process.join(delay)
-        assert process.is_alive(), "the run has ended before five kills"
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        # A kill before the first checkpoint of an attempt makes no progress.
-        folders = list((models / "killed").glob("*/s0/checkpoints/*"))
-        n_kills += bool(folders)
-        delay += 0.0 if folders else 2.0
-    silent_run(*overrides, "name=killed")
-    unpaid = [
-        [{name: x for name, x in row.items() if not name.startswith("usage/")} for row in comparable_metrics(folder)]
-        for folder in (only_run_folder(models / "killed"), reference)
-    ]
-    assert unpaid[0] == unpaid[1]
+    killed, undisturbed = metrics_after_kills(models, (*FISHERY, *CITIZENS["per_player"], "design.steps=6"), 5)
+    assert killed == undisturbed
 
 
 @pytest.mark.slow

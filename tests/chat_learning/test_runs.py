@@ -6,6 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from experiments import comparable_metrics, only_run_folder, silent_run
+from kills import metrics_after_kills
 from llmrl.core.errors import LlmrlError
 from llmrl.experiment.model_export import export_model
 from llmrl.llms.local.loading import load_model, load_tokenizer
@@ -115,6 +116,19 @@ def test_stopped_run_resumes_exactly(models):
     silent_run(*overrides)
     stopped = only_run_folder(models / "stopped")
     assert comparable_metrics(stopped) == comparable_metrics(whole)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["turn", "anchor"])
+def test_training_survives_ten_kills(tmp_path, advantage):
+    """Conversations whose earlier turns are cached, with updates in the middle of episodes."""
+    overrides = (
+        *("env=frozen_lake", "env.n_envs=8", "learn.rollout_steps=3", "learn.env_steps=1200", "env.horizon=8"),
+        *("learn.evaluate_episodes=8", *PLAYER, "agent.history=4", *MODEL, f"llm.learn.advantage={advantage}"),
+    )
+    killed, undisturbed = metrics_after_kills(tmp_path, overrides, 10)
+    assert killed == undisturbed and len(killed) > 10
 
 
 @pytest.mark.parametrize(

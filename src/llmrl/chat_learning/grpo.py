@@ -182,6 +182,8 @@ class ChatGRPO:
         """
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         if not turns:
+            # A run that resumes after this update has no cache either, so that its rounding errors are equal.
+            self.chat.clear_cache()
             return {}
         settings, step = self.settings, self._optimizer_step()
         self._activate()

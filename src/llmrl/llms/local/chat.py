@@ -137,9 +137,13 @@ class LocalChat(Provider):
         module: torch.nn.Module = self._load_model()
         return module
 
+    def clear_cache(self) -> None:
+        """Discard the keys and values of earlier prompts."""
+        self._prefix.clear()
+
     def weights_changed(self) -> None:
         """Discard what was computed with earlier weights."""
-        self._prefix.clear()
+        self.clear_cache()
         if self._sampler is not None:
             self._sampler.adapters_changed()
 
