@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llmrl.config.destinations import ADDRESSES, VARIABLE, typed_entries
 from llmrl.config.option_file_checks import begin_composition, guard_option_files
 from llmrl.config.overrides import override_key
+from llmrl.core.composition_cache import cache_steps
 from llmrl.core.errors import ConfigError
 from llmrl.core.secrets import register_resolved_variable
 from llmrl.core.trust import SHELL, Trust, is_never_trusted, user_file
@@ -161,6 +162,7 @@ def guard_hydra() -> None:
     from llmrl.conf import register_resolver
 
     guard_option_files()
+    cache_steps()
 
     # Every composition calls this method, whose name has changed in Hydra 1.4.
     name = "_load_configuration" if hasattr(ConfigLoaderImpl, "_load_configuration") else "load_configuration"
