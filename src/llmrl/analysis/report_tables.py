@@ -135,7 +135,9 @@ def efficiency_table(section: Section) -> ReportTable:
 
 def _improvement(section: Section) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    names, band, indices = [n.group.shown for n in section.compared], section.improvement, section.shown
+    paired, shown, band = section.paired, section.shown, section.improvement
+    names = [section.compared[i].group.shown for i in paired]
+    indices = [paired.index(i) for i in shown]
     rows = [
         [
             f"({k + 1}) {names[i]}",
@@ -150,13 +152,15 @@ def _improvement(section: Section) -> ReportTable:
         for j, other in enumerate(names)
         if i != j
     ]
+    total = len(section.compared)
+    notes = [f"The file has the {len(paired)} groups with the highest IQM, of {total}."] if total > len(paired) else []
     return ReportTable(
         "improvement",
         f"{section.title}: probability that a run of the row's group beats one of the column's, with 95% intervals",
         data,
         ["group", *(f"({k + 1})" for k in range(len(indices)))] if len(indices) > 1 else (),
         rows,
-        notes=section.not_shown,
+        notes=[*section.not_shown, *notes],
     )
 
 
