@@ -1,5 +1,6 @@
 """Every command and program of the page on other tools runs, cut to seconds."""
 
+import re
 import shlex
 import subprocess
 
@@ -7,7 +8,7 @@ import pytest
 
 import llmrl
 from openenv_server import REQUIREMENT, running_server
-from other_environment import make_environment
+from other_environment import RAY, make_environment
 from pages import ROOT, blocks, command_lines, run_command, sections
 from tiny_models import make_tiny_causal
 
@@ -28,6 +29,18 @@ def shorten(line):
 def test_page_code_is_complete():
     sections_with_code = ["OpenEnv", "TRL", "Agents", "Tables", "Ray"]  # Ray: tests/sweeps/test_ray_conformance.py
     assert [title for title, text in SECTIONS.items() if "```" in text] == sections_with_code
+
+
+def test_versions_are_those_of_tests():
+    """The versions in the first column are those of the environment of the tests, or of environments of their own."""
+    page = (ROOT / "docs" / "with_other_tools.md").read_text()
+    lines = [*(ROOT / "constraints.txt").read_text().splitlines(), REQUIREMENT, RAY]
+    versions = dict(line.replace("_", "").lower().split("==") for line in lines if "==" in line)
+    aliases = {"hydra": "hydra-core", "pytorch": "torch"}
+    named = re.findall(r"\[(\w+)\]\(https:[^)]*\) ([\d.]+)", page)
+    assert len(named) == 11
+    for tool, version in named:
+        assert versions[aliases.get(tool.lower(), tool.lower())].startswith(f"{version}."), tool
 
 
 @pytest.mark.slow
