@@ -12,15 +12,7 @@ from llmrl.analysis.final_episodes import summarize_final_episodes
 from llmrl.analysis.group_comparison import compare_groups
 from llmrl.analysis.landscape import Landscape, landscape
 from llmrl.analysis.llm_calls import CallTotals, run_totals, summed
-from llmrl.analysis.report import (
-    MAX_GROUPS_PAIRED,
-    ExcludedRuns,
-    GroupNumbers,
-    Report,
-    ReportSettings,
-    Section,
-    highest_groups,
-)
+from llmrl.analysis.report import ExcludedRuns, GroupNumbers, Report, ReportSettings, Section, highest_groups
 from llmrl.analysis.scores import ScoreRule, metric_names
 from llmrl.analysis.story.story import build_story
 from llmrl.analysis.task_warnings import identical_proposals, task_warnings
@@ -136,14 +128,14 @@ def _section(
     if not isinstance(study, Landscape):  # whose proposals are identical by design
         warnings = (*warnings, *identical_proposals(groups))
     numbers = tuple(_numbers(group, scores[group.label]) for group in task.groups)
-    paired = highest_groups([n for n in numbers if n.estimates], MAX_GROUPS_PAIRED)
+    paired = [groups[i] for i in highest_groups([n for n in numbers if n.estimates])]
     return Section(
         task.title,
         task.common,
         numbers,
         improvement_matrix(
-            [np.array(list(scores[groups[i][0].label].values())) for i in paired],
-            [units_of(groups[i][1]) for i in paired],
+            [np.array(list(scores[group.label].values())) for group, _ in paired],
+            [units_of(runs) for _, runs in paired],
         ),
         curves,
         notes if frames is None else (*notes, training_note(frames)),

@@ -73,7 +73,7 @@ class GroupNumbers:
     remark: str = ""
 
 
-def highest_groups(compared: Sequence[GroupNumbers], n: int) -> list[int]:
+def highest_groups(compared: Sequence[GroupNumbers], n: int = MAX_GROUPS_PAIRED) -> list[int]:
     """Return the indices of the `n` groups with the highest IQM, in the order of `compared`."""
     iqm = [float(numbers.estimates["iqm"].estimate) for numbers in compared]
     return sorted(sorted(range(len(iqm)), key=lambda i: -iqm[i])[:n])
@@ -87,7 +87,7 @@ class Section:
         title: title of the section.
         common: overrides that all its groups share.
         numbers: numbers of each group, in the order of their labels.
-        improvement: probability that the row's group beats the column's group, [n_paired, n_paired].
+        improvement: probability that the row's group beats the column's group, of `highest_groups`.
         curves: curves of metrics over `ReportSettings.x_axis`.
         notes: explanations for the reader.
         efficiency: sample efficiency of each group that trained, if episodes can succeed.
@@ -113,11 +113,6 @@ class Section:
     def compared(self) -> list[GroupNumbers]:
         """The groups that have scores."""
         return [numbers for numbers in self.numbers if numbers.estimates]
-
-    @property
-    def paired(self) -> list[int]:
-        """Indices in `compared` of the groups in `improvement`."""
-        return highest_groups(self.compared, MAX_GROUPS_PAIRED)
 
     @property
     def shown(self) -> list[int]:

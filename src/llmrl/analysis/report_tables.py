@@ -10,7 +10,7 @@ import numpy as np
 
 from llmrl.analysis.final_episodes import players_table
 from llmrl.analysis.llm_calls import CallTotals, summed
-from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section
+from llmrl.analysis.report import ESTIMATES, Report, ReportSettings, Section, highest_groups
 from llmrl.analysis.study_tasks import compare_tasks
 from llmrl.results.principal_scores import ONLINE, RECOMMENDATION, principal_scores, score_notes
 from llmrl.results.reference_lines import OBJECTIVE, ReferenceLine
@@ -135,9 +135,9 @@ def efficiency_table(section: Section) -> ReportTable:
 
 def _improvement(section: Section) -> ReportTable:
     """Return the table of the probabilities that a run of the row's group beats one of the column's."""
-    paired, shown, band = section.paired, section.shown, section.improvement
+    paired, band = highest_groups(section.compared), section.improvement
     names = [section.compared[i].group.shown for i in paired]
-    indices = [paired.index(i) for i in shown]
+    indices = [paired.index(i) for i in section.shown]
     rows = [
         [
             f"({k + 1}) {names[i]}",

@@ -115,6 +115,5 @@ def _open(name: str, flags: int, folder_fd: int | None) -> int:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder_fd)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and stat.S_ISLNK(os.lstat(name, dir_fd=folder_fd).st_mode):
-            text = f"{os.path.basename(name)} is a symbolic link, which is not followed"
-            raise OSError(errno.ELOOP, text, name) from None
+            raise OSError(errno.ELOOP, f"{Path(name).name} is a symbolic link, which is not followed", name) from None
         raise
